@@ -1,0 +1,88 @@
+# Gigaslice. `make help` lists what there is to type; python3 (3.10+), gcc and make are all that is needed.
+# Every target sets up what it needs: Python packages and the CUDA headers go to build/venv, results to build/.
+# The parts keep their own rules: native/native.mk, tests/fakedriver/fakedriver.mk, proto/proto.mk.
+
+SHELL  := /bin/bash
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+BUILD  := build
+PYTHON ?= python3
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(BUILD)/hypothesis
+ifeq ($(origin CC),default)
+CC     := gcc
+endif
+
+# With CUDA_INCLUDE given (the directory of cuda.h and nvml.h) the library builds without build/venv.
+ifdef CUDA_INCLUDE
+VENV   :=
+else
+VENV   := $(BUILD)/venv/installed.stamp
+CUDA_INCLUDE := $(BUILD)/include
+endif
+PY     := $(BUILD)/venv/bin/python
+BIN    := $(BUILD)/venv/bin
+EXTENSION := $(BUILD)/extension.stamp
+EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
+
+.PHONY: all native extension demo test check lint bench test-gpu proto fmt image clean help
+
+all: native extension  ## build the library and the Python bindings
+
+-include native/native.mk tests/fakedriver/fakedriver.mk proto/proto.mk
+
+native: $(BUILD)/libvcuda.so  ## build build/libvcuda.so
+
+extension: $(EXTENSION)  ## build the Python bindings in place
+
+demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in them
+	$(PY) -m tests.demo
+
+test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
+	$(PY) -m pytest
+
+check: all lint proto-check native-check native-asan native-tsan  ## lint, layers, symbols, sanitizers, fresh proto
+
+lint: $(VENV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --cache-dir $(BUILD)/import-linter-cache
+
+bench: all fakedriver  ## the figures of docs/benchmarks.md
+	PYTHON=$(CURDIR)/$(PY) tests/bench/run
+
+test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
+	@PYTHON="$(PYTHON)" tests/gpu/run
+
+fmt: $(VENV)  ## format the Python code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+image:  ## build the container image, gigaslice:<version> and :latest, with podman or docker
+	@tool=$$(command -v podman || command -v docker) || \
+	  { echo "error: neither podman nor docker is installed; one of them builds the image" >&2; exit 3; }; \
+	version=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' vcuda/version.py); set -x; \
+	"$$tool" build --tag "gigaslice:$$version" --tag gigaslice:latest .
+
+clean:  ## remove everything that was built
+	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | sort | expand -t 14
+
+# --- set-up -----------------------------------------------------------------------------------------------------
+
+$(BUILD)/venv/installed.stamp: pyproject.toml
+	@PYTHON="$(PYTHON)" CC="$(CC)" .ci/preflight
+	@echo "venv: installing the packages of pyproject.toml into $(BUILD)/venv (once, about a minute)"
+	@test -x $(PY) || $(PYTHON) -m venv $(BUILD)/venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || \
+	  { echo "error: the packages could not be installed: see above; check the network and pip's settings" >&2; exit 3; }
+	@cd $(BUILD) && ln -sfn "$$(dirname venv/lib/python3*/site-packages/nvidia/cu*/include/cuda.h)" include
+	@touch $@
+
+$(EXTENSION): $(EXTENSION_SOURCES) | $(VENV)
+	$(PY) setup.py --quiet build_ext --inplace --build-temp $(BUILD)/extension
+	@touch $@

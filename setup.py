@@ -1,0 +1,48 @@
+"""The two steps of the build that are not declarations: the cffi extension, and the library inside a wheel.
+
+An editable installation has no library of its own; it uses ``build/libvcuda.so``, which ``make`` keeps current.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+
+
+def cuda_include() -> Path:
+    """Directory of cuda.h and nvml.h among the installed packages of the build (see build-system.requires)."""
+    for entry in sys.path:
+        for header in sorted(Path(entry).glob("nvidia/cu*/include/cuda.h"), reverse=True):
+            if (header.parent / "nvml.h").exists():
+                return header.parent
+    sys.exit("error: cuda.h and nvml.h not found: pip install nvidia-cuda-runtime nvidia-nvml-dev")
+
+
+class BuildWithLibrary(build_py):
+    """Puts libvcuda.so, compiled by the Makefile's own rule, into the wheel as vcuda/_lib/libvcuda.so."""
+
+    def run(self) -> None:
+        """Copies the Python files, then adds the library; an editable installation stays without."""
+        super().run()
+        if self.editable_mode:
+            return
+        made = Path(self.get_finalized_command("build").build_temp).resolve() / "native"
+        command = ["make", "-C", str(ROOT), f"CUDA_INCLUDE={cuda_include()}", f"BUILD={made}", "native"]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit("error: libvcuda.so could not be compiled: see above; gcc and make are needed")
+        target = Path(self.build_lib) / "vcuda" / "_lib"
+        self.mkpath(str(target))
+        self.copy_file(str(made / "libvcuda.so"), str(target / "libvcuda.so"))
+
+
+setup(
+    cffi_modules=["vcuda/_build.py:ffi"],
+    cmdclass={"build_py": BuildWithLibrary},
+    options={"build": {"build_base": "build/python"}, "bdist_wheel": {"py_limited_api": "cp310"}},
+)
