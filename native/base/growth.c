@@ -1,0 +1,23 @@
+/* See growth.h.
+ * Knows nobody. Tests: tests/native/test_growth.c. */
+#include "growth.h"
+
+static const struct growth_process *find(const struct growth_view *view, uint32_t pid) {
+  for (uint32_t i = 0; i < view->count; i++)
+    if (view->process[i].pid == pid) return &view->process[i];
+  return 0;
+}
+
+static uint64_t less(uint64_t after, uint64_t before) { return after > before ? after - before : 0; }
+
+uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after) {
+  const struct growth_process *now = find(after, self), *then = find(before, self);
+  uint64_t smallest = 0;
+  if (now) return less(now->bytes, then ? then->bytes : 0);
+  for (uint32_t i = 0; i < after->count; i++) {
+    const struct growth_process *process = &after->process[i];
+    if (process->bytes == 0 || find(before, process->pid)) continue;
+    if (smallest == 0 || process->bytes < smallest) smallest = process->bytes;
+  }
+  return smallest ? smallest : less(after->total, before->total);
+}

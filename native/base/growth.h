@@ -1,0 +1,30 @@
+/* Which part of a GPU's memory is this process's, when NVML names processes by the host's PIDs and we know only our own
+ * namespace's. Pure.
+ * Knows nobody. Tests: tests/native/test_growth.c. */
+#ifndef VC_BASE_GROWTH_H
+#define VC_BASE_GROWTH_H
+
+#include <stdint.h>
+
+struct growth_process {
+  uint32_t pid;
+  uint64_t bytes;
+};
+
+enum { GROWTH_MAX = 128 };
+
+/* A GPU at one instant: its processes as NVML lists them, and all that is in use. */
+struct growth_view {
+  uint32_t count;
+  struct growth_process process[GROWTH_MAX];
+  uint64_t total;
+};
+
+/* Bytes that the process SELF gained between two views in which it made its first context on the GPU:
+ * - listed under its own PID (no PID namespace in between): exactly its own growth;
+ * - else there are new PIDs: it is one of them. One: its bytes. Several, because others start at the same time: the
+ *   smallest, since a fresh context is the least a process can have, and the agent adds what is missing later;
+ * - else (no list at all): the growth of the whole GPU, which others may blur. */
+uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after);
+
+#endif

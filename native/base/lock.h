@@ -1,0 +1,48 @@
+/* Two small locks that need no thread library and can be reset in a forked child.
+ * Knows nobody. Tests: tests/native/test_table.c. */
+#ifndef VC_BASE_LOCK_H
+#define VC_BASE_LOCK_H
+
+#include <stdatomic.h>
+
+#include "os.h"
+
+/* For a few dozen instructions: one read-modify-write to take, one store to give. */
+struct lock {
+  _Atomic int taken;
+};
+
+static inline void lock_take(struct lock *lock) {
+  while (__builtin_expect(atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire), 0))
+    while (atomic_load_explicit(&lock->taken, memory_order_relaxed)) os_yield();
+}
+
+static inline void lock_give(struct lock *lock) { atomic_store_explicit(&lock->taken, 0, memory_order_release); }
+
+/* For driver calls that take milliseconds. The holder is known, so that a call that comes back in on the same thread
+ * (a profiler inside the driver) does not wait for itself. */
+struct long_lock {
+  _Atomic(const void *) holder;
+};
+
+/* 1: taken. 0: this thread holds it already. SELF: an address that only this thread has (of a thread-local). */
+static inline int long_lock_take(struct long_lock *lock, const void *self) {
+  const void *nobody = NULL;
+  if (atomic_load_explicit(&lock->holder, memory_order_relaxed) == self) return 0;
+  for (unsigned int tries = 0; !atomic_compare_exchange_weak_explicit(&lock->holder, &nobody, self,
+                                                                      memory_order_acquire, memory_order_relaxed);
+       tries++) {
+    nobody = NULL;
+    if (tries < 64)
+      os_yield();
+    else
+      os_sleep_us(50);
+  }
+  return 1;
+}
+
+static inline void long_lock_give(struct long_lock *lock) {
+  atomic_store_explicit(&lock->holder, NULL, memory_order_release);
+}
+
+#endif

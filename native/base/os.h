@@ -1,0 +1,56 @@
+/* Everything the shared-memory code needs from the operating system, as contracts. Functions return 0 or VC_E…;
+ * out-parameters are never NULL and are written only on success. Nothing here needs a glibc newer than 2.17 or
+ * allocates memory.
+ * Knows nobody. Tests: tests/native/test_base.c. */
+#ifndef VC_BASE_OS_H
+#define VC_BASE_OS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct os_file {
+  int fd;
+  uint64_t size, device, inode;
+};
+
+/* Opens a regular file, close-on-exec. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file) or VC_EIO. */
+int os_open(const char *path, int writable, struct os_file *out);
+void os_close(int fd);
+/* Moves FD out of the range that programs close wholesale or expect to be free. Returns the descriptor to use. */
+int os_move_high(int fd);
+/* Whether FD still is the file it was: a program may have closed it and opened something else in its place. */
+int os_is_file(int fd, uint64_t device, uint64_t inode);
+
+int os_map(int fd, size_t size, int writable, void **out);
+void os_unmap(void *address, size_t size);
+
+/* Reads exactly SIZE bytes from OFFSET on; VC_ECORRUPT when the file is shorter. */
+int os_read_all(int fd, void *buffer, size_t size, uint64_t offset);
+/* Makes a new file of TOTAL bytes that begins with SIZE bytes of BUFFER and is zero beyond, with permission bits MODE
+ * whatever the umask is, and with all blocks allocated, so that a full disk is an error here and not a SIGBUS later.
+ * The file appears complete or not at all. VC_EEXIST. */
+int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode);
+int os_truncate(int fd, uint64_t size);
+
+/* POSIX record locks on one byte: owned by the process, dropped by the kernel when it ends in whatever way. */
+int os_lock_try(int fd, uint64_t offset);    /* 1: ours now; 0: somebody else's; VC_EIO */
+void os_lock_release(int fd, uint64_t offset);
+/* 1: another process holds it, *pid = its PID in our namespace (0 when it has none there); 0: nobody but us. */
+int os_lock_owner(int fd, uint64_t offset, int32_t *pid);
+/* Whether another process holds a lock on any of LENGTH bytes. */
+int os_lock_any(int fd, uint64_t offset, uint64_t length);
+
+int32_t os_pid(void);
+/* Clock ticks between boot and the start of the process; 0 when /proc does not say. */
+uint64_t os_start_time(int32_t pid);
+/* Whether the process has a mapping of the file. Used to tell a live owner that lost its lock from a dead one. */
+int os_process_maps(int32_t pid, uint64_t device, uint64_t inode);
+/* Command name of the calling process (at most SIZE - 1 characters). */
+void os_process_name(char *out, size_t size);
+
+/* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
+uint64_t os_coarse_ms(void);
+void os_sleep_us(uint32_t microseconds);
+void os_yield(void);
+
+#endif

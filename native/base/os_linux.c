@@ -1,0 +1,284 @@
+/* os.h on Linux. stat and fstat are called through syscall(): as functions they would need GLIBC_2.33.
+ * Knows nobody. Tests: tests/native/test_base.c. */
+#define _GNU_SOURCE
+#include "os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "status.h"
+
+enum { HIGH_FD = 700 }; /* above what daemons close one by one and select() can hold, below the usual limit of 1024 */
+
+static int status_of_errno(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return VC_ENOENT;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return VC_EACCES;
+    case EEXIST:
+      return VC_EEXIST;
+    case ENOSYS:
+      return VC_ENOSYS;
+    default:
+      return VC_EIO;
+  }
+}
+
+static int file_stat(int fd, struct stat *out) { return (int)syscall(SYS_fstat, fd, out); }
+
+int os_open(const char *path, int writable, struct os_file *out) {
+  struct stat st;
+  /* O_NONBLOCK: opening a FIFO planted under this name must not hang. */
+  int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  if (fd < 0) return errno == EISDIR || errno == ENXIO ? VC_ECORRUPT : status_of_errno(errno);
+  if (file_stat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    close(fd);
+    return VC_ECORRUPT;
+  }
+  out->fd = fd;
+  out->size = (uint64_t)st.st_size;
+  out->device = (uint64_t)st.st_dev;
+  out->inode = (uint64_t)st.st_ino;
+  return VC_OK;
+}
+
+void os_close(int fd) { close(fd); }
+
+int os_move_high(int fd) {
+  int moved = fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+  if (moved < 0) return fd;
+  close(fd);
+  return moved;
+}
+
+int os_is_file(int fd, uint64_t device, uint64_t inode) {
+  struct stat st;
+  return file_stat(fd, &st) == 0 && (uint64_t)st.st_dev == device && (uint64_t)st.st_ino == inode;
+}
+
+int os_map(int fd, size_t size, int writable, void **out) {
+  void *address = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) return status_of_errno(errno);
+  *out = address;
+  return VC_OK;
+}
+
+void os_unmap(void *address, size_t size) { munmap(address, size); }
+
+int os_read_all(int fd, void *buffer, size_t size, uint64_t offset) {
+  size_t done = 0;
+  while (done < size) {
+    ssize_t n = pread(fd, (char *)buffer + done, size - done, (off_t)(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return status_of_errno(errno);
+    if (n == 0) return VC_ECORRUPT;
+    done += (size_t)n;
+  }
+  return VC_OK;
+}
+
+static int write_all(int fd, const void *buffer, size_t size) {
+  size_t done = 0;
+  while (done < size) {
+    ssize_t n = write(fd, (const char *)buffer + done, size - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return VC_EIO;
+    done += (size_t)n;
+  }
+  return VC_OK;
+}
+
+/* Zeroes up to TOTAL: without writing them where the file system can (a tenth of the time), else by writing. */
+static int fill(int fd, size_t size, size_t total) {
+  static const char zeros[4096];
+  if (total == size || fallocate(fd, 0, 0, (off_t)total) == 0) return VC_OK;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return status_of_errno(errno);
+  for (int status = VC_OK; size < total; size += sizeof zeros)
+    if ((status = write_all(fd, zeros, total - size < sizeof zeros ? total - size : sizeof zeros)) != VC_OK)
+      return status;
+  return VC_OK;
+}
+
+/* Gives a file its final name unless something has that name already: an existing file must win. */
+static int move_new(const char *temporary, const char *path) {
+  enum { NO_REPLACE = 1 }; /* RENAME_NOREPLACE, Linux 3.15 */
+  if (syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, NO_REPLACE) == 0) return VC_OK;
+  if (errno != EINVAL && errno != ENOSYS) return status_of_errno(errno);
+  if (link(temporary, path) != 0) return status_of_errno(errno);
+  unlink(temporary);
+  return VC_OK;
+}
+
+int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode) {
+  char temporary[4096];
+  static uint32_t counter; /* several threads of one process may publish at once */
+  int length = snprintf(temporary, sizeof temporary, "%s.%d.%u.new", path, (int)getpid(),
+                        __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED));
+  if (length < 0 || (size_t)length >= sizeof temporary) return VC_EINVAL;
+  int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0 && errno == EEXIST) { /* left by a process of the same PID that was killed here */
+    unlink(temporary);
+    fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  }
+  if (fd < 0) return status_of_errno(errno);
+  int status = write_all(fd, buffer, size);
+  if (status == VC_OK) status = fill(fd, size, total);
+  if (status == VC_OK && fchmod(fd, mode) != 0) status = status_of_errno(errno);
+  if (close(fd) != 0 && status == VC_OK) status = VC_EIO;
+  if (status == VC_OK) status = move_new(temporary, path);
+  if (status != VC_OK) unlink(temporary);
+  return status;
+}
+
+int os_truncate(int fd, uint64_t size) { return ftruncate(fd, (off_t)size) == 0 ? VC_OK : status_of_errno(errno); }
+
+static int lock_call(int fd, int command, short type, uint64_t offset, uint64_t length, struct flock *lock) {
+  int result;
+  memset(lock, 0, sizeof *lock);
+  lock->l_type = type;
+  lock->l_whence = SEEK_SET;
+  lock->l_start = (off_t)offset;
+  lock->l_len = (off_t)length;
+  do {
+    result = fcntl(fd, command, lock);
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+int os_lock_try(int fd, uint64_t offset) {
+  struct flock lock;
+  if (lock_call(fd, F_SETLK, F_WRLCK, offset, 1, &lock) == 0) return 1;
+  return errno == EACCES || errno == EAGAIN ? 0 : VC_EIO;
+}
+
+void os_lock_release(int fd, uint64_t offset) {
+  struct flock lock;
+  lock_call(fd, F_SETLK, F_UNLCK, offset, 1, &lock);
+}
+
+int os_lock_owner(int fd, uint64_t offset, int32_t *pid) {
+  struct flock lock;
+  if (lock_call(fd, F_GETLK, F_WRLCK, offset, 1, &lock) != 0) return VC_EIO;
+  if (lock.l_type == F_UNLCK) return 0;
+  *pid = lock.l_pid > 0 ? (int32_t)lock.l_pid : 0;
+  return 1;
+}
+
+int os_lock_any(int fd, uint64_t offset, uint64_t length) {
+  struct flock lock;
+  return lock_call(fd, F_GETLK, F_WRLCK, offset, length, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+int32_t os_pid(void) { return (int32_t)getpid(); }
+
+/* Reads a small /proc file of one process; returns its length, -1 when there is none. */
+static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t size) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  ssize_t n = read(fd, buffer, size - 1);
+  close(fd);
+  if (n < 0) return -1;
+  buffer[n] = '\0';
+  return n;
+}
+
+uint64_t os_start_time(int32_t pid) {
+  char text[1024];
+  if (read_proc(pid, "stat", text, sizeof text) <= 0) return 0;
+  const char *p = strrchr(text, ')'); /* the command name before it may contain anything */
+  if (!p) return 0;
+  for (int field = 2; field < 22; field++) { /* proc(5): starttime is field 22, the name field 2 */
+    p = strchr(p + 1, ' ');
+    if (!p) return 0;
+  }
+  uint64_t value = 0;
+  for (p++; *p >= '0' && *p <= '9'; p++) value = value * 10 + (uint64_t)(*p - '0');
+  return value;
+}
+
+/* Parses digits of BASE at *P and leaves *P behind them. Not strtoul: newer headers bind it to GLIBC_2.38. */
+static uint64_t parse_digits(const char **p, unsigned base) {
+  uint64_t value = 0;
+  for (;; (*p)++) {
+    unsigned digit = **p >= '0' && **p <= '9'   ? (unsigned)(**p - '0')
+                     : **p >= 'a' && **p <= 'f' ? (unsigned)(**p - 'a' + 10)
+                                                : base;
+    if (digit >= base) return value;
+    value = value * base + digit;
+  }
+}
+
+/* One line of /proc/PID/maps: "start-end perms offset major:minor inode path". */
+static int line_is_file(const char *line, uint64_t device, uint64_t inode) {
+  for (int field = 0; field < 3; field++) {
+    line = strchr(line, ' ');
+    if (!line) return 0;
+    line++;
+  }
+  uint64_t major_number = parse_digits(&line, 16);
+  if (*line++ != ':') return 0;
+  uint64_t minor_number = parse_digits(&line, 16);
+  if (*line++ != ' ') return 0;
+  return parse_digits(&line, 10) == inode && major_number == major(device) && minor_number == minor(device);
+}
+
+int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
+  char buffer[4096], path[64];
+  size_t filled = 0;
+  int found = 0;
+  snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  while (!found) {
+    ssize_t n = read(fd, buffer + filled, sizeof buffer - 1 - filled);
+    if (n <= 0) break;
+    filled += (size_t)n;
+    buffer[filled] = '\0';
+    char *line = buffer, *end;
+    while (!found && (end = strchr(line, '\n')) != NULL) {
+      *end = '\0';
+      found = line_is_file(line, device, inode);
+      line = end + 1;
+    }
+    filled = strlen(line);
+    if (filled == sizeof buffer - 1) filled = 0; /* a path longer than the buffer: not ours */
+    memmove(buffer, line, filled);
+  }
+  close(fd);
+  return found;
+}
+
+void os_process_name(char *out, size_t size) {
+  char name[17] = "";
+  prctl(PR_GET_NAME, name, 0, 0, 0);
+  snprintf(out, size, "%s", name);
+}
+
+uint64_t os_coarse_ms(void) {
+  struct timespec now;
+  if (clock_gettime(CLOCK_MONOTONIC_COARSE, &now) != 0) return 0;
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void os_sleep_us(uint32_t microseconds) {
+  struct timespec pause = {0, (long)microseconds * 1000};
+  nanosleep(&pause, NULL);
+}
+
+void os_yield(void) { sched_yield(); }

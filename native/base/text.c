@@ -1,0 +1,104 @@
+/* Parsing by hand: strtoull accepts signs, spaces and locale forms, and a quota must never be a different number
+ * than the one that was written.
+ * Knows nobody. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
+#include "text.h"
+
+#include "status.h"
+
+static const uint64_t size_max = (UINT64_C(1) << 47) - 1; /* VC_MAX_BYTES of shm.h */
+static const uint32_t flag_mig = 1;                       /* VC_GPU_MIG of shm_api.h; asserted equal in limits.c */
+
+static int is_digit(char c) { return c >= '0' && c <= '9'; }
+
+static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c; }
+
+/* "", "b", "k", "ki", "kib" … "t", "ti", "tib" -> log2 of the unit, or -1. "GB" is refused: it means 10^9 to some and
+ * 2^30 to others. */
+static int unit_shift(const char *unit) {
+  static const char letters[] = "kmgt";
+  if (unit[0] == '\0' || (lower(unit[0]) == 'b' && unit[1] == '\0')) return 0;
+  for (int i = 0; letters[i]; i++) {
+    if (lower(unit[0]) != letters[i]) continue;
+    const char *rest = unit + 1;
+    if (rest[0] == '\0') return 10 * (i + 1);
+    if (lower(rest[0]) != 'i') return -1;
+    if (rest[1] == '\0' || (lower(rest[1]) == 'b' && rest[2] == '\0')) return 10 * (i + 1);
+  }
+  return -1;
+}
+
+int size_parse(const char *text, uint64_t *bytes) {
+  uint64_t digits = 0, scale = 1;
+  const char *p = text;
+  if (!text || !is_digit(*p)) return VC_EINVAL;
+  for (; is_digit(*p); p++) {
+    if (digits > size_max / 10) return VC_EINVAL;
+    digits = digits * 10 + (uint64_t)(*p - '0');
+  }
+  if (*p == '.') {
+    if (!is_digit(*++p)) return VC_EINVAL;
+    for (; is_digit(*p); p++) {
+      if (digits > UINT64_MAX / 100 || scale > UINT64_C(1000000)) return VC_EINVAL;
+      digits = digits * 10 + (uint64_t)(*p - '0');
+      scale *= 10;
+    }
+  }
+  int shift = unit_shift(p);
+  if (shift < 0 || digits > (UINT64_MAX >> shift)) return VC_EINVAL;
+  uint64_t scaled = digits << shift;
+  if (scaled % scale != 0) return VC_EINVAL; /* "0.3GiB" is no whole number of bytes */
+  uint64_t value = scaled / scale;
+  if (value == 0 || value > size_max) return VC_EINVAL;
+  *bytes = value;
+  return VC_OK;
+}
+
+static int hex_value(char c) {
+  if (is_digit(c)) return c - '0';
+  c = lower(c);
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static int has_prefix(const char *text, const char *prefix) {
+  for (; *prefix; text++, prefix++)
+    if (lower(*text) != lower(*prefix)) return 0;
+  return 1;
+}
+
+int uuid_parse(const char *text, uint8_t uuid[16], uint32_t *flags) {
+  uint8_t parsed[16];
+  uint32_t kind = 0;
+  if (!text) return VC_EINVAL;
+  if (has_prefix(text, "MIG-"))
+    kind = flag_mig;
+  else if (!has_prefix(text, "GPU-"))
+    return VC_EINVAL;
+  const char *p = text + 4;
+  for (int i = 0; i < 16; i++) {
+    if ((i == 4 || i == 6 || i == 8 || i == 10) && *p++ != '-') return VC_EINVAL;
+    int high = hex_value(p[0]);
+    if (high < 0) return VC_EINVAL;
+    int low = hex_value(p[1]);
+    if (low < 0) return VC_EINVAL;
+    parsed[i] = (uint8_t)(high * 16 + low);
+    p += 2;
+  }
+  if (*p != '\0') return VC_EINVAL;
+  for (int i = 0; i < 16; i++) uuid[i] = parsed[i];
+  if (flags) *flags = kind;
+  return VC_OK;
+}
+
+int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size) {
+  static const char hex[] = "0123456789abcdef";
+  const char *prefix = (flags & flag_mig) ? "MIG-" : "GPU-";
+  if (size < 41) return VC_EINVAL; /* 4 + 36 + NUL */
+  for (int i = 0; i < 4; i++) *out++ = prefix[i];
+  for (int i = 0; i < 16; i++) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) *out++ = '-';
+    *out++ = hex[uuid[i] >> 4];
+    *out++ = hex[uuid[i] & 15];
+  }
+  *out = '\0';
+  return VC_OK;
+}

@@ -1,0 +1,194 @@
+/* Linear probing with backward-shift deletion: no tombstones, so a table that has seen a billion addresses probes no
+ * longer than a new one. A shard grows at three quarters.
+ * Knows nothing of CUDA. Tests: tests/native/test_table.c. */
+#define _GNU_SOURCE
+#include "table.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#include "status.h"
+
+/* The upper bits of the product choose the shard, the middle ones the slot. Addresses are multiples of 256 and
+ * handles of 16, so the low bits of a key say nothing. */
+static uint64_t mix(uint64_t key) { return (key >> 4) * UINT64_C(0x9e3779b97f4a7c15); }
+
+static struct table_shard *shard_of(struct table *table, uint64_t key) {
+  return &table->shard[mix(key) >> 58];
+}
+
+_Static_assert(TABLE_SHARDS == 1 << (64 - 58), "shard_of takes six bits");
+
+static uint32_t home_of(const struct table_shard *shard, uint64_t key) {
+  return (uint32_t)(mix(key) >> 24) & shard->mask;
+}
+
+static void open_shard(struct table_shard *shard) {
+  if (shard->mask != 0) return;
+  shard->slots = shard->first_slots;
+  shard->mask = TABLE_INLINE - 1;
+}
+
+/* Slot of the key, or the empty slot where it belongs. */
+static struct table_entry *find(const struct table_shard *shard, uint64_t key) {
+  uint32_t index = home_of(shard, key);
+  while (shard->slots[index].key != 0 && shard->slots[index].key != key) index = (index + 1) & shard->mask;
+  return &shard->slots[index];
+}
+
+/* Whoever has the bias has every shard; everybody else locks the one he needs. */
+static int enter(struct table *table, struct table_shard *shard) {
+  int biased = bias_enter(&table->bias);
+  if (!biased) lock_take(&shard->lock);
+  return biased;
+}
+
+static void leave(struct table *table, struct table_shard *shard, int biased) {
+  if (biased)
+    bias_leave(&table->bias);
+  else
+    lock_give(&shard->lock);
+}
+
+static int grow(struct table_shard *shard) {
+  struct table_shard bigger = *shard;
+  size_t slots = ((size_t)shard->mask + 1) * 2;
+  void *memory = mmap(NULL, slots * sizeof(struct table_entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                      -1, 0);
+  if (memory == MAP_FAILED) return VC_EIO;
+  bigger.slots = memory;
+  bigger.mask = (uint32_t)(slots - 1);
+  for (uint32_t i = 0; i <= shard->mask; i++)
+    if (shard->slots[i].key != 0) *find(&bigger, shard->slots[i].key) = shard->slots[i];
+  struct table_entry *old_slots = shard->slots;
+  size_t old_bytes = ((size_t)shard->mask + 1) * sizeof(struct table_entry);
+  shard->slots = bigger.slots; /* before the unmapping: table_reset() may meet any state in between */
+  shard->mask = bigger.mask;
+  if (old_slots != shard->first_slots) munmap(old_slots, old_bytes);
+  return VC_OK;
+}
+
+static int put(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old) {
+  open_shard(shard);
+  if ((shard->count + 1) * 4 > (shard->mask + 1) * 3 && grow(shard) != VC_OK && shard->count == shard->mask)
+    return VC_EIO; /* one slot stays empty, or find() would never end */
+  struct table_entry *slot = find(shard, entry->key);
+  *old = *slot;
+  if (slot->key == 0) shard->count++;
+  *slot = *entry;
+  return old->key != 0;
+}
+
+int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
+  struct table_shard *shard = shard_of(table, entry->key);
+  int biased = enter(table, shard);
+  int result = put(shard, entry, old);
+  leave(table, shard, biased);
+  return result;
+}
+
+int table_get(struct table *table, uint64_t key, struct table_entry *out) {
+  struct table_shard *shard = shard_of(table, key);
+  int found = 0, biased = enter(table, shard);
+  if (shard->count != 0) {
+    const struct table_entry *slot = find(shard, key);
+    found = slot->key != 0;
+    if (found) *out = *slot;
+  }
+  leave(table, shard, biased);
+  return found;
+}
+
+/* Closes the gap: every following entry that may move into it without passing its home does. */
+static void remove_slot(struct table_shard *shard, uint32_t gap) {
+  for (uint32_t index = (gap + 1) & shard->mask; shard->slots[index].key != 0; index = (index + 1) & shard->mask) {
+    uint32_t home = home_of(shard, shard->slots[index].key);
+    if (((index - home) & shard->mask) < ((index - gap) & shard->mask)) continue;
+    shard->slots[gap] = shard->slots[index];
+    gap = index;
+  }
+  shard->slots[gap].key = 0;
+  shard->count--;
+}
+
+int table_take(struct table *table, uint64_t key, struct table_entry *out) {
+  struct table_shard *shard = shard_of(table, key);
+  int found = 0, biased = enter(table, shard);
+  if (shard->count != 0) {
+    struct table_entry *slot = find(shard, key);
+    found = slot->key != 0;
+    if (found) {
+      *out = *slot;
+      remove_slot(shard, (uint32_t)(slot - shard->slots));
+    }
+  }
+  leave(table, shard, biased);
+  return found;
+}
+
+/* Takes entries of the owner from slot *NEXT on, at most MAX. A removal moves entries back across *NEXT only from
+ * behind it, or around the end of the table, which the caller's second round meets. */
+static uint32_t take_some(struct table *table, struct table_shard *shard, uint32_t owner, uint32_t *next,
+                          struct table_entry *out, uint32_t max) {
+  uint32_t taken = 0;
+  int biased = enter(table, shard);
+  while (shard->count != 0 && *next <= shard->mask && taken < max) {
+    struct table_entry *slot = &shard->slots[*next];
+    if (slot->key == 0 || slot->owner != owner) {
+      ++*next;
+      continue;
+    }
+    out[taken++] = *slot;
+    remove_slot(shard, *next);
+  }
+  leave(table, shard, biased);
+  return taken;
+}
+
+void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, void *data) {
+  enum { BATCH = 64 };
+  struct table_entry batch[BATCH];
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+    for (uint32_t round_taken = 1; round_taken != 0;) {
+      uint32_t next = 0, taken;
+      round_taken = 0;
+      while ((taken = take_some(table, &table->shard[i], owner, &next, batch, BATCH)) != 0) {
+        for (uint32_t k = 0; k < taken; k++) visit(&batch[k], data);
+        round_taken += taken;
+      }
+    }
+  }
+}
+
+void table_reset(struct table *table) {
+  memset(&table->bias, 0, sizeof table->bias);
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+    struct table_shard *shard = &table->shard[i];
+    if (shard->mask == 0 && !shard->lock.taken) continue; /* never used: leave its page untouched */
+    if (shard->slots != NULL && shard->slots != shard->first_slots)
+      munmap(shard->slots, ((size_t)shard->mask + 1) * sizeof(struct table_entry));
+    memset(shard, 0, sizeof *shard);
+  }
+}
+
+uint64_t table_count(struct table *table) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+    int biased = enter(table, &table->shard[i]);
+    count += table->shard[i].count;
+    leave(table, &table->shard[i], biased);
+  }
+  return count;
+}
+
+uint64_t table_sum(struct table *table, uint32_t column) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+    struct table_shard *shard = &table->shard[i];
+    int biased = enter(table, shard);
+    for (uint32_t k = 0; shard->count != 0 && k <= shard->mask; k++)
+      if (shard->slots[k].key != 0 && shard->slots[k].column == column) sum += shard->slots[k].bytes;
+    leave(table, shard, biased);
+  }
+  return sum;
+}

@@ -1,0 +1,56 @@
+/* The books of one process: what each live address (or handle) has been charged, where and to whom. Sharded open
+ * addressing, flat in cost from none to millions of entries; memory comes from mmap, never from the program's malloc.
+ * Knows nothing of CUDA. Tests: tests/native/test_table.c. */
+#ifndef VC_BOOKS_TABLE_H
+#define VC_BOOKS_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bias.h"
+#include "lock.h"
+
+struct table_entry {
+  uint64_t key; /* never 0 */
+  uint64_t bytes;
+  uint32_t column;
+  uint32_t owner; /* serial number of the context it dies with */
+};
+
+enum { TABLE_SHARDS = 64, TABLE_INLINE = 8 };
+
+struct table_shard {
+  struct lock lock;
+  uint32_t count;
+  uint32_t mask;             /* slots - 1; 0: not used yet, first_slots will do */
+  struct table_entry *slots; /* NULL: first_slots */
+  struct table_entry first_slots[TABLE_INLINE];
+} __attribute__((aligned(64)));
+
+/* All zero is an empty table. */
+struct table {
+  struct bias bias __attribute__((aligned(64)));
+  struct table_shard shard[TABLE_SHARDS];
+};
+
+/* Adds or replaces. 1: an entry with this key was there and is now in *OLD (OLD->key is 0 otherwise).
+ * VC_EIO: no memory, nothing changed. */
+int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old);
+
+/* 1: found and copied to *OUT; 0: not there. */
+int table_get(struct table *table, uint64_t key, struct table_entry *out);
+int table_take(struct table *table, uint64_t key, struct table_entry *out);
+
+/* Removes every entry of OWNER and hands each to VISIT, with no lock held that VISIT could need. */
+typedef void table_visit(const struct table_entry *entry, void *data);
+void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, void *data);
+
+/* In a forked child, which has one thread: forgets everything, whatever state the locks are in. Async-signal-safe. */
+void table_reset(struct table *table);
+
+uint64_t table_count(struct table *table);
+
+/* Bytes of all entries of a column. */
+uint64_t table_sum(struct table *table, uint32_t column);
+
+#endif

@@ -1,0 +1,251 @@
+/* Settings of the library. The mounted page wins over everything; only without it is the environment read, and what
+ * cannot be understood there is an error, never "unlimited".
+ * Knows neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
+#define _GNU_SOURCE
+#include "config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Fixed in the shipped library. Test flavours are built with another root; no variable can move it. */
+#ifndef VC_ROOT
+#define VC_ROOT "/etc/vcuda"
+#endif
+
+/* Anything but "there is no such file" counts as present: what cannot be looked at must not mean unlimited. */
+static int container_page_exists(void) {
+  int saved = errno;
+  int absent = access(VC_ROOT "/limits", F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
+  errno = saved;
+  return !absent;
+}
+
+/* A program with raised privileges does not take its limits from whoever started it. */
+static const char *variable(const char *name) { return secure_getenv(name); }
+
+int config_is_present(void) {
+  return container_page_exists() || variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL;
+}
+
+static int is_own_directory(const char *path) {
+  struct stat st;
+  if (syscall(SYS_newfstatat, -100 /* AT_FDCWD */, path, &st, 0) != 0) return 0;
+  return S_ISDIR(st.st_mode) && st.st_uid == geteuid();
+}
+
+static int choose_directory(struct config *out, char *why) {
+  const char *named = variable("VCUDA_DIR"), *runtime = variable("XDG_RUNTIME_DIR");
+  int length;
+  if (named != NULL && named[0] != '/') {
+    snprintf(why, CONFIG_WHY, "VCUDA_DIR is \"%.64s\"; give an absolute path", named);
+    return VC_EINVAL;
+  }
+  out->default_directory = named == NULL;
+  if (named != NULL)
+    length = snprintf(out->directory, CONFIG_PATH, "%s", named);
+  else if (runtime != NULL && runtime[0] == '/' && is_own_directory(runtime))
+    length = snprintf(out->directory, CONFIG_PATH, "%s/vcuda/default", runtime);
+  else
+    length = snprintf(out->directory, CONFIG_PATH, "/tmp/vcuda-%u/default", (unsigned int)geteuid());
+  if (length < CONFIG_PATH - 8) return VC_OK;
+  snprintf(why, CONFIG_WHY, "the path %.64s… is too long; set VCUDA_DIR to one of fewer than %d characters",
+           out->directory, CONFIG_PATH - 8);
+  return VC_EINVAL;
+}
+
+static void name_files(struct config *out) {
+  snprintf(out->limits, sizeof out->limits, "%s/limits", out->directory);
+  snprintf(out->ledger, sizeof out->ledger, "%s/ledger", out->directory);
+}
+
+int config_read(struct config *out, char *why) {
+  memset(out, 0, sizeof *out);
+  if (container_page_exists()) {
+    out->kind = CONFIG_CONTAINER;
+    snprintf(out->directory, sizeof out->directory, "%s", VC_ROOT);
+    name_files(out);
+    return VC_OK;
+  }
+  out->memory_limit = variable("VCUDA_MEMORY_LIMIT");
+  if (out->memory_limit == NULL && variable("VCUDA_DIR") == NULL) return VC_OK;
+  out->kind = CONFIG_DIRECTORY;
+  int status = choose_directory(out, why);
+  if (status == VC_OK) name_files(out);
+  return status;
+}
+
+static const char usage[] = "write a size for every GPU (8GiB) or one for each (GPU-<uuid>=8GiB,1=4GiB)";
+
+static int bad_item(const char *item, const char *what, char *why) {
+  snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT: \"%.48s\" %s; %s", item, what, usage);
+  return VC_EINVAL;
+}
+
+static int parse_index(const char *text, uint32_t *out) {
+  uint32_t value = 0;
+  if (*text == 0 || strlen(text) > 3) return VC_EINVAL;
+  for (; *text != 0; text++) {
+    if (*text < '0' || *text > '9') return VC_EINVAL;
+    value = value * 10 + (uint32_t)(*text - '0');
+  }
+  *out = value;
+  return VC_OK;
+}
+
+/* ITEM is a private copy. ALONE: it is the only one, so it may be a bare size. */
+static int parse_item(char *item, int alone, struct wish *out, char *why) {
+  char *equals = strchr(item, '=');
+  const char *size = equals != NULL ? equals + 1 : item;
+  if (equals == NULL && !alone) return bad_item(item, "names no GPU", why);
+  if (size_parse(size, &out->bytes) != VC_OK)
+    return bad_item(item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
+  out->kind = WISH_EVERY_GPU;
+  if (equals == NULL) return VC_OK;
+  *equals = 0;
+  out->kind = WISH_UUID;
+  if (uuid_parse(item, out->uuid, &out->flags) == VC_OK) return VC_OK;
+  out->kind = WISH_INDEX;
+  if (parse_index(item, &out->index) == VC_OK) return VC_OK;
+  return bad_item(item, "is neither a GPU's UUID nor its index", why);
+}
+
+static int same_gpu(const struct wish *a, const struct wish *b) {
+  if (a->kind != b->kind) return 0;
+  return a->kind == WISH_INDEX ? a->index == b->index : memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0;
+}
+
+static int add_wish(struct wishes *out, char *item, int alone, char *why) {
+  if (out->count == VC_MAX_GPUS) return bad_item(item, "is one GPU more than the 16 that are supported", why);
+  struct wish *wish = &out->wish[out->count];
+  memset(wish, 0, sizeof *wish);
+  int status = parse_item(item, alone, wish, why);
+  if (status != VC_OK) return status;
+  for (uint32_t i = 0; i < out->count; i++)
+    if (same_gpu(wish, &out->wish[i])) return bad_item(item, "is named twice", why);
+  out->count++;
+  return VC_OK;
+}
+
+int config_parse_wishes(const char *text, struct wishes *out, char *why) {
+  char copy[VC_MAX_GPUS * 96];
+  size_t length = strlen(text);
+  int alone = strchr(text, ',') == NULL;
+  memset(out, 0, sizeof *out);
+  if (length == 0) return bad_item(text, "is empty", why);
+  if (length >= sizeof copy) return bad_item(text, "… is too long", why);
+  memcpy(copy, text, length + 1);
+  for (char *item = copy, *next; item != NULL; item = next) {
+    next = strchr(item, ',');
+    if (next != NULL) *next++ = 0;
+    int status = add_wish(out, item, alone, why);
+    if (status != VC_OK) return status;
+  }
+  return VC_OK;
+}
+
+int config_needs_gpus(const struct wishes *wishes) {
+  for (uint32_t i = 0; i < wishes->count; i++)
+    if (wishes->wish[i].kind == WISH_INDEX) return 1;
+  return 0;
+}
+
+static int grant_every(uint64_t bytes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                       struct vc_gpu_limit *out, char *why) {
+  if (gpu_count > VC_MAX_GPUS) {
+    snprintf(why, CONFIG_WHY, "this machine has %u GPUs and a directory holds %d; name some: GPU-<uuid>=8GiB,1=4GiB",
+             gpu_count, VC_MAX_GPUS);
+    return VC_EINVAL;
+  }
+  for (uint32_t i = 0; i < gpu_count; i++) {
+    out[i] = (struct vc_gpu_limit){.memory_bytes = bytes};
+    memcpy(out[i].uuid, gpus[i], VC_UUID_BYTES);
+  }
+  return (int)gpu_count;
+}
+
+static int find_gpu(const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count, const uint8_t uuid[VC_UUID_BYTES]) {
+  for (uint32_t i = 0; i < gpu_count; i++)
+    if (memcmp(gpus[i], uuid, VC_UUID_BYTES) == 0) return (int)i;
+  return -1;
+}
+
+static int grant_one(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                     struct vc_gpu_limit *out, char *why) {
+  char text[48] = "";
+  *out = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .flags = wish->flags};
+  memcpy(out->uuid, wish->uuid, VC_UUID_BYTES);
+  if (wish->kind == WISH_INDEX && wish->index >= gpu_count) {
+    snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names GPU %u, but this machine has %u; count from 0 or use UUIDs",
+             wish->index, gpu_count);
+    return VC_EINVAL;
+  }
+  if (wish->kind == WISH_INDEX) memcpy(out->uuid, gpus[wish->index], VC_UUID_BYTES);
+  /* MIG instances are not listed as GPUs; a UUID that nothing has simply never matches. */
+  if (wish->kind != WISH_UUID || (wish->flags & VC_GPU_MIG) || gpu_count == 0) return VC_OK;
+  if (find_gpu(gpus, gpu_count, wish->uuid) >= 0) return VC_OK;
+  uuid_format(wish->uuid, wish->flags, text, sizeof text);
+  snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names %s, which this machine does not have; nvidia-smi -L lists them",
+           text);
+  return VC_EINVAL;
+}
+
+int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                 struct vc_gpu_limit out[VC_MAX_GPUS], char *why) {
+  if (wishes->wish[0].kind == WISH_EVERY_GPU) return grant_every(wishes->wish[0].bytes, gpus, gpu_count, out, why);
+  for (uint32_t i = 0; i < wishes->count; i++) {
+    int status = grant_one(&wishes->wish[i], gpus, gpu_count, &out[i], why);
+    if (status != VC_OK) return status;
+    for (uint32_t k = 0; k < i; k++) {
+      if (memcmp(out[k].uuid, out[i].uuid, VC_UUID_BYTES) != 0) continue;
+      snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names one GPU twice, by index and by UUID; remove one of them");
+      return VC_EINVAL;
+    }
+  }
+  return (int)wishes->count;
+}
+
+static int disagree(uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES], uint32_t flags,
+                    const char *page_path, char *why) {
+  char text[48] = "";
+  uuid_format(uuid, flags, text, sizeof text);
+  snprintf(why, CONFIG_WHY,
+           "VCUDA_MEMORY_LIMIT gives %s %llu bytes, but %s gives it %llu; unset VCUDA_MEMORY_LIMIT, or set VCUDA_DIR "
+           "to another directory",
+           text, (unsigned long long)asked, page_path, (unsigned long long)found);
+  return VC_EINVAL;
+}
+
+static uint64_t bytes_in_page(const struct vc_limits *page, const uint8_t uuid[VC_UUID_BYTES]) {
+  for (uint32_t i = 0; i < page->gpu_count; i++)
+    if (memcmp(page->gpu[i].uuid, uuid, VC_UUID_BYTES) == 0) return page->gpu[i].memory_bytes;
+  return 0;
+}
+
+static uint64_t bytes_in_grant(const struct vc_gpu_limit *grant, int count, const uint8_t uuid[VC_UUID_BYTES]) {
+  for (int i = 0; i < count; i++)
+    if (memcmp(grant[i].uuid, uuid, VC_UUID_BYTES) == 0) return grant[i].memory_bytes;
+  return 0;
+}
+
+int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                   const struct vc_limits *page, const char *page_path, char *why) {
+  struct vc_gpu_limit grant[VC_MAX_GPUS];
+  int every = wishes->wish[0].kind == WISH_EVERY_GPU, count = 0;
+  if (!every) count = config_grant(wishes, gpus, gpu_count, grant, why);
+  if (count < 0) return count;
+  for (uint32_t i = 0; i < page->gpu_count; i++) {
+    const struct vc_gpu_limit *found = &page->gpu[i];
+    uint64_t asked = every ? wishes->wish[0].bytes : bytes_in_grant(grant, count, found->uuid);
+    if (asked != found->memory_bytes)
+      return disagree(asked, found->memory_bytes, found->uuid, found->flags, page_path, why);
+  }
+  for (int i = 0; i < count; i++)
+    if (bytes_in_page(page, grant[i].uuid) == 0)
+      return disagree(grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
+  return VC_OK;
+}

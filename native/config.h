@@ -1,0 +1,62 @@
+/* Settings: which directory holds limits page and ledger, and which limits the environment asks for.
+ * Reads the environment and looks whether files exist; opens nothing, decides nothing about a broken page.
+ * Knows neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
+#ifndef VC_CONFIG_H
+#define VC_CONFIG_H
+
+#include "shm.h"
+
+enum { CONFIG_PATH = 256, CONFIG_WHY = 384 };
+
+enum config_kind {
+  CONFIG_INERT,     /* nothing is configured */
+  CONFIG_CONTAINER, /* the mounted page; the environment is not read */
+  CONFIG_DIRECTORY, /* a directory of the user's */
+};
+
+struct config {
+  enum config_kind kind;
+  char directory[CONFIG_PATH];
+  char limits[CONFIG_PATH + 8];
+  char ledger[CONFIG_PATH + 8];
+  const char *memory_limit; /* VCUDA_MEMORY_LIMIT, NULL: not set */
+  int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
+};
+
+/* 1: something is configured, whether or not it can be used. */
+int config_is_present(void);
+
+/* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
+int config_read(struct config *out, char *why);
+
+/* What VCUDA_MEMORY_LIMIT asks for. */
+struct wish {
+  enum { WISH_EVERY_GPU, WISH_UUID, WISH_INDEX } kind;
+  uint8_t uuid[VC_UUID_BYTES];
+  uint32_t flags;
+  uint32_t index;
+  uint64_t bytes;
+};
+
+struct wishes {
+  uint32_t count;
+  struct wish wish[VC_MAX_GPUS];
+};
+
+/* "8GiB", or "GPU-<uuid>=8GiB,1=4GiB" (index: in NVML's order). VC_EINVAL with WHY. */
+int config_parse_wishes(const char *text, struct wishes *out, char *why);
+
+/* Whether the wishes name a GPU by index, so that nobody can say which one without asking the machine. */
+int config_needs_gpus(const struct wishes *wishes);
+
+/* The wishes as entries of a page for a machine with these GPUs, in its order. Returns how many, or VC_EINVAL with
+ * WHY (no such GPU, named twice). GPUs that are not named get no entry. */
+int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                 struct vc_gpu_limit out[VC_MAX_GPUS], char *why);
+
+/* A page that exists says the same as the environment, or WHY tells both values (VC_EINVAL). GPUS may be empty unless
+ * config_needs_gpus(). */
+int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+                   const struct vc_limits *page, const char *page_path, char *why);
+
+#endif

@@ -1,0 +1,317 @@
+/* A context takes device memory of its own, hundreds of megabytes on large cards, before anything is allocated in it.
+ * That cost is measured around the first creation on each GPU, remembered, charged like an allocation and given back
+ * with everything else when the context goes.
+ * Knows no allocator. Tests: tests/integration/test_native_context.py. */
+#include "context.h"
+
+#include <stdatomic.h>
+
+#include "cuda_bodies.h"
+#include "charge.h"
+#include "device.h"
+#include "driver.h"
+#include "guest.h"
+#include "ledger.h"
+#include "lock.h"
+#include "measure.h"
+#include "table.h"
+
+/* One GPU of the limits page. Guarded by its lock, which is held while the driver creates a context: two creations
+ * measured at once would each see both. */
+struct gpu {
+  struct long_lock lock;
+  int cost_known;
+  uint64_t cost;
+  int primary_charged;
+  uint64_t primary_context;
+  _Atomic uint32_t primary_owner; /* 0: none yet */
+};
+
+/* The last context that this thread allocated in. Valid while no context has come or gone in between. */
+struct seat {
+  CUcontext context;
+  uint32_t epoch;
+  struct place place;
+};
+
+static struct gpu gpus[VC_MAX_GPUS];
+static struct table contexts; /* handle -> cost, column, owner */
+static _Atomic uint32_t epoch = 1;
+static _Atomic uint32_t last_owner;
+static _Thread_local struct seat seat;
+
+static uint32_t new_owner(void) { return atomic_fetch_add_explicit(&last_owner, 1, memory_order_relaxed) + 1; }
+
+static void contexts_changed(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
+
+static uint32_t primary_owner(struct gpu *gpu) {
+  uint32_t owner = atomic_load_explicit(&gpu->primary_owner, memory_order_acquire), none = 0;
+  if (owner != 0) return owner;
+  owner = new_owner();
+  if (atomic_compare_exchange_strong(&gpu->primary_owner, &none, owner)) return owner;
+  return none;
+}
+
+/* Contexts made by calls that are not hooked (green contexts, graphics interoperation) count as the primary one, whose
+ * memory green contexts share; they are not remembered, because their end would not be seen. */
+static int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
+  struct table_entry entry;
+  CUdevice dev;
+  if (table_get(&contexts, (uintptr_t)context, &entry)) {
+    *out = (struct place){entry.column, entry.owner};
+    seat = (struct seat){context, seen, *out};
+    return VC_OK;
+  }
+  if (real_cuda.cuCtxGetDevice == NULL || real_cuda.cuCtxGetDevice(&dev) != CUDA_SUCCESS) return VC_EINVAL;
+  int column = device_column(dev);
+  if (column < 0) return column;
+  *out = (struct place){(uint32_t)column, primary_owner(&gpus[column])};
+  return VC_OK;
+}
+
+int context_place(struct place *out) {
+  CUcontext context = NULL;
+  uint32_t seen = atomic_load_explicit(&epoch, memory_order_acquire);
+  if (real_cuda.cuCtxGetCurrent == NULL || real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
+    return VC_EINVAL;
+  if (VC_LIKELY(context == seat.context && seen == seat.epoch)) {
+    *out = seat.place;
+    return VC_OK;
+  }
+  return place_slowly(context, seen, out);
+}
+
+/* Creation, in all its versions: MAKE calls the driver, UNMAKE undoes it when the quota has no room for the result. */
+struct creation {
+  CUdevice dev;
+  CUresult (*make)(const struct creation *creation, CUcontext *out);
+  CUresult (*unmake)(const struct creation *creation, CUcontext context);
+  const void *params; /* of the version */
+  int count;
+  unsigned int flags;
+};
+
+/* Charges before the call when the cost is known, else measures and charges after it. */
+static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context,
+                             uint64_t *cost) {
+  struct measure measure;
+  int known = gpu->cost_known;
+  CUresult result = CUDA_SUCCESS;
+  *cost = gpu->cost;
+  if (known)
+    result = charge_column(column, *cost);
+  else
+    measure_begin(&measure, column);
+  if (result != CUDA_SUCCESS) return result;
+  result = creation->make(creation, context);
+  if (result != CUDA_SUCCESS) {
+    if (known)
+      ledger_uncharge(guest_ledger, column, *cost);
+    else
+      measure_cancel(&measure);
+    return result;
+  }
+  if (known) return CUDA_SUCCESS;
+  gpu->cost_known = measure_end(&measure, &gpu->cost);
+  *cost = gpu->cost;
+  result = charge_column(column, *cost);
+  if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
+  return result;
+}
+
+static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t owner) {
+  const struct table_entry entry = {(uintptr_t)context, cost, column, owner};
+  struct table_entry old;
+  if (table_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
+    charge_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
+    ledger_uncharge(guest_ledger, old.column, old.bytes);
+  }
+  contexts_changed();
+}
+
+static CUresult create(CUcontext *pctx, const struct creation *creation) {
+  CUcontext context = NULL;
+  uint64_t cost;
+  int column = device_column(creation->dev);
+  if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx); /* the driver's own error */
+  if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct gpu *gpu = &gpus[column];
+  if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
+  CUresult result = make_charged(gpu, (uint32_t)column, creation, &context, &cost);
+  if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, new_owner());
+  long_lock_give(&gpu->lock);
+  if (result == CUDA_SUCCESS) *pctx = context;
+  return result;
+}
+
+static CUresult destroy_made(const struct creation *creation, CUcontext context) {
+  (void)creation;
+  if (real_cuda.cuCtxDestroy_v2 != NULL) return real_cuda.cuCtxDestroy_v2(context);
+  return real_cuda.cuCtxDestroy != NULL ? real_cuda.cuCtxDestroy(context) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult make_v1(const struct creation *c, CUcontext *out) {
+  return real_cuda.cuCtxCreate(out, c->flags, c->dev);
+}
+
+static CUresult make_v2(const struct creation *c, CUcontext *out) {
+  return real_cuda.cuCtxCreate_v2(out, c->flags, c->dev);
+}
+
+static CUresult make_v3(const struct creation *c, CUcontext *out) {
+  return real_cuda.cuCtxCreate_v3(out, (CUexecAffinityParam *)(uintptr_t)c->params, c->count, c->flags, c->dev);
+}
+
+static CUresult make_v4(const struct creation *c, CUcontext *out) {
+  return real_cuda.cuCtxCreate_v4(out, (CUctxCreateParams *)(uintptr_t)c->params, c->flags, c->dev);
+}
+
+CUresult vc_cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev) {
+  const struct creation creation = {.dev = dev, .make = make_v1, .unmake = destroy_made, .flags = flags};
+  return create(pctx, &creation);
+}
+
+CUresult vc_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
+  const struct creation creation = {.dev = dev, .make = make_v2, .unmake = destroy_made, .flags = flags};
+  return create(pctx, &creation);
+}
+
+CUresult vc_cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *affinity, int count, unsigned int flags,
+                           CUdevice dev) {
+  const struct creation creation = {
+      .dev = dev, .make = make_v3, .unmake = destroy_made, .params = affinity, .count = count, .flags = flags};
+  return create(pctx, &creation);
+}
+
+CUresult vc_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev) {
+  const struct creation creation = {
+      .dev = dev, .make = make_v4, .unmake = destroy_made, .params = params, .flags = flags};
+  return create(pctx, &creation);
+}
+
+static void settle(const struct table_entry *entry) {
+  contexts_changed();
+  charge_forget_owner(entry->owner);
+  ledger_uncharge(guest_ledger, entry->column, entry->bytes);
+}
+
+/* Out of the books first: the driver may give the handle to another thread's new context at once. */
+static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
+  struct table_entry entry, old;
+  int known = table_take(&contexts, (uintptr_t)context, &entry);
+  CUresult result = call(context);
+  if (known && result == CUDA_SUCCESS) settle(&entry);
+  if (known && result != CUDA_SUCCESS) table_put(&contexts, &entry, &old);
+  return result;
+}
+
+CUresult vc_cuCtxDestroy(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDestroy); }
+
+CUresult vc_cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDestroy_v2); }
+
+/* Others may still be attached. The context must have been current, so it is gone when it no longer is. */
+CUresult vc_cuCtxDetach(CUcontext ctx) {
+  struct table_entry entry, old;
+  CUcontext now = NULL;
+  int known = table_take(&contexts, (uintptr_t)ctx, &entry);
+  CUresult result = real_cuda.cuCtxDetach(ctx);
+  if (!known) return result;
+  if (result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx))
+    table_put(&contexts, &entry, &old);
+  else
+    settle(&entry);
+  return result;
+}
+
+static CUresult make_primary(const struct creation *c, CUcontext *out) {
+  return real_cuda.cuDevicePrimaryCtxRetain(out, c->dev);
+}
+
+static CUresult release_primary(CUdevice dev) {
+  if (real_cuda.cuDevicePrimaryCtxRelease_v2 != NULL) return real_cuda.cuDevicePrimaryCtxRelease_v2(dev);
+  return real_cuda.cuDevicePrimaryCtxRelease != NULL ? real_cuda.cuDevicePrimaryCtxRelease(dev) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult unmake_primary(const struct creation *c, CUcontext context) {
+  (void)context;
+  return release_primary(c->dev);
+}
+
+static CUresult retain(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
+  uint64_t cost;
+  if (gpu->primary_charged) return creation->make(creation, context);
+  CUresult result = make_charged(gpu, column, creation, context, &cost);
+  if (result != CUDA_SUCCESS) return result;
+  gpu->primary_charged = 1;
+  gpu->primary_context = (uintptr_t)*context;
+  remember(*context, cost, column, primary_owner(gpu));
+  return CUDA_SUCCESS;
+}
+
+CUresult vc_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
+  const struct creation creation = {.dev = dev, .make = make_primary, .unmake = unmake_primary};
+  CUcontext context = NULL;
+  int column = device_column(dev);
+  if (pctx == NULL || column == VC_EINVAL) return make_primary(&creation, pctx);
+  if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct gpu *gpu = &gpus[column];
+  if (!long_lock_take(&gpu->lock, &seat)) return make_primary(&creation, pctx);
+  CUresult result = retain(gpu, (uint32_t)column, &creation, &context);
+  long_lock_give(&gpu->lock);
+  if (result == CUDA_SUCCESS) *pctx = context;
+  return result;
+}
+
+static int primary_is_active(CUdevice dev) {
+  unsigned int flags;
+  int active = 1;
+  if (real_cuda.cuDevicePrimaryCtxGetState == NULL) return 1;
+  return real_cuda.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || active;
+}
+
+static void forget_primary(struct gpu *gpu, uint32_t column) {
+  struct table_entry entry;
+  uint32_t owner = atomic_exchange(&gpu->primary_owner, new_owner());
+  int known = gpu->primary_charged && table_take(&contexts, gpu->primary_context, &entry);
+  contexts_changed();
+  if (owner != 0) charge_forget_owner(owner);
+  if (known) ledger_uncharge(guest_ledger, column, entry.bytes);
+  gpu->primary_charged = 0;
+}
+
+/* CALL lets go of the primary context. ALWAYS: success means that it is gone, whoever else held it. */
+static CUresult let_go(CUdevice dev, CUresult (*call)(CUdevice), int always) {
+  int column = device_column(dev);
+  if (column < 0) return call(dev);
+  struct gpu *gpu = &gpus[column];
+  if (!long_lock_take(&gpu->lock, &seat)) return call(dev);
+  CUresult result = call(dev);
+  if (result == CUDA_SUCCESS && (always || !primary_is_active(dev))) forget_primary(gpu, (uint32_t)column);
+  long_lock_give(&gpu->lock);
+  return result;
+}
+
+CUresult vc_cuDevicePrimaryCtxRelease(CUdevice dev) {
+  return let_go(dev, real_cuda.cuDevicePrimaryCtxRelease, 0);
+}
+
+CUresult vc_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
+  return let_go(dev, real_cuda.cuDevicePrimaryCtxRelease_v2, 0);
+}
+
+CUresult vc_cuDevicePrimaryCtxReset(CUdevice dev) { return let_go(dev, real_cuda.cuDevicePrimaryCtxReset, 1); }
+
+CUresult vc_cuDevicePrimaryCtxReset_v2(CUdevice dev) { return let_go(dev, real_cuda.cuDevicePrimaryCtxReset_v2, 1); }
+
+void context_after_fork(void) {
+  table_reset(&contexts);
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
+    struct gpu *gpu = &gpus[column];
+    uint64_t cost = gpu->cost;
+    int known = gpu->cost_known;
+    *gpu = (struct gpu){.cost = cost, .cost_known = known};
+  }
+  contexts_changed();
+}
+
+uint64_t context_usage(uint32_t column) { return table_sum(&contexts, column); }

@@ -1,0 +1,23 @@
+/* Contexts: what they cost, and whose allocations die with them.
+ * Knows the driver and the ledger, no allocator. Tests: tests/integration/test_native_context.py. */
+#ifndef VC_CUDA_CONTEXT_H
+#define VC_CUDA_CONTEXT_H
+
+#include "nvidia.h"
+
+/* Where an allocation of the calling thread goes. */
+struct place {
+  uint32_t column;
+  uint32_t owner; /* serial number of the context, never reused within a process */
+};
+
+/* VC_ENOENT: the current device has no share (or is unknown to the ledger); VC_EINVAL: no current context. */
+int context_place(struct place *out);
+
+/* In a forked child, which has no context. */
+void context_after_fork(void);
+
+/* Bytes charged for the contexts of this process in a column. */
+uint64_t context_usage(uint32_t column);
+
+#endif

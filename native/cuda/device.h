@@ -1,0 +1,20 @@
+/* CUDA devices as columns of the ledger.
+ * Knows the driver and the ledger's columns, no quota. Tests: tests/integration/test_native_nvml.py. */
+#ifndef VC_CUDA_DEVICE_H
+#define VC_CUDA_DEVICE_H
+
+#include "nvidia.h"
+#include "shm.h"
+
+/* Column of a device; VC_ENOENT: the container has no share of it (said once on stderr); VC_EINVAL: the driver does not
+ * know the device. */
+int device_column(CUdevice dev);
+
+/* Devices of the driver in its own order, which CUDA_VISIBLE_DEVICES changes; for machines without NVML.
+ * Initialises the driver. Returns how many, at most MAX, or VC_ENODRIVER. */
+int device_list(uint8_t (*uuids)[VC_UUID_BYTES], int max);
+
+/* What the container may see: TOTAL is the limit, AVAIL what is left of it. 0 and 0 for a device without a share. */
+void device_memory(int column, uint64_t *avail, uint64_t *total);
+
+#endif

@@ -1,0 +1,53 @@
+/* The CUDA functions that programs link with or are handed: each passes a gate and goes to its body in this directory
+ * or to the driver. No wrapper is written by hand.
+ * Knows no quota. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
+#include <stdatomic.h>
+
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "guest.h"
+
+static guest_gate gate;
+
+enum passage { PASS_HOOK, PASS_FORWARD, PASS_REFUSE, PASS_NO_DRIVER };
+
+static __attribute__((noinline, cold)) enum passage enter_slowly(void) {
+  enum guest_passage passage = guest_enter();
+  if (passage == GUEST_REFUSE) return PASS_REFUSE;
+  if (!driver_cuda()) return PASS_NO_DRIVER;
+  if (passage != GUEST_HOOK) return PASS_FORWARD;
+  atomic_store_explicit(&gate, 1, memory_order_release);
+  return PASS_HOOK;
+}
+
+static inline enum passage enter_limited(void) {
+  return VC_LIKELY(atomic_load_explicit(&gate, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
+}
+
+static inline enum passage enter_release(void) {
+  enum passage passage = enter_limited();
+  if (passage == PASS_REFUSE) return driver_cuda() ? PASS_FORWARD : PASS_NO_DRIVER;
+  return passage;
+}
+
+static inline enum passage enter_resolve(void) {
+  if (!driver_cuda()) return PASS_NO_DRIVER;
+  return guest_is_wanted() ? PASS_HOOK : PASS_FORWARD;
+}
+
+#define enter_LIMITED enter_limited
+#define enter_RELEASE enter_release
+#define enter_RESOLVE enter_resolve
+
+#define NEED(symbol)
+#define HOOK(body, symbol, params, args)                                    \
+  VC_EXPORT CUresult CUDAAPI symbol params {                                \
+    enum passage passage = enter_##body();                                  \
+    if (passage == PASS_NO_DRIVER) return CUDA_ERROR_NO_DEVICE;             \
+    if (passage == PASS_REFUSE) return CUDA_ERROR_SYSTEM_NOT_READY;         \
+    if (real_cuda.symbol == NULL) return CUDA_ERROR_NOT_FOUND;              \
+    return passage == PASS_HOOK ? vc_##symbol args : real_cuda.symbol args; \
+  }
+#include "cuda.def"
+#undef HOOK
+#undef NEED

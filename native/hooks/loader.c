@@ -1,0 +1,43 @@
+/* Finds the real loader functions in libc.so.6 (glibc 2.34 and later) or libdl.so.2 (before).
+ * Knows no hook. Tests: tests/integration/test_native_lookup.py. */
+#define _GNU_SOURCE
+#include "loader.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "objects.h"
+
+struct loader loader_real;
+
+static _Atomic int found;
+
+static int find_in(const char *soname, struct loader *out) {
+  struct object object;
+  if (!objects_find_soname(soname, &object)) return 0;
+  *(void **)&out->dlsym = objects_function(&object, "dlsym");
+  *(void **)&out->dlvsym = objects_function(&object, "dlvsym");
+  *(void **)&out->dlopen = objects_function(&object, "dlopen");
+  *(void **)&out->dlclose = objects_function(&object, "dlclose");
+  *(void **)&out->dlerror = objects_function(&object, "dlerror");
+  return out->dlsym != NULL && out->dlvsym != NULL && out->dlopen != NULL && out->dlclose != NULL &&
+         out->dlerror != NULL;
+}
+
+/* Threads that come here together find the same addresses and store the same words. */
+static void publish(const struct loader *loader) {
+  __atomic_store_n(&loader_real.dlvsym, loader->dlvsym, __ATOMIC_RELAXED);
+  __atomic_store_n(&loader_real.dlopen, loader->dlopen, __ATOMIC_RELAXED);
+  __atomic_store_n(&loader_real.dlclose, loader->dlclose, __ATOMIC_RELAXED);
+  __atomic_store_n(&loader_real.dlerror, loader->dlerror, __ATOMIC_RELAXED);
+  __atomic_store_n(&loader_real.dlsym, loader->dlsym, __ATOMIC_RELEASE);
+}
+
+int loader_ready(void) {
+  struct loader loader;
+  if (atomic_load_explicit(&found, memory_order_acquire)) return 1;
+  if (!find_in("libc.so.6", &loader) && !find_in("libdl.so.2", &loader)) return 0;
+  publish(&loader);
+  atomic_store_explicit(&found, 1, memory_order_release);
+  return 1;
+}

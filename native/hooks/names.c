@@ -1,0 +1,84 @@
+/* The lists as a lookup table: open addressing over a hash of a name's length and last eight characters.
+ * Knows no policy. Tests: tests/integration/test_native_lookup.py. */
+#define _GNU_SOURCE
+#include "names.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "driver.h"
+#include "loader.h"
+#include "lock.h"
+
+static const struct hook hooks[] = {
+#define NEED(symbol)
+#define HOOK(body, symbol, params, args) {#symbol, (void *)symbol, HOOK_CUDA, (void *const *)&real_cuda.symbol},
+#include "cuda.def"
+#undef HOOK
+#define HOOK(body, symbol, params, args) {#symbol, (void *)symbol, HOOK_NVML, (void *const *)&real_nvml.symbol},
+#include "nvml.def"
+#undef HOOK
+#undef NEED
+    {"dlsym", (void *)dlsym, HOOK_LOADER, (void *const *)&loader_real.dlsym},
+    {"dlvsym", (void *)dlvsym, HOOK_LOADER, (void *const *)&loader_real.dlvsym},
+};
+
+enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOTS = 256 };
+
+_Static_assert(HOOKS * 2 < SLOTS, "the table stays half empty, so misses end quickly");
+
+static uint8_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
+static _Atomic int built;
+static struct lock lock;
+
+static unsigned int slot_of(const char *name, size_t length) {
+  uint64_t tail;
+  uint32_t ends[2];
+  if (length >= sizeof tail) {
+    memcpy(&tail, name + length - sizeof tail, sizeof tail);
+  } else {
+    memcpy(&ends[0], name, sizeof ends[0]);
+    memcpy(&ends[1], name + length - sizeof ends[1], sizeof ends[1]);
+    memcpy(&tail, ends, sizeof tail);
+  }
+  return (unsigned int)(((tail ^ (uint64_t)length << 32) * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
+}
+
+static void build(void) {
+  lock_take(&lock);
+  if (!atomic_load_explicit(&built, memory_order_relaxed)) {
+    for (unsigned int i = 0; i < HOOKS; i++) {
+      unsigned int slot = slot_of(hooks[i].name, strlen(hooks[i].name));
+      while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
+      slots[slot] = (uint8_t)(i + 1);
+    }
+    atomic_store_explicit(&built, 1, memory_order_release);
+  }
+  lock_give(&lock);
+}
+
+static int begins_like_ours(const char *name) {
+  return (name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v' && name[2] == 'm') ||
+         (name[0] == 'd' && name[1] == 'l');
+}
+
+const struct hook *names_find(const char *name) {
+  if (!begins_like_ours(name)) return NULL;
+  size_t length = strlen(name);
+  if (length < SHORTEST || length > LONGEST) return NULL;
+  if (!atomic_load_explicit(&built, memory_order_acquire)) build();
+  for (unsigned int slot = slot_of(name, length); slots[slot] != 0; slot = (slot + 1) % SLOTS)
+    if (strcmp(hooks[slots[slot] - 1].name, name) == 0) return &hooks[slots[slot] - 1];
+  return NULL;
+}
+
+void *names_replace_cuda(void *pointer) {
+  if (pointer == NULL) return NULL;
+  for (const struct hook *hook = hooks; hook->kind == HOOK_CUDA; hook++) /* they come first in the table */
+    if (*hook->real == pointer) return hook->wrapper;
+  return pointer;
+}
+
+void names_after_fork(void) { lock_give(&lock); }

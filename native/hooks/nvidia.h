@@ -1,0 +1,17 @@
+/* NVIDIA's headers as the hooks need them: every ABI version under its exported name, none renamed by a macro.
+ * Knows no policy. Tests: tests/integration/test_native_exports.py (each symbol of the lists is exported). */
+#ifndef VC_HOOKS_NVIDIA_H
+#define VC_HOOKS_NVIDIA_H
+
+#define __CUDA_API_VERSION_INTERNAL 1     /* stops cuda.h from renaming cuMemAlloc to cuMemAlloc_v2 */
+#define NVML_NO_UNVERSIONED_FUNC_DEFS 1   /* likewise in nvml.h */
+#include <cuda.h>
+#include <nvml.h>
+
+/* Exported by every driver and called by nvidia-smi, declared in no header. The table begins with its size in bytes. */
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
+
+#define VC_EXPORT __attribute__((visibility("default")))
+#define VC_LIKELY(x) __builtin_expect(!!(x), 1)
+
+#endif

@@ -1,0 +1,134 @@
+/* Loaded objects and their dynamic symbols, read from the program headers that dl_iterate_phdr reports.
+ * Knows no hook. Tests: tests/integration/test_native_lookup.py. */
+#define _GNU_SOURCE
+#include "objects.h"
+
+#include <stddef.h>
+#include <string.h>
+
+struct search {
+  const char *soname;
+  uintptr_t address;
+  struct object *out;
+};
+
+/* glibc adds the load address to pointers of the dynamic section in place, other loaders and the vDSO do not. */
+static const void *dynamic_pointer(const struct dl_phdr_info *info, uintptr_t value) {
+  return (const void *)(value < info->dlpi_addr ? value + info->dlpi_addr : value);
+}
+
+static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynamic, struct object *out) {
+  uintptr_t soname = 0;
+  memset(out, 0, sizeof *out);
+  out->base = info->dlpi_addr;
+  out->path = info->dlpi_name != NULL ? info->dlpi_name : "";
+  out->soname = "";
+  for (; dynamic->d_tag != DT_NULL; dynamic++) {
+    uintptr_t value = dynamic->d_un.d_ptr;
+    if (dynamic->d_tag == DT_SYMTAB) out->symbols = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_STRTAB) out->strings = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_GNU_HASH) out->gnu_hash = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_HASH) out->sysv_hash = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_SONAME) soname = value;
+  }
+  if (out->symbols == NULL || out->strings == NULL) return 0;
+  if (soname != 0) out->soname = out->strings + soname;
+  return 1;
+}
+
+static int contains(const struct dl_phdr_info *info, uintptr_t address) {
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    if (segment->p_type == PT_LOAD && address - info->dlpi_addr - segment->p_vaddr < segment->p_memsz) return 1;
+  }
+  return 0;
+}
+
+static int visit(struct dl_phdr_info *info, size_t size, void *data) {
+  struct search *search = data;
+  struct object object;
+  (void)size;
+  if (search->address != 0 && !contains(info, search->address)) return 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    if (!read_dynamic(info, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), &object)) return 0;
+    if (search->soname != NULL && strcmp(object.soname, search->soname) != 0) return 0;
+    *search->out = object;
+    return 1;
+  }
+  return 0;
+}
+
+int objects_find_soname(const char *soname, struct object *out) {
+  struct search search = {.soname = soname, .out = out};
+  return dl_iterate_phdr(visit, &search);
+}
+
+int objects_find_address(const void *address, struct object *out) {
+  struct search search = {.address = (uintptr_t)address, .out = out};
+  return address != NULL && dl_iterate_phdr(visit, &search);
+}
+
+struct walk {
+  uintptr_t from, to;
+  const char *function;
+  int started, reached;
+};
+
+static int walk_on(struct dl_phdr_info *info, size_t size, void *data) {
+  struct walk *walk = data;
+  struct object object;
+  struct search any = {.out = &object};
+  if (!walk->started) {
+    walk->started = contains(info, walk->from);
+    return contains(info, walk->to); /* TO comes first: never reached */
+  }
+  walk->reached = contains(info, walk->to);
+  return walk->reached || (visit(info, size, &any) && objects_function(&object, walk->function) != NULL);
+}
+
+int objects_next_is(const void *from, const void *to, const char *function) {
+  struct walk walk = {.from = (uintptr_t)from, .to = (uintptr_t)to, .function = function};
+  dl_iterate_phdr(walk_on, &walk);
+  return walk.reached;
+}
+
+static void *function_if(const struct object *object, uint32_t index, const char *name) {
+  const ElfW(Sym) *symbol = &object->symbols[index];
+  if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != STT_FUNC) return NULL;
+  if (strcmp(object->strings + symbol->st_name, name) != 0) return NULL;
+  return (void *)(object->base + symbol->st_value);
+}
+
+/* The table: bucket count, first hashed symbol, words and shift of a Bloom filter; filter; buckets; chains, whose
+ * entries are hashes with the low bit set on the last one of a bucket. */
+static void *find_gnu(const struct object *object, const char *name) {
+  const uint32_t *table = object->gnu_hash;
+  const uint32_t *buckets = table + 4 + table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+  const uint32_t *chains = buckets + table[0];
+  uint32_t hash = 5381;
+  for (const unsigned char *c = (const unsigned char *)name; *c != 0; c++) hash = hash * 33 + *c;
+  if (table[0] == 0) return NULL;
+  uint32_t index = buckets[hash % table[0]];
+  if (index < table[1]) return NULL;
+  for (;; index++) {
+    uint32_t chained = chains[index - table[1]];
+    void *found = ((chained ^ hash) >> 1) == 0 ? function_if(object, index, name) : NULL;
+    if (found != NULL) return found;
+    if (chained & 1) return NULL;
+  }
+}
+
+static void *find_sysv(const struct object *object, const char *name) {
+  uint32_t symbol_count = object->sysv_hash[1];
+  for (uint32_t index = 1; index < symbol_count; index++) {
+    void *found = function_if(object, index, name);
+    if (found != NULL) return found;
+  }
+  return NULL;
+}
+
+void *objects_function(const struct object *object, const char *name) {
+  if (object->gnu_hash != NULL) return find_gnu(object, name);
+  return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
+}

@@ -1,0 +1,30 @@
+/* Looks into the objects that the dynamic loader has mapped, without calling it: dlsym cannot be asked where dlsym is.
+ * Knows no hook, allocates nothing, works before constructors have run.
+ * Tests: tests/integration/test_native_lookup.py. */
+#ifndef VC_HOOKS_OBJECTS_H
+#define VC_HOOKS_OBJECTS_H
+
+#include <link.h>
+#include <stdint.h>
+
+struct object {
+  uintptr_t base;
+  const char *path;   /* as the loader knows it; "" for the main program */
+  const char *soname; /* "" when it has none */
+  const ElfW(Sym) *symbols;
+  const char *strings;
+  const uint32_t *gnu_hash; /* at least one of the two tables is there in any object that exports something */
+  const uint32_t *sysv_hash;
+};
+
+/* The first loaded object with this DT_SONAME; 0: not loaded. */
+int objects_find_soname(const char *soname, struct object *out);
+/* The loaded object that ADDRESS lies in; 0: none. */
+int objects_find_address(const void *address, struct object *out);
+/* Whether a search that starts behind the object of FROM meets the object of TO before any other one that defines the
+ * function. Objects are searched in the order in which they were loaded. */
+int objects_next_is(const void *from, const void *to, const char *function);
+/* Address of a function that the object defines (any version of it), or NULL. */
+void *objects_function(const struct object *object, const char *name);
+
+#endif

@@ -1,0 +1,121 @@
+/* Order of start-up, the one decision what happens when limits cannot be used (refuse: fail closed), and the one list
+ * of what a forked child resets.
+ *
+ * The first hooked call attaches. Nothing that runs the dynamic loader happens under a lock: a library being loaded by
+ * another thread may call us from its constructor while that thread holds the loader's lock. So every thread that
+ * comes first prepares by itself, which any number may do, and only the attachment is made once.
+ * Tests: tests/integration/test_native_config.py. */
+#define _GNU_SOURCE
+#include "init.h"
+
+#include <stddef.h>
+
+#include "charge.h"
+#include "config.h"
+#include "context.h"
+#include "device.h"
+#include "driver.h"
+#include "gpu.h"
+#include "guest.h"
+#include "ledger.h"
+#include "lock.h"
+#include "log.h"
+#include "names.h"
+#include "standalone.h"
+
+struct ledger *guest_ledger;
+
+enum state { UNDECIDED, INERT, READY, FAILED };
+enum wanted { NOT_LOOKED, NOT_WANTED, WANTED };
+
+static _Atomic int state;
+static _Atomic int wanted;
+static struct long_lock attaching;
+static _Thread_local int entered; /* this thread is inside prepare_and_attach() */
+
+/* pthread_atfork() is a static wrapper around this in every glibc; the symbol itself is older than all of them. */
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *dso);
+
+/* Names this object to __register_atfork. Usually from the compiler's start files, which the library does without:
+ * they bring a constructor. */
+void *__dso_handle __attribute__((visibility("hidden"))) = &__dso_handle;
+
+int guest_is_wanted(void) {
+  int known = atomic_load_explicit(&wanted, memory_order_relaxed);
+  if (known == NOT_LOOKED) {
+    known = config_is_present() ? WANTED : NOT_WANTED;
+    atomic_store_explicit(&wanted, known, memory_order_relaxed);
+  }
+  return known == WANTED;
+}
+
+static void register_fork_handler(void) {
+  static _Atomic int registered;
+  if (!atomic_exchange(&registered, 1)) __register_atfork(NULL, NULL, init_after_fork, &__dso_handle);
+}
+
+void init_after_fork(void) {
+  names_after_fork();
+  driver_after_fork();
+  gpu_after_fork();
+  charge_after_fork();
+  context_after_fork();
+  long_lock_give(&attaching);
+  if (guest_ledger != NULL) ledger_after_fork(guest_ledger);
+}
+
+static int list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
+  int count = gpu_list(uuids, max);
+  return count > 0 ? count : device_list(uuids, max);
+}
+
+static uint64_t usage(uint32_t column) { return charge_usage(column) + context_usage(column); }
+
+static int attach(const struct config *config, char *why) {
+  struct ledger *ledger;
+  int status = ledger_attach(config->limits, config->ledger, &ledger, why, CONFIG_WHY);
+  if (status != VC_OK) return status;
+  ledger_set_usage(ledger, usage);
+  guest_ledger = ledger;
+  return VC_OK;
+}
+
+static void decide(int status, const struct config *config, const char *why) {
+  if (status != VC_OK) {
+    log_line(LOG_ERROR, "%s (until then CUDA is refused to this program)", why);
+    atomic_store_explicit(&state, FAILED, memory_order_release);
+  } else if (config->kind == CONFIG_INERT) {
+    atomic_store_explicit(&state, INERT, memory_order_release);
+  } else {
+    log_line(LOG_INFO, "limits of %s are in force", config->directory);
+    atomic_store_explicit(&state, READY, memory_order_release);
+  }
+}
+
+static void prepare_and_attach(void) {
+  struct config config;
+  char why[CONFIG_WHY] = "";
+  register_fork_handler();
+  int status = config_read(&config, why);
+  if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, why);
+  if (!long_lock_take(&attaching, &entered)) return;
+  if (atomic_load_explicit(&state, memory_order_relaxed) == UNDECIDED) {
+    if (status == VC_OK && config.kind != CONFIG_INERT) status = attach(&config, why);
+    decide(status, &config, why);
+  }
+  long_lock_give(&attaching);
+}
+
+enum guest_passage guest_enter(void) {
+  int known = atomic_load_explicit(&state, memory_order_acquire);
+  if (known == UNDECIDED) {
+    if (entered) return GUEST_FORWARD;
+    if (!guest_is_wanted()) return GUEST_FORWARD;
+    entered = 1;
+    prepare_and_attach();
+    entered = 0;
+    known = atomic_load_explicit(&state, memory_order_acquire);
+  }
+  if (known == READY) return GUEST_HOOK;
+  return known == FAILED ? GUEST_REFUSE : GUEST_FORWARD;
+}

@@ -1,0 +1,37 @@
+/* The NVML functions that programs link with or are handed; see native/cuda/exports.c.
+ * Knows no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
+#include <stdatomic.h>
+
+#include "nvml_bodies.h"
+#include "driver.h"
+#include "guest.h"
+
+static guest_gate gate;
+
+enum passage { PASS_HOOK, PASS_FORWARD, PASS_REFUSE, PASS_NO_DRIVER };
+
+static __attribute__((noinline, cold)) enum passage enter_slowly(void) {
+  enum guest_passage passage = guest_enter();
+  if (passage == GUEST_REFUSE) return PASS_REFUSE;
+  if (!driver_nvml()) return PASS_NO_DRIVER;
+  if (passage != GUEST_HOOK) return PASS_FORWARD;
+  atomic_store_explicit(&gate, 1, memory_order_release);
+  return PASS_HOOK;
+}
+
+static inline enum passage enter_LIMITED(void) {
+  return VC_LIKELY(atomic_load_explicit(&gate, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
+}
+
+#define NEED(symbol)
+#define HOOK(body, symbol, params, args)                                    \
+  VC_EXPORT nvmlReturn_t DECLDIR symbol params {                            \
+    enum passage passage = enter_##body();                                  \
+    if (passage == PASS_NO_DRIVER) return NVML_ERROR_LIBRARY_NOT_FOUND;     \
+    if (passage == PASS_REFUSE) return NVML_ERROR_NOT_READY;                \
+    if (real_nvml.symbol == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;     \
+    return passage == PASS_HOOK ? vc_##symbol args : real_nvml.symbol args; \
+  }
+#include "nvml.def"
+#undef HOOK
+#undef NEED

@@ -1,0 +1,120 @@
+/* Process lists of NVML, all versions: the ledger's processes with the PIDs that the caller's own namespace has for
+ * them, instead of every process of the machine under PIDs that mean nothing here. Graphics and MPS lists are empty:
+ * the ledger knows only CUDA. The real call checks the arguments.
+ * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
+#include "process.h"
+
+#include <string.h>
+
+#include "nvml_bodies.h"
+#include "driver.h"
+#include "gpu.h"
+#include "guest.h"
+
+void process_list_read(nvmlDevice_t device, struct process_list *out) {
+  int column = gpu_column(device), found = 0;
+  if (column >= 0) found = ledger_processes(guest_ledger, (uint32_t)column, out->process, VC_MAX_SLOTS);
+  out->count = found < 0 ? 0 : found > VC_MAX_SLOTS ? VC_MAX_SLOTS : (uint32_t)found;
+}
+
+int process_list_has(const struct process_list *list, unsigned int pid) {
+  for (uint32_t i = 0; i < list->count; i++)
+    if ((unsigned int)list->process[i].pid == pid) return 1;
+  return 0;
+}
+
+/* Structures of versions 2 and 3 are one. 0xFFFFFFFF: the process uses no MIG instance. */
+typedef void put_process(void *infos, uint32_t index, const struct ledger_process *process);
+
+static void put_v1(void *infos, uint32_t index, const struct ledger_process *process) {
+  ((nvmlProcessInfo_v1_t *)infos)[index] =
+      (nvmlProcessInfo_v1_t){.pid = (unsigned int)process->pid, .usedGpuMemory = process->bytes};
+}
+
+static void put_v2(void *infos, uint32_t index, const struct ledger_process *process) {
+  ((nvmlProcessInfo_v2_t *)infos)[index] = (nvmlProcessInfo_v2_t){.pid = (unsigned int)process->pid,
+                                                                  .usedGpuMemory = process->bytes,
+                                                                  .gpuInstanceId = 0xFFFFFFFF,
+                                                                  .computeInstanceId = 0xFFFFFFFF};
+}
+
+/* CHECKED is what the real function said about the arguments when it was asked for the number alone. */
+static nvmlReturn_t fill(nvmlReturn_t checked, nvmlDevice_t device, unsigned int *count, void *infos,
+                         put_process *put) {
+  struct process_list list;
+  if (checked != NVML_SUCCESS && checked != NVML_ERROR_INSUFFICIENT_SIZE) return checked;
+  if (*count > 0 && infos == NULL) return NVML_ERROR_INVALID_ARGUMENT;
+  process_list_read(device, &list);
+  unsigned int room = *count;
+  *count = list.count;
+  if (list.count > room) return NVML_ERROR_INSUFFICIENT_SIZE;
+  for (uint32_t i = 0; i < list.count; i++) put(infos, i, &list.process[i]);
+  return NVML_SUCCESS;
+}
+
+static nvmlReturn_t empty(nvmlReturn_t checked, unsigned int *count) {
+  if (checked != NVML_SUCCESS && checked != NVML_ERROR_INSUFFICIENT_SIZE) return checked;
+  *count = 0;
+  return NVML_SUCCESS;
+}
+
+/* Asks the real function for its number alone. */
+#define CHECK(function)                                                      \
+  unsigned int number = 0;                                                   \
+  nvmlReturn_t checked = real_nvml.function(device, count == NULL ? NULL : &number, NULL); \
+  if (count == NULL) return checked == NVML_SUCCESS ? NVML_ERROR_INVALID_ARGUMENT : checked
+
+nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_v1_t *infos) {
+  CHECK(nvmlDeviceGetComputeRunningProcesses);
+  return fill(checked, device, count, infos, put_v1);
+}
+
+nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                        nvmlProcessInfo_v2_t *infos) {
+  CHECK(nvmlDeviceGetComputeRunningProcesses_v2);
+  return fill(checked, device, count, infos, put_v2);
+}
+
+nvmlReturn_t vc_nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                        nvmlProcessInfo_t *infos) {
+  CHECK(nvmlDeviceGetComputeRunningProcesses_v3);
+  return fill(checked, device, count, infos, put_v2);
+}
+
+#define EMPTY_LIST(function, type)                                                                  \
+  nvmlReturn_t vc_##function(nvmlDevice_t device, unsigned int *count, type *infos) {               \
+    (void)infos;                                                                                    \
+    CHECK(function);                                                                                \
+    return empty(checked, count);                                                                   \
+  }
+
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+static void put_detail(nvmlProcessDetail_v1_t *out, const struct ledger_process *process) {
+  *out = (nvmlProcessDetail_v1_t){.pid = (unsigned int)process->pid,
+                                  .usedGpuMemory = process->bytes,
+                                  .gpuInstanceId = 0xFFFFFFFF,
+                                  .computeInstanceId = 0xFFFFFFFF};
+}
+
+nvmlReturn_t vc_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list) {
+  struct process_list own = {.count = 0};
+  if (list == NULL) return real_nvml.nvmlDeviceGetRunningProcessDetailList(device, NULL);
+  nvmlProcessDetailList_t question = *list;
+  question.numProcArrayEntries = 0;
+  question.procArray = NULL;
+  nvmlReturn_t checked = real_nvml.nvmlDeviceGetRunningProcessDetailList(device, &question);
+  if (checked != NVML_SUCCESS && checked != NVML_ERROR_INSUFFICIENT_SIZE) return checked;
+  if (list->mode == NVML_PROCESS_MODE_COMPUTE) process_list_read(device, &own);
+  unsigned int room = list->procArray == NULL ? 0 : list->numProcArrayEntries;
+  list->numProcArrayEntries = own.count;
+  if (own.count > room) return NVML_ERROR_INSUFFICIENT_SIZE;
+  for (uint32_t i = 0; i < own.count; i++) put_detail(&list->procArray[i], &own.process[i]);
+  return NVML_SUCCESS;
+}

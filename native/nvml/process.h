@@ -1,0 +1,20 @@
+/* The container's own processes on a GPU.
+ * Knows the ledger, no NVML structure. Tests: tests/integration/test_native_nvml.py. */
+#ifndef VC_NVML_PROCESS_H
+#define VC_NVML_PROCESS_H
+
+#include "ledger.h"
+#include "nvidia.h"
+
+/* One per slot of the ledger at most. */
+struct process_list {
+  uint32_t count;
+  struct ledger_process process[VC_MAX_SLOTS];
+};
+
+/* Empty for a GPU without a share. */
+void process_list_read(nvmlDevice_t device, struct process_list *out);
+
+int process_list_has(const struct process_list *list, unsigned int pid);
+
+#endif

@@ -1,0 +1,303 @@
+/* The usage ledger, process side: charge, give back, look. Lock-free, exact, crash-proof.
+ *
+ * Theory of operation
+ * - Every process has a slot with one word per GPU: bytes used and a change count (ledger_layout.h). Only its owner
+ *   adds to it; the sum over all slots plus the page's unhooked bytes is what the container uses.
+ * - Charge: (1) mark the slot "deciding"; (2) if the sum leaves room, add to the own word; (3) read the others again.
+ *   Both the addition and the reading are sequentially consistent, so of two processes that race at least one sees the
+ *   other's addition. Still within the limit: granted. Over it: take the addition back and go the slow way.
+ *   A grant is therefore never over the limit, and a process killed between any two instructions leaves at worst its
+ *   addition behind in a slot whose lock the kernel has dropped.
+ * - Slow way: refuse only on certain ground. Two equal collections of all words are a snapshot of one instant, thanks to
+ *   the change counts; if it leaves no room and no other process was deciding (a mark), the memory is really taken.
+ *   Otherwise some addition seen may be about to be taken back: try again, with growing pauses. After a bounded time a
+ *   mark that stays (its process was stopped, or is dead and not yet reclaimed) counts as taken: nobody hangs.
+ * - Before the first refusal the slots of dead processes are emptied (ledger_slots.c).
+ * - A mark is a byte of its own for each of the first threads, so setting and clearing it are plain stores; the
+ *   read-modify-write of step 2 is the only locked instruction of a charge.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c. */
+#include "ledger.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ledger_priv.h"
+#include "os.h"
+
+enum {
+  SPIN_ROUNDS = 64,     /* pauses of a few ns to 1 µs */
+  YIELD_ROUNDS = 256,   /* then give the CPU away: the other one may need it to decide */
+  SLEEP_ROUNDS = 400,   /* then sleep: 144 × 200 µs ≈ 30 ms until a mark that never goes counts as taken */
+  SLEEP_US = 200,
+  SWEEP_MS = 10,        /* how stale a view of dead processes may be */
+  CONFIRM_EVERY = 1024, /* changes between two looks whether we still hold our lock */
+};
+
+static _Thread_local uint32_t thread_number; /* 1 + mark cell; 0: not yet given */
+
+static uint64_t column_limit(const struct ledger *ledger, uint32_t column) {
+  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->memory_bytes, memory_order_relaxed));
+}
+
+static uint64_t column_unhooked(const struct ledger *ledger, uint32_t column) {
+  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->unhooked_bytes, memory_order_relaxed));
+}
+
+static __attribute__((noinline)) uint64_t sum_loop(const struct ledger_file *file, uint32_t column, int32_t own,
+                                                  uint32_t slots) {
+  const used_t *cell = &file->slot[0].used[column];
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < slots; i++, cell += sizeof(struct ledger_slot) / sizeof *cell)
+    if ((int32_t)i != own) sum += used_bytes(atomic_load_explicit(cell, memory_order_seq_cst));
+  return sum;
+}
+
+/* Sum of all slots but OWN. Cannot overflow: 1024 words of 48 bits. A container that writes nonsense into its ledger
+ * only refuses itself. The first slot, all there is for most containers, costs no loop. */
+static inline uint64_t sum_others(const struct ledger *ledger, uint32_t column, int32_t own) {
+  uint32_t slots = ledger_slots_in_use(ledger);
+  return slots == 1 && own == 0 ? 0 : sum_loop(ledger->file, column, own, slots);
+}
+
+/* The cell of this thread's mark, 1-based; more than LEDGER_MARKS: it shares one. */
+static inline uint32_t mark_cell(struct ledger *ledger) {
+  uint32_t cell = thread_number;
+  if (__builtin_expect(cell == 0, 0)) cell = thread_number = 1 + atomic_fetch_add(&ledger->threads, 1);
+  return cell;
+}
+
+static inline void mark_set(struct ledger_slot *slot, uint32_t cell) {
+  if (__builtin_expect(cell <= LEDGER_MARKS, 1))
+    /* Ordered before the addition by the addition itself, which is a full barrier or at least a release. */
+    atomic_store_explicit(&slot->mark[cell - 1], 1, memory_order_relaxed);
+  else
+    atomic_fetch_add(&slot->shared_marks, 1);
+}
+
+static inline void mark_clear(struct ledger_slot *slot, uint32_t cell, int ours) {
+  if (__builtin_expect(cell <= LEDGER_MARKS, 1))
+    atomic_store_explicit(&slot->mark[cell - 1], 0, memory_order_release);
+  else if (ours)
+    atomic_fetch_sub(&slot->shared_marks, 1);
+}
+
+static int slot_is_deciding(const struct ledger_slot *slot) {
+  if (atomic_load(&slot->shared_marks) != 0) return 1;
+  for (uint32_t m = 0; m < LEDGER_MARKS; m++)
+    if (atomic_load(&slot->mark[m]) != 0) return 1;
+  return 0;
+}
+
+static inline void raise_peak(_Atomic uint64_t *peak, uint64_t value) {
+  uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+  while (seen < value && !atomic_compare_exchange_weak(peak, &seen, value)) continue;
+}
+
+/* Whether the slot still is the one we registered. Whoever empties a slot raises the generation first. A process that
+ * lost its slot between this question and its next instruction adds to a slot that is somebody else's by now: too much
+ * is counted then until that one ends, never too little. */
+static inline int slot_is_ours(const struct ledger *ledger, const struct ledger_slot *slot) {
+  return atomic_load_explicit(&slot->generation, memory_order_seq_cst) ==
+         atomic_load_explicit(&ledger->generation, memory_order_relaxed);
+}
+
+/* Takes away what is there, at most BYTES. */
+static __attribute__((noinline)) void subtract_at_most(used_t *cell, uint64_t bytes) {
+  uint64_t word = atomic_load(cell), next;
+  do {
+    uint64_t held = used_bytes(word);
+    next = word - (bytes < held ? bytes : held) + USED_TICK;
+  } while (!atomic_compare_exchange_weak(cell, &word, next));
+}
+
+/* Never below zero, and never from a slot that changed hands: what we had there is gone already, and comes back right
+ * when we register again. An exchange-and-add, because a compare-and-swap would have to wait for the load before it:
+ * 5 against 8 ns. */
+static inline void subtract(const struct ledger *ledger, struct ledger_slot *slot, uint32_t column, uint64_t bytes) {
+  used_t *cell = &slot->used[column];
+  if (!slot_is_ours(ledger, slot)) return;
+  if (__builtin_expect(bytes > used_bytes(atomic_load_explicit(cell, memory_order_relaxed)), 0)) {
+    subtract_at_most(cell, bytes);
+    return;
+  }
+  uint64_t held = used_bytes(atomic_fetch_sub(cell, bytes - USED_TICK));
+  if (__builtin_expect(bytes > held, 0)) atomic_fetch_add(cell, bytes - held); /* two threads freed more than there is */
+}
+
+enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
+
+/* Steps 2 and 3 of a charge, between setting and clearing the mark. */
+static inline enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, int32_t own, uint32_t column,
+                                  uint64_t bytes) {
+  used_t *cell = &slot->used[column];
+  uint64_t limit = column_limit(ledger, column), more = column_unhooked(ledger, column) + bytes;
+  if (!slot_is_ours(ledger, slot)) return LOST_SLOT;
+  uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
+  if (before + sum_others(ledger, column, own) + more > limit) return NO_ROOM;
+  /* What the addition returns is the truth about our own word: other threads of this process charge it too. */
+  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK);
+  uint64_t total = used_bytes(word) + sum_others(ledger, column, own) + more;
+  if (__builtin_expect(total > limit, 0)) {
+    subtract(ledger, slot, column, bytes);
+    return NO_ROOM;
+  }
+  if (__builtin_expect(!slot_is_ours(ledger, slot), 0)) return LOST_SLOT;
+  raise_peak(&slot->peak[column], used_bytes(word) + bytes);
+  raise_peak(&ledger->file->peak[column], total);
+  if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
+  return GRANTED;
+}
+
+static inline enum outcome try_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
+  if (__builtin_expect(own < 0, 0)) return LOST_SLOT;
+  struct ledger_slot *slot = &ledger->file->slot[own];
+  uint32_t cell = mark_cell(ledger);
+  mark_set(slot, cell);
+  enum outcome outcome = decide(ledger, slot, own, column, bytes);
+  mark_clear(slot, cell, outcome != LOST_SLOT);
+  return outcome;
+}
+
+/* 1: at one instant the column had no room for BYTES and nobody was deciding (our own mark is cleared by now; another thread's counts). */
+static int surely_full(const struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  uint64_t words[2] = {0, 0}, sum = 0;
+  int deciding = 0;
+  uint32_t slots = ledger_slots_in_use(ledger);
+  /* Two collections, compared through a hash of (position, word): equal words, equal hash. */
+  for (int pass = 0; pass < 2; pass++) {
+    sum = 0;
+    for (uint32_t i = 0; i < slots; i++) {
+      uint64_t word = atomic_load(&ledger->file->slot[i].used[column]);
+      sum += used_bytes(word);
+      words[pass] = (words[pass] ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+      words[pass] ^= words[pass] >> 29;
+      if (word != 0) deciding |= slot_is_deciding(&ledger->file->slot[i]);
+    }
+  }
+  if (slots != ledger_slots_in_use(ledger) || words[0] != words[1] || deciding) return 0;
+  return sum + column_unhooked(ledger, column) + bytes > column_limit(ledger, column);
+}
+
+/* Different processes wait differently long, or two that collide would collide again. */
+static void pause_for(const struct ledger *ledger, uint32_t round) {
+  if (round < SPIN_ROUNDS) {
+    uint32_t who = (uint32_t)atomic_load(&ledger->slot) + thread_number * 5u;
+    uint32_t turns = 4 + (round * 7u + who * 13u) % (32u + 8u * round);
+    for (volatile uint32_t i = 0; i < turns; i++) continue;
+  } else if (round < YIELD_ROUNDS) {
+    os_yield();
+  } else {
+    os_sleep_us(SLEEP_US + (uint32_t)atomic_load(&ledger->slot) % 64u);
+  }
+}
+
+static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  int reclaimed = 0;
+  for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
+    switch (try_charge(ledger, column, bytes)) {
+      case GRANTED:
+        return VC_OK;
+      case LOST_SLOT: {
+        int status = ledger_own_slot(ledger);
+        if (status != VC_OK) return status;
+        break;
+      }
+      case NO_ROOM: {
+        /* Dead processes first (when there is anybody else at all); again half-way, for one that died while we waited
+         * for its mark. */
+        int full = surely_full(ledger, column, bytes);
+        int alone = sum_others(ledger, column, atomic_load(&ledger->slot)) == 0;
+        if ((full && reclaimed == 0 && !alone) || (round == YIELD_ROUNDS && reclaimed < 2)) {
+          reclaimed++;
+          ledger_reclaim(ledger);
+        } else if (full) {
+          round = SLEEP_ROUNDS;
+        } else {
+          pause_for(ledger, round);
+        }
+        break;
+      }
+    }
+  }
+  int32_t own = atomic_load(&ledger->slot);
+  if (own >= 0) atomic_fetch_add_explicit(&ledger->file->slot[own].refused, 1, memory_order_relaxed);
+  return VC_ENOMEM;
+}
+
+int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  if (column >= ledger->columns) return VC_EINVAL;
+  if (bytes > VC_MAX_BYTES) return VC_ENOMEM;
+  if (try_charge(ledger, column, bytes) == GRANTED) return VC_OK;
+  return charge_slowly(ledger, column, bytes);
+}
+
+void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
+  if (own < 0 || column >= ledger->columns) return;
+  subtract(ledger, &ledger->file->slot[own], column, bytes);
+}
+
+/* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
+ * keeps a view free of system calls. */
+static void sweep_if_stale(struct ledger *ledger) {
+  uint64_t now = os_coarse_ms();
+  uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
+  if (now - swept < SWEEP_MS) return;
+  if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger);
+}
+
+void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
+  uint64_t others = sum_others(ledger, column, own);
+  if (others != 0) {
+    sweep_if_stale(ledger);
+    others = sum_others(ledger, column, own);
+  }
+  uint64_t mine = own < 0 ? 0 : used_bytes(atomic_load(&ledger->file->slot[own].used[column]));
+  uint64_t total = others + mine + column_unhooked(ledger, column);
+  *limit = column_limit(ledger, column);
+  *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
+}
+
+uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
+  return (uint32_t)sealed_value(atomic_load_explicit(&ledger->limit_of[column]->cores_percent, memory_order_relaxed));
+}
+
+int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
+  uint32_t count = 0;
+  int32_t own = atomic_load(&ledger->slot);
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
+    const struct ledger_slot *slot = &ledger->file->slot[i];
+    uint64_t bytes = used_bytes(atomic_load(&slot->used[column]));
+    int32_t pid = 0;
+    if (bytes == 0) continue;
+    if ((int32_t)i == own)
+      pid = os_pid();
+    else if (!ledger_slot_alive(ledger, i, &pid))
+      continue;
+    if (pid == 0) pid = atomic_load(&slot->pid); /* alive in a namespace we cannot see: its own word is all there is */
+    if (count < max) {
+      out[count].pid = pid;
+      out[count].bytes = bytes;
+    }
+    count++;
+  }
+  return (int)count;
+}
+
+uint32_t ledger_gpu_count(const struct ledger *ledger) { return ledger->columns; }
+
+int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]) {
+  for (uint32_t i = 0; i < ledger->columns; i++)
+    if (memcmp(ledger->file->uuid[i], uuid, 16) == 0) return (int)i;
+  return VC_ENOENT;
+}
+
+void ledger_column_uuid(const struct ledger *ledger, uint32_t column, uint8_t uuid[16], uint32_t *flags) {
+  memcpy(uuid, ledger->limit_of[column]->uuid, 16);
+  *flags = ledger->limit_of[column]->flags;
+}
+
+void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage) { ledger->usage = usage; }

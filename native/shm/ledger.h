@@ -1,0 +1,56 @@
+/* The process side of a usage ledger: attach, charge, give back, look. Lock-free; theory of operation in ledger.c.
+ * Knows nothing of CUDA or NVML: GPUs are columns, found by UUID.
+ * Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c. */
+#ifndef VC_SHM_LEDGER_H
+#define VC_SHM_LEDGER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm.h"
+
+struct ledger;
+
+/* Bytes that the calling process holds of a column according to its own books. */
+typedef uint64_t (*ledger_usage_fn)(uint32_t column);
+
+/* Maps the limits page read-only and the ledger read-write after checking both. Takes no slot: a process that only
+ * looks (nvidia-smi) leaves no trace. The result lives until the process ends.
+ * WHY (may be NULL) receives one sentence for the user with cause and remedy. */
+int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size);
+
+uint32_t ledger_gpu_count(const struct ledger *ledger);
+
+/* Column of a GPU, or VC_ENOENT when the container was given no share of it. */
+int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]);
+void ledger_column_uuid(const struct ledger *ledger, uint32_t column, uint8_t uuid[16], uint32_t *flags);
+
+/* Charges BYTES to the calling process (taking a slot on the first charge). VC_ENOMEM: it does not fit, nothing
+ * changed. Any other negative status: the ledger cannot be used, nothing changed. Thread-safe, lock-free. */
+int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
+/* Gives BYTES of an earlier charge back; never goes below zero. */
+void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
+/* What the container sees of a GPU: its limit, and what all its processes use (never more than 2^48 - 1). */
+void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used);
+
+/* Percent of the GPU's time that the container may use; 0: no limit. */
+uint32_t ledger_cores(const struct ledger *ledger, uint32_t column);
+
+struct ledger_process {
+  int32_t pid; /* in the caller's PID namespace */
+  uint64_t bytes;
+};
+
+/* Live processes that hold memory of the GPU: writes at most MAX, returns how many there are. */
+int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
+
+/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it closed
+ * our descriptor, and with it its lock, and another process reclaimed the slot) and registers again. */
+void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage);
+
+/* In the child after fork(): the parent's slot is not ours. Async-signal-safe. */
+void ledger_after_fork(struct ledger *ledger);
+
+#endif

@@ -1,0 +1,96 @@
+/* Attaching to a limits page and its ledger: everything is checked here once, so that the hot paths check nothing.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ledger_priv.h"
+#include "os.h"
+
+static int fail(int status, char *why, size_t size, const char *what, const char *path, const char *remedy) {
+  if (why) snprintf(why, size, "%s %s: %s; %s", what, path, status_text(status), remedy);
+  return status;
+}
+
+static int attach_limits(const char *path, const struct limits_page **out) {
+  struct os_file file;
+  void *address;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 0, &address) : VC_ECORRUPT;
+  os_close(file.fd);
+  if (status != VC_OK) return status;
+  status = limits_check(address);
+  if (status != VC_OK)
+    os_unmap(address, LIMITS_BYTES);
+  else
+    *out = address;
+  return status;
+}
+
+/* The file may be larger than it should be (a container made it grow): what lies beyond is not looked at. */
+static int attach_ledger(const char *path, struct ledger *ledger) {
+  struct os_file file;
+  void *address;
+  int status = os_open(path, 1, &file);
+  if (status != VC_OK) return status;
+  status = file.size >= sizeof *ledger->file ? os_map(file.fd, sizeof *ledger->file, 1, &address) : VC_ECORRUPT;
+  if (status == VC_OK) {
+    status = ledger_check(address, sizeof *ledger->file);
+    if (status != VC_OK) os_unmap(address, sizeof *ledger->file);
+  }
+  if (status != VC_OK) {
+    os_close(file.fd);
+    return status;
+  }
+  ledger->file = address;
+  ledger->fd = os_move_high(file.fd);
+  ledger->device = file.device;
+  ledger->inode = file.inode;
+  ledger->columns = ledger->file->gpu_count;
+  return VC_OK;
+}
+
+static int match_columns(struct ledger *ledger) {
+  if (memcmp(ledger->file->id, ledger->limits->id, VC_ID_BYTES) != 0) return VC_EMISMATCH;
+  if (ledger->columns != ledger->limits->gpu_count) return VC_EMISMATCH;
+  for (uint32_t c = 0; c < ledger->columns; c++) {
+    uint32_t entry = 0;
+    while (entry < ledger->limits->gpu_count && memcmp(ledger->limits->gpu[entry].uuid, ledger->file->uuid[c], 16) != 0)
+      entry++;
+    if (entry == ledger->limits->gpu_count) return VC_EMISMATCH;
+    ledger->limit_of[c] = &ledger->limits->gpu[entry];
+  }
+  return VC_OK;
+}
+
+int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size) {
+  static const char remedy[] = "recreate the pod, or the directory that vcuda run made";
+  struct ledger *ledger = calloc(1, sizeof *ledger);
+  if (!ledger) return fail(VC_EIO, why, why_size, "ledger", ledger_path, "free some memory");
+  atomic_init(&ledger->slot, -1);
+  int length = snprintf(ledger->path, sizeof ledger->path, "%s", ledger_path);
+  int status = length < (int)sizeof ledger->path ? VC_OK : VC_EINVAL;
+  if (status != VC_OK) {
+    free(ledger);
+    return fail(status, why, why_size, "ledger", ledger_path, "use a path shorter than 256 characters");
+  }
+  status = attach_limits(limits_path, &ledger->limits);
+  if (status != VC_OK) {
+    free(ledger);
+    return fail(status, why, why_size, "limits page", limits_path, remedy);
+  }
+  status = attach_ledger(ledger_path, ledger);
+  if (status == VC_OK) status = match_columns(ledger);
+  if (status == VC_OK) {
+    *out = ledger;
+    return VC_OK;
+  }
+  if (ledger->file) {
+    os_unmap(ledger->file, sizeof *ledger->file);
+    os_close(ledger->fd);
+  }
+  os_unmap((void *)ledger->limits, LIMITS_BYTES);
+  free(ledger);
+  return fail(status, why, why_size, "ledger", ledger_path, remedy);
+}

@@ -1,0 +1,66 @@
+/* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page.
+ * The slot's lock byte lies beyond the data at LEDGER_LOCKS + slot: locks need no bytes there, and no read of the file
+ * can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+#ifndef VC_SHM_LEDGER_LAYOUT_H
+#define VC_SHM_LEDGER_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "shm.h"
+
+#define LEDGER_MAGIC "VCUDALED"
+#define LEDGER_VERSION 1u
+#define LEDGER_HEADER_BYTES 4096u
+#define LEDGER_LOCKS (UINT64_C(1) << 32)
+
+/* Word of a usage cell: 48 bits of bytes under a 16-bit count of changes. Two equal readings therefore mean that
+ * nothing happened in between (up to 65536 changes between two loads), which is what makes a sum over several words a
+ * true snapshot. Adding or subtracting BYTES with USED_TICK on top changes both in one instruction. */
+typedef _Atomic uint64_t used_t;
+#define USED_BYTES_MASK ((UINT64_C(1) << 48) - 1)
+#define USED_TICK (UINT64_C(1) << 48)
+
+enum { LEDGER_MARKS = 16 };
+
+struct ledger_slot {
+  _Atomic uint32_t generation; /* raised whenever the slot changes hands */
+  _Atomic int32_t pid;         /* in the owner's PID namespace; 0: the slot was never used or was given back */
+  _Atomic uint64_t start_time;
+  _Atomic uint64_t refused;
+  char name[16];
+  _Atomic uint8_t mark[LEDGER_MARKS]; /* one per thread: not 0 while that thread decides a charge */
+  _Atomic uint32_t shared_marks;      /* for the threads beyond those */
+  uint32_t reserved;
+  used_t used[VC_MAX_GPUS];
+  _Atomic uint64_t peak[VC_MAX_GPUS];
+};
+
+struct ledger_file {
+  char magic[8];
+  uint32_t version;
+  uint32_t size; /* of the whole file */
+  uint32_t gpu_count;
+  uint32_t slot_count;
+  uint8_t id[16];
+  uint8_t uuid[VC_MAX_GPUS][16];
+  uint64_t checksum;            /* of all above */
+  _Atomic uint32_t high_water;  /* slots at and above this index were never used */
+  uint32_t reserved0;
+  uint8_t reserved1[8];
+  _Atomic uint64_t peak[VC_MAX_GPUS];
+  uint8_t reserved2[LEDGER_HEADER_BYTES - 448];
+  struct ledger_slot slot[VC_MAX_SLOTS];
+};
+
+_Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");
+_Static_assert(offsetof(struct ledger_slot, used) == 64, "identity and usage are on different lines");
+_Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots begin on a page");
+_Static_assert(sizeof(struct ledger_file) < LEDGER_LOCKS, "lock bytes lie beyond the data");
+_Static_assert(VC_MAX_BYTES <= USED_BYTES_MASK / 2, "a limit plus a request fits a word");
+
+/* Checks the constant part of a header of SIZE bytes of file. */
+int ledger_check(const struct ledger_file *file, uint64_t size);
+uint64_t ledger_checksum(const struct ledger_file *file);
+
+#endif

@@ -1,0 +1,47 @@
+/* What the files of the ledger's process side share with one another and with nobody else. */
+#ifndef VC_SHM_LEDGER_PRIV_H
+#define VC_SHM_LEDGER_PRIV_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "ledger.h"
+#include "ledger_layout.h"
+#include "limits_layout.h"
+
+struct ledger {
+  const struct limits_page *limits;
+  struct ledger_file *file;
+  uint32_t columns;
+  const struct limits_gpu *limit_of[VC_MAX_GPUS]; /* column -> entry of the limits page, by UUID */
+  int fd;
+  uint64_t device, inode;
+  char path[256];             /* to open the file again when the program closed our descriptor */
+  _Atomic int32_t slot;       /* ours; -1: none yet */
+  _Atomic uint32_t generation; /* of our slot when we took it */
+  _Atomic uint32_t claiming;  /* spin lock around slot changes; POSIX locks do not exclude threads of one process */
+  _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
+  _Atomic uint32_t threads;   /* marks handed out to threads so far */
+  ledger_usage_fn usage;
+};
+
+static inline uint64_t used_bytes(uint64_t word) { return word & USED_BYTES_MASK; }
+
+static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
+  uint32_t n = atomic_load_explicit(&ledger->file->high_water, memory_order_seq_cst);
+  return n < VC_MAX_SLOTS ? n : VC_MAX_SLOTS; /* the file is the container's: bound what it says */
+}
+
+/* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO. */
+int ledger_own_slot(struct ledger *ledger);
+
+/* Empties the slots of dead processes and confirms our own lock. Returns how many were emptied. */
+int ledger_reclaim(struct ledger *ledger);
+
+/* Takes our slot's lock again if the program closed a descriptor of the ledger and thereby dropped it. */
+void ledger_confirm_lock(struct ledger *ledger);
+
+/* Owner of another process's slot: 1 alive (*pid in our namespace, 0 when invisible), 0 dead or free. */
+int ledger_slot_alive(struct ledger *ledger, uint32_t slot, int32_t *pid);
+
+#endif

@@ -1,0 +1,221 @@
+/* Who owns a slot. Holding the POSIX record lock on the slot's byte is owning it: the kernel drops the lock when the
+ * process ends, however it ends, and tells anybody who asks (F_GETLK) the owner's PID in the asker's namespace.
+ *
+ * Such a lock is also dropped when its owner closes any descriptor of the file: a daemon that closes everything it
+ * inherited loses its slot while it lives. Therefore (1) a slot is not reclaimed while /proc shows a process of the
+ * written PID and start time that still maps the ledger; (2) whoever takes a slot raises its generation, and the old
+ * owner, who compares generations on every charge, registers again with what it really holds.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_kill.c. */
+#include <string.h>
+
+#include "ledger_priv.h"
+#include "os.h"
+
+enum { SWEEP_PER_CLAIM = 8 };
+
+static void claim_lock(struct ledger *ledger) {
+  while (atomic_exchange_explicit(&ledger->claiming, 1, memory_order_acquire)) os_yield();
+}
+
+static void claim_unlock(struct ledger *ledger) {
+  atomic_store_explicit(&ledger->claiming, 0, memory_order_release);
+}
+
+/* Our descriptor, opened again when the program closed it (and perhaps put something else in its place). */
+static int ledger_fd(struct ledger *ledger) {
+  struct os_file again;
+  if (os_is_file(ledger->fd, ledger->device, ledger->inode)) return ledger->fd;
+  if (os_open(ledger->path, 1, &again) != VC_OK) return -1;
+  if (again.device != ledger->device || again.inode != ledger->inode) {
+    os_close(again.fd);
+    return -1;
+  }
+  ledger->fd = os_move_high(again.fd);
+  return ledger->fd;
+}
+
+/* Whether the process that wrote PID and start time into the slot still runs and uses the ledger, lock or no lock. */
+static int writer_still_maps(const struct ledger *ledger, const struct ledger_slot *slot) {
+  int32_t pid = atomic_load_explicit(&slot->pid, memory_order_acquire);
+  uint64_t start = atomic_load_explicit(&slot->start_time, memory_order_acquire);
+  return pid > 0 && start != 0 && os_start_time(pid) == start &&
+         os_process_maps(pid, ledger->device, ledger->inode);
+}
+
+/* Whether the slot carries our own PID and start time: left behind by the program that this process was before exec,
+ * or ours after we lost it. Either way nobody else's. */
+static int written_by_us(const struct ledger_slot *slot) {
+  int32_t pid = os_pid();
+  return atomic_load(&slot->pid) == pid && atomic_load(&slot->start_time) == os_start_time(pid);
+}
+
+static int slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
+  const struct ledger_slot *slot = &ledger->file->slot[index];
+  int fd = ledger_fd(ledger);
+  if (fd < 0) return 1; /* cannot tell: never take what may be somebody's */
+  int held = os_lock_owner(fd, LEDGER_LOCKS + index, pid);
+  if (held != 0) return 1;
+  if (written_by_us(slot)) return 0;
+  if (!writer_still_maps(ledger, slot)) return 0;
+  *pid = atomic_load(&slot->pid);
+  return 1;
+}
+
+int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
+  claim_lock(ledger);
+  int alive = slot_alive(ledger, index, pid);
+  claim_unlock(ledger);
+  return alive;
+}
+
+/* The slot is ours by lock; empty it. The tick keeps every change of a word visible to concurrent readers. */
+static void empty_slot(struct ledger_slot *slot) {
+  atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst);
+  for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
+    uint64_t word = atomic_load(&slot->used[g]);
+    while (!atomic_compare_exchange_weak(&slot->used[g], &word, (word & ~USED_BYTES_MASK) + USED_TICK)) continue;
+    atomic_store_explicit(&slot->peak[g], 0, memory_order_relaxed);
+  }
+  for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->start_time, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->pid, 0, memory_order_release);
+}
+
+/* Empties a dead process's slot. Called under claim_lock, never for our own slot. */
+static int reclaim_slot(struct ledger *ledger, uint32_t index) {
+  struct ledger_slot *slot = &ledger->file->slot[index];
+  int32_t pid;
+  if (slot_alive(ledger, index, &pid)) return 0;
+  int fd = ledger_fd(ledger);
+  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
+  /* Between the question and the lock another process may have reclaimed the slot, used it and died: still dead. Or
+   * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. */
+  empty_slot(slot);
+  os_lock_release(fd, LEDGER_LOCKS + index);
+  return 1;
+}
+
+static int slot_needs_reclaim(const struct ledger_slot *slot) {
+  if (atomic_load_explicit(&slot->pid, memory_order_relaxed) != 0) return 1;
+  for (uint32_t g = 0; g < VC_MAX_GPUS; g++)
+    if (used_bytes(atomic_load_explicit(&slot->used[g], memory_order_relaxed)) != 0) return 1;
+  return 0;
+}
+
+static void confirm_own_lock(struct ledger *ledger) {
+  int32_t own = atomic_load(&ledger->slot);
+  int fd = own >= 0 ? ledger_fd(ledger) : -1;
+  if (fd >= 0) os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own);
+}
+
+void ledger_confirm_lock(struct ledger *ledger) {
+  claim_lock(ledger);
+  confirm_own_lock(ledger);
+  claim_unlock(ledger);
+}
+
+int ledger_reclaim(struct ledger *ledger) {
+  int count = 0;
+  claim_lock(ledger);
+  confirm_own_lock(ledger);
+  int32_t own = atomic_load(&ledger->slot);
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
+    if ((int32_t)i != own && slot_needs_reclaim(&ledger->file->slot[i])) count += reclaim_slot(ledger, i);
+  atomic_store_explicit(&ledger->swept_ms, os_coarse_ms(), memory_order_relaxed);
+  claim_unlock(ledger);
+  return count;
+}
+
+static void raise_high_water(struct ledger *ledger, uint32_t slots) {
+  uint32_t seen = atomic_load(&ledger->file->high_water);
+  while (seen < slots && !atomic_compare_exchange_weak(&ledger->file->high_water, &seen, slots)) continue;
+}
+
+/* Takes a free slot's lock and writes our identity into it. */
+static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
+  struct ledger_slot *slot = &ledger->file->slot[index];
+  if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) return 0;
+  if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
+  if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) { /* taken and died, or lost its lock, just now */
+    os_lock_release(fd, LEDGER_LOCKS + index);
+    return 0;
+  }
+  empty_slot(slot);
+  raise_high_water(ledger, index + 1);
+  os_process_name(slot->name, sizeof slot->name);
+  atomic_store(&slot->start_time, os_start_time(os_pid()));
+  atomic_store(&slot->pid, os_pid());
+  atomic_store(&ledger->generation, atomic_load(&slot->generation));
+  atomic_store(&ledger->slot, (int32_t)index);
+  return 1;
+}
+
+/* Looks at a few used slots per claim, so that a container which starts one short process after another does not fill
+ * the table with the dead. */
+static void sweep_some(struct ledger *ledger) {
+  uint32_t used = ledger_slots_in_use(ledger), looked = 0;
+  uint32_t start = used ? (uint32_t)os_pid() % used : 0;
+  for (uint32_t i = 0; i < used && looked < SWEEP_PER_CLAIM; i++) {
+    uint32_t index = (start + i) % used;
+    if (!slot_needs_reclaim(&ledger->file->slot[index])) continue;
+    looked++;
+    reclaim_slot(ledger, index);
+  }
+}
+
+/* Our own leftovers first: after exec the kernel released our lock but the old program's bytes are still there, and
+ * os_process_maps would let everybody else believe that they are alive. */
+static void drop_own_leftovers(struct ledger *ledger) {
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
+    if (slot_needs_reclaim(&ledger->file->slot[i]) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i);
+}
+
+static int claim_slot(struct ledger *ledger) {
+  int fd = ledger_fd(ledger);
+  if (fd < 0) return VC_EIO;
+  drop_own_leftovers(ledger);
+  sweep_some(ledger);
+  for (int round = 0; round < 2; round++) {
+    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++)
+      if (take_slot(ledger, fd, i)) return VC_OK;
+    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) reclaim_slot(ledger, i);
+  }
+  return VC_EFULL;
+}
+
+/* What we really hold goes back into the books whether it fits or not: the memory is held. */
+static void restore_usage(struct ledger *ledger) {
+  struct ledger_slot *slot = &ledger->file->slot[atomic_load(&ledger->slot)];
+  if (!ledger->usage) return;
+  for (uint32_t g = 0; g < ledger->columns; g++) {
+    uint64_t bytes = ledger->usage(g);
+    if (bytes) atomic_fetch_add(&slot->used[g], (bytes & USED_BYTES_MASK) + USED_TICK);
+  }
+}
+
+static int slot_is_current(const struct ledger *ledger) {
+  int32_t own = atomic_load(&ledger->slot);
+  return own >= 0 && atomic_load(&ledger->file->slot[own].generation) == atomic_load(&ledger->generation);
+}
+
+int ledger_own_slot(struct ledger *ledger) {
+  if (slot_is_current(ledger)) return VC_OK;
+  int status = VC_OK;
+  claim_lock(ledger);
+  if (!slot_is_current(ledger)) {
+    int lost = atomic_load(&ledger->slot) >= 0;
+    atomic_store(&ledger->slot, -1);
+    status = claim_slot(ledger);
+    if (status == VC_OK && lost) restore_usage(ledger);
+  }
+  claim_unlock(ledger);
+  return status;
+}
+
+void ledger_after_fork(struct ledger *ledger) {
+  /* The parent's locks are not ours, its slot keeps its bytes; threads that held the spin lock do not exist here. */
+  atomic_store(&ledger->slot, -1);
+  atomic_store(&ledger->claiming, 0);
+}

@@ -1,0 +1,137 @@
+/* Limits page: create, check, read, change live.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_limits.c, tests/unit/vcuda/test_limits.py. */
+#include <stddef.h>
+#include <string.h>
+
+#include "checksum.h"
+#include "limits_layout.h"
+#include "os.h"
+#include "shm.h"
+#include "text.h"
+
+_Static_assert(VC_GPU_MIG == 1, "text.c writes the flag as a number");
+
+static uint64_t page_checksum(const struct limits_page *page) {
+  uint64_t sum = checksum_add(CHECKSUM_START, page, offsetof(struct limits_page, checksum));
+  for (uint32_t i = 0; i < page->gpu_count && i < VC_MAX_GPUS; i++) {
+    sum = checksum_add(sum, page->gpu[i].uuid, sizeof page->gpu[i].uuid);
+    sum = checksum_add(sum, &page->gpu[i].flags, sizeof page->gpu[i].flags);
+  }
+  return sum;
+}
+
+static int values_are_valid(uint64_t memory, uint64_t unhooked, uint64_t cores) {
+  return memory > 0 && memory <= VC_MAX_BYTES && unhooked <= VC_MAX_BYTES && cores <= 100;
+}
+
+static int gpu_is_valid(const struct limits_gpu *gpu) {
+  uint64_t memory = gpu->memory_bytes, unhooked = gpu->unhooked_bytes, cores = gpu->cores_percent;
+  return sealed_is_valid(memory) && sealed_is_valid(unhooked) && sealed_is_valid(cores) &&
+         values_are_valid(sealed_value(memory), sealed_value(unhooked), sealed_value(cores));
+}
+
+int limits_check(const struct limits_page *page) {
+  if (memcmp(page->magic, LIMITS_MAGIC, sizeof page->magic) != 0) return VC_ECORRUPT;
+  if (page->version != LIMITS_VERSION) return VC_EVERSION;
+  if (page->size != LIMITS_BYTES || page->gpu_count == 0 || page->gpu_count > VC_MAX_GPUS) return VC_ECORRUPT;
+  if (page->checksum != page_checksum(page)) return VC_ECORRUPT;
+  for (uint32_t i = 0; i < page->gpu_count; i++)
+    if (!gpu_is_valid(&page->gpu[i])) return VC_ECORRUPT;
+  return VC_OK;
+}
+
+int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count) {
+  if (count == 0 || count > VC_MAX_GPUS) return 0;
+  for (uint32_t i = 0; i < count; i++) {
+    if (!values_are_valid(gpus[i].memory_bytes, gpus[i].unhooked_bytes, gpus[i].cores_percent)) return 0;
+    for (uint32_t k = 0; k < i; k++)
+      if (memcmp(gpus[i].uuid, gpus[k].uuid, 16) == 0) return 0;
+  }
+  return 1;
+}
+
+int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
+                  uint32_t mode) {
+  union {
+    struct limits_page page;
+    uint8_t bytes[LIMITS_BYTES];
+  } file;
+  if (!limits_gpus_are_valid(gpus, count)) return VC_EINVAL;
+  memset(&file, 0, sizeof file);
+  memcpy(file.page.magic, LIMITS_MAGIC, sizeof file.page.magic);
+  file.page.version = LIMITS_VERSION;
+  file.page.size = LIMITS_BYTES;
+  file.page.gpu_count = count;
+  memcpy(file.page.id, id, sizeof file.page.id);
+  for (uint32_t i = 0; i < count; i++) {
+    struct limits_gpu *gpu = &file.page.gpu[i];
+    memcpy(gpu->uuid, gpus[i].uuid, sizeof gpu->uuid);
+    gpu->flags = gpus[i].flags;
+    gpu->memory_bytes = sealed_make(gpus[i].memory_bytes);
+    gpu->unhooked_bytes = sealed_make(gpus[i].unhooked_bytes);
+    gpu->cores_percent = sealed_make(gpus[i].cores_percent);
+  }
+  file.page.checksum = page_checksum(&file.page);
+  return os_publish(path, &file, sizeof file, sizeof file, mode);
+}
+
+int limits_read(const char *path, struct vc_limits *out) {
+  struct limits_page page;
+  struct os_file file;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  status = file.size == LIMITS_BYTES ? os_read_all(file.fd, &page, sizeof page, 0) : VC_ECORRUPT;
+  os_close(file.fd);
+  if (status == VC_OK) status = limits_check(&page);
+  if (status != VC_OK) return status;
+  memset(out, 0, sizeof *out);
+  out->version = page.version;
+  out->gpu_count = page.gpu_count;
+  memcpy(out->id, page.id, sizeof out->id);
+  out->changes = page.changes;
+  for (uint32_t i = 0; i < page.gpu_count; i++) {
+    memcpy(out->gpu[i].uuid, page.gpu[i].uuid, sizeof out->gpu[i].uuid);
+    out->gpu[i].flags = page.gpu[i].flags;
+    out->gpu[i].memory_bytes = sealed_value(page.gpu[i].memory_bytes);
+    out->gpu[i].unhooked_bytes = sealed_value(page.gpu[i].unhooked_bytes);
+    out->gpu[i].cores_percent = (uint32_t)sealed_value(page.gpu[i].cores_percent);
+  }
+  return VC_OK;
+}
+
+static int change(const char *path, const uint8_t uuid[16], size_t field, uint64_t value) {
+  struct os_file file;
+  void *address;
+  int status = os_open(path, 1, &file);
+  if (status != VC_OK) return status;
+  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 1, &address) : VC_ECORRUPT;
+  os_close(file.fd);
+  if (status != VC_OK) return status;
+  struct limits_page *page = address;
+  status = limits_check(page);
+  if (status == VC_OK) status = VC_ENOENT;
+  for (uint32_t i = 0; status == VC_ENOENT && i < page->gpu_count; i++) {
+    if (memcmp(page->gpu[i].uuid, uuid, 16) != 0) continue;
+    sealed_t *word = (sealed_t *)(void *)((char *)&page->gpu[i] + field);
+    atomic_store_explicit(word, sealed_make(value), memory_order_release);
+    atomic_fetch_add_explicit(&page->changes, 1, memory_order_release);
+    status = VC_OK;
+  }
+  os_unmap(address, LIMITS_BYTES);
+  return status;
+}
+
+int limits_set_memory(const char *path, const uint8_t uuid[16], uint64_t bytes) {
+  if (bytes == 0 || bytes > VC_MAX_BYTES) return VC_EINVAL;
+  return change(path, uuid, offsetof(struct limits_gpu, memory_bytes), bytes);
+}
+
+int limits_set_unhooked(const char *path, const uint8_t uuid[16], uint64_t bytes) {
+  if (bytes > VC_MAX_BYTES) return VC_EINVAL;
+  return change(path, uuid, offsetof(struct limits_gpu, unhooked_bytes), bytes);
+}
+
+int limits_set_cores(const char *path, const uint8_t uuid[16], uint32_t percent) {
+  if (percent > 100) return VC_EINVAL;
+  return change(path, uuid, offsetof(struct limits_gpu, cores_percent), percent);
+}

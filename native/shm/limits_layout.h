@@ -1,0 +1,67 @@
+/* The limits page as bytes. Written by the agent or by vcuda run, mapped read-only by every process of the container.
+ * Frozen: a change of meaning is a new version number, because running containers keep the library they mapped.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */
+#ifndef VC_SHM_LIMITS_LAYOUT_H
+#define VC_SHM_LIMITS_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "shm.h"
+
+#define LIMITS_MAGIC "VCUDALIM"
+#define LIMITS_VERSION 1u
+#define LIMITS_BYTES 4096u
+
+/* A value that may change while processes read it: 48 bits of value under 16 bits of check, so that one aligned store
+ * changes both and garbage is noticed. Word 0 is never valid. */
+typedef _Atomic uint64_t sealed_t;
+
+struct limits_gpu {
+  uint8_t uuid[16];
+  uint32_t flags;
+  uint32_t reserved0;
+  sealed_t memory_bytes;
+  sealed_t unhooked_bytes;
+  sealed_t cores_percent;
+  uint64_t reserved1[2];
+};
+
+struct limits_page {
+  char magic[8];
+  uint32_t version;
+  uint32_t size; /* LIMITS_BYTES of this version */
+  uint32_t gpu_count;
+  uint32_t reserved0;
+  uint8_t id[16];
+  uint64_t checksum; /* of all that never changes: limits_checksum() */
+  _Atomic uint64_t changes;
+  uint64_t reserved1;
+  struct limits_gpu gpu[VC_MAX_GPUS];
+};
+
+_Static_assert(sizeof(struct limits_gpu) == 64, "one cache line per GPU");
+_Static_assert(sizeof(struct limits_page) == 64 + 64 * VC_MAX_GPUS, "no hidden padding");
+_Static_assert(sizeof(struct limits_page) <= LIMITS_BYTES, "the page holds it");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a live change is one store");
+
+#define SEALED_VALUE_MASK ((UINT64_C(1) << 48) - 1)
+
+/* Never zero for any value, and different when one bit differs. */
+static inline uint64_t sealed_make(uint64_t value) {
+  uint64_t v = value & SEALED_VALUE_MASK;
+  uint64_t check = (v ^ (v >> 16) ^ (v >> 32) ^ 0xa5c3u) & 0xffffu;
+  return v | (check << 48);
+}
+
+static inline uint64_t sealed_value(uint64_t word) { return word & SEALED_VALUE_MASK; }
+
+static inline int sealed_is_valid(uint64_t word) { return word == sealed_make(word); }
+
+/* Whether a page or a ledger can be made for these: 1 to VC_MAX_GPUS, all different, values in range. */
+int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count);
+
+/* Checks a complete page in memory (a private copy, or a mapping whose size was checked). */
+int limits_check(const struct limits_page *page);
+
+#endif

@@ -1,0 +1,120 @@
+/* The page is created complete or not at all, and whoever creates it decides the identity; everybody, the creator
+ * included, then makes sure that a ledger of that identity exists. So nobody waits for anybody, and a process killed
+ * between the two leaves nothing that the next one does not finish.
+ * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
+#define _GNU_SOURCE
+#include "standalone.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MAX_LISTED = 64, PAGE_MODE = 0644, LEDGER_MODE = 0666, DIRECTORY_MODE = 0700 };
+
+static int fail(int status, char *why, const char *what, const char *path, const char *cause, const char *remedy) {
+  snprintf(why, CONFIG_WHY, "%s %s: %s; %s", what, path, cause, remedy);
+  return status;
+}
+
+static int is_private(const char *path) {
+  struct stat st;
+  if (syscall(SYS_newfstatat, -100 /* AT_FDCWD */, path, &st, 0x100 /* AT_SYMLINK_NOFOLLOW */) != 0) return 0;
+  return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 022) == 0;
+}
+
+/* The default directory lies in one that others may write to: a directory or link that somebody else put there must
+ * not decide our limits. */
+static int make_directory(const struct config *config, char *why) {
+  char parent[CONFIG_PATH];
+  snprintf(parent, sizeof parent, "%s", config->directory);
+  char *slash = strrchr(parent, '/');
+  if (slash != NULL && slash != parent) *slash = 0;
+  if (mkdir(parent, DIRECTORY_MODE) != 0 && errno != EEXIST)
+    return fail(VC_EACCES, why, "cannot create", parent, strerror(errno), "set VCUDA_DIR to a directory of yours");
+  if (config->default_directory && !is_private(parent))
+    return fail(VC_EACCES, why, "cannot use", parent, "somebody else can write to it",
+                "remove it, or set VCUDA_DIR to a directory of yours");
+  if (mkdir(config->directory, DIRECTORY_MODE) != 0 && errno != EEXIST)
+    return fail(VC_EACCES, why, "cannot create", config->directory, strerror(errno),
+                "set VCUDA_DIR to a directory of yours");
+  return VC_OK;
+}
+
+static int make_id(uint8_t id[VC_ID_BYTES], char *why) {
+  if (syscall(SYS_getrandom, id, VC_ID_BYTES, 0) == VC_ID_BYTES) return VC_OK;
+  snprintf(why, CONFIG_WHY, "the kernel gave no random bytes: %s; use a Linux of 2014 or later", strerror(errno));
+  return VC_ENOSYS;
+}
+
+/* Outputs: the listed GPUs and their number. */
+static int list_machine(standalone_list_gpus *list_gpus, uint8_t (*gpus)[VC_UUID_BYTES], uint32_t *count, char *why) {
+  int listed = list_gpus(gpus, MAX_LISTED);
+  if (listed <= 0) {
+    snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT is set, but neither NVML nor the CUDA driver lists a GPU; check "
+             "nvidia-smi -L");
+    return VC_ENODRIVER;
+  }
+  *count = (uint32_t)listed;
+  return VC_OK;
+}
+
+static int create_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
+                       char *why) {
+  uint8_t gpus[MAX_LISTED][VC_UUID_BYTES], id[VC_ID_BYTES];
+  struct vc_gpu_limit grant[VC_MAX_GPUS];
+  uint32_t gpu_count = 0;
+  int status = list_machine(list_gpus, gpus, &gpu_count, why);
+  if (status != VC_OK) return status;
+  int count = config_grant(wishes, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, grant, why);
+  if (count < 0) return count;
+  status = make_directory(config, why);
+  if (status == VC_OK) status = make_id(id, why);
+  if (status != VC_OK) return status;
+  status = limits_create(config->limits, id, grant, (uint32_t)count, PAGE_MODE);
+  if (status == VC_OK || status == VC_EEXIST) return VC_OK;
+  return fail(status, why, "cannot create", config->limits, status_text(status),
+              "set VCUDA_DIR to a directory of yours");
+}
+
+static int check_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
+                      const struct vc_limits *page, char *why) {
+  uint8_t gpus[MAX_LISTED][VC_UUID_BYTES];
+  uint32_t gpu_count = 0;
+  int status = VC_OK;
+  /* Limits that were changed live are somebody's later word; the variable only repeats the first one. */
+  if (wishes == NULL || page->changes != 0) return VC_OK;
+  if (config_needs_gpus(wishes)) status = list_machine(list_gpus, gpus, &gpu_count, why);
+  if (status != VC_OK) return status;
+  return config_compare(wishes, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, page, config->limits, why);
+}
+
+static int read_page(const struct config *config, struct vc_limits *page, char *why) {
+  int status = limits_read(config->limits, page);
+  if (status == VC_OK) return VC_OK;
+  if (status == VC_ENOENT)
+    return fail(status, why, "nothing is at", config->limits, "VCUDA_DIR names a directory without limits",
+                "set VCUDA_MEMORY_LIMIT too, or start the program with vcuda run");
+  return fail(status, why, "limits page", config->limits, status_text(status),
+              "remove the directory, or set VCUDA_DIR to another one");
+}
+
+int standalone_prepare(const struct config *config, standalone_list_gpus *list_gpus, char *why) {
+  struct wishes parsed, *wishes = NULL;
+  struct vc_limits page;
+  int status = VC_OK;
+  if (config->memory_limit != NULL) {
+    status = config_parse_wishes(config->memory_limit, &parsed, why);
+    if (status != VC_OK) return status;
+    wishes = &parsed;
+    if (access(config->limits, F_OK) != 0) status = create_page(config, wishes, list_gpus, why);
+  }
+  if (status == VC_OK) status = read_page(config, &page, why);
+  if (status == VC_OK) status = check_page(config, wishes, list_gpus, &page, why);
+  if (status != VC_OK || access(config->ledger, F_OK) == 0) return status;
+  status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
+  if (status == VC_OK || status == VC_EEXIST) return VC_OK;
+  return fail(status, why, "cannot create", config->ledger, status_text(status), "make the directory writable");
+}

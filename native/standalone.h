@@ -1,0 +1,15 @@
+/* The quota directory of a user without an agent: created on first use, joined ever after.
+ * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
+#ifndef VC_STANDALONE_H
+#define VC_STANDALONE_H
+
+#include "config.h"
+
+/* Lists the machine's GPUs in NVML's order: the number of them, or VC_ENODRIVER. */
+typedef int standalone_list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max);
+
+/* Makes sure that page and ledger exist and agree with VCUDA_MEMORY_LIMIT. Any number of processes may do this at the
+ * same time. A negative status with WHY. */
+int standalone_prepare(const struct config *config, standalone_list_gpus *list_gpus, char *why);
+
+#endif
