@@ -1,0 +1,54 @@
+"""Limits and usage of shared GPUs: the Python side of the vCUDA library.
+
+Creates and changes limits pages, reads ledgers, finds and installs the library; the command ``vcuda`` is built on it.
+All file formats have their one implementation in C, reached through cffi. Knows nothing of Kubernetes or the agent.
+"""
+
+from __future__ import annotations
+
+from vcuda import contract, errors
+from vcuda.errors import VcudaError
+from vcuda.install import install_library, library_path
+from vcuda.ledger import (
+    LedgerUsage,
+    ProcessUsage,
+    create_ledger,
+    ledger_file_bytes,
+    read_ledger,
+    trim_ledger,
+)
+from vcuda.limits import (
+    GpuLimit,
+    LimitsPage,
+    create_limits,
+    read_limits,
+    set_cores_limit,
+    set_memory_limit,
+    set_unhooked,
+)
+from vcuda.sizes import format_size, parse_size
+from vcuda.version import VERSION as __version__  # noqa: N811
+
+__all__ = [
+    "GpuLimit",
+    "LedgerUsage",
+    "LimitsPage",
+    "ProcessUsage",
+    "VcudaError",
+    "__version__",
+    "contract",
+    "create_ledger",
+    "create_limits",
+    "errors",
+    "format_size",
+    "install_library",
+    "ledger_file_bytes",
+    "library_path",
+    "parse_size",
+    "read_ledger",
+    "read_limits",
+    "set_cores_limit",
+    "set_memory_limit",
+    "set_unhooked",
+    "trim_ledger",
+]

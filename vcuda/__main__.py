@@ -1,0 +1,10 @@
+"""``python -m vcuda``: the same command as ``vcuda``."""
+
+from __future__ import annotations
+
+import sys
+
+from vcuda.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

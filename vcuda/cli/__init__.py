@@ -1,0 +1,72 @@
+"""The command ``vcuda``: arguments in, exit code out; each subcommand is a module of this package.
+
+Exit codes: 0 done, 1 what was asked failed, 2 a mistake in usage or configuration, 3 the machine lacks something (no
+driver, no permission); ``vcuda run`` passes on the program's own, 128 + n for signal n. Every mistake is one line on
+stderr. Heavy imports (tables, NVML) happen in the subcommand that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from vcuda import errors
+from vcuda.cli import doctor, limits, ps, run
+from vcuda.version import VERSION
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes as one line, without the usage text around them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {errors.printable(message)}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; ARGV without the program's name. Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, command = run.split_command(words)
+    parsed = _parser().parse_args(own)
+    parsed.tail = command
+    try:
+        code: int = parsed.action(parsed)
+        sys.stdout.flush()
+    except errors.VcudaError as error:
+        print(f"vcuda {parsed.subcommand}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader (head, less) had enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # what no command expects of a file system: still one line
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"vcuda {parsed.subcommand}: error: {errors.printable(f'{where}{error.strerror}')}",
+            file=sys.stderr,
+        )
+        return 3 if isinstance(error, PermissionError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="vcuda",
+        description="Limits the GPU memory of commands, and shows who uses how much.",
+        epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 the machine lacks something",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"vcuda {VERSION}")
+    subparsers = parser.add_subparsers(
+        dest="subcommand", metavar="COMMAND", required=True, parser_class=_Parser
+    )
+    for module in (run, ps, doctor, limits):
+        module.configure(subparsers)
+    return parser

@@ -1,0 +1,35 @@
+"""``vcuda doctor``: prints what ``vcuda.doctor`` finds, one line each. Exit code 1 when any check failed."""
+
+from __future__ import annotations
+
+import argparse
+
+from vcuda import settings
+
+__all__ = ["configure"]
+
+
+def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="look whether limits hold on this machine",
+        description="Checks driver, NVML, C library, permissions and library; says what to do about each problem.",
+        epilog="exit codes: 0 nothing failed, 1 something did",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "program", nargs="?", default="", metavar="PROGRAM", help="also judge this program's file"
+    )
+    parser.set_defaults(action=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from vcuda import doctor
+
+    failed = False
+    for finding in doctor.examine(settings.read_settings(), parsed.program):
+        failed = failed or finding.level == "fail"
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        print(f"{finding.level:<5} {finding.subject:<20} {finding.text}{remedy}", flush=True)
+    return 1 if failed else 0

@@ -1,0 +1,46 @@
+"""``vcuda limits``: what a limits page says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from vcuda import contract, sizes
+from vcuda.limits import read_limits
+
+__all__ = ["configure"]
+
+
+def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "limits",
+        help="show a limits page",
+        description="Shows the limits page PATH, or the one in the directory PATH.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a quota directory or a limits page")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text; sizes in bytes")
+    parser.set_defaults(action=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    path: Path = parsed.path
+    page = read_limits(path / contract.LIMITS_FILE if path.is_dir() else path)
+    if parsed.json:
+        gpus = [asdict(gpu) for gpu in page.gpus]
+        identity = page.allocation_id.hex()
+        print(
+            json.dumps(
+                {"version": page.version, "allocation_id": identity, "changes": page.changes, "gpus": gpus}
+            )
+        )
+        return 0
+    print(f"version {page.version}, allocation {page.allocation_id.hex()}, changed {page.changes} times")
+    for gpu in page.gpus:
+        cores = f", {gpu.cores_percent} % of its time" if gpu.cores_percent else ""
+        unhooked = f", {sizes.about_size(gpu.unhooked_bytes)} measured beyond" if gpu.unhooked_bytes else ""
+        print(f"{gpu.uuid}  {sizes.format_size(gpu.memory_bytes)}{cores}{unhooked}")
+    return 0

@@ -1,0 +1,251 @@
+"""``vcuda ps``: who uses how much of which GPU, as a table or as JSON.
+
+Looks at the quota that it runs under itself, at the allocations of a node agent where they may be read, and at the
+user's own quota directories; with ``--dir`` at the named ones alone. ``--json`` prints one object per look, on one
+line::
+
+    {"version": 1,              of this format; keys may be added under the same number, never change their meaning
+     "time": 1760000000.0,      seconds since 1970
+     "quotas": [
+       {"directory": "/run/user/1000/vcuda/run-17-ab12cd34",
+        "kind": "command",      "container", "command" or "directory"
+        "name": "python x.py",  for people
+        "allocation_id": "00ff…",
+        "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
+                  "used_bytes": 0,       what counts against the limit: the processes and unhooked_bytes
+                  "unhooked_bytes": 0,   measured by the agent beyond what the processes declared
+                  "peak_bytes": 0}],     largest sum of the processes so far
+        "processes": [{"pid": 1, "pid_inside": 1, "name": "python", "start_time": 0, "refused": 0,
+                       "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "peak_bytes": 0}]}]}],
+     "errors": [{"directory": "…", "error": "…"}]}
+
+Exit code 1 when a quota could not be read; the others are shown all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from vcuda import contract, errors, quotas, settings, sizes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["configure"]
+
+_WIDE = 200  # columns of a table that goes into a file or a pipe
+_NAME = (12, 60)  # columns of a name, which may be a whole script: at least, at most
+_PID = 7  # the kernel gives at most so many digits
+_SIZE = len("1023.9 GiB")
+_UUID = 12  # the beginning of a UUID, which is enough to tell the cards of a machine apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look saw: the quotas that could be read, and why the others could not."""
+
+    time: float
+    quotas: tuple[quotas.Quota, ...]
+    errors: tuple[tuple[Path, str], ...]
+
+
+def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "ps",
+        help="show who uses how much GPU memory",
+        description="Shows containers and commands with a quota: PID, GPU, limit, used and peak memory.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const="2",
+        metavar="SECONDS",
+        help="look again every SECONDS (2) until interrupted",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per look; sizes in bytes")
+    parser.add_argument(
+        "--dir",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="look at this quota directory, or at those in this directory, and nowhere else; may be repeated",
+    )
+    parser.set_defaults(action=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    seconds = _seconds(parsed.watch)
+    config = settings.read_settings()
+    if seconds is None:
+        look = _look(_directories(parsed.dir, config))
+        _print_json(look) if parsed.json else _print_table(look)
+        return _report(look)
+    try:
+        _watch(parsed, config, seconds)
+    except KeyboardInterrupt:  # the way to end it
+        return 0
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise errors.UsageError(f"cannot look every {text!r} seconds", "", "write a number from 0.1 to 3600")
+    return seconds
+
+
+def _directories(named: list[Path], config: settings.Settings) -> list[Path]:
+    if named:
+        return [found for directory in named for found in _below(directory)]
+    found = [*quotas.find_quotas(Path(contract.HOST_ALLOCATIONS)), *quotas.find_quotas(config.base_directory)]
+    own = config.own_directory
+    return [own, *found] if own is not None and own not in found else found
+
+
+def _below(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise errors.UsageError(
+            f"{directory} is not a directory", "", "name a quota directory or one that holds some"
+        )
+    if (directory / contract.LIMITS_FILE).exists():
+        return [directory]
+    return quotas.find_quotas(directory)
+
+
+def _look(directories: list[Path]) -> _Look:
+    seen: list[quotas.Quota] = []
+    failed: list[tuple[Path, str]] = []
+    for directory in directories:
+        try:
+            seen.append(quotas.read_quota(directory))
+        except errors.VcudaError as error:
+            if directory.exists():  # else it ended between listing and reading
+                failed.append((directory, str(error)))
+    return _Look(time.time(), tuple(seen), tuple(failed))
+
+
+def _report(look: _Look) -> int:
+    for _, text in look.errors:
+        print(f"vcuda ps: error: {text}", file=sys.stderr)
+    return 1 if look.errors else 0
+
+
+def _print_json(look: _Look) -> None:
+    answer = {
+        "version": 1,
+        "time": look.time,
+        "quotas": [_quota_object(quota) for quota in look.quotas],
+        "errors": [{"directory": str(directory), "error": text} for directory, text in look.errors],
+    }
+    print(json.dumps(answer))
+
+
+def _quota_object(quota: quotas.Quota) -> dict[str, object]:
+    return {
+        "directory": str(quota.directory),
+        "kind": quota.kind,
+        "name": quota.name,
+        "allocation_id": quota.limits.allocation_id.hex(),
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "limit_bytes": gpu.memory_bytes,
+                "cores_percent": gpu.cores_percent,
+                "used_bytes": quota.usage.used(gpu.uuid) + gpu.unhooked_bytes,
+                "unhooked_bytes": gpu.unhooked_bytes,
+                "peak_bytes": quota.usage.peak[gpu.uuid],
+            }
+            for gpu in quota.limits.gpus
+        ],
+        "processes": [
+            {
+                "pid": process.pid,
+                "pid_inside": process.pid_inside,
+                "name": process.name,
+                "start_time": process.start_time,
+                "refused": process.refused,
+                "gpus": [
+                    {"uuid": uuid, "used_bytes": process.used[uuid], "peak_bytes": process.peak[uuid]}
+                    for uuid in quota.usage.gpu_uuids
+                ],
+            }
+            for process in quota.usage.processes
+            if process.pid
+        ],
+    }
+
+
+def _table(look: _Look, columns: int) -> Table:
+    """A row for each GPU of a quota, and below it one for each process that took some of it."""
+    from rich.table import Table
+
+    others = _PID + _UUID + 3 * _SIZE + 5 * 2
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    widest = min(max(_NAME[0], columns - others), _NAME[1])
+    table.add_column("CONTAINER OR COMMAND", overflow="ellipsis", no_wrap=True, max_width=widest)
+    table.add_column("PID", min_width=_PID, justify="right")
+    table.add_column("GPU", min_width=_UUID, no_wrap=True)
+    for heading in ("LIMIT", "USED", "PEAK"):
+        table.add_column(heading, min_width=_SIZE, justify="right", no_wrap=True)
+    for quota in look.quotas:
+        for gpu in quota.limits.gpus:
+            used = quota.usage.used(gpu.uuid) + gpu.unhooked_bytes
+            numbers = (gpu.memory_bytes, used, quota.usage.peak[gpu.uuid])
+            table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *map(sizes.about_size, numbers))
+            for process in quota.usage.processes:
+                if process.pid and process.peak[gpu.uuid]:
+                    took = (process.used[gpu.uuid], process.peak[gpu.uuid])
+                    name = _plain(f"  {process.name}")
+                    table.add_row(name, str(process.pid), gpu.uuid[:_UUID], "", *map(sizes.about_size, took))
+    return table
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _print_table(look: _Look) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    if look.quotas:
+        console.print(_table(look, console.width))
+    elif not look.errors:
+        console.print("no container or command has a quota here")
+
+
+def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float) -> NoReturn:
+    """Looks again and again: a live picture in a terminal, one look after the other elsewhere."""
+    from rich.console import Console
+    from rich.live import Live
+
+    if parsed.json or not sys.stdout.isatty():
+        while True:
+            look = _look(_directories(parsed.dir, config))
+            _print_json(look) if parsed.json else _print_table(look)
+            sys.stdout.flush()
+            if not parsed.json:
+                _report(look)
+            time.sleep(seconds)
+    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        while True:
+            look = _look(_directories(parsed.dir, config))
+            table = _table(look, live.console.width)
+            table.caption = _plain("\n".join(text for _, text in look.errors))
+            live.update(table, refresh=True)
+            time.sleep(seconds)

@@ -1,0 +1,178 @@
+"""``vcuda run``: a command under a quota.
+
+Makes a quota directory, starts the command with the library preloaded, passes signals on, and answers with the
+command's own exit code. The limit is the library's to enforce; nothing here watches the GPU. Signals that the terminal
+sends to the whole foreground group have reached the command already and are not sent twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vcuda import contract, errors, install, program, quotas, settings, sizes
+from vcuda.limits import GpuLimit
+
+__all__ = ["configure", "split_command"]
+
+_FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_SI_KERNEL = 0x80  # si_code of a signal that the terminal raised (asm-generic/siginfo.h)
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells answer
+
+
+def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a command under a quota of GPU memory",
+        description="Runs COMMAND so that it and its children take at most SIZE of each GPU, together.",
+        epilog="The exit code is the command's own, 128 + n when signal n ended it.",
+        usage="vcuda run --memory SIZE [--gpu GPU]... [--dir DIR] -- COMMAND [ARGUMENT]...",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--memory", required=True, metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        metavar="GPU",
+        help="UUID or NVML index of a GPU that the command may see; may be repeated; default: all of them",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the quota in DIR and share it with every command that names DIR; it is not removed afterwards",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+    parser.set_defaults(action=_run)
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command line of ``vcuda run`` before and behind its first "--"; other subcommands as they are."""
+    if list(words[:1]) == ["run"] and "--" in words:
+        at = list(words).index("--")
+        return list(words[:at]), list(words[at:])
+    return list(words), []
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    words: list[str] = [*parsed.command, *(parsed.tail if parsed.command else parsed.tail[1:])]
+    if not words:
+        raise errors.UsageError(
+            "no command was given", "", "write it behind --, as in vcuda run --memory 8GiB -- ls"
+        )
+    memory = sizes.parse_size(parsed.memory)
+    config = settings.read_settings()
+    if settings.in_container():
+        raise errors.UsageError(
+            "this is a container with a limit of its own",
+            f"{contract.CONTAINER_LIMITS} counts and nothing else",
+            "run the command directly",
+        )
+    library = _preloadable_library()
+    gpus, visible = _gpu_limits(parsed.gpu, memory)
+    executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
+    if executable is None:
+        print(
+            f"vcuda run: error: {errors.printable(words[0])}: no such program, or not executable",
+            file=sys.stderr,
+        )
+        return _NOT_FOUND
+    if reason := program.why_not_caught(executable):
+        print(f"vcuda run: warning: the limit will not hold for {executable}: {reason}", file=sys.stderr)
+    directory = _quota_directory(parsed.dir, config.base_directory, gpus, words)
+    environment = settings.child_environment(
+        config, library=library, directory=directory, visible_devices=visible
+    )
+    try:
+        return _supervise(executable, words, environment, None if parsed.dir else directory)
+    finally:
+        if parsed.dir is None:
+            quotas.remove_if_unused(directory, launcher_done=True)
+
+
+def _preloadable_library() -> Path:
+    library = install.library_path()
+    if reason := settings.not_preloadable(library):
+        raise errors.LibraryMissingError(f"cannot preload {library}", reason, "install gigaslice elsewhere")
+    return library
+
+
+def _gpu_limits(wanted: Sequence[str], memory: int) -> tuple[list[GpuLimit], str | None]:
+    """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
+    from vcuda import devices
+
+    present = devices.list_devices()
+    chosen = devices.select_devices(wanted, present) if wanted else present
+    if not chosen:
+        raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
+    for device in chosen:
+        if memory > device.memory_bytes:
+            raise errors.UsageError(
+                f"--memory {sizes.format_size(memory)} is more than GPU {device.index} has",
+                f"{device.name} has {sizes.about_size(device.memory_bytes)}",
+                "ask for less, or name the GPUs with --gpu",
+            )
+    limits = [GpuLimit(device.uuid, memory) for device in chosen]
+    return limits, ",".join(device.uuid for device in chosen) if wanted else None
+
+
+def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], words: Sequence[str]) -> Path:
+    if named is not None:
+        return quotas.open_named(named.absolute(), gpus)
+    quotas.sweep(quotas.private_base(base))
+    return quotas.create_in(base, gpus, words)
+
+
+def _supervise(executable: Path, words: list[str], environment: dict[str, str], note: Path | None) -> int:
+    """Starts the command, passes signals on until it ends, and returns its exit code. NOTE: its quota directory."""
+    watched = {*_FORWARDED, signal.SIGCHLD}
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # if our parent ignores it, so do we, and no status would come
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        try:
+            pid = os.posix_spawn(
+                executable,
+                words,
+                environment,
+                setsigmask=before,
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these two
+            )
+        except OSError as error:
+            print(f"vcuda run: error: {errors.printable(words[0])}: {error.strerror}", file=sys.stderr)
+            return _NOT_EXECUTABLE
+        if note is not None:
+            with contextlib.suppress(OSError):  # only vcuda ps would have liked to know the PID
+                quotas.write_command(note, words, pid)
+        return _wait(pid, watched)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(pid: int, watched: set[signal.Signals]) -> int:
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        information = signal.sigwaitinfo(watched)
+        if information.si_signo != signal.SIGCHLD and information.si_code != _SI_KERNEL:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, information.si_signo)

@@ -1,0 +1,113 @@
+"""Which GPUs this machine has, and which one a user means: the package's only use of NVML.
+
+Every call starts and ends NVML by itself, so that nothing is held and a driver that goes away is noticed. What NVML
+says goes into frozen values; its exceptions become NoDriverError. Does not watch health or use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pynvml
+
+from vcuda import errors, sizes
+
+__all__ = ["Device", "driver_version", "list_devices", "select_devices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or MIG instance: NVML index (of the whole GPU), UUID, model name, memory in bytes."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[None]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise errors.NoDriverError("NVML cannot be started", str(error)) from error
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise errors.NoDriverError(
+            "NVML failed", str(error), "see nvidia-smi and the kernel's log"
+        ) from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def driver_version() -> str:
+    """Version of the display driver, "580.65.06"."""
+    with _nvml():
+        return str(pynvml.nvmlSystemGetDriverVersion())
+
+
+def list_devices() -> tuple[Device, ...]:
+    """The machine's GPUs in NVML's order. Raises NoDriverError; an empty tuple means a driver without GPUs."""
+    with _nvml():
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_describe(index, handle) for index, handle in enumerate(handles))
+
+
+def select_devices(wanted: Sequence[str], present: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that WANTED names by NVML index or by UUID, each once, in the order given.
+
+    Raises UsageError for a name that fits none of PRESENT. MIG instances are looked up through NVML.
+    """
+    chosen: list[Device] = []
+    for text in wanted:
+        device = _by_uuid(text, present) if "-" in text else _by_index(text, present)
+        if any(device.uuid == other.uuid for other in chosen):
+            raise errors.UsageError(f"GPU {text}", "it is named twice", "name each GPU once")
+        chosen.append(device)
+    return tuple(chosen)
+
+
+def _describe(index: int, handle: object) -> Device:
+    return Device(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+    )
+
+
+def _by_index(text: str, present: Sequence[Device]) -> Device:
+    for device in present:
+        if text == str(device.index):
+            return device
+    raise errors.UsageError(f"there is no GPU {text!r}", "", _choices(present))
+
+
+def _by_uuid(text: str, present: Sequence[Device]) -> Device:
+    raw, flags = sizes.parse_uuid(text)
+    uuid = sizes.format_uuid(raw, flags)
+    for device in present:
+        if sizes.parse_uuid(device.uuid) == (raw, flags):
+            return device
+    if flags:
+        return _mig_instance(uuid, present)
+    raise errors.UsageError(f"there is no {uuid}", "", _choices(present))
+
+
+def _mig_instance(uuid: str, present: Sequence[Device]) -> Device:
+    with _nvml():
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError as error:
+            raise errors.UsageError(f"there is no {uuid}", str(error), _choices(present)) from error
+        parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        return _describe(int(pynvml.nvmlDeviceGetIndex(parent)), handle)
+
+
+def _choices(present: Sequence[Device]) -> str:
+    names = [f"{device.index} ({device.uuid})" for device in present]
+    return "choose one of " + ", ".join(names) if names else "this machine has no GPU"

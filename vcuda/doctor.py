@@ -1,0 +1,243 @@
+"""Looks whether a limit would hold on this machine: one finding per question, each with what to do about it.
+
+Questions about the driver and the loader are asked in child processes, since a broken driver may crash or hang the
+asker. Each check is a function from its inputs to findings; printing them is the command's business. Changes nothing
+on the machine beyond a temporary directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vcuda import contract, devices, errors, install, program, quotas, settings
+from vcuda.limits import GpuLimit, read_limits
+
+__all__ = ["Finding", "examine"]
+
+_PROBE = Path(__file__).with_name("probe.py")
+_CHILD_SECONDS = 30
+_OLDEST_GLIBC = (2, 17)
+_PROCESSORS = ("x86_64", "aarch64")
+_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Answer to one question. REMEDY is empty when LEVEL is "ok"."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def examine(config: settings.Settings, command: str = "") -> Iterator[Finding]:
+    """All findings, in an order in which an early failure explains later ones. COMMAND: a program to judge."""
+    yield from _check_system()
+    yield from _check_nvml()
+    yield from _check_driver(config.environment)
+    yield from _check_directory(config.base_directory)
+    yield from _check_library(config)
+    yield from _check_container()
+    if command:
+        yield _check_program(command, config.environment.get("PATH", os.defpath))
+
+
+def _check_system() -> Iterator[Finding]:
+    machine = platform.machine()
+    if machine in _PROCESSORS:
+        yield Finding("ok", "processor", machine)
+    else:
+        yield Finding("fail", "processor", f"{machine} is not supported", f"use {' or '.join(_PROCESSORS)}")
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        yield Finding(
+            "fail", "glibc", f"this is {libc or 'another C library'}", "use a system based on glibc"
+        )
+    elif tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_GLIBC:
+        yield Finding("fail", "glibc", f"{version} is too old", "use 2.17 or newer")
+    else:
+        yield Finding("ok", "glibc", version)
+
+
+def _check_nvml() -> Iterator[Finding]:
+    try:
+        present = devices.list_devices()
+        version = devices.driver_version()
+    except errors.VcudaError as error:
+        yield Finding("fail", "NVML", f"{error.what}: {error.cause}", error.remedy)
+        return
+    if not present:
+        yield Finding(
+            "fail", "NVML", f"driver {version}, no GPU", "check lspci, /dev/nvidia* and the kernel's log"
+        )
+        return
+    yield Finding("ok", "NVML", f"driver {version}, {len(present)} GPU{'s' if len(present) > 1 else ''}")
+    for device in present:
+        size = device.memory_bytes / 1024**3
+        yield Finding("ok", f"GPU {device.index}", f"{device.name}, {size:.1f} GiB, {device.uuid}")
+
+
+def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:
+    answer = _run_probe({key: value for key, value in environment.items() if key != "LD_PRELOAD"})
+    if problem := answer.get("error"):
+        yield Finding("fail", "CUDA driver", str(problem), errors.NoDriverError.remedy)
+    elif answer.get("init") != 0:
+        yield Finding(
+            "fail", "CUDA driver", f"cuInit answered {answer.get('init')}", "run nvidia-smi; see dmesg"
+        )
+    else:
+        version = int(str(answer["version"]))
+        yield Finding("ok", "CUDA driver", f"CUDA {version // 1000}.{version % 1000 // 10}")
+
+
+def _check_directory(base: Path) -> Iterator[Finding]:
+    try:
+        quotas.private_base(base)
+        with tempfile.NamedTemporaryFile(dir=base, prefix=".doctor-") as file:
+            fcntl.fcntl(file, fcntl.F_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0))
+            owner = _lock_owner(file.name)
+    except errors.VcudaError as error:
+        yield Finding("fail", "permissions", f"{error.what}: {error.cause}", error.remedy)
+        return
+    except OSError as error:
+        yield Finding("fail", "permissions", f"cannot lock a file in {base}: {error}", "set XDG_RUNTIME_DIR")
+        return
+    yield Finding("ok", "permissions", f"{base} is yours alone")
+    if owner == os.getpid():
+        yield Finding("ok", "record locks", "the kernel tells the owner")
+    else:
+        yield Finding(
+            "fail",
+            "record locks",
+            f"the file system of {base} does not tell who owns a lock",
+            "set XDG_RUNTIME_DIR to a directory on a local file system",
+        )
+
+
+def _lock_owner(path: str) -> int:
+    """PID that another process sees as the owner of the lock; 0 when it sees none."""
+    script = (
+        "import fcntl, os, struct, sys\n"
+        f"ask = struct.pack({_FLOCK!r}, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0)\n"
+        "with open(sys.argv[1], 'rb+') as file:\n"
+        f"    kind, _, _, _, pid = struct.unpack({_FLOCK!r}, fcntl.fcntl(file, fcntl.F_GETLK, ask))\n"
+        "print(0 if kind == fcntl.F_UNLCK else pid)\n"
+    )
+    result = _child([sys.executable, "-I", "-c", script, path], None)
+    return int(result.stdout) if result.returncode == 0 else 0
+
+
+def _check_library(config: settings.Settings) -> Iterator[Finding]:
+    try:
+        library = install.library_path()
+    except errors.VcudaError as error:
+        yield Finding("fail", "library", f"{error.what}: {error.cause}", error.remedy)
+        return
+    if reason := settings.not_preloadable(library):
+        yield Finding("fail", "library", f"{library}: {reason}", "install gigaslice elsewhere")
+        return
+    result = _child([sys.executable, "-I", "-c", ""], {**config.environment, "LD_PRELOAD": str(library)})
+    complaint = errors.printable(result.stderr.strip().splitlines()[0]) if result.stderr.strip() else ""
+    if result.returncode or complaint:
+        yield Finding(
+            "fail", "library", complaint or f"{library} ends its program", errors.LibraryMissingError.remedy
+        )
+        return
+    yield Finding("ok", "library", f"{library} can be preloaded")
+    yield from _check_caught(config, library)
+
+
+def _check_caught(config: settings.Settings, library: Path) -> Iterator[Finding]:
+    """Runs the probe under a quota and looks whose cuMemAlloc it would call."""
+    try:
+        present = devices.list_devices()[:16]
+    except errors.VcudaError:
+        present = ()
+    if not present:
+        yield Finding("warn", "interception", "not tried: there is no GPU", "see the lines above")
+        return
+    with tempfile.TemporaryDirectory(prefix="vcuda-doctor-") as folder:
+        gpus = [GpuLimit(device.uuid, device.memory_bytes) for device in present]
+        quotas.open_named(Path(folder), gpus)
+        answer = _run_probe(settings.child_environment(config, library=library, directory=Path(folder)))
+    for key, name in (("dlsym", "dlsym"), ("get_proc_address", "cuGetProcAddress")):
+        if answer.get(key) == str(library.resolve()):
+            yield Finding("ok", f"via {name}", "a program's allocations would be caught")
+        else:
+            got = answer.get("error") or f"it got {answer.get(key) or 'nothing'}"
+            remedy = "look for another LD_PRELOAD, then report this with the driver's version"
+            yield Finding("fail", f"via {name}", f"a program would not be caught: {got}", remedy)
+
+
+def _check_container() -> Iterator[Finding]:
+    """Only inside a container that an agent made: whether its page is sound and this process has the library."""
+    if not settings.in_container():
+        return
+    try:
+        page = read_limits(contract.CONTAINER_LIMITS)
+    except errors.VcudaError as error:
+        yield Finding(
+            "fail", "container", f"{error.what}: {error.cause}", "delete the pod, so that it is made anew"
+        )
+        return
+    if contract.CONTAINER_LIBRARY_DIR in Path("/proc/self/maps").read_text(
+        encoding="utf-8", errors="replace"
+    ):
+        yield Finding("ok", "container", f"limited on {len(page.gpus)} GPU(s), and the library is loaded")
+    else:
+        yield Finding(
+            "fail",
+            "container",
+            "there is a limit, but the library is not loaded",
+            f"check that {contract.CONTAINER_PRELOAD} is mounted and that the image is based on glibc",
+        )
+
+
+def _check_program(command: str, search_path: str) -> Finding:
+    found = program.find_program(command, search_path)
+    if found is None:
+        return Finding("fail", "program", f"{command} was not found", "check PATH and its permissions")
+    if reason := program.why_not_caught(found):
+        return Finding(
+            "fail", "program", f"{found} would not be caught: {reason}", "run one linked with glibc"
+        )
+    return Finding("ok", "program", f"{found} can be caught")
+
+
+def _run_probe(environment: Mapping[str, str]) -> dict[str, object]:
+    result = _child([sys.executable, "-I", str(_PROBE)], environment)
+    try:
+        answer = json.loads(result.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        reason = result.stderr.strip().splitlines()[-1:] or [f"it ended with {result.returncode}"]
+        return {"error": f"a program that starts the driver fails: {reason[0]}"}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _child(command: list[str], environment: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CHILD_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {_CHILD_SECONDS} s")

@@ -1,0 +1,95 @@
+"""Usage ledgers: what each process of a container or command has taken of each GPU.
+
+The file is written by the processes themselves and therefore not trusted: the C code reads it by ``pread`` with
+checked sizes and bounds every number, and asks the kernel's record locks who lives. Python sees frozen snapshots only
+and never maps the file, because it has no atomic loads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcuda import errors, sizes
+from vcuda._bridge import checked, ffi, lib, path_bytes
+from vcuda.limits import GpuLimit, StrPath, allocation_bytes, pack_gpus
+
+__all__ = ["LedgerUsage", "ProcessUsage", "create_ledger", "ledger_file_bytes", "read_ledger", "trim_ledger"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One process that charged something. Sizes are bytes by GPU UUID.
+
+    ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot is free
+    to be taken over. ``pid_inside`` (in its own namespace), ``start_time`` (clock ticks since boot) and ``name`` are
+    only the process's word. ``refused`` counts charges that were answered with "out of memory".
+    """
+
+    slot: int
+    pid: int
+    pid_inside: int
+    start_time: int
+    used: dict[str, int]
+    peak: dict[str, int]
+    refused: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerUsage:
+    """A snapshot of a ledger: format version, allocation, GPUs in order, largest sums so far, processes by slot."""
+
+    version: int
+    allocation_id: bytes
+    gpu_uuids: tuple[str, ...]
+    peak: dict[str, int]
+    processes: tuple[ProcessUsage, ...]
+
+    def used(self, uuid: str) -> int:
+        """Bytes that the living processes hold of one GPU."""
+        return sum(process.used[uuid] for process in self.processes if process.pid)
+
+
+def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit], mode: int = 0o666) -> None:
+    """Creates an empty ledger at PATH for the GPUS of a limits page. Raises ExistsError when PATH exists."""
+    raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
+    status = lib.ledger_create(path_bytes(path), raw, array, len(gpus), mode)
+    checked(status, f"cannot create the ledger {os.fspath(path)}")
+
+
+def ledger_file_bytes() -> int:
+    """The fixed size of a ledger file."""
+    return int(lib.ledger_file_bytes())
+
+
+def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
+    """Reads a snapshot. GPUS of the limits page tell which UUIDs are MIG instances; without them all are "GPU-…"."""
+    info = ffi.new("struct vc_ledger_info *")
+    slots = ffi.new("struct vc_slot_usage[]", lib.VC_MAX_SLOTS)
+    status = lib.ledger_read(path_bytes(path), info, slots, len(slots))
+    count = checked(status, f"cannot read the ledger {os.fspath(path)}")
+    known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
+    raw_uuids = [bytes(ffi.buffer(info.uuid[i])) for i in range(info.gpu_count)]
+    uuids = tuple(known.get(raw, sizes.format_uuid(raw)) for raw in raw_uuids)
+    processes = tuple(
+        ProcessUsage(
+            slot=slot.slot,
+            pid=slot.pid,
+            pid_inside=slot.pid_inside,
+            start_time=slot.start_time,
+            used=dict(zip(uuids, slot.used, strict=False)),
+            peak=dict(zip(uuids, slot.peak, strict=False)),
+            refused=slot.refused,
+            name=errors.printable(ffi.string(slot.name, lib.VC_NAME_BYTES).decode("utf-8", "replace")),
+        )
+        for slot in slots[0:count]
+    )
+    peak = dict(zip(uuids, info.peak, strict=False))
+    return LedgerUsage(info.version, bytes(ffi.buffer(info.id)), uuids, peak, processes)
+
+
+def trim_ledger(path: StrPath) -> bool:
+    """Cuts a ledger that grew back to its fixed size; tells whether it had to."""
+    return checked(lib.ledger_trim(path_bytes(path)), f"cannot trim the ledger {os.fspath(path)}") > 0

@@ -1,0 +1,131 @@
+"""Limits pages: what a container or command may use of each GPU. Created here, mapped read-only by its processes.
+
+A page appears complete or not at all, and a live change is one atomic store that every process sees; both are done by
+``native/shm/limits.c``. This module turns its structures into frozen values and its statuses into exceptions, and
+keeps nothing between calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vcuda import errors, sizes
+from vcuda._bridge import checked, ffi, lib, path_bytes
+
+__all__ = [
+    "GpuLimit",
+    "LimitsPage",
+    "create_limits",
+    "read_limits",
+    "set_cores_limit",
+    "set_memory_limit",
+    "set_unhooked",
+]
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimit:
+    """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
+    NVML sees beyond what the ledger declares.
+    """
+
+    uuid: str
+    memory_bytes: int
+    cores_percent: int = 0
+    unhooked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPage:
+    """A page as read: format version, allocation, number of live changes since it was created, GPUs in order."""
+
+    version: int
+    allocation_id: bytes
+    changes: int
+    gpus: tuple[GpuLimit, ...]
+
+
+def pack_gpus(gpus: Sequence[GpuLimit]) -> Any:
+    """GPUS as the C array that limits_create and ledger_create take."""
+    if not 1 <= len(gpus) <= lib.VC_MAX_GPUS:
+        raise errors.InvalidArgumentError(f"{len(gpus)} GPUs", f"a page holds 1 to {lib.VC_MAX_GPUS} of them")
+    array = ffi.new("struct vc_gpu_limit[]", len(gpus))
+    for item, gpu in zip(array, gpus, strict=True):
+        raw, flags = sizes.parse_uuid(gpu.uuid)
+        item.uuid[0 : len(raw)] = raw
+        item.flags = flags
+        item.memory_bytes = _in_range(gpu.memory_bytes, 64, gpu.uuid, "bytes of memory")
+        item.unhooked_bytes = _in_range(gpu.unhooked_bytes, 64, gpu.uuid, "bytes measured")
+        item.cores_percent = _in_range(gpu.cores_percent, 32, gpu.uuid, "percent of its time")
+    return array
+
+
+def allocation_bytes(allocation_id: bytes) -> bytes:
+    """ALLOCATION_ID when it has the length of one."""
+    if len(allocation_id) != lib.VC_ID_BYTES:
+        raise errors.InvalidArgumentError(
+            "not an allocation id", f"{len(allocation_id)} bytes instead of {lib.VC_ID_BYTES}"
+        )
+    return allocation_id
+
+
+def create_limits(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit], mode: int = 0o644) -> None:
+    """Creates the page at PATH with permission bits MODE. Raises ExistsError when PATH exists."""
+    raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
+    status = lib.limits_create(path_bytes(path), raw, array, len(gpus), mode)
+    checked(status, f"cannot create the limits page {os.fspath(path)}")
+
+
+def read_limits(path: StrPath) -> LimitsPage:
+    """Reads and checks the whole page."""
+    page = ffi.new("struct vc_limits *")
+    checked(lib.limits_read(path_bytes(path), page), f"cannot read the limits page {os.fspath(path)}")
+    gpus = tuple(
+        GpuLimit(
+            uuid=sizes.format_uuid(bytes(ffi.buffer(gpu.uuid)), gpu.flags),
+            memory_bytes=gpu.memory_bytes,
+            cores_percent=gpu.cores_percent,
+            unhooked_bytes=gpu.unhooked_bytes,
+        )
+        for gpu in page.gpu[0 : page.gpu_count]
+    )
+    return LimitsPage(page.version, bytes(ffi.buffer(page.id)), page.changes, gpus)
+
+
+def set_memory_limit(path: StrPath, uuid: str, memory_bytes: int) -> None:
+    """Changes the quota of one GPU, at once for every process. Less than what is used refuses new charges only."""
+    _change(lib.limits_set_memory, path, uuid, _in_range(memory_bytes, 64, uuid, "bytes of memory"))
+
+
+def set_unhooked(path: StrPath, uuid: str, unhooked_bytes: int) -> None:
+    """Publishes the bytes that NVML sees of the container beyond what its ledger declares."""
+    _change(lib.limits_set_unhooked, path, uuid, _in_range(unhooked_bytes, 64, uuid, "bytes measured"))
+
+
+def set_cores_limit(path: StrPath, uuid: str, cores_percent: int) -> None:
+    """Changes the share of the GPU's time in percent; 0: no limit."""
+    _change(lib.limits_set_cores, path, uuid, _in_range(cores_percent, 32, uuid, "percent of its time"))
+
+
+def _change(setter: Any, path: StrPath, uuid: str, value: int) -> None:
+    raw, _ = sizes.parse_uuid(uuid)
+    what = f"cannot change the limit of {uuid} in {os.fspath(path)}"
+    try:
+        checked(setter(path_bytes(path), raw, value), what)
+    except errors.NotFoundError as error:
+        if not Path(path).exists():
+            raise
+        raise errors.NotFoundError(what, "the page has no such GPU") from error
+
+
+def _in_range(value: int, bits: int, uuid: str, meaning: str) -> int:
+    """VALUE when the C type holds it; what it may mean is decided in C."""
+    if not 0 <= value < 1 << bits:
+        raise errors.InvalidArgumentError(f"{value} {meaning} of {uuid}", "the number is out of range")
+    return value

@@ -1,0 +1,61 @@
+"""A small CUDA program for ``vcuda doctor``: prints as JSON what the driver says and whose code it would call.
+
+Run as a file of its own in a child process, with the library preloaded or without, because a broken driver may crash
+or hang. It uses the standard library alone and imports nothing of the package. Allocates nothing on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+SYMBOL = b"cuMemAlloc_v2"
+
+
+def _object_of(address: int | None) -> str:
+    """Path of the file that is mapped at ADDRESS, "" for none."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        start, end = (int(part, 16) for part in fields[0].split("-"))
+        if address is not None and start <= address < end:
+            return fields[5] if len(fields) == 6 else ""
+    return ""
+
+
+def _through_dlsym(driver: ctypes.CDLL) -> str:
+    function = getattr(driver, SYMBOL.decode("ascii"))
+    return _object_of(ctypes.cast(function, ctypes.c_void_p).value)
+
+
+def _through_get_proc_address(driver: ctypes.CDLL, version: int) -> str:
+    pointer, found = ctypes.c_void_p(), ctypes.c_int()
+    name = SYMBOL.removesuffix(b"_v2")
+    flags = ctypes.c_uint64(0)
+    if hasattr(driver, "cuGetProcAddress_v2"):
+        driver.cuGetProcAddress_v2(name, ctypes.byref(pointer), version, flags, ctypes.byref(found))
+    elif hasattr(driver, "cuGetProcAddress"):
+        driver.cuGetProcAddress(name, ctypes.byref(pointer), version, flags)
+    return _object_of(pointer.value)
+
+
+def main() -> int:
+    """Prints one JSON object; always succeeds when Python itself works."""
+    answer: dict[str, object] = {}
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        answer["init"] = int(driver.cuInit(0))
+        driver.cuDriverGetVersion(ctypes.byref(version))
+        answer["version"] = version.value
+        answer["dlsym"] = _through_dlsym(driver)
+        answer["get_proc_address"] = _through_get_proc_address(driver, version.value)
+    except (OSError, AttributeError) as error:
+        answer["error"] = str(error)
+    print(json.dumps(answer))  # noqa: T201  this is the program's answer
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Whether the dynamic loader will load a library into a program: read off its file, without running it.
+
+A statically linked program, one of another C library or word size, and one that changes its user never see
+LD_PRELOAD; a limit would silently not hold. A script is judged by its interpreter. What a program starts later is not
+looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import struct
+from pathlib import Path
+
+__all__ = ["find_program", "why_not_caught"]
+
+_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF specification
+_PT_INTERP = 3
+_HEADER_BYTES = 64 * 1024  # program headers and the interpreter's name lie at the beginning
+
+
+def find_program(command: str, search_path: str) -> Path | None:
+    """The file that COMMAND would run, or None when there is none or it may not be executed."""
+    found = shutil.which(command, path=search_path)
+    return Path(found) if found else None
+
+
+def why_not_caught(program: Path) -> str:
+    """The reason why no library can be preloaded into PROGRAM; "" when nothing stands against it."""
+    try:
+        with program.open("rb") as file:
+            head = file.read(_HEADER_BYTES)
+        mode = program.stat().st_mode
+    except OSError:
+        return ""  # may be executed, may not be read: the loader decides
+    if head.startswith(b"#!"):
+        interpreter = head[2:].split(b"\n", 1)[0].split()
+        return why_not_caught(Path(os.fsdecode(interpreter[0]))) if interpreter else ""
+    if not head.startswith(b"\x7fELF"):
+        return ""
+    if mode & (stat.S_ISUID | stat.S_ISGID) and os.geteuid() != 0:
+        return "it changes its user or group, so the loader ignores LD_PRELOAD"
+    return _why_not_elf(head)
+
+
+def _why_not_elf(head: bytes) -> str:
+    try:
+        if head[4] != 2 or head[5] != 1:
+            return "it is not a 64-bit little-endian program"
+        (machine,) = struct.unpack_from("<H", head, 18)
+        if machine != _MACHINES.get(platform.machine(), machine):
+            return "it is built for another processor"
+        (table,) = struct.unpack_from("<Q", head, 32)
+        entry_bytes, entries = struct.unpack_from("<HH", head, 54)
+        for i in range(entries):
+            at = table + i * entry_bytes
+            if struct.unpack_from("<I", head, at)[0] == _PT_INTERP:
+                offset, size = struct.unpack_from("<Q16xQ", head, at + 8)
+                loader = head[offset : offset + size].rstrip(b"\0")
+                return "it uses the musl C library instead of glibc" if b"musl" in loader else ""
+    except (IndexError, struct.error):
+        return "its ELF headers are damaged"
+    return "it is statically linked, so there is no loader that could load a library into it"

@@ -1,0 +1,279 @@
+"""Quota directories of commands on a workstation: made by ``vcuda run``, listed by ``vcuda ps``, swept when unused.
+
+A directory holds a limits page, a ledger and ``command.json``. It is prepared under a hidden name and renamed when it
+is complete, so nobody ever meets half of one. It is in use while a process owns a slot of its ledger, while its
+launcher lives, or while any process still has it as VCUDA_DIR: a background child that has not touched the GPU yet
+must find its limit when it does. Directories that a user named himself are his and never swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vcuda import contract, errors
+from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
+from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
+from vcuda.sizes import format_size
+
+__all__ = [
+    "Command",
+    "Quota",
+    "create_in",
+    "find_quotas",
+    "open_named",
+    "private_base",
+    "read_quota",
+    "remove_if_unused",
+    "sweep",
+    "write_command",
+]
+
+_RUN_PREFIX = "run-"
+_NEW_PREFIX = ".new-"
+_DEAD_PREFIX = ".dead-"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What ``vcuda run`` started: arguments, its PID (0 before it runs), the launcher's PID with its start time in
+    clock ticks since boot, and when, in seconds since 1970.
+    """
+
+    command: tuple[str, ...]
+    pid: int
+    launcher: int
+    launcher_start: int
+    start: float
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One directory as it was read. KIND is "container", "command" or "directory"; NAME is for people."""
+
+    directory: Path
+    kind: str
+    name: str
+    limits: LimitsPage
+    usage: LedgerUsage
+
+
+def private_base(base: Path) -> Path:
+    """Makes sure that BASE is a directory that only this user can enter. Raises PermissionDeniedError.
+
+    /tmp is everybody's: a directory or link that somebody else put there is refused, not used.
+    """
+    what = f"cannot use {base} for quota directories"
+    try:
+        base.mkdir(mode=0o700, parents=False, exist_ok=True)
+        info = base.lstat()
+    except OSError as error:
+        raise errors.PermissionDeniedError(
+            what, error.strerror or "", "set XDG_RUNTIME_DIR or use --dir"
+        ) from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise errors.PermissionDeniedError(
+            what, "it belongs to somebody else", "remove it or set XDG_RUNTIME_DIR"
+        )
+    if info.st_mode & 0o077:
+        base.chmod(0o700)
+    return base
+
+
+def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> Path:
+    """A fresh directory below BASE with page, ledger and the launcher's word about COMMAND."""
+    token = secrets.token_hex(4)
+    prepared = base / f"{_NEW_PREFIX}{os.getpid()}-{token}"
+    final = base / f"{_RUN_PREFIX}{os.getpid()}-{token}"
+    try:
+        prepared.mkdir(mode=0o700)
+        _fill(prepared, gpus)
+        _write_json(
+            prepared, Command(tuple(command), 0, os.getpid(), _start_time(os.getpid()) or 0, time.time())
+        )
+        prepared.rename(final)
+    except OSError as error:
+        shutil.rmtree(prepared, ignore_errors=True)
+        raise errors.SystemError_(
+            f"cannot create a quota directory in {base}", error.strerror or ""
+        ) from error
+    except errors.VcudaError:
+        shutil.rmtree(prepared, ignore_errors=True)
+        raise
+    return final
+
+
+def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
+    """DIRECTORY with a page and a ledger for GPUS: created where there is none, joined where the limits agree.
+
+    Raises UsageError when the page there says something else: two limits for one quota cannot both hold.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot use {directory}", error.strerror or "", "name a directory of yours"
+        ) from error
+    with contextlib.suppress(errors.ExistsError):  # joined, or another process was faster
+        _fill(directory, gpus)
+    page = read_limits(directory / contract.LIMITS_FILE)
+    if not (directory / contract.LEDGER_FILE).exists():
+        with contextlib.suppress(
+            errors.ExistsError
+        ):  # its creator was killed between the two, or is just there
+            create_ledger(
+                directory / contract.LEDGER_FILE, page.allocation_id, page.gpus, contract.LEDGER_MODE
+            )
+    found, asked = _wishes(read_quota(directory).limits.gpus), _wishes(gpus)
+    if found != asked:
+        raise errors.UsageError(
+            f"{directory} has other limits than asked for",
+            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _) in found.items()),
+            "ask for the same, or use another directory",
+        )
+    return directory
+
+
+def write_command(directory: Path, command: Sequence[str], pid: int) -> None:
+    """Notes that COMMAND runs as PID. The file is replaced as a whole."""
+    _write_json(
+        directory, Command(tuple(command), pid, os.getpid(), _start_time(os.getpid()) or 0, time.time())
+    )
+
+
+def find_quotas(base: Path) -> list[Path]:
+    """Quota directories in BASE by name; none where BASE does not exist or may not be read."""
+    try:
+        entries = sorted(base.iterdir())
+    except OSError:
+        return []
+    return [entry for entry in entries if not entry.name.startswith(".") and _is_quota(entry)]
+
+
+def read_quota(directory: Path) -> Quota:
+    """Reads page, ledger and owner. Raises the classes of ``vcuda.errors``."""
+    limits = read_limits(directory / contract.LIMITS_FILE)
+    usage = read_ledger(directory / contract.LEDGER_FILE, limits.gpus)
+    if usage.allocation_id != limits.allocation_id:
+        raise errors.MismatchError(f"cannot use {directory}", "the ledger belongs to another limits page")
+    command = _read_json(directory / contract.COMMAND_FILE).get("command")
+    if isinstance(command, list) and command:
+        return Quota(directory, "command", errors.printable(" ".join(map(str, command))), limits, usage)
+    owner = _read_json(directory / contract.OWNER_FILE)
+    names = [str(owner[key]) for key in ("namespace", "pod", "container") if owner.get(key)]
+    if names:
+        return Quota(directory, "container", errors.printable("/".join(names)), limits, usage)
+    return Quota(directory, "directory", errors.printable(directory.name), limits, usage)
+
+
+def sweep(base: Path) -> int:
+    """Removes what finished commands left in BASE; returns how many directories went."""
+    swept = 0
+    with contextlib.suppress(OSError):
+        for entry in base.iterdir():
+            if entry.name.startswith(_RUN_PREFIX):
+                swept += remove_if_unused(entry)
+            elif entry.name.startswith(_NEW_PREFIX):
+                launcher = entry.name.removeprefix(_NEW_PREFIX).split("-", 1)[0]
+                if not (launcher.isdigit() and _start_time(int(launcher))):
+                    swept += _remove(entry)
+            elif entry.name.startswith(_DEAD_PREFIX):
+                swept += _remove(entry)
+    return swept
+
+
+def remove_if_unused(directory: Path, *, launcher_done: bool = False) -> bool:
+    """Removes DIRECTORY unless a process may still use it. LAUNCHER_DONE: the caller is the launcher and has ended."""
+    if not launcher_done and _launcher_lives(directory):
+        return False
+    try:
+        usage = read_ledger(directory / contract.LEDGER_FILE)
+    except errors.PermissionDeniedError:
+        return False
+    except errors.VcudaError:
+        pass  # a ledger that cannot be read serves nobody; the environment below still counts
+    else:
+        if any(process.pid for process in usage.processes):
+            return False
+    if _is_in_an_environment(directory):
+        return False
+    return _remove(directory)
+
+
+def _fill(directory: Path, gpus: Sequence[GpuLimit]) -> None:
+    allocation_id = secrets.token_bytes(16)
+    create_limits(directory / contract.LIMITS_FILE, allocation_id, gpus, contract.LIMITS_MODE)
+    create_ledger(directory / contract.LEDGER_FILE, allocation_id, gpus, contract.LEDGER_MODE)
+
+
+def _wishes(gpus: Sequence[GpuLimit]) -> dict[str, tuple[int, int]]:
+    return {gpu.uuid.lower(): (gpu.memory_bytes, gpu.cores_percent) for gpu in gpus}
+
+
+def _is_quota(directory: Path) -> bool:
+    try:
+        return (directory / contract.LIMITS_FILE).exists()
+    except OSError:
+        return False  # not ours to look at
+
+
+def _write_json(directory: Path, command: Command) -> None:
+    temporary = directory / f".{contract.COMMAND_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(command)) + "\n", encoding="utf-8")
+    temporary.rename(directory / contract.COMMAND_FILE)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """The object in a file that only serves people: what is missing or damaged counts as empty."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _launcher_lives(directory: Path) -> bool:
+    noted = _read_json(directory / contract.COMMAND_FILE)
+    launcher, start = noted.get("launcher"), noted.get("launcher_start")
+    return isinstance(launcher, int) and bool(start) and _start_time(launcher) == start
+
+
+def _start_time(pid: int) -> int | None:
+    """Clock ticks between boot and the start of process PID; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(text.rpartition(b")")[2].split()[19])  # field 22; the name before it may contain anything
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_in_an_environment(directory: Path) -> bool:
+    """Whether any process that we may look at was started with DIRECTORY as its VCUDA_DIR."""
+    wanted = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                return True
+    return False
+
+
+def _remove(directory: Path) -> bool:
+    """Takes the name away first, so that nobody finds a directory that is half gone."""
+    doomed = directory.with_name(f"{_DEAD_PREFIX}{secrets.token_hex(4)}")
+    try:
+        directory.rename(doomed)
+    except OSError:
+        return False  # somebody else is at it
+    shutil.rmtree(doomed, ignore_errors=True)
+    return True

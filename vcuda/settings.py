@@ -1,0 +1,90 @@
+"""The package's door to the environment: everything it learns from variables and user ids, read once per command.
+
+Nothing else in ``vcuda`` reads the environment, so what influences a command is this list. Decides where a user's
+quota directories live; creates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcuda import contract
+
+__all__ = ["Settings", "child_environment", "in_container", "not_preloadable", "read_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where this user's quota directories are, the one this process runs under if any, and what children inherit."""
+
+    base_directory: Path
+    own_directory: Path | None
+    environment: Mapping[str, str]
+
+
+def read_settings() -> Settings:
+    """Settings of the calling process.
+
+    Quota directories live in ``$XDG_RUNTIME_DIR/vcuda`` where that directory exists and is the user's own (under sudo
+    it may be somebody else's), and in ``/tmp/vcuda-<uid>`` otherwise.
+    """
+    return Settings(
+        base_directory=_base_directory(os.environ.get("XDG_RUNTIME_DIR", "")),
+        own_directory=_own_directory(os.environ.get(contract.ENV_DIR, "")),
+        environment=dict(os.environ),
+    )
+
+
+def child_environment(
+    settings: Settings, *, library: Path, directory: Path, visible_devices: str | None = None
+) -> dict[str, str]:
+    """Environment of a command that runs with LIBRARY loaded under the quota of DIRECTORY.
+
+    An existing LD_PRELOAD is kept in front. VCUDA_MEMORY_LIMIT is dropped: the page of DIRECTORY says the limit, and a
+    second word about it could only contradict.
+    """
+    result = dict(settings.environment)
+    earlier = [
+        entry for entry in result.get("LD_PRELOAD", "").replace(":", " ").split() if entry != str(library)
+    ]
+    result["LD_PRELOAD"] = ":".join([*earlier, str(library)])
+    result[contract.ENV_DIR] = str(directory)
+    result.pop(contract.ENV_MEMORY_LIMIT, None)
+    if visible_devices is not None:
+        result["CUDA_VISIBLE_DEVICES"] = visible_devices
+    return result
+
+
+def in_container() -> bool:
+    """Whether an agent gave this container a limits page; one that may not be looked at counts as given."""
+    try:
+        Path(contract.CONTAINER_LIMITS).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def not_preloadable(library: Path) -> str:
+    """Why LIBRARY cannot stand in LD_PRELOAD, whose entries end at colons and spaces; "" when it can."""
+    return "its path has a space or a colon in it" if set(str(library)) & set(" :") else ""
+
+
+def _own_directory(named: str) -> Path | None:
+    """The directory whose limits the library would enforce here."""
+    if in_container():
+        return Path(contract.CONTAINER_DIR)
+    return Path(named) if named.startswith("/") else None
+
+
+def _base_directory(runtime: str) -> Path:
+    try:
+        if runtime.startswith("/") and Path(runtime).stat().st_uid == os.geteuid():
+            return Path(runtime) / "vcuda"
+    except OSError:
+        pass  # it does not exist: the other place it is
+    return Path(f"/tmp/vcuda-{os.geteuid()}")

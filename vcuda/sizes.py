@@ -1,0 +1,62 @@
+"""Text forms of sizes and GPU UUIDs, parsed by the same C code as the library's own environment variables.
+
+One parser, so that ``8GB`` cannot mean one number on the command line and another inside a container. Formatting is
+here because only people read it. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from vcuda import errors
+from vcuda._bridge import checked, ffi, lib
+
+__all__ = ["about_size", "format_size", "format_uuid", "parse_size", "parse_uuid"]
+
+_UNITS = ("", "KiB", "MiB", "GiB", "TiB")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8GiB", "512MiB", "1.5G" (G is GiB), "1073741824".
+
+    Raises BadSizeError for anything else: zero, negative numbers, fractions of a byte, more than 2^47 - 1 bytes, and
+    "8GB", which is 10^9 to some and 2^30 to others.
+    """
+    result = ffi.new("uint64_t *")
+    if "\0" in text or lib.size_parse(text.encode("utf-8", "replace"), result) < 0:
+        raise errors.BadSizeError(f"not a size: {text!r}")
+    return int(result[0])
+
+
+def format_size(size: int) -> str:
+    """The shortest text from which parse_size gives exactly SIZE bytes: "8GiB", "1536MiB", "1000"."""
+    unit = 0
+    while size and size % 1024 == 0 and unit < len(_UNITS) - 1:
+        size //= 1024
+        unit += 1
+    return f"{size}{_UNITS[unit]}"
+
+
+def about_size(size: int) -> str:
+    """SIZE bytes for a table, rounded to one digit behind the point: "8.0 GiB", "0 B"."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def parse_uuid(text: str) -> tuple[bytes, int]:
+    """The 16 raw bytes and the flags (1: MIG) of "GPU-…" or "MIG-…". Raises BadUuidError."""
+    raw, flags = ffi.new("uint8_t[16]"), ffi.new("uint32_t *")
+    if "\0" in text or lib.uuid_parse(text.encode("utf-8", "replace"), raw, flags) < 0:
+        raise errors.BadUuidError(f"not a GPU UUID: {text!r}")
+    return bytes(ffi.buffer(raw)), int(flags[0])
+
+
+def format_uuid(raw: bytes, flags: int = 0) -> str:
+    """Text form of 16 raw bytes, in lower case as the driver prints it."""
+    if len(raw) != lib.VC_UUID_BYTES:
+        raise errors.BadUuidError(f"not a GPU UUID: {len(raw)} bytes instead of {lib.VC_UUID_BYTES}")
+    out = ffi.new("char[48]")
+    checked(lib.uuid_format(raw, flags, out, len(out)), "cannot format a GPU UUID")
+    text: bytes = ffi.string(out)
+    return text.decode("ascii")
