@@ -1,0 +1,117 @@
+"""The command `gigaslice`: reads what the user wrote, runs a role, and turns every error into lines and an exit code.
+
+0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks
+something, such as a driver or a permission. Nothing but this module prints to the user or decides an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import vcuda
+from agent import config
+from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from agent.roles import node, status
+
+__all__ = ["main"]
+
+_OK, _FAILED, _MISTAKE, _MISSING = 0, 1, 2, 3
+
+
+class _Parser(argparse.ArgumentParser):
+    """Collects instead of exiting, so that a mistake is one line and is reported with the others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}; {self.prog} --help shows what is possible"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command ARGV (without the program's name; sys.argv if None) and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except MistakesError as error:
+        return _report(_MISTAKE, *error.mistakes)
+    except MissingError as error:
+        return _report(_MISSING, str(error))
+    except GigasliceError as error:
+        return _report(_FAILED, str(error))
+    except vcuda.VcudaError as error:
+        return _report(error.exit_code, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return _FAILED
+    except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
+        if "debug" in arguments:
+            traceback.print_exc()
+        detail = " ".join(str(error).split())
+        return _report(
+            _FAILED, f"internal error: {type(error).__name__}: {detail}; --log-level debug shows where"
+        )
+
+
+def _report(code: int, *lines: str) -> int:
+    for line in lines:
+        print(f"gigaslice: {line}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _parser()
+    known, unknown = parser.parse_known_args(arguments)
+    mistakes = tuple(_unknown(one, known.flags) for one in unknown)
+    if known.command == "node":
+        flags = {
+            key.replace("_", "-"): value
+            for key, value in vars(known).items()
+            if key not in ("command", "flags")
+        }
+        node.run(config.load(flags, config.environment(), mistakes=mistakes))
+        return _OK
+    if mistakes:
+        raise ConfigError(mistakes)
+    if known.command == "version":
+        print(f"gigaslice {vcuda.__version__}")
+        return _OK
+    rows = status.collect(Path(known.state_dir))
+    print(json.dumps(status.as_json(rows), indent=2) if known.json else status.as_table(rows))
+    return _OK
+
+
+def _unknown(argument: str, flags: Sequence[str]) -> str:
+    name = argument.partition("=")[0]
+    near = difflib.get_close_matches(name, flags, n=1)
+    hint = f"did you mean {near[0]}?" if near else "gigaslice --help shows what is possible"
+    return f"unknown argument {argument!r}; {hint}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    node_parser = commands.add_parser(
+        "node",
+        help="serve the GPUs of this node to the kubelet",
+        description="Every flag can also be set in the environment (GIGASLICE_STATE_DIR) or in the file (stateDir).",
+        allow_abbrev=False,
+    )
+    node_parser.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
+    for field in config.FIELDS:
+        text = f"{field.help} (default: {field.default})".replace("%", "%%")
+        node_parser.add_argument(f"--{field.flag}", metavar=field.metavar, help=text)
+    node_parser.set_defaults(flags=["--config", *(f"--{field.flag}" for field in config.FIELDS)])
+    status_parser = commands.add_parser("status", help="show who holds what on this node", allow_abbrev=False)
+    state_dir = next(field.default for field in config.FIELDS if field.flag == "state-dir")
+    status_parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
+    status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    status_parser.set_defaults(flags=["--state-dir", "--json"])
+    version_parser = commands.add_parser("version", help="show the version", allow_abbrev=False)
+    version_parser.set_defaults(flags=[])
+    return parser

@@ -1,0 +1,245 @@
+"""The node agent's configuration: one table of fields, read from flags, environment and a YAML file.
+
+A value is looked up in this order: flag, environment (GIGASLICE_<FLAG>), file (the flag in camelCase), default. Every
+mistake in any of the four is collected, so one attempt shows all of them. This is the agent's only door to the
+environment. What a value means to the node (does the directory exist, is NVML there) is not checked here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent import units
+from agent.errors import ConfigError
+
+__all__ = ["ENV_PREFIX", "FIELDS", "Config", "Field", "environment", "load"]
+
+ENV_PREFIX = "GIGASLICE_"
+_SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
+# What the kubelet adds for a Service called "gigaslice" in the pod's namespace; not meant for this program.
+_SERVICE_LINK = re.compile(r"GIGASLICE_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the node agent can be told. Paths are absolute, sizes are bytes, intervals are seconds."""
+
+    state_dir: Path
+    kubelet_dir: Path
+    pod_resources: Path
+    resource: str
+    slice_bytes: int
+    inventory: str
+    visible_devices: str
+    placement: str
+    poll_interval: float
+    measure_interval: float
+    scan_interval: float
+    log_level: str
+    log_format: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def socket_name(self) -> str:
+        """File name of the plugin's own socket in kubelet_dir; differs between resources."""
+        return self.resource.replace("/", "_") + ".sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One line of the table. PARSE turns text into the value or raises ValueError with a sentence for the user."""
+
+    flag: str
+    attribute: str
+    metavar: str
+    parse: Callable[[str], object]
+    default: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """Name in the environment."""
+        return ENV_PREFIX + self.flag.upper().replace("-", "_")
+
+    @property
+    def key(self) -> str:
+        """Name in the configuration file."""
+        head, *tail = self.flag.split("-")
+        return head + "".join(word.capitalize() for word in tail)
+
+
+def _absolute_path(text: str) -> Path:
+    if "\0" in text or not text.startswith("/"):
+        raise ValueError("must be an absolute path: mount sources and sockets are named by it on the host")
+    return Path(os.path.normpath(text))
+
+
+def _resource_name(text: str) -> str:
+    domain, slash, name = text.partition("/")
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    if not slash or not re.fullmatch(rf"{label}(\.{label})*", domain) or len(domain) > 253 - len("requests."):
+        raise ValueError('must look like "gigaslice.io/vgpu-memory": a DNS domain, "/", a name')
+    if not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", name) or len(name) > 63:
+        raise ValueError('the part after "/" must be at most 63 letters, digits, "-", "_" or "."')
+    if domain.startswith("requests.") or (domain + "/").endswith("kubernetes.io/"):
+        raise ValueError(f'the domain "{domain}" is reserved by Kubernetes; choose one of your own')
+    return text
+
+
+def _inventory(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError('must be "nvml" or name a file')
+    return text if text == "nvml" else str(Path(text).absolute())
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|)", text)
+    value = float(match[1]) * {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}[match[2]] if match else math.nan
+    if not 0.1 <= value <= 86400:
+        raise ValueError('must be a time between 100ms and 86400s, such as "10s" or "500ms"')
+    return value
+
+
+def _choice(*options: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in options:
+            raise ValueError(f"must be one of {', '.join(options)}")
+        return text
+
+    return parse
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("state-dir", "state_dir", "DIR", _absolute_path, "/var/lib/gigaslice",
+          "where allocations and the checkpoint live; must be the same path on the host"),
+    Field("kubelet-dir", "kubelet_dir", "DIR", _absolute_path, "/var/lib/kubelet/device-plugins",
+          "the kubelet's device plugin directory, which holds kubelet.sock"),
+    Field("pod-resources", "pod_resources", "SOCKET", _absolute_path,
+          "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's pod-resources socket"),
+    Field("resource", "resource", "NAME", _resource_name, "gigaslice.io/vgpu-memory",
+          "name of the resource that pods ask for"),
+    Field("slice", "slice_bytes", "SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit of the resource"),
+    Field("inventory", "inventory", "FILE|nvml", _inventory, "nvml",
+          "where GPUs come from: the NVIDIA driver, or a file that lists them"),
+    Field("visible-devices", "visible_devices", "env|cdi", _choice("env", "cdi"), "env",
+          "how the runtime is told which GPUs to mount: NVIDIA_VISIBLE_DEVICES or CDI device names"),
+    Field("placement", "placement", "NAME", _choice("gaia"), "gaia", "which algorithm chooses the cards"),
+    Field("poll-interval", "poll_interval", "TIME", _seconds, "10s",
+          "how often the kubelet is asked which containers still hold devices"),
+    Field("measure-interval", "measure_interval", "TIME", _seconds, "2s",
+          "how often memory that no allocation call declares is measured through NVML"),
+    Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
+    Field("log-level", "log_level", "LEVEL", _choice("debug", "info", "warning", "error"), "info",
+          "least severity that is logged"),
+    Field("log-format", "log_format", "json|console", _choice("json", "console"), "json", "how log lines look"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    text: str
+    origin: str  # how the user wrote it, for messages
+
+
+def environment() -> Mapping[str, str]:
+    """The process's own environment; tests pass a mapping of theirs to load() instead."""
+    return os.environ
+
+
+def load(
+    flags: Mapping[str, str | None], environ: Mapping[str, str], *, mistakes: tuple[str, ...] = ()
+) -> Config:
+    """Builds the configuration from FLAGS (flag -> text, None when absent), ENVIRON and the file that "config" names.
+
+    MISTAKES are those the command line parser has found already. Raises ConfigError with one line per mistake.
+    """
+    found = list(mistakes)
+    path = flags.get("config") or environ.get(ENV_PREFIX + "CONFIG")
+    from_file = _read_file(path, found) if path else {}
+    values: dict[str, Any] = {}
+    for field in FIELDS:
+        given = _look_up(field, flags, environ, from_file)
+        try:
+            values[field.attribute] = field.parse(given.text)
+        except ValueError as error:
+            found.append(f"{given.origin} {_quoted(given.text)}: {error}")
+    if not found:
+        config = Config(**values, warnings=_unknown_variables(environ))
+        found.extend(_contradictions(config))
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def _look_up(
+    field: Field, flags: Mapping[str, str | None], environ: Mapping[str, str], from_file: Mapping[str, _Given]
+) -> _Given:
+    flag = flags.get(field.flag)
+    if flag is not None:
+        return _Given(flag, f"--{field.flag}")
+    if field.variable in environ:
+        return _Given(environ[field.variable], f"environment {field.variable}")
+    return from_file.get(field.key) or _Given(field.default, f"default of --{field.flag}")
+
+
+def _read_file(path: str, found: list[str]) -> dict[str, _Given]:
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        found.append(f"--config {_quoted(path)}: {error.strerror}; name a readable YAML file")
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        found.append(f"--config {_quoted(path)}: not YAML: {' '.join(str(error).split())}")
+        return {}
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        found.append(f'--config {_quoted(path)}: must be a mapping such as "slice: 1GiB"')
+        return {}
+    return _checked_keys(path, document, found)
+
+
+def _checked_keys(path: str, document: dict[object, object], found: list[str]) -> dict[str, _Given]:
+    known = [field.key for field in FIELDS]
+    values: dict[str, _Given] = {}
+    for key, value in document.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+            found.append(f"file {path}: unknown key {_quoted(str(key))}; {hint}")
+        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            found.append(f"file {path}: {key} must be a text or a number")
+        else:
+            values[str(key)] = _Given(str(value), f"file {path}: {key}")
+    return values
+
+
+def _contradictions(config: Config) -> list[str]:
+    length = len(os.fsencode(config.kubelet_dir / config.socket_name))
+    if length <= _SOCKET_PATH_MAX:
+        return []
+    return [
+        f"--kubelet-dir and --resource: the socket path {config.kubelet_dir / config.socket_name} has {length} bytes, "
+        f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
+    ]
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    known = {field.variable for field in FIELDS} | {ENV_PREFIX + "CONFIG"}
+    odd = (
+        v for v in environ if v.startswith(ENV_PREFIX) and v not in known and not _SERVICE_LINK.fullmatch(v)
+    )
+    return tuple(f"environment {name} is not an option and has no effect" for name in sorted(odd))
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.encode("unicode_escape").decode("ascii")[:200] + '"'

@@ -1,0 +1,240 @@
+"""GPUs of this machine through NVML: the agent's only door to `pynvml`.
+
+Drivers answer single queries with errors (a card that fell off the bus, a link that is not supported), and a node must
+not be lost to one of them: what fails is left out with a warning, and only a driver that cannot be reached, or shows
+no usable card at all, is an error. Health events are not read here. Every method may block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+
+from agent import units
+from agent.discovery import sysfs
+from agent.discovery.source import Inventory
+from agent.errors import MissingError
+from agent.model import Gpu, Topology, count_slices
+
+__all__ = ["NvmlSource"]
+
+_T = TypeVar("_T")
+_REMEDY = (
+    "install the NVIDIA driver and give this process its libraries and devices (runtimeClassName nvidia), "
+    "or list GPUs in a file with --inventory FILE"
+)
+_AFFINITY_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
+_NOT_SUPPORTED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+_NO_SUCH_LINK = (*_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    handle: Any
+    gpu: Gpu
+
+
+class NvmlSource:
+    """The cards that NVML shows, each cut into slices of SLICE_BYTES."""
+
+    def __init__(self, slice_bytes: int, sysfs_root: Path = sysfs.SYSFS) -> None:
+        self._slice_bytes = slice_bytes
+        self._sysfs_root = sysfs_root
+        self._cards: dict[str, Any] = {}
+        self._open = False
+
+    def scan(self) -> Inventory:
+        """Asks for every card, its memory, place and links. Raises MissingError without a driver or a usable card."""
+        self._initialise()
+        warnings: list[str] = []
+        cards = [card for index in range(self._count()) if (card := self._card(index, warnings))]
+        if not cards:
+            detail = f" ({'; '.join(warnings)})" if warnings else ""
+            raise MissingError(f"the NVIDIA driver shows no usable GPU{detail}: {_REMEDY}")
+        self._cards = {card.gpu.uuid: card.handle for card in cards}
+        topology = Topology.build(_levels(cards), _nvlinks(cards, warnings))
+        return Inventory(tuple(card.gpu for card in cards), topology, (*warnings, *topology.degraded))
+
+    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
+        """Bytes per card and host PID; a card that does not answer is left out, None when none does."""
+        answers = {uuid: _processes(handle) for uuid, handle in self._cards.items()}
+        known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
+        return known or None
+
+    def close(self) -> None:
+        """Lets go of the driver."""
+        if self._open:
+            self._open = False
+            _asked(pynvml.nvmlShutdown)
+
+    def _initialise(self) -> None:
+        if self._open:
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise MissingError(f"the NVIDIA driver cannot be reached (NVML: {error}): {_REMEDY}") from error
+        self._open = True
+
+    def _count(self) -> int:
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            raise MissingError(
+                f"the NVIDIA driver does not tell its GPUs (NVML: {error}): {_REMEDY}"
+            ) from error
+
+    def _card(self, index: int, warnings: list[str]) -> _Card | None:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            model = _text(pynvml.nvmlDeviceGetName(handle))
+            memory = _usable_memory(handle)
+        except pynvml.NVMLError as error:
+            warnings.append(f"GPU {index} is left out: NVML: {error}")
+            return None
+        if _mig_enabled(handle):
+            warnings.append(
+                f"GPU {index} ({uuid}) is left out: MIG mode is on; switch it off to share the whole card"
+            )
+            return None
+        slices = count_slices(memory, self._slice_bytes)
+        if slices == 0:
+            size, unit = units.format_bytes(memory), units.format_bytes(self._slice_bytes)
+            warnings.append(f"GPU {index} ({uuid}) is left out: its {size} are less than one slice of {unit}")
+            return None
+        bus_id = _asked(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)) or ""
+        node = sysfs.numa_node(bus_id, self._sysfs_root)
+        if node is None:
+            node = _memory_affinity(handle)
+        return _Card(handle, Gpu(uuid, index, model, memory, slices, self._slice_bytes, 0, node, bus_id))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _asked(query: Callable[[], _T]) -> _T | None:
+    """The answer, or None where the driver has none."""
+    try:
+        return query()
+    except pynvml.NVMLError:
+        return None
+
+
+def _usable_memory(handle: Any) -> int:
+    """Bytes programs can have: what the driver keeps for itself is part of the total and of no program's share."""
+    with_reserved = _asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    if with_reserved is not None:
+        return int(with_reserved.total) - int(with_reserved.reserved)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _mig_enabled(handle: Any) -> bool:
+    mode = _asked(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _memory_affinity(handle: Any) -> int | None:
+    """NUMA node nearest to the card by the driver's word; for machines whose sysfs does not show it."""
+    scope = pynvml.NVML_AFFINITY_SCOPE_NODE
+    words = _asked(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, _AFFINITY_WORDS, scope))
+    nodes = (
+        64 * index + bit for index, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
+    )
+    return next(nodes, None)
+
+
+def _levels(cards: Sequence[_Card]) -> list[list[int | None]]:
+    def level(one: _Card, other: _Card) -> int | None:
+        if one is other:
+            return 0
+        return _asked(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(one.handle, other.handle)))
+
+    return [[level(one, other) for other in cards] for one in cards]
+
+
+def _nvlinks(cards: Sequence[_Card], warnings: list[str]) -> list[list[int | None]]:
+    """Active links of every pair: direct ones, or else as many as the two can both bring to an NVSwitch."""
+    ends: list[_LinkEnds | None] = []
+    for card in cards:
+        try:
+            ends.append(_link_ends(card.handle))
+        except pynvml.NVMLError as error:
+            ends.append(None)
+            warnings.append(f"GPU {card.gpu.index}: NVLinks ignored: NVML: {error}")
+
+    def count(i: int, j: int) -> int | None:
+        one, other = ends[i], ends[j]
+        if one is None or other is None:
+            return None
+        return one.peers.get(_place(cards[j].gpu.pci_bus_id), 0) or min(one.switches, other.switches)
+
+    size = range(len(cards))
+    if any(end is None for end in ends) and all(
+        end is None or not (end.peers or end.switches) for end in ends
+    ):
+        return [
+            [0 for _ in size] for _ in size
+        ]  # nobody has links: the one failure is reported and costs nothing
+    return [[0 if i == j else count(i, j) for j in size] for i in size]
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkEnds:
+    """Where a card's active NVLinks lead: to other PCI places, and how many to switches."""
+
+    peers: Mapping[tuple[int, str], int]
+    switches: int
+
+
+def _link_ends(handle: Any) -> _LinkEnds:
+    peers: dict[tuple[int, str], int] = {}
+    switches = 0
+    for link in _active_links(handle):
+        kind = _asked(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))  # type: ignore[misc]
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            switches += 1
+        elif kind in (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, None):
+            place = _place(_text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+            peers[place] = peers.get(place, 0) + 1
+    return _LinkEnds(peers, switches)
+
+
+def _active_links(handle: Any) -> Iterable[int]:
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            state = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError as error:
+            if error.value in _NO_SUCH_LINK:
+                return
+            raise
+        if state == pynvml.NVML_FEATURE_ENABLED:
+            yield link
+
+
+def _place(bus_id: str) -> tuple[int, str]:
+    """A bus id that compares equal whether its domain has four digits or eight."""
+    domain, _, rest = bus_id.partition(":")
+    try:
+        return int(domain, 16), rest.lower()
+    except ValueError:
+        return -1, bus_id
+
+
+def _processes(handle: Any) -> dict[int, int] | None:
+    """Bytes per PID; a process in both lists, compute and graphics, is shown with the same memory in each."""
+    found: dict[int, int] = {}
+    answered = False
+    for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        processes = _asked(lambda query=query: query(handle))  # type: ignore[misc]
+        if processes is None:
+            continue
+        answered = True
+        for process in processes:
+            found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory or 0)
+    return found if answered else None

@@ -1,0 +1,69 @@
+"""What a source of GPUs answers, and how two answers in a row are joined.
+
+A card that disappears (fallen off the bus, lost to the driver) must not vanish from the node: containers hold slices
+of it, and the kubelet would forget them. It stays as an unhealthy card until it is back. Reading hardware is the
+business of `nvml` and `static`; this module has values, a Protocol and one pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from agent.model import Gpu, Topology
+
+__all__ = ["Inventory", "Source", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log."""
+
+    gpus: tuple[Gpu, ...]
+    topology: Topology
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Names of the cards, in order."""
+        return tuple(gpu.uuid for gpu in self.gpus)
+
+
+class Source(Protocol):
+    """Where GPUs come from. Methods may block for as long as a driver takes and are called outside the event loop."""
+
+    def scan(self) -> Inventory:
+        """Looks at the hardware again. Raises MissingError or InventoryError when there is nothing to look at."""
+        ...
+
+    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
+        """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where nobody measures that."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the source holds; afterwards it is not used again."""
+        ...
+
+
+def merge(before: Inventory, now: Inventory) -> Inventory:
+    """The inventory to work with after BEFORE when a new scan answered NOW.
+
+    Cards that are gone stay, unhealthy, with their old place in the topology. Cards that are new are added only when
+    none is gone: with both at once no common topology is known.
+    """
+    seen = {gpu.uuid: gpu for gpu in now.gpus}
+    gone = [uuid for uuid in before.uuids if uuid not in seen]
+    if not gone:
+        return now
+    gpus = tuple(
+        replace(seen[gpu.uuid], index=gpu.index) if gpu.uuid in seen else replace(gpu, healthy=False)
+        for gpu in before.gpus
+    )
+    lost = tuple(f"{uuid} is no longer there; its slices are unhealthy until it is back" for uuid in gone)
+    new = tuple(
+        f"{uuid} is new and is used as soon as the missing GPUs are back, or after a restart of the agent"
+        for uuid in now.uuids
+        if uuid not in before.uuids
+    )
+    return Inventory(gpus, before.topology, now.warnings + lost + new)

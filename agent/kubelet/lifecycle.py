@@ -1,0 +1,85 @@
+"""When to make the own socket and when to register: the plugin's life beside the kubelet's, as one table of rules.
+
+The kubelet never retries for a plugin, deletes its socket at every start, and keeps one client per resource by name: a
+second registration while a stream is open ends with the newer stream closed and nothing allocatable. So: be serving
+before registering, register when no stream is open and only then, at once for a kubelet that has not been told, and
+again after a while when no stream has come.
+
+The rules look at what is true now and not at what has happened, so no order of events can leave them in a wrong state.
+They know nothing of sockets and clocks; `registration` looks at the world and does what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["QUIET_SECONDS", "RULES", "Action", "Facts", "Rule", "decide"]
+
+QUIET_SECONDS = 1.5
+"""How long no stream may be open before registering again; the kubelet opens one within milliseconds."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+
+
+class Action(Enum):
+    """What to do now."""
+
+    REST = "rest"
+    SERVE = "make the own socket"
+    REGISTER = "register"
+    END = "end streams and take the own socket away"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true now.
+
+    serving: the own socket is there and is ours. kubelet: identity of the kubelet's socket, None while there is none.
+    told: identity of the kubelet at the last attempt to register. registering: an attempt is under way. failures:
+    attempts in a row that failed. streams: open ListAndWatch streams. idle: seconds since the last attempt or stream
+    ended.
+    """
+
+    stopping: bool = False
+    serving: bool = False
+    kubelet: Hashable | None = None
+    told: Hashable | None = None
+    registering: bool = False
+    failures: int = 0
+    streams: int = 0
+    idle: float = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds to leave between two attempts."""
+        if not self.failures:
+            return QUIET_SECONDS
+        return float(min(_FIRST_PAUSE * 2 ** min(self.failures - 1, 10), _LONGEST_PAUSE))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of the table: what is the case, in words and as a test, and what to do then."""
+
+    case: str
+    test: Callable[[Facts], bool]
+    action: Action
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("asked to end", lambda now: now.stopping, Action.END),
+    Rule("own socket not there, or wiped", lambda now: not now.serving, Action.SERVE),
+    Rule("stream open", lambda now: now.streams > 0, Action.REST),
+    Rule("registering", lambda now: now.registering, Action.REST),
+    Rule("kubelet gone", lambda now: now.kubelet is None, Action.REST),
+    Rule("a kubelet that has not been told", lambda now: now.told != now.kubelet, Action.REGISTER),
+    Rule("stream may still come", lambda now: now.idle < now.pause, Action.REST),
+    Rule("no stream came, or it was lost", lambda now: True, Action.REGISTER),
+)
+"""The first rule that holds decides."""
+
+
+def decide(now: Facts) -> Rule:
+    """The rule to follow now."""
+    return next(rule for rule in RULES if rule.test(now))

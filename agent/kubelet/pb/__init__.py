@@ -1,0 +1,1 @@
+"""Messages and services of the kubelet's APIs, generated from proto/ by `make proto`; do not edit the other files."""

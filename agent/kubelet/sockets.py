@@ -1,0 +1,81 @@
+"""Unix sockets in the kubelet's directory: who is there, and putting one's own in place.
+
+gRPC takes a path and unlinks it when a server ends, whoever sits there by then. So each server listens under a hidden
+name of its own and is renamed to the public one, which also makes it appear only when it answers. The kubelet's
+socket is watched by looking: two stat calls ten times a second cost nothing that can be measured, and they see what
+notification misses on some bind mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import SocketError
+
+__all__ = ["Identity", "check_free", "hidden_name", "identify", "remove_if_same", "sweep"]
+
+_HIDDEN = ".gs-"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One particular socket file: a new one under the same name differs, even with the same inode number."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+
+def identify(path: Path) -> Identity | None:
+    """The socket that is at PATH now; None when nothing or something else is there."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return (
+        Identity(status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
+    )
+
+
+def check_free(path: Path) -> None:
+    """Raises SocketError when PATH holds something that is not a socket, or a socket on which somebody answers."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SocketError(
+            f"{path}: {error.strerror}; the agent must be able to make a socket there"
+        ) from error
+    if not stat.S_ISSOCK(mode):
+        raise SocketError(f"{path} exists and is not a socket; move it away or choose another --kubelet-dir")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return  # left behind by an agent that was killed
+    raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
+
+
+def hidden_name(directory: Path) -> Path:
+    """A name in DIRECTORY that nobody uses, for a server to listen on before it is renamed."""
+    return directory / f"{_HIDDEN}{secrets.token_hex(3)}"
+
+
+def sweep(directory: Path) -> None:
+    """Removes hidden sockets that a killed agent left; call it under the lock of the resource."""
+    for path in directory.glob(_HIDDEN + "*"):
+        if identify(path):
+            path.unlink(missing_ok=True)
+
+
+def remove_if_same(path: Path, mine: Identity | None) -> None:
+    """Removes the socket at PATH if it is still MINE."""
+    if mine is not None and identify(path) == mine:
+        path.unlink(missing_ok=True)

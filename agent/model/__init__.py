@@ -1,0 +1,38 @@
+"""Values: GPUs, their links, requests, placements and the state of a node. No decisions and no I/O.
+
+Everything here is frozen; the decisions over these values are in `agent.placement`.
+"""
+
+from agent.model.gpu import CORES_PER_CARD, Gpu, count_slices, matches_model
+from agent.model.matrix import TopoMatrix, format_topo_matrix, parse_topo_matrix
+from agent.model.node import Allocation, NodeState, Pool, Usage
+from agent.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
+from agent.model.token import Token, format_token, gpu_tokens, parse_token
+from agent.model.topology import LinkLevel, Topology
+
+__all__ = [
+    "CORES_PER_CARD",
+    "Allocation",
+    "Gpu",
+    "Infeasible",
+    "LinkLevel",
+    "NodeState",
+    "Placement",
+    "Pool",
+    "Prefer",
+    "Reason",
+    "Request",
+    "Shape",
+    "Share",
+    "Token",
+    "TopoMatrix",
+    "Topology",
+    "Usage",
+    "count_slices",
+    "format_token",
+    "format_topo_matrix",
+    "gpu_tokens",
+    "matches_model",
+    "parse_token",
+    "parse_topo_matrix",
+]

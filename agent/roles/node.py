@@ -1,0 +1,122 @@
+"""The node agent: finds the GPUs, keeps the books, serves the kubelet.
+
+The one place where its parts are built and joined. Nothing is decided here but the order: look at the hardware and at
+the configuration before touching any state, have the state in order before serving, and serve before registering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from pathlib import Path
+
+import vcuda
+from agent import units
+from agent.config import Config
+from agent.discovery.nvml import NvmlSource
+from agent.discovery.source import Inventory, Source
+from agent.discovery.static import StaticSource
+from agent.errors import ConfigError
+from agent.kubelet import translate
+from agent.kubelet.allocator import Allocator
+from agent.kubelet.plugin import DevicePlugin
+from agent.kubelet.podresources import PodResourcesClient
+from agent.kubelet.poller import Poller
+from agent.kubelet.registration import Registration
+from agent.kubelet.scanner import Scanner
+from agent.placement import Policy
+from agent.roles.supervise import run_together
+from agent.state.measurer import Measurer
+from agent.state.store import Store
+from agent.telemetry import logs
+
+__all__ = ["run"]
+
+_MAX_SLICES = 200_000  # the largest list that fits a message has fewer; more would not even fit the memory
+
+
+def run(config: Config) -> None:
+    """Runs the agent until SIGTERM or SIGINT. Raises a GigasliceError, or a vcuda error, that says why it cannot."""
+    logs.set_up(config.log_level, config.log_format)
+    log = logs.get_logger("node")
+    source = _source(config)
+    store = Store(config.state_dir)
+    try:
+        inventory = source.scan()
+        _check_list_fits(inventory, config)
+        log.info("starting", version=vcuda.__version__, resource=config.resource, inventory=config.inventory)
+        for sentence in config.warnings:
+            log.warning("configuration", detail=sentence)
+        for sentence in inventory.warnings:
+            log.warning("discovery", detail=sentence)
+        for gpu in inventory.gpus:
+            log.info(
+                "gpu",
+                gpu=gpu.uuid,
+                model=gpu.model,
+                slices=gpu.slices,
+                numa=gpu.numa_node,
+                healthy=gpu.healthy,
+            )
+        store.open()
+        asyncio.run(_serve(config, source, inventory, store))
+    finally:
+        store.close()
+        source.close()
+    log.info("stopped")
+
+
+def _source(config: Config) -> Source:
+    if config.inventory == "nvml":
+        return NvmlSource(config.slice_bytes)
+    return StaticSource(Path(config.inventory), config.slice_bytes)
+
+
+def _check_list_fits(inventory: Inventory, config: Config) -> None:
+    """Refuses slices so small that the kubelet would end the device list's stream without a word to anybody."""
+    slices = sum(gpu.slices for gpu in inventory.gpus)
+    size = translate.device_list(inventory).ByteSize() if slices <= _MAX_SLICES else slices * 24
+    if size <= translate.MAX_MESSAGE_BYTES:
+        return
+    enough = config.slice_bytes
+    while enough * translate.MAX_MESSAGE_BYTES < config.slice_bytes * size:
+        enough *= 2
+    raise ConfigError(
+        [
+            f"--slice {units.format_bytes(config.slice_bytes)}: {slices} slices make a device list of "
+            f"{units.format_bytes(size)}, and the kubelet takes {units.format_bytes(translate.MAX_MESSAGE_BYTES)}; "
+            f"use --slice {units.format_bytes(enough).replace(' ', '')} or more"
+        ]
+    )
+
+
+async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
+    stop = asyncio.Event()
+    allocator = Allocator(
+        store, inventory, Policy(config.placement), time.time, lambda: secrets.token_hex(16)
+    )
+    kubelet = PodResourcesClient(config.pod_resources, config.resource)
+    poller = Poller(store, allocator, kubelet, config.poll_interval, time.time)
+
+    def streams_changed() -> None:
+        registration.wake()
+
+    def asked_to_stop() -> None:
+        stop.set()
+        registration.wake()
+
+    plugin = DevicePlugin(store, allocator, config.visible_devices, poller.wake, streams_changed)
+    registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop)
+    await run_together(
+        {
+            "registration": registration.run(stop),
+            "poller": poller.run(),
+            "measurer": Measurer(store, source, config.measure_interval).run(),
+            "scanner": Scanner(source, inventory, config.scan_interval, plugin.set_inventory).run(),
+        }
+    )

@@ -1,0 +1,94 @@
+"""Who holds what on this node, read from the state directory alone: works whether an agent runs or not.
+
+Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent import units
+from agent.state.ledgers import Reading
+from agent.state.records import Grant, Hold
+from agent.state.store import read_only
+
+__all__ = ["Row", "as_json", "as_table", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One container on one card; sizes are bytes. state: "running", "idle", "waiting", "ended" or "unreadable"."""
+
+    allocation: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    state: str
+    gpu: str
+    slices: int
+    limit: int
+    used: int
+    unhooked: int
+    peak: int
+    pids: tuple[int, ...]
+
+
+def collect(state_dir: Path) -> tuple[Row, ...]:
+    """One row per container and card, in order of allocation. Raises StorageError or CheckpointError."""
+    book, readings = read_only(state_dir)
+    return tuple(_row(grant, hold, readings[grant.id]) for grant in book.grants for hold in grant.holds)
+
+
+def as_json(rows: tuple[Row, ...]) -> dict[str, object]:
+    """The rows for programs."""
+    return {"version": 1, "allocations": [asdict(row) for row in rows]}
+
+
+def as_table(rows: tuple[Row, ...]) -> str:
+    """The rows for people."""
+    if not rows:
+        return "no container holds a GPU slice"
+    head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
+    pids = ",".join(str(pid) for pid in row.pids) or "-"
+    sizes = (units.format_bytes(size) for size in (row.limit, row.used + row.unhooked, row.peak))
+    return (name, row.state, row.gpu, *sizes, pids)
+
+
+def _row(grant: Grant, hold: Hold, reading: Reading) -> Row:
+    owner = grant.container
+    pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
+    return Row(
+        allocation=grant.id,
+        namespace=owner.namespace if owner else None,
+        pod=owner.pod if owner else None,
+        container=owner.container if owner else None,
+        state=_state(grant, reading),
+        gpu=hold.gpu,
+        slices=len(hold.tokens),
+        limit=hold.memory_bytes,
+        used=reading.used.get(hold.gpu, 0),
+        unhooked=reading.unhooked.get(hold.gpu, 0) if reading.alive else 0,
+        peak=reading.peak.get(hold.gpu, 0),
+        pids=pids or reading.pids,
+    )
+
+
+def _state(grant: Grant, reading: Reading) -> str:
+    if reading.problem:
+        return "unreadable"
+    if grant.gone:
+        return "ended"
+    if grant.waiting:
+        return "waiting"
+    return "running" if reading.alive else "idle"

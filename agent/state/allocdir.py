@@ -1,0 +1,163 @@
+"""The directory of one allocation on the host: what the container's four mounts point at.
+
+    allocations/<id>/limits          the limits page, mounted read-only
+    allocations/<id>/ledger          the ledger, mounted read-write
+    allocations/<id>/ld.so.preload   one line: the library's path in the container, mounted read-only
+    allocations/<id>/allocation.json the grant, so that the book can be rebuilt from the directories alone
+    allocations/<id>/owner.json      namespace, pod and container, once known: for people and `vcuda ps`
+
+A directory appears complete or not at all: it is filled under another name and renamed. Its files are not synced one
+by one; what a power loss takes is rebuilt from the synced checkpoint, before any container can start. This is the
+agent's only creator of limits pages and ledgers. Which directory may be removed is decided in `reconcile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import vcuda
+from agent.errors import CheckpointError, CheckpointVersionError, StorageError
+from agent.state import codec
+from agent.state.records import ContainerRef, Grant
+from vcuda import contract
+
+__all__ = ["AllocationDirs"]
+
+_GRANT_FILE = "allocation.json"
+_NEW, _OLD = ".new-", ".old-"  # before the rename that makes a directory, after the one that ends it
+
+
+class AllocationDirs:
+    """All directories below ROOT."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def prepare(self) -> None:
+        """Makes the root, and clears away what a killed agent left half made or half removed."""
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in self._root.iterdir():
+                if path.name.startswith((_NEW, _OLD)):
+                    shutil.rmtree(path)
+        except OSError as error:
+            raise _storage_error("prepare", self._root, error) from error
+
+    def path(self, grant_id: str) -> Path:
+        """Where the directory of an allocation is or would be."""
+        return self._root / grant_id
+
+    def create(self, grant: Grant) -> None:
+        """Makes the directory of a grant. Raises StorageError and leaves nothing behind when it cannot."""
+        fresh = self._root / (_NEW + grant.id)
+        try:
+            fresh.mkdir(mode=0o700)
+            self._fill(fresh, grant)
+            fresh.rename(self.path(grant.id))
+        except (OSError, vcuda.VcudaError) as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise _storage_error("create", self.path(grant.id), error) from error
+
+    def problem(self, grant: Grant) -> str | None:
+        """What keeps a container from starting with this directory, or None when it is as it should be."""
+        path = self.path(grant.id)
+        if not path.is_dir():
+            return "the directory is missing"
+        try:
+            page = vcuda.read_limits(path / contract.LIMITS_FILE)
+            ledger = vcuda.read_ledger(path / contract.LEDGER_FILE)
+            preload = (path / contract.PRELOAD_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, vcuda.VcudaError) as error:
+            return str(error)
+        wanted = bytes.fromhex(grant.id)
+        if page.allocation_id != wanted or ledger.allocation_id != wanted:
+            return "limits page or ledger belong to another allocation"
+        if {gpu.uuid for gpu in page.gpus} != set(grant.quota()):
+            return "the limits page names other GPUs"
+        return None if preload == _preload_line(grant) else "the preload line is damaged"
+
+    def rebuild(self, grant: Grant) -> None:
+        """Replaces a damaged directory by a new one. Only for a grant that no process is attached to."""
+        self.remove(grant.id)
+        self.create(grant)
+        if grant.container:
+            self.write_owner(grant.id, grant.container)
+
+    def remove(self, grant_id: str) -> None:
+        """Ends a directory; one that is not there is as good as removed."""
+        ended = self._root / (_OLD + grant_id)
+        try:
+            self.path(grant_id).rename(ended)
+            shutil.rmtree(ended)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _storage_error("remove", self.path(grant_id), error) from error
+
+    def read_all(self) -> dict[str, Grant | None]:
+        """The grant that each directory says it is of, with its container; None where that cannot be read."""
+        try:
+            names = sorted(path.name for path in self._root.iterdir() if not path.name.startswith("."))
+        except OSError as error:
+            raise _storage_error("read", self._root, error) from error
+        return {name: self._read(name) for name in names}
+
+    def write_owner(self, grant_id: str, container: ContainerRef) -> None:
+        """Notes whose allocation it is, beside the files of the container."""
+        target = self.path(grant_id) / contract.OWNER_FILE
+        document = {"namespace": container.namespace, "pod": container.pod, "container": container.container}
+        fresh = target.with_name(target.name + ".new")
+        try:
+            fresh.write_text(json.dumps(document), encoding="utf-8")
+            fresh.replace(target)
+        except OSError as error:
+            raise _storage_error("write", target, error) from error
+
+    def _fill(self, path: Path, grant: Grant) -> None:
+        identity = bytes.fromhex(grant.id)
+        gpus = [vcuda.GpuLimit(gpu, memory) for gpu, memory in grant.quota().items()]
+        vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
+        vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
+        _write(path / contract.PRELOAD_FILE, _preload_line(grant).encode(), contract.PRELOAD_MODE)
+        _write(path / _GRANT_FILE, codec.encode_grant(grant), 0o600)
+
+    def _read(self, name: str) -> Grant | None:
+        path = self._root / name
+        try:
+            grant = codec.decode_grant((path / _GRANT_FILE).read_bytes())
+        except (OSError, CheckpointError, CheckpointVersionError):
+            return None
+        if grant.id != name:
+            return None
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            owner = json.loads((path / contract.OWNER_FILE).read_text(encoding="utf-8"))
+            return replace(
+                grant, container=ContainerRef(owner["namespace"], owner["pod"], owner["container"])
+            )
+        return grant
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """A new file with exactly these permissions, whatever the umask."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _preload_line(grant: Grant) -> str:
+    return f"{contract.CONTAINER_LIBRARY_DIR}/{grant.library}\n"
+
+
+def _storage_error(verb: str, path: Path, error: Exception) -> StorageError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return StorageError(
+        f"cannot {verb} {path}: {reason}; make room and check the permissions of the state directory"
+    )

@@ -1,0 +1,152 @@
+"""The checkpoint file: replaced whole, with the one before kept beside it.
+
+A save writes under another name and renames, so killing the agent between any two steps leaves a complete file under
+one of the two names. Surviving a power failure takes a sync besides, which costs a disk more than all the rest; it is
+a step of its own, so that a container's start can wait for it and the kubelet's admission loop does not.
+What is in the file is the business of `codec`; what to do when both are damaged, of `store`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import CheckpointError, CheckpointVersionError, MissingError, StorageError
+from agent.state import codec
+from agent.state.records import Book
+
+__all__ = ["CheckpointFile", "Loaded"]
+
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was found: the book (None: no usable file), and sentences for the log about what was damaged."""
+
+    book: Book | None
+    notes: tuple[str, ...] = ()
+
+
+class CheckpointFile:
+    """The file at PATH and its predecessor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._previous = path.with_name(path.name + ".previous")
+        self._new = path.with_name(path.name + ".new")
+
+    def save(self, book: Book) -> None:
+        """Replaces the file by BOOK. Raises StorageError; one of the two files is then as it was."""
+        try:
+            fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                _write_all(fd, codec.encode_book(book))
+            finally:
+                os.close(fd)
+            self._rotate()
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self._path}: {error.strerror}; make room and check that it may be written"
+            ) from error
+
+    def sync(self) -> None:
+        """Returns when what was saved last is on the disk. Blocks; may run beside a save. Raises StorageError."""
+        try:
+            for path, flags in ((self._path, os.O_RDONLY), (self._path.parent, os.O_RDONLY | os.O_DIRECTORY)):
+                with contextlib.suppress(FileNotFoundError):
+                    fd = os.open(path, flags | os.O_CLOEXEC)
+                    try:
+                        os.fsync(fd)
+                    finally:
+                        os.close(fd)
+        except OSError as error:
+            raise StorageError(f"cannot sync {self._path}: {error.strerror}; check the disk") from error
+
+    def load(self) -> Loaded:
+        """Reads the newest usable file. A damaged one is put aside under another name, never deleted.
+
+        Raises CheckpointVersionError for a file of a newer agent, and StorageError for one that cannot be read.
+        """
+        notes: list[str] = []
+        for path in (self._path, self._previous):
+            raw = _read(path)
+            if raw is None:
+                continue
+            try:
+                return Loaded(codec.decode_book(raw), tuple(notes))
+            except CheckpointVersionError as error:
+                raise CheckpointVersionError(
+                    f"{path} cannot be used: {error}; start the newer gigaslice again, or move the file away"
+                ) from error
+            except CheckpointError as error:
+                kept = self._put_aside(path)
+                notes.append(f"{path} is damaged: {error}; kept as {kept.name}")
+        return Loaded(None, tuple(notes))
+
+    def peek(self) -> Book:
+        """The book in the newest usable file, without touching any. An empty one where there is no file.
+
+        Raises CheckpointError when there are only damaged ones, CheckpointVersionError, StorageError.
+        """
+        damage: CheckpointError | None = None
+        for path in (self._path, self._previous):
+            raw = _read(path)
+            try:
+                if raw is not None:
+                    return codec.decode_book(raw)
+            except CheckpointError as error:
+                damage = CheckpointError(
+                    f"{path} is damaged: {error}; the running agent replaces it at its next change"
+                )
+        if damage:
+            raise damage
+        return Book()
+
+    def _rotate(self) -> None:
+        """Gives the three files their new names; at any moment there is a complete one under one of the two names.
+
+        The predecessor is unlinked first because renaming over a file makes some file systems write out at once.
+        """
+        if self._path.exists():
+            self._previous.unlink(missing_ok=True)
+            self._path.rename(self._previous)
+        self._new.rename(self._path)
+
+    def _put_aside(self, path: Path) -> Path:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        target = path.with_name(f"{path.name}.corrupt-{stamp}")
+        number = 1
+        while target.exists():
+            number += 1
+            target = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise StorageError(f"cannot put the damaged {path} aside: {error.strerror}") from error
+        return target
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise MissingError(
+            f"no permission to read {path}; run as the user of the agent, or as root"
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"cannot read {path}: {error.strerror}; it must be readable by the agent"
+        ) from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,194 @@
+"""Grants as JSON, in an envelope that betrays every changed byte.
+
+    {"version":1,"sha256":"<of version and state>","state":{…}}
+
+Tokens are written as ranges ("GPU-…/0-7,9"), since a node may have a thousand. The envelope keeps its form in all
+versions, so an older agent can tell "newer than I am" from "damaged". Bytes to values and back; files are elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from agent.errors import CheckpointError, CheckpointVersionError, TokenError
+from agent.model import format_token, parse_token
+from agent.state.records import Book, ContainerRef, Grant, Hold
+
+__all__ = ["VERSION", "decode_book", "decode_grant", "encode_book", "encode_grant"]
+
+VERSION = 1
+_ENVELOPE = re.compile(rb'\{"version":(\d{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
+_GRANT_ID = re.compile(r"[0-9a-f]{32}")
+_LIBRARY = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._+]{0,127}")
+_MAX_TOKENS = 1 << 20
+_KEPT = "_codec_json"  # beside a grant's fields, like what it works out itself
+
+
+def encode_book(book: Book) -> bytes:
+    """The checkpoint file's content."""
+    grants = b",".join([_grant_json(grant) for grant in book.grants])
+    return _sealed(b'{"next":%d,"grants":[%s]}' % (book.next_number, grants))
+
+
+def decode_book(raw: bytes) -> Book:
+    """The book in a checkpoint file. Raises CheckpointError or CheckpointVersionError."""
+    state = _opened(raw)
+    try:
+        grants = tuple(sorted((_grant(item) for item in state["grants"]), key=lambda grant: grant.number))
+        if len({grant.id for grant in grants}) != len(grants):
+            raise ValueError("an allocation is listed twice")
+        following = max([int(state["next"]), *(grant.number + 1 for grant in grants)])
+        return Book(grants, following)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"its content makes no sense ({error!r})") from error
+
+
+def encode_grant(grant: Grant) -> bytes:
+    """The content of the file in the grant's own directory."""
+    return _sealed(_grant_json(grant))
+
+
+def decode_grant(raw: bytes) -> Grant:
+    """The grant in such a file. Raises CheckpointError or CheckpointVersionError."""
+    state = _opened(raw)
+    try:
+        return _grant(state)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"its content makes no sense ({error!r})") from error
+
+
+def _sealed(state: bytes, version: int = VERSION) -> bytes:
+    digest = _digest(version, state).encode("ascii")
+    return b'{"version":%d,"sha256":"%s","state":%s}\n' % (version, digest, state)
+
+
+def _opened(raw: bytes) -> Any:
+    match = _ENVELOPE.fullmatch(raw)
+    if not match:
+        raise CheckpointError("it is cut short or not a checkpoint")
+    version = int(match[1])
+    if _digest(version, match[3]) != match[2].decode("ascii"):
+        raise CheckpointError("its checksum is wrong")
+    if version > VERSION:
+        raise CheckpointVersionError(f"it has version {version}, and this agent knows up to {VERSION}")
+    try:
+        return json.loads(match[3])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"it is no JSON ({error})") from error
+
+
+def _digest(version: int, state: bytes) -> str:
+    summed = hashlib.sha256(b"%d\n" % version)
+    summed.update(state)
+    return summed.hexdigest()
+
+
+def _grant_json(grant: Grant) -> bytes:
+    """One grant; kept with it, since a checkpoint is written whole and most of it is as it was."""
+    known: bytes | None = grant.__dict__.get(_KEPT)
+    if known is None:
+        known = grant.__dict__[_KEPT] = _new_grant_json(grant)
+    return known
+
+
+def _new_grant_json(grant: Grant) -> bytes:
+    document: dict[str, object] = {
+        "id": grant.id,
+        "number": grant.number,
+        "created": grant.created,
+        "library": grant.library,
+        "holds": [
+            {"gpu": hold.gpu, "sliceBytes": hold.slice_bytes, "tokens": list(_ranges(hold.tokens))}
+            for hold in grant.holds
+        ],
+    }
+    if grant.lent:
+        document["lent"] = list(_ranges(grant.lent))
+    if grant.supersedes:
+        document["supersedes"] = list(grant.supersedes)
+    if grant.container:
+        document["container"] = [grant.container.namespace, grant.container.pod, grant.container.container]
+    if grant.suspects is not None:
+        document["suspects"] = list(grant.suspects)
+    if grant.gone:
+        document["gone"] = True
+    if grant.waiting:
+        document["waiting"] = True
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def _grant(item: Mapping[str, Any]) -> Grant:
+    if not _GRANT_ID.fullmatch(item["id"]) or not _LIBRARY.fullmatch(item["library"]):
+        raise ValueError("an id or a library name is malformed")
+    holds = tuple(
+        Hold(_string(hold["gpu"]), _positive(hold["sliceBytes"]), tuple(_tokens(hold["tokens"])))
+        for hold in item["holds"]
+    )
+    if not holds or any(not hold.tokens for hold in holds):
+        raise ValueError("an allocation without devices")
+    container, suspects = item.get("container"), item.get("suspects")
+    return Grant(
+        id=item["id"],
+        number=_positive(item["number"]),
+        created=float(item["created"]),
+        holds=holds,
+        library=item["library"],
+        lent=frozenset(_tokens(item.get("lent", []))),
+        supersedes=tuple(_string(one) for one in item.get("supersedes", [])),
+        container=ContainerRef(*(_string(part) for part in container)) if container else None,
+        suspects=None if suspects is None else tuple(_string(pod) for pod in suspects),
+        gone=item.get("gone", False) is True,
+        waiting=item.get("waiting", False) is True,
+    )
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _positive(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{value!r} is not a positive number")
+    return value
+
+
+def _ranges(tokens: Iterable[str]) -> Iterator[str]:
+    """Tokens of each card as "uuid/0-7,9"; a token of another form stands alone after "=" ."""
+    numbers: dict[str, list[int]] = {}
+    for token in sorted(tokens):
+        try:
+            parsed = parse_token(token)
+        except TokenError:
+            yield f"={token}"
+            continue
+        numbers.setdefault(parsed.uuid, []).append(parsed.number)
+    for uuid, found in numbers.items():
+        yield f"{uuid}/{','.join(_runs(sorted(found)))}"
+
+
+def _runs(numbers: list[int]) -> Iterator[str]:
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        yield str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _tokens(texts: Iterable[Any]) -> Iterator[str]:
+    for text in texts:
+        if _string(text).startswith("="):
+            yield text[1:]
+            continue
+        uuid, _, runs = text.rpartition("/")
+        for run in runs.split(","):
+            first, _, last = run.partition("-")
+            low, high = int(first), int(last or first)
+            if not 0 <= low <= high < _MAX_TOKENS:
+                raise ValueError(f"{text!r} is no range of devices")
+            for number in range(low, high + 1):
+                yield format_token(uuid, number)

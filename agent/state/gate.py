@@ -1,0 +1,86 @@
+"""The start gate: whether the cards of a container have room for all it was promised. Pure.
+
+The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across cards at random, a
+container can be admitted before its memory is free. It is admitted all the same, since a refusal at that point is for
+good, and held back here, at the one call that the kubelet repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent import units
+from agent.model import Allocation, NodeState, Share
+from agent.placement import Missing, start_shortfall
+from agent.state.records import Book, Grant
+
+__all__ = ["describe", "shortfall"]
+
+
+def shortfall(
+    book: Book, grant: Grant, node: NodeState, used: Mapping[str, Mapping[str, int]]
+) -> tuple[Missing, ...]:
+    """What is still missing before GRANT may start; nothing means go.
+
+    NODE gives the cards; its allocations are not looked at. used: bytes of the living processes of every grant, by id
+    and GPU. A neighbour counts with what it was promised, or with what it uses where that is more: one whose slices the
+    kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
+    itself and came later counts with its use only, and so does a later container of the same pod, which cannot run
+    while an init container starts.
+    """
+    others: dict[str, int] = {}
+    for other in book.grants:
+        if other.id == grant.id:
+            continue
+        behind = (other.waiting and other.number > grant.number) or (
+            grant.id in other.supersedes and not grant.gone
+        )
+        promised = {} if behind else _promised(other)
+        present = used.get(other.id, {})
+        for gpu in {*promised, *present}:
+            others[gpu] = others.get(gpu, 0) + max(promised.get(gpu, 0), present.get(gpu, 0))
+    unit = {gpu.uuid: gpu.slice_bytes for gpu in node.gpus}
+    shares = tuple(
+        Share(hold.gpu, -(-hold.memory_bytes // unit.get(hold.gpu, hold.slice_bytes))) for hold in grant.holds
+    )
+    alone = NodeState.build(node.gpus, node.topology, [Allocation(grant.id, shares)])
+    return start_shortfall(alone, grant.id, others)
+
+
+def describe(
+    missing: tuple[Missing, ...], book: Book, grant: Grant, used: Mapping[str, Mapping[str, int]]
+) -> str:
+    """One sentence for the pod's event: what is waited for, on which card, and who holds it."""
+    cards = {lack.gpu for lack in missing}
+    lacks = ", ".join(
+        f"{lack.gpu} is not healthy" if lack.sick else f"{units.format_bytes(lack.bytes)} of {lack.gpu}"
+        for lack in missing
+    )
+    holders = ", ".join(
+        _holder(other, used.get(other.id, {}), cards)
+        for other in book.grants
+        if other.id != grant.id
+        and cards & {*_promised(other), *(g for g, n in used.get(other.id, {}).items() if n)}
+    )
+    return (
+        f"waiting for {lacks}"
+        + (f"; held by {holders}" if holders else "")
+        + "; starts by itself once that is free"
+    )
+
+
+def _promised(grant: Grant) -> dict[str, int]:
+    held = grant.held
+    return (
+        {hold.gpu: sum(token in held for token in hold.tokens) * hold.slice_bytes for hold in grant.holds}
+        if held
+        else {}
+    )
+
+
+def _holder(grant: Grant, present: Mapping[str, int], cards: set[str]) -> str:
+    if not grant.held:
+        memory = sum(count for gpu, count in present.items() if gpu in cards)
+        return f"{grant.name} (ended, its processes still hold {units.format_bytes(memory)})"
+    memory = sum(count for gpu, count in _promised(grant).items() if gpu in cards)
+    return f"{grant.name} ({units.format_bytes(memory)})"

@@ -1,0 +1,84 @@
+"""Reads the ledgers of all allocations: who lives, and how much of which card they hold.
+
+Ledgers are written by the containers and trusted in nothing: they are read with checked sizes by `vcuda`, one that grew
+is cut back so that nobody fills the node's disk, and one that is damaged becomes a reading with a problem instead of an
+error. Publishes measured memory into the limits pages, which only the agent writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import vcuda
+from agent.state.measure import unhooked_bytes
+from agent.state.records import Grant
+from vcuda import contract
+
+__all__ = ["Reading", "publish_unhooked", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One ledger; sizes are bytes by GPU.
+
+    used: what living processes declare. peak: largest sum so far. unhooked: what was measured beyond that. problem: why
+    the ledger cannot be read.
+    """
+
+    used: Mapping[str, int]
+    peak: Mapping[str, int]
+    processes: tuple[vcuda.ProcessUsage, ...] = ()
+    unhooked: Mapping[str, int] = field(default_factory=dict)
+    grew: bool = False
+    problem: str | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The living processes, as this process counts PIDs."""
+        return tuple(process.pid for process in self.processes if process.pid > 0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any process is attached to it."""
+        return bool(self.pids)
+
+    def present(self) -> dict[str, int]:
+        """Bytes that its living processes hold of each card, declared or not; 0 when none lives."""
+        return {
+            gpu: count + (self.unhooked.get(gpu, 0) if self.alive else 0) for gpu, count in self.used.items()
+        }
+
+
+def read(path: Path, *, trim: bool = False) -> Reading:
+    """Reads the ledger of the allocation directory PATH; TRIM cuts it back first when it grew."""
+    ledger = path / contract.LEDGER_FILE
+    grew = False
+    try:
+        if trim:
+            with contextlib.suppress(vcuda.VcudaError):
+                grew = vcuda.trim_ledger(ledger)
+        usage = vcuda.read_ledger(ledger)
+        page = vcuda.read_limits(path / contract.LIMITS_FILE)
+    except vcuda.VcudaError as error:
+        return Reading({}, {}, grew=grew, problem=str(error))
+    used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
+    unhooked = {gpu.uuid: gpu.unhooked_bytes for gpu in page.gpus}
+    return Reading(used, usage.peak, usage.processes, unhooked, grew)
+
+
+def publish_unhooked(
+    path: Path, grant: Grant, before: Reading, after: Reading, measured: Mapping[str, Mapping[int, int]]
+) -> Iterable[tuple[str, int]]:
+    """Writes what was measured beyond the ledger into the limits page; returns what has changed, by GPU.
+
+    BEFORE and AFTER are readings from both sides of the measurement. Raises vcuda.VcudaError when the page cannot be
+    read or written.
+    """
+    found = unhooked_bytes(before.processes, after.processes, measured, grant.quota())
+    changed = [(gpu, count) for gpu, count in found.items() if after.unhooked.get(gpu) != count]
+    for gpu, count in changed:
+        vcuda.set_unhooked(path / contract.LIMITS_FILE, gpu, count)
+    return changed

@@ -1,0 +1,203 @@
+"""The book of the node: every container that was given slices, and which slices those are.
+
+A grant is what one Allocate call handed out. The kubelet speaks in tokens and this agent places slices itself, so a
+grant says for each card which tokens are served from it. Two rules of the kubelet shape everything here: there is no
+deallocate call, and init containers lend their tokens to later containers of the same pod. Values only: each change
+is a new book, and nothing here reads a clock or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from agent.errors import StateError, TokenError
+from agent.model import Allocation, Gpu, Placement, Share, parse_token
+
+__all__ = ["Book", "ContainerRef", "Grant", "Hold", "assign_tokens"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContainerRef:
+    """A container by the names people know it by."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Slices of one card: one of `slice_bytes` for each of the tokens, whatever card a token is named after."""
+
+    gpu: str
+    slice_bytes: int
+    tokens: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the container may use of this card."""
+        return len(self.tokens) * self.slice_bytes
+
+
+@dataclass(frozen=True)  # without slots: what follows from the fields is worked out once per grant
+class Grant:
+    """What one container was given.
+
+    id: 32 hex digits, name of its directory. number: order of the Allocate calls, never used twice. created: Unix time
+    in seconds. holds: one per card. library: file name that its preload line names. lent: tokens that a later container
+    of the same pod, or an unknown one, has taken over. supersedes: ids of grants it took tokens from. container: known
+    once the kubelet has listed it. suspects: until then, the pods ("namespace/name") one of which it is for; None
+    before the kubelet was asked. gone: the kubelet has given its tokens back, so its slices count no more.
+    waiting: a card had no room for it at Allocate, and the start gate has not let it pass yet.
+    """
+
+    id: str
+    number: int
+    created: float
+    holds: tuple[Hold, ...]
+    library: str
+    lent: frozenset[str] = frozenset()
+    supersedes: tuple[str, ...] = ()
+    container: ContainerRef | None = None
+    suspects: tuple[str, ...] | None = None
+    gone: bool = False
+    waiting: bool = False
+
+    @cached_property
+    def tokens(self) -> frozenset[str]:
+        """Every token of the answer, lent ones included."""
+        return frozenset(token for hold in self.holds for token in hold.tokens)
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """The tokens that still count as its own."""
+        return frozenset() if self.gone else self.tokens - self.lent
+
+    @property
+    def name(self) -> str:
+        """How people know it: its container, or its id before the kubelet has named one."""
+        return str(self.container) if self.container else f"allocation {self.id[:8]}"
+
+    def quota(self) -> dict[str, int]:
+        """Bytes it may use of each card."""
+        return {hold.gpu: hold.memory_bytes for hold in self.holds}
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """Slices that count on each card, in the size they had when they were given."""
+        counted = ((hold.gpu, len(self.held.intersection(hold.tokens))) for hold in self.holds)
+        return tuple(Share(gpu, count) for gpu, count in counted if count)
+
+    def shares_of(self, unit: Mapping[str, int]) -> tuple[Share, ...]:
+        """The same in slices of UNIT bytes (by card), rounded up: the slice size may have been changed since."""
+        for hold in self.holds:
+            if unit.get(hold.gpu, hold.slice_bytes) != hold.slice_bytes:
+                break
+        else:
+            return self.shares
+        size = {hold.gpu: hold.slice_bytes for hold in self.holds}
+        return tuple(
+            Share(share.gpu, -(-share.slices * size[share.gpu] // unit.get(share.gpu, size[share.gpu])))
+            for share in self.shares
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All grants of the node in the order of their numbers, and the number of the next."""
+
+    grants: tuple[Grant, ...] = ()
+    next_number: int = 1
+
+    def find(self, grant_id: str) -> Grant | None:
+        """The grant of that id, if there is one."""
+        return next((grant for grant in self.grants if grant.id == grant_id), None)
+
+    def all_of_tokens(self, tokens: frozenset[str]) -> tuple[Grant, ...]:
+        """The grants that were answered to exactly these tokens, newest first."""
+        return tuple(grant for grant in reversed(self.grants) if grant.tokens == tokens)
+
+    def of_tokens(self, tokens: frozenset[str]) -> Grant | None:
+        """The newest of them: the container that the kubelet means by these tokens now."""
+        return next(iter(self.all_of_tokens(tokens)), None)
+
+    def with_grant(self, grant: Grant) -> Book:
+        """The book with one more grant; StateError when its id is there already."""
+        if self.find(grant.id):
+            raise StateError(f"allocation {grant.id} is recorded twice")
+        grants = tuple(sorted((*self.grants, grant), key=lambda one: one.number))
+        return Book(grants, max(self.next_number, grant.number + 1))
+
+    def replaced(self, changed: Iterable[Grant]) -> Book:
+        """The book with the grants of the same ids exchanged for these."""
+        by_id = {grant.id: grant for grant in changed}
+        if not by_id:
+            return self
+        return replace(self, grants=tuple(by_id.get(grant.id, grant) for grant in self.grants))
+
+    def without(self, ids: Iterable[str]) -> Book:
+        """The book after grants were released."""
+        dropped = frozenset(ids)
+        return replace(self, grants=tuple(grant for grant in self.grants if grant.id not in dropped))
+
+    def taken_over(self, tokens: Iterable[str], before: int | None = None) -> tuple[Book, tuple[str, ...]]:
+        """The book after the kubelet hands TOKENS to a new container, and the ids of the grants that had them.
+
+        A holder that the kubelet has listed is no plain init container, so it lends nothing: its pod is gone, and with
+        it all its tokens. One that was never listed may be an init container: it lends just these. BEFORE restricts
+        this to grants with smaller numbers.
+        """
+        wanted = frozenset(tokens)
+        changed = [
+            replace(grant, gone=True) if grant.container else replace(grant, lent=grant.lent | common)
+            for grant in self.grants
+            if (before is None or grant.number < before) and (common := grant.held & wanted)
+        ]
+        return self.replaced(changed), tuple(grant.id for grant in changed)
+
+    def given_back(self, free_tokens: Iterable[str]) -> Book:
+        """The book after the kubelet shows FREE_TOKENS as free: whoever held one of them is gone with all it held."""
+        free = frozenset(free_tokens)
+        return self.replaced(replace(grant, gone=True) for grant in self.grants if grant.held & free)
+
+    def allocations(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
+        """What counts on the cards, in their present slices, for `agent.model.NodeState`."""
+        unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
+        counted = (grant for grant in self.grants if grant.shares)
+        return tuple(Allocation(grant.id, grant.shares_of(unit)) for grant in counted)
+
+
+def assign_tokens(tokens: Iterable[str], placement: Placement, gpus: Sequence[Gpu]) -> tuple[Hold, ...]:
+    """Serves each token from a card of PLACEMENT: from the one it is named after where that has room, else in order.
+
+    The number of tokens and of slices must be the same; StateError otherwise.
+    """
+    rest = sorted(set(tokens), key=_order)
+    if len(rest) != placement.slices:
+        raise StateError(f"{placement.slices} slices were placed for {len(rest)} devices")
+    unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
+    own: dict[str, list[str]] = {}
+    for share in placement.shares:
+        named = [token for token in rest if token.startswith(share.gpu + "/")][: share.slices]
+        own[share.gpu] = named
+        taken = frozenset(named)
+        rest = [token for token in rest if token not in taken]
+    holds = []
+    for share in placement.shares:
+        missing = share.slices - len(own[share.gpu])
+        served, rest = [*own[share.gpu], *rest[:missing]], rest[missing:]
+        holds.append(Hold(share.gpu, unit[share.gpu], tuple(served)))
+    return tuple(holds)
+
+
+def _order(token: str) -> tuple[str, int, str]:
+    try:
+        parsed = parse_token(token)
+    except TokenError:
+        return token, 0, token
+    return parsed.uuid, parsed.number, token

@@ -1,0 +1,1 @@
+"""What the agent tells about itself. Nothing in here decides anything."""
