@@ -1,0 +1,1 @@
+"""Benchmarks: what the library and the agent cost. Nothing here asserts a time; machines are noisy."""

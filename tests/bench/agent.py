@@ -1,0 +1,181 @@
+"""What the node agent costs at 8 cards of 141 GiB, which are 1,128 tokens: start, calls, memory.
+
+Both calls are timed twice: in the agent's own code with its files on disk, which is what it adds to an admission, and
+at the kubelet's end of the socket. There the agent runs as a process of its own with an inventory file, registered with
+a kubelet stand-in. Allocations are given back in between, as a node with a steady load of pods does.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from agent.discovery.static import parse_inventory
+from agent.kubelet.allocator import Allocator
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from agent.model import gpu_tokens
+from agent.placement import Policy
+from agent.state.store import Store
+from agent.telemetry import logs
+from tests.fakes.kubelet import FakeKubelet
+
+ROOT = Path(__file__).resolve().parents[2]
+RESOURCE = "gigaslice.io/vgpu-memory"
+CARDS, GIB = 8, 141
+ROUNDS = 300
+
+
+def inventory() -> str:
+    """Eight H200s of 141 GiB on two NUMA nodes."""
+    gpus = "\n".join(
+        f"  - uuid: GPU-00000000-0000-4000-8000-{index:012d}\n    model: NVIDIA H200\n    memory: {GIB}GiB\n"
+        f"    numa: {index * 2 // CARDS}"
+        for index in range(CARDS)
+    )
+    return f"gpus:\n{gpus}\n"
+
+
+def percentile(values: list[float], part: float) -> float:
+    """Nearest rank."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds of one call."""
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def load() -> Iterator[int]:
+    """Sizes of containers, 1 to 40 slices."""
+    rng = random.Random(1)
+    while True:
+        yield rng.randint(1, 40)
+
+
+def measure_code(directory: Path) -> tuple[list[float], list[float]]:
+    """Times of both decisions without gRPC, on a node that holds about 40 containers."""
+    source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
+    logs.set_up("error", "json")
+    store = Store(directory / "state-in-process")
+    store.open()
+    allocator = Allocator(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    free = [token for gpu in source.gpus for token in gpu_tokens(gpu)]
+    held = list[tuple[str, ...]]()
+    rng, preferred, allocate = random.Random(2), list[float](), list[float]()
+    for size, _ in zip(load(), range(ROUNDS), strict=False):
+        while held and (len(free) < 200 or len(held) > 40):
+            free += held.pop(rng.randrange(len(held)))
+        begin = time.perf_counter()
+        chosen = allocator.prefer(free, [], size)
+        preferred.append((time.perf_counter() - begin) * 1e3)
+        allocate.append(timed(lambda chosen=chosen: allocator.allocate([chosen])))
+        gone = [grant.id for grant in store.book.grants if grant.gone]
+        store.update(store.book.without(gone))  # as the next look at the kubelet's list would
+        for grant_id in gone:
+            store.dirs.remove(grant_id)
+        taken = set(chosen)
+        free = [token for token in free if token not in taken]
+        held.append(chosen)
+    store.close()
+    return preferred, allocate
+
+
+def measure_calls(stub: rpc.DevicePluginStub, tokens: list[str]) -> tuple[list[float], list[float]]:
+    """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
+    rng = random.Random(2)
+    free, held = list(tokens), list[list[str]]()
+    preferred: list[float] = []
+    allocate: list[float] = []
+    for size, turn in zip(load(), range(ROUNDS), strict=False):
+        if turn % 10 == 9:
+            time.sleep(0.5)
+        while held and (len(free) < 200 or len(held) > 40):
+            free += held.pop(rng.randrange(len(held)))
+        ask = api.PreferredAllocationRequest(
+            container_requests=[
+                api.ContainerPreferredAllocationRequest(available_deviceIDs=free, allocation_size=size)
+            ]
+        )
+        begin = time.perf_counter()
+        answer = stub.GetPreferredAllocation(ask)
+        preferred.append((time.perf_counter() - begin) * 1e3)
+        chosen = list(answer.container_responses[0].deviceIDs)
+        request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=chosen)])
+        allocate.append(timed(lambda request=request: stub.Allocate(request)))
+        free = [token for token in free if token not in set(chosen)]
+        held.append(chosen)
+    return preferred, allocate
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table("figure", "p50", "p99", title=f"gigaslice node, {CARDS} × {GIB} GiB = {CARDS * GIB} tokens")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    with tempfile.TemporaryDirectory(prefix="gs-bench-", dir="/tmp") as scratch:
+        directory = Path(scratch)
+        (directory / "inventory.yaml").write_text(inventory())
+        code = measure_code(directory)
+        with FakeKubelet(directory / "k") as kubelet:
+            command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]
+            command += [
+                "--kubelet-dir",
+                str(kubelet.plugin_directory),
+                "--inventory",
+                str(directory / "inventory.yaml"),
+            ]
+            command += ["--pod-resources", str(kubelet.pod_resources_socket), "--log-level", "warning"]
+            command += ["--poll-interval", "200ms"]
+            begin = time.perf_counter()
+            with subprocess.Popen(command, cwd=ROOT) as agent:
+                while kubelet.allocatable().get(RESOURCE) != CARDS * GIB:
+                    if agent.poll() is not None:
+                        sys.exit(f"bench: gigaslice node ended with {agent.returncode}")
+                    time.sleep(0.005)
+                started = time.perf_counter() - begin
+                process = psutil.Process(agent.pid)
+                idle = process.memory_info().rss
+                sockets = [
+                    path for path in kubelet.plugin_directory.glob("*.sock") if path != kubelet.kubelet_socket
+                ]
+                with grpc.insecure_channel(f"unix:{sockets[0]}") as channel:
+                    stub = rpc.DevicePluginStub(channel)
+                    stream = stub.ListAndWatch(api.Empty())
+                    tokens = [device.ID for device in next(stream).devices]
+                    preferred, allocate = measure_calls(stub, tokens)
+                    stream.cancel()
+                busy = process.memory_info().rss
+                cpu = sum(process.cpu_times()[:2])
+                time.sleep(5)
+                idle_cores = (sum(process.cpu_times()[:2]) - cpu) / 5
+                agent.terminate()
+    for label, values in (
+        ("GetPreferredAllocation, in the agent", code[0]),
+        ("GetPreferredAllocation, over the socket", preferred),
+        ("Allocate, in the agent", code[1]),
+        ("Allocate, over the socket", allocate),
+    ):
+        table.add_row(label, f"{statistics.median(values):.2f} ms", f"{percentile(values, 0.99):.2f} ms")
+    table.add_row("start to registered", f"{started:.2f} s", "")
+    table.add_row("resident memory: idle, after the calls", f"{idle >> 20} MiB", f"{busy >> 20} MiB")
+    table.add_row("CPU while idle", f"{idle_cores:.3f} core", "")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

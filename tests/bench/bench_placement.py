@@ -1,0 +1,52 @@
+"""Placement decisions under pytest-benchmark, on partly used nodes of 8 and 16 cards with NVSwitch and with PCIe."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agent.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
+from agent.placement import Policy, place
+
+SLICES, GIB = 141, 1 << 30
+
+
+def node(cards: int, nvlinks: int, held: int) -> NodeState:
+    """Two sockets; HELD random one-card containers on it."""
+    gpus = tuple(
+        Gpu(f"GPU-{index:08x}-0000-4000-8000-000000000000", index, "NVIDIA H200", SLICES * GIB, SLICES, GIB)
+        for index in range(cards)
+    )
+
+    def level(i: int, j: int) -> LinkLevel:
+        if i // 2 == j // 2:
+            return LinkLevel.SINGLE
+        return LinkLevel.NODE if i * 2 // cards == j * 2 // cards else LinkLevel.SYSTEM
+
+    levels = [[level(i, j) for j in range(cards)] for i in range(cards)]
+    links = [[0 if i == j else nvlinks for j in range(cards)] for i in range(cards)]
+    state = NodeState.build(gpus, Topology.build(levels, links))
+    rng = random.Random(cards)
+    for job in range(held):
+        placed = place(state, Request(gpus=1, slices=rng.randint(1, 60)))
+        if isinstance(placed, Placement):
+            state = state.with_allocation(f"job{job}", placed)
+    return state
+
+
+@pytest.mark.parametrize("policy", [Policy.GAIA, Policy.BEST_EFFORT])
+@pytest.mark.parametrize("nvlinks", [0, 18], ids=["pcie", "nvswitch"])
+@pytest.mark.parametrize("cards", [8, 16])
+@pytest.mark.parametrize("wanted", [1, 4, 8])
+def test_whole_cards(benchmark, wanted: int, cards: int, nvlinks: int, policy: Policy) -> None:
+    """WANTED whole cards of an idle node: the largest number of candidates."""
+    state = node(cards, nvlinks, held=0)
+    assert isinstance(benchmark(place, state, Request(gpus=wanted), policy), Placement)
+
+
+@pytest.mark.parametrize("cards", [8, 16])
+def test_slices(benchmark, cards: int) -> None:
+    """Eight slices of one card of a node that holds twelve containers."""
+    state = node(cards, 18, held=12)
+    assert isinstance(benchmark(place, state, Request(gpus=1, slices=8)), Placement)

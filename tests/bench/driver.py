@@ -1,0 +1,162 @@
+"""Paired timings of the vCUDA library on the simulated driver.
+
+Two copies of build/bench/driver_bench live side by side, one plain and one under the library. Every figure is the
+median over many short turns, and in each turn both run the same command one after the other (in alternating order), so
+that what the machine does to one it does to the other. Printed are both medians, their ratio and the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.fakedriver.env import driver_env
+from vcuda import GpuLimit, create_ledger, create_limits, library_path
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = ROOT / "build/bench/driver_bench"
+MACHINE = "one-h200"
+TURNS = 41
+
+
+class Side:
+    """One running harness."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [str(HARNESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, bufsize=1
+        )
+
+    def time(self, command: str, size: int, count: int) -> float:
+        """Nanoseconds per operation."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{command} {size} {count}\n")
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench: the harness ended while it ran {command}")
+        return float(line)
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def paired(plain: Side, hooked: Side, command: str, size: int, count: int) -> tuple[float, float, float]:
+    """Medians of both sides and of the ratio within a turn."""
+    sides = (plain, hooked)
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(TURNS):
+        for side in (0, 1) if turn % 2 else (1, 0):
+            times[side].append(sides[side].time(command, size, count))
+    ratios = [b / a for a, b in zip(*times, strict=True)]
+    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+
+
+def only(side: Side, command: str, size: int, count: int) -> float:
+    """Median of a command that has no plain counterpart."""
+    return statistics.median(side.time(command, size, count) for _ in range(TURNS))
+
+
+def hooked_env(env: dict[str, str], directory: Path, uuid: str) -> dict[str, str]:
+    """The environment of a process with a 64 GiB quota."""
+    gpu = GpuLimit(uuid=uuid, memory_bytes=64 << 30)
+    identity = os.urandom(16)
+    create_ledger(directory / "ledger", identity, [gpu])
+    create_limits(directory / "limits", identity, [gpu])
+    return env | {"LD_PRELOAD": str(library_path()), "VCUDA_DIR": str(directory)}
+
+
+def gpu_uuid(env: dict[str, str]) -> str:
+    """UUID of the simulated card."""
+    code = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0)))"
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def spawn(env: dict[str, str], hooked: dict[str, str], count: int, *argv: str) -> tuple[float, float, float]:
+    """Median microseconds of a process start: plain, under the library, paired difference."""
+    env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
+    command = [str(HARNESS), "spawn", str(count), hooked["LD_PRELOAD"], *argv]
+    plain, with_library, difference = subprocess.run(
+        command, env=env, check=True, capture_output=True, text=True
+    ).stdout.split()
+    return float(plain), float(with_library), float(difference)
+
+
+def main() -> None:
+    """Print the tables."""
+    table = Table(
+        "operation", "native", "with vCUDA", "ratio", "added", title="vCUDA on the simulated driver (ns)"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    flat: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory(prefix="gigaslice-bench-") as scratch:
+        state = Path(scratch) / "state"
+        quota = Path(scratch) / "quota"
+        quota.mkdir()
+        env = driver_env(MACHINE, state)
+        hooked = hooked_env(env, quota, gpu_uuid(env))
+        plain_side, hooked_side = Side(env), Side(hooked)
+
+        def row(label: str, command: str, size: int, count: int) -> tuple[float, float]:
+            native, ours, ratio = paired(plain_side, hooked_side, command, size, count)
+            table.add_row(label, f"{native:.1f}", f"{ours:.1f}", f"{ratio:.2f}", f"{ours - native:+.1f}")
+            return native, ours
+
+        row("cuMemAlloc+cuMemFree 4 KiB", "alloc_free", 4096, 50000)
+        row("cuMemAlloc+cuMemFree 2 MiB", "alloc_free", 2 << 20, 50000)
+        for live in (0, 1000, 10000, 100000):
+            for side in (plain_side, hooked_side):
+                side.time("hold", 4096, live)
+            native, ours = row(f"cuMemAlloc+cuMemFree 4 KiB, {live} live", "alloc_free", 4096, 50000)
+            flat.append((live, ours - native))
+            if live:
+                row(f"  at random places, {live} live", "random", 4096, 20000)
+        for side in (plain_side, hooked_side):
+            side.time("hold", 4096, 0)
+        row("cuMemGetInfo", "mem_info", 0, 200000)
+        row("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000)
+        row("cuLaunchKernel, no compute limit", "launch", 0, 200000)
+        row("dlsym of a hooked name", "dlsym", 0, 50000)
+        row("dlsym of another name", "dlsym_other", 0, 50000)
+        row("cuGetProcAddress", "get_proc", 0, 50000)
+        refusal = only(hooked_side, "refused", 65 << 30, 20000)
+        table.add_row("refusal over the limit", "", f"{refusal:.1f}", "", "")
+        plain_side.close()
+        hooked_side.close()
+        starts = Table("program", "native", "with vCUDA", "paired difference", title="process start (µs)")
+        for column in starts.columns[1:]:
+            column.justify = "right"
+        for label, count, argv in (
+            ("/bin/true", 1500, ("/bin/true",)),
+            ("cuInit + context + first allocation", 400, (str(HARNESS), "first")),
+        ):
+            native, ours, difference = spawn(env, hooked, count, *argv)
+            starts.add_row(label, f"{native:.0f}", f"{ours:.0f}", f"{difference:+.0f}")
+    console = Console(width=110)
+    console.print(table)
+    added = dict(flat)
+    console.print(
+        "added cost from 0 to 100,000 live allocations: "
+        + ", ".join(f"{live}: {value:+.1f} ns" for live, value in added.items())
+        + f" (largest/smallest {max(added.values()) / max(min(added.values()), 0.1):.2f})"
+    )
+    pair = min(added.values())
+    console.print(f"with a driver whose pair costs 50 ns: {(50 + pair) / 50:.2f} times native")
+    console.print(starts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+/* The C half of `make bench`: a program that uses the driver API and times itself on request. It runs twice, once plain
+ * and once under the vCUDA library, and paired.py alternates between the two, so that both meet the same noise.
+ * Reads commands from stdin ("alloc_free 4096 200000"), answers each with nanoseconds per operation. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda.h>
+#include <nvml.h>
+
+static struct {
+  CUresult (*mem_alloc)(CUdeviceptr *, size_t);
+  CUresult (*mem_free)(CUdeviceptr);
+  CUresult (*mem_info)(size_t *, size_t *);
+  CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                     void **, void **);
+  CUresult (*get_proc)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
+  nvmlReturn_t (*nvml_memory)(nvmlDevice_t, nvmlMemory_t *);
+} api;
+
+static void *driver, *nvml;
+static nvmlDevice_t nvml_device;
+static CUdeviceptr *live;
+static long live_count;
+
+static double now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void check(int result, const char *what) {
+  if (result == 0) return;
+  fprintf(stderr, "driver_bench: %s failed with %d\n", what, result);
+  exit(1);
+}
+
+static void *symbol(void *handle, const char *name) {
+  void *address = dlsym(handle, name);
+  if (!address) fprintf(stderr, "driver_bench: no symbol %s\n", name), exit(1);
+  return address;
+}
+
+static void open_driver(void) {
+  CUdevice device;
+  CUcontext context;
+  CUresult (*init)(unsigned);
+  CUresult (*retain)(CUcontext *, CUdevice);
+  CUresult (*set_current)(CUcontext);
+  nvmlReturn_t (*nvml_init)(void);
+  nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (!driver || !nvml) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
+  *(void **)&init = symbol(driver, "cuInit");
+  *(void **)&retain = symbol(driver, "cuDevicePrimaryCtxRetain");
+  *(void **)&set_current = symbol(driver, "cuCtxSetCurrent");
+  *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
+  *(void **)&api.mem_free = symbol(driver, "cuMemFree_v2");
+  *(void **)&api.mem_info = symbol(driver, "cuMemGetInfo_v2");
+  *(void **)&api.launch = symbol(driver, "cuLaunchKernel");
+  *(void **)&api.get_proc = symbol(driver, "cuGetProcAddress_v2");
+  *(void **)&nvml_init = symbol(nvml, "nvmlInit_v2");
+  *(void **)&by_index = symbol(nvml, "nvmlDeviceGetHandleByIndex_v2");
+  *(void **)&api.nvml_memory = symbol(nvml, "nvmlDeviceGetMemoryInfo");
+  check((int)init(0), "cuInit");
+  device = 0;
+  check((int)retain(&context, device), "cuDevicePrimaryCtxRetain");
+  check((int)set_current(context), "cuCtxSetCurrent");
+  check((int)nvml_init(), "nvmlInit");
+  check((int)by_index(0, &nvml_device), "nvmlDeviceGetHandleByIndex");
+}
+
+static void alloc_free(size_t size, long count) {
+  CUdeviceptr block;
+  for (long i = 0; i < count; i++) {
+    check((int)api.mem_alloc(&block, size), "cuMemAlloc");
+    check((int)api.mem_free(block), "cuMemFree");
+  }
+}
+
+/* COUNT allocations are left alive for the commands that follow. */
+static void hold(size_t size, long count) {
+  for (; live_count > count; live_count--) check((int)api.mem_free(live[live_count - 1]), "cuMemFree");
+  live = realloc(live, sizeof *live * (size_t)(count + 1));
+  for (; live_count < count; live_count++) check((int)api.mem_alloc(&live[live_count], size), "cuMemAlloc");
+}
+
+/* Frees and allocates at random places among the live ones: what a long-running allocator looks like. */
+static void random_pairs(size_t size, long count) {
+  uint64_t state = 88172645463325252u;
+  for (long i = 0; i < count; i++) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    long at = (long)(state % (uint64_t)live_count);
+    check((int)api.mem_free(live[at]), "cuMemFree");
+    check((int)api.mem_alloc(&live[at], size), "cuMemAlloc");
+  }
+}
+
+static void refused(size_t size, long count) {
+  CUdeviceptr block;
+  for (long i = 0; i < count; i++)
+    if (api.mem_alloc(&block, size) != CUDA_ERROR_OUT_OF_MEMORY) check(-1, "refusal of cuMemAlloc");
+}
+
+static void run(const char *name, size_t size, long count) {
+  if (strcmp(name, "alloc_free") == 0) alloc_free(size, count);
+  else if (strcmp(name, "hold") == 0) hold(size, count);
+  else if (strcmp(name, "random") == 0) random_pairs(size, count);
+  else if (strcmp(name, "refused") == 0) refused(size, count);
+  else if (strcmp(name, "mem_info") == 0) {
+    size_t a, b;
+    for (long i = 0; i < count; i++) check((int)api.mem_info(&a, &b), "cuMemGetInfo");
+  } else if (strcmp(name, "nvml_memory") == 0) {
+    nvmlMemory_t memory;
+    for (long i = 0; i < count; i++) check((int)api.nvml_memory(nvml_device, &memory), "nvmlDeviceGetMemoryInfo");
+  } else if (strcmp(name, "launch") == 0) {
+    for (long i = 0; i < count; i++) (void)api.launch(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+  } else if (strcmp(name, "dlsym") == 0) {
+    for (long i = 0; i < count; i++) symbol(driver, "cuMemAlloc_v2");
+  } else if (strcmp(name, "dlsym_other") == 0) {
+    for (long i = 0; i < count; i++) symbol(driver, "cuCtxSynchronize");
+  } else if (strcmp(name, "get_proc") == 0) {
+    void *address;
+    for (long i = 0; i < count; i++) check((int)api.get_proc("cuMemAlloc", &address, 12000, 0, NULL), "cuGetProcAddress");
+  } else {
+    fprintf(stderr, "driver_bench: unknown command %s\n", name);
+    exit(2);
+  }
+}
+
+/* `driver_bench spawn COUNT PRELOAD PROGRAM [ARGS]`: starts PROGRAM alternately plain and with LD_PRELOAD; prints the
+ * median microseconds of both and of the paired difference. */
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double start_once(char **argv, char **environment) {
+  pid_t pid;
+  int status;
+  double begin = now_ns();
+  check(posix_spawn(&pid, argv[0], NULL, NULL, argv, environment), "posix_spawn");
+  waitpid(pid, &status, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fprintf(stderr, "driver_bench: %s failed\n", argv[0]), exit(1);
+  return (now_ns() - begin) / 1e3;
+}
+
+static int spawn_pairs(int count, const char *preload, char **argv) {
+  extern char **environ;
+  int n = 0;
+  while (environ[n]) n++;
+  char **with = calloc((size_t)n + 2, sizeof *with), assignment[4096];
+  memcpy(with, environ, sizeof *with * (size_t)n);
+  snprintf(assignment, sizeof assignment, "LD_PRELOAD=%s", preload);
+  with[n] = assignment;
+  double *plain = calloc((size_t)count, sizeof *plain), *hooked = calloc((size_t)count, sizeof *hooked),
+         *difference = calloc((size_t)count, sizeof *difference);
+  for (int i = 0; i < count; i++) {
+    if (i % 2) hooked[i] = start_once(argv, with);
+    plain[i] = start_once(argv, environ);
+    if (i % 2 == 0) hooked[i] = start_once(argv, with);
+    difference[i] = hooked[i] - plain[i];
+  }
+  qsort(plain, (size_t)count, sizeof *plain, by_value);
+  qsort(hooked, (size_t)count, sizeof *hooked, by_value);
+  qsort(difference, (size_t)count, sizeof *difference, by_value);
+  printf("%.1f %.1f %.1f\n", plain[count / 2], hooked[count / 2], difference[count / 2]);
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  char name[64];
+  size_t size;
+  long count;
+  if (argc > 4 && strcmp(argv[1], "spawn") == 0) return spawn_pairs(atoi(argv[2]), argv[3], argv + 4);
+  open_driver();
+  if (argc > 1 && strcmp(argv[1], "first") == 0) { /* cuInit, context and first allocation, then end */
+    alloc_free(4096, 1);
+    return 0;
+  }
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  while (scanf("%63s %zu %ld", name, &size, &count) == 3) {
+    double begin = now_ns();
+    run(name, size, count);
+    printf("%.3f\n", (now_ns() - begin) / (double)(count > 0 ? count : 1));
+  }
+  return 0;
+}

@@ -1,0 +1,300 @@
+"""What happens in the demo, in order; every statement it makes is a checked claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.demo.clients import OUT_OF_MEMORY, Client, DemoError
+from tests.demo.machine import Sizes, nvml_cards, plan
+from tests.demo.report import GIB, Report, size
+from tests.demo.stage import RESOURCE, Stage
+from tests.fakes.kubelet import Pod
+
+PATIENCE_S = 15.0  # for things that other processes do in their own time
+
+ASK_PYNVML = """
+import json, pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByUUID({uuid!r})
+memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+print(json.dumps([memory.total, memory.used, sorted([p.pid, p.usedGpuMemory] for p in processes)]))
+"""
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether CONDITION came true in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Story:
+    """One telling."""
+
+    def __init__(self, stage: Stage, report: Report) -> None:
+        self.stage = stage
+        self.report = report
+        self.sizes: Sizes = plan(stage.machine)
+        # A real driver hands out memory by the 2 MiB and grows its contexts when it likes.
+        self.slack = 64 << 20 if stage.machine.real else 0
+        self.pods: dict[str, Pod] = {}
+        self.programs: dict[str, Client] = {}
+
+    def tell(self) -> None:
+        """All acts; raises DemoError where the next act would make no sense."""
+        self.node()
+        self.admission()
+        self.limits()
+        self.views()
+        self.sharing()
+        self.node_view()
+        self.waiting()
+        self.end()
+
+    def uuid(self, name: str) -> str:
+        launch = self.pods[name].container().launch
+        return launch.env.get("NVIDIA_VISIBLE_DEVICES", "") if launch is not None else ""
+
+    def settle(self) -> None:
+        """Gives a real card's measured memory (contexts, code) the time to reach the limits page."""
+        if self.stage.machine.real:
+            time.sleep(1.0)
+
+    def near(self, seen: int, wanted: int) -> bool:
+        return abs(seen - wanted) <= self.slack
+
+    def fill(self, program: Client, free: int) -> tuple[int, int]:
+        """(code, bytes) of one allocation of FREE or, on a real card, as little less as the driver agrees to."""
+        for less in range(0, self.slack + 1, 2 << 20):
+            code = program.alloc(free - less)
+            if code == 0:
+                return 0, free - less
+        return code, 0
+
+    # --- the acts --------------------------------------------------------------------------------------------
+
+    def node(self) -> None:
+        """The node advertises its memory by the gigabyte."""
+        report, machine = self.report, self.stage.machine
+        report.title("The node")
+        rows = [(index, c.name, c.uuid, size(c.total), size(c.free)) for index, c in enumerate(machine.cards)]
+        report.table("GPUs", ("", "name", "UUID", ">memory", ">free"), rows)
+        offered = self.stage.kubelet.allocatable()[RESOURCE]
+        slices = machine.slices
+        report.claim(f"the node offers {slices} slices of 1 GiB", offered == slices, f"{RESOURCE}: {offered}")
+
+    def admission(self) -> None:
+        """Two pods side by side on one card, the third where there is room."""
+        report, sizes = self.report, self.sizes
+        report.title("Two pods")
+        wanted = [("a", sizes.first), ("b", sizes.second)]
+        # Without namespaces the environment is all there is, and a second word in it would be an error.
+        raised = {"VCUDA_MEMORY_LIMIT": "1000GiB"} if self.stage.runtime.mode != "plain" else {}
+        if sizes.elsewhere:
+            wanted.append(("c", sizes.elsewhere))
+        for name, slices in wanted:
+            report.step(f"pod {name} asks for {RESOURCE}: {slices}")
+            self.pods[name] = self.stage.pod(name, slices, raised if name == "b" else {})
+            self.programs[name] = self.stage.main_program(self.pods[name])
+            report.claim(f"pod {name} runs", self.pods[name].phase == "Running", self.uuid(name))
+        beside = self.uuid("a") == self.uuid("b") != ""
+        fits = sizes.first + sizes.second <= min(c.total for c in self.stage.machine.cards) // GIB
+        report.claim("pods a and b share one card", beside or not fits, self.uuid("b"))
+        if sizes.elsewhere:
+            text = f"pod c, with {sizes.elsewhere} GiB too large for what is left there, is on another card"
+            report.claim(text, self.uuid("c") not in (self.uuid("a"), ""), self.uuid("c"))
+        launch = self.pods["a"].container().launch
+        targets = sorted(bind.target for bind in launch.mounts) if launch is not None else []
+        expected = ["/etc/ld.so.preload", "/etc/vcuda/ledger", "/etc/vcuda/limits", "/usr/local/lib/vcuda"]
+        report.claim("a container gets four mounts", targets == expected, ", ".join(targets))
+
+    def limits(self) -> None:
+        """Each program gets its memory to the last byte and not one more."""
+        report = self.report
+        report.title("Inside the pods: memory")
+        rows = []
+        for name, slices in (("a", self.sizes.first), ("b", self.sizes.second)):
+            limit, program = slices * GIB, self.programs[name]
+            _, total = program.info()
+            agree = program.total() == total == limit
+            report.claim(
+                f"pod {name}: CUDA shows a card of {slices} GiB", agree, f"cuMemGetInfo {size(total)}"
+            )
+            over = program.alloc(limit + 1)
+            report.claim(
+                f"pod {name}: one byte more than the limit is refused", over == OUT_OF_MEMORY, f"error {over}"
+            )
+            self.settle()
+            code, got = self.fill(program, program.info()[0])
+            report.claim(f"pod {name}: all that is free is given", code == 0, size(got))
+            left, _ = program.info()
+            report.claim(f"pod {name}: nothing is left", self.near(left, 0), f"free {size(left)}")
+            more = program.alloc(left + 1)
+            report.claim(f"pod {name}: then one byte more is refused", more == OUT_OF_MEMORY, f"error {more}")
+            rows.append((name, f"{slices} GiB", size(total), size(got), "refused" if more else "given"))
+        columns = ("pod", ">asked for", ">card seen", ">allocated at once", "one byte more")
+        launch = self.pods["b"].container().launch
+        if launch is not None and "VCUDA_MEMORY_LIMIT" in launch.env:
+            text = "pod b's own VCUDA_MEMORY_LIMIT=1000GiB changes nothing of that"
+            total = self.programs["b"].total()
+            report.claim(text, total == self.sizes.second * GIB, size(total))
+        report.table("What the programs got", columns, rows)
+        used = {c.uuid: c.total - c.free for c in nvml_cards(self.stage.tool_env())}
+        before = {c.uuid: c.total - c.free for c in self.stage.machine.cards}
+        card = self.uuid("a")
+        both = (
+            (self.sizes.first + self.sizes.second) * GIB if card == self.uuid("b") else self.sizes.first * GIB
+        )
+        seen = used[card] - before[card]
+        text = f"the card itself holds no more for them than both limits, {size(both)}"
+        report.claim(text, seen <= both + self.slack, f"{size(seen)} in use on the card")
+
+    def views(self) -> None:
+        """NVML, by three programs, shows the pod's card and nobody else."""
+        report = self.report
+        report.title("Inside the pods: NVML")
+        rows = []
+        for name, slices in (("a", self.sizes.first), ("b", self.sizes.second)):
+            limit, program, pod = slices * GIB, self.programs[name], self.pods[name]
+            view = program.view()
+            text = f"pod {name}: NVML shows {slices} GiB, all of it in use"
+            full = view.total == limit and self.near(view.used, limit)
+            report.claim(text, full, f"{size(view.used)} of {size(view.total)}")
+            own = (program.pid_inside,)
+            report.claim(f"pod {name}: the only process is its own", view.pids == own, f"PIDs {view.pids}")
+            script = ASK_PYNVML.format(uuid=self.uuid(name))
+            total, used, processes = json.loads(self.stage.run_in(pod, sys.executable, "-c", script))
+            same = (total, [pid for pid, _ in processes]) == (view.total, list(view.pids))
+            agree = same and self.near(used, view.used)
+            report.claim(f"pod {name}: nvidia-ml-py sees the same", agree, f"{size(used)} of {size(total)}")
+            seen = json.loads(self.stage.run_in(pod, sys.executable, "-m", "gpustat", "--json"))["gpus"]
+            gpu = next(g for g in seen if g["uuid"] == self.uuid(name))
+            megabytes = (gpu["memory.used"], gpu["memory.total"])
+            text = f"pod {name}: gpustat shows {slices * 1024} MiB"
+            agree = megabytes[1] == slices * 1024 and self.near(megabytes[0] << 20, limit)
+            report.claim(text, agree, "{} / {} MiB".format(*megabytes))
+            rows.append((name, size(view.total), size(view.used), ", ".join(map(str, view.pids))))
+        report.table("What NVML shows in the pods", ("pod", ">total", ">used", "PIDs"), rows)
+
+    def sharing(self) -> None:
+        """Two programs of a pod share its quota, and a killed one gives back at once."""
+        report = self.report
+        report.title("Two programs in pod a, one of them killed")
+        first, limit = self.programs["a"], self.sizes.first * GIB
+        first.free_all()
+        second = self.stage.another_program(self.pods["a"])
+        self.settle()
+        part = limit // 4
+        before, _ = first.info()
+        report.claim("the second program gets a quarter of the quota", second.alloc(part) == 0, size(part))
+        after, _ = first.info()
+        text = "the first program has exactly that much less"
+        report.claim(text, self.near(before - after, part), f"{size(before)} → {size(after)} free")
+        code, rest = self.fill(first, after)
+        report.claim("the first program gets the rest", code == 0, size(rest))
+        left, _ = first.info()
+        for program, name in ((first, "first"), (second, "second")):
+            code = program.alloc(left + 1)
+            report.claim(f"the {name} program gets no byte more", code == OUT_OF_MEMORY, f"error {code}")
+        pids = first.view().pids
+        both = tuple(sorted((first.pid_inside, second.pid_inside)))
+        report.claim("NVML in the pod shows both", pids == both, f"PIDs {pids}")
+        os.kill(second.process.pid, signal.SIGKILL)
+        code = second.process.wait(10)
+        again = first.alloc(part)
+        text = "after kill -9 of the second program its memory is there again at once"
+        report.claim(text, (code, again) == (137, 0), f"exit code {code}, {size(part)} allocated")
+        left, _ = first.info()  # what the killed program's context had taken
+        code = first.alloc(left + 1)
+        report.claim("and not a byte more than the limit", code == OUT_OF_MEMORY, f"error {code}")
+
+    def node_view(self) -> None:
+        """The node knows who uses what, by its own PIDs."""
+        report = self.report
+        report.title("The node's view")
+        quotas = {
+            tuple(p["pid"] for p in quota["processes"] if p["pid"]): quota for quota in self.stage.usage()
+        }
+        for name in self.programs:
+            pid = self.programs[name].process.pid
+            quota = quotas.get((pid,))
+            used = sum(gpu["used_bytes"] for gpu in quota["gpus"]) if quota else 0
+            limit = sum(gpu["limit_bytes"] for gpu in quota["gpus"]) if quota else 0
+            free, total = self.programs[name].info()
+            text = f"`vcuda ps` on the node names pod {name}'s process and what it uses"
+            found = quota is not None and limit == total and self.near(used, total - free)
+            report.claim(text, found, f"PID {pid}: {size(used)} of {size(limit)}")
+        known = eventually(lambda: set(self.pods) <= set(self.named()))
+        report.claim("and knows the pods by name", known, ", ".join(self.named().values()))
+        allocations = str(self.stage.state_dir / "allocations")
+        report.block("$ vcuda ps", self.stage.tool("vcuda", "ps", "--dir", allocations))
+        report.block(
+            "$ gigaslice status", self.stage.tool("agent", "status", "--state-dir", str(self.stage.state_dir))
+        )
+
+    def named(self) -> dict[str, str]:
+        """Pod names that the node's agent knows, with the full name of the container."""
+        names = [quota["name"] for quota in self.stage.usage() if quota["name"].count("/") == 2]
+        return {name.split("/")[1]: name for name in sorted(names)}
+
+    def waiting(self) -> None:
+        """A pod that does not fit waits, and starts when another one has gone."""
+        report, slices = self.report, self.sizes.waiting
+        report.title("One pod too many")
+        report.step(f"pod d asks for {RESOURCE}: {slices}, one more than is left")
+        pod = self.pods["d"] = self.stage.pod("d", slices)
+        waits = (pod.phase, pod.reason) == ("Pending", "Unschedulable")
+        report.claim("pod d waits", waits, pod.message)
+        report.step("deleting pod b")
+        self.stage.kubelet.delete_pod(self.pods.pop("b"))
+        del self.programs["b"]
+        if slices > max(c.total for c in self.stage.machine.cards) // GIB:
+            report.note("pod d is larger than any card and is deleted")
+            self.stage.kubelet.delete_pod(self.pods.pop("d"))
+            return
+        started = eventually(lambda: pod.phase != "Pending")
+        report.claim("then pod d starts", started and pod.phase == "Running", f"{pod.phase} {pod.message}")
+        if pod.phase != "Running":
+            raise DemoError(f"pod d did not start: {pod.message} {[e.message for e in pod.events]}")
+        program = self.programs["d"] = self.stage.main_program(pod)
+        total = program.total()
+        report.claim(f"and sees a card of {slices} GiB", total == slices * GIB, size(total))
+        known = eventually(lambda: "d" in self.named())
+        report.claim("and the node knows it by name", known, self.named().get("d", ""))
+        free, total = self.programs["a"].info()
+        same = total == self.sizes.first * GIB and free < GIB
+        report.claim("pod a noticed nothing of it", same, f"{size(total - free)} of {size(total)} in use")
+
+    def end(self) -> None:
+        """Everything ends and nothing is left."""
+        report = self.report
+        report.title("The end")
+        report.step("deleting all pods")
+        for pod in self.pods.values():
+            self.stage.kubelet.delete_pod(pod)
+        before = {c.uuid: c.free for c in self.stage.machine.cards}
+
+        def memory_is_back() -> bool:
+            return all(c.free >= before[c.uuid] for c in nvml_cards(self.stage.tool_env()))
+
+        if not self.stage.machine.real:  # on a real card others may have started something meanwhile
+            report.claim("all memory of the cards is free again", eventually(memory_is_back))
+        gone = eventually(lambda: not self.stage.usage())
+        report.claim("the node holds no allocation any more", gone, f"{len(self.stage.usage())} left")
+        code = self.stage.stop_agent()
+        report.claim("`gigaslice node` ends cleanly on SIGTERM", code == 0, f"exit code {code}")
+        touched = [
+            p for p in ("/etc/vcuda", "/usr/local/lib/vcuda", "/etc/ld.so.preload") if Path(p).exists()
+        ]
+        text = "the host's /etc and /usr/local are as they were"
+        report.claim(text, touched == self.stage.already_there, ", ".join(touched) or "nothing there")

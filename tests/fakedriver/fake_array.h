@@ -1,0 +1,26 @@
+/* Arrays as copies see them. Knows nothing of streams. Tests: tests/unit/fakedriver/test_arrays.py. */
+#ifndef FAKE_ARRAY_H
+#define FAKE_ARRAY_H
+
+#include "fake_cuda.h"
+#include "fake_handle.h"
+
+struct CUarray_st {
+  struct handle handle;
+  CUcontext context;
+  CUmipmappedArray parent; /* a level of it, or NULL */
+  CUdeviceptr base;
+  uint64_t bytes;
+  uint64_t width, height, depth; /* as given: 0 where the dimension is not there */
+  uint32_t format, channels, flags, element;
+  uint64_t pitch; /* bytes from row to row; of rows from slice to slice: max(height, 1) */
+  uint64_t rest[5];
+};
+
+/* NULL: not an array. */
+struct CUarray_st *array_check(CUarray array);
+/* Bytes of one element; 0: unknown format or number of channels. */
+unsigned array_element_bytes(CUarray_format format, unsigned channels);
+void array_drop_context(CUcontext context);
+
+#endif

@@ -1,0 +1,33 @@
+/* The environment variables of the simulated driver. Knows nothing else. Tests: test_visibility.py. */
+#include "fake_env.h"
+
+#include "fake_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *filled(const char *name) {
+  const char *value = getenv(name);
+  return value && *value ? value : NULL;
+}
+
+const char *fake_env_machine(void) { return filled("FAKEDRIVER_MACHINE"); }
+const char *fake_env_state(void) { return filled("FAKEDRIVER_STATE"); }
+const char *fake_env_container_devices(void) { return getenv("NVIDIA_VISIBLE_DEVICES"); }
+const char *fake_env_cuda_devices(void) { return getenv("CUDA_VISIBLE_DEVICES"); }
+
+const char *fake_env_latency(void) {
+  const char *value = filled("FAKEDRIVER_LATENCY");
+  return value ? value : "";
+}
+
+const char *fake_env_temporary_directory(void) {
+  const char *value = filled("TMPDIR");
+  return value ? value : "/tmp";
+}
+
+uint32_t fake_env_process_kind(void) {
+  const char *value = filled("FAKEDRIVER_PROCESS");
+  if (value && !strcmp(value, "graphics")) return FAKE_GRAPHICS;
+  return value && !strcmp(value, "mps") ? FAKE_MPS : FAKE_COMPUTE;
+}

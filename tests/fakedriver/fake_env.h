@@ -1,0 +1,16 @@
+/* The environment variables of the simulated driver: the only place that reads them.
+ * Knows nothing of the state. Tests: tests/unit/fakedriver/test_visibility.py. */
+#ifndef FAKE_ENV_H
+#define FAKE_ENV_H
+
+#include <stdint.h>
+
+const char *fake_env_machine(void);             /* FAKEDRIVER_MACHINE or NULL */
+const char *fake_env_state(void);               /* FAKEDRIVER_STATE or NULL */
+const char *fake_env_latency(void);             /* FAKEDRIVER_LATENCY or "" */
+const char *fake_env_temporary_directory(void); /* TMPDIR or /tmp */
+uint32_t fake_env_process_kind(void);           /* FAKEDRIVER_PROCESS: compute, graphics, mps */
+const char *fake_env_container_devices(void);   /* NVIDIA_VISIBLE_DEVICES or NULL */
+const char *fake_env_cuda_devices(void);        /* CUDA_VISIBLE_DEVICES or NULL */
+
+#endif

@@ -1,0 +1,71 @@
+/* Graphs: nodes that describe work, and memory that graphs own.
+ * Knows nothing of how work is done; fake_graph_exec.c does it. Tests: tests/unit/fakedriver/test_graphs.py. */
+#ifndef FAKE_GRAPH_H
+#define FAKE_GRAPH_H
+
+#include "fake_copy.h"
+#include "fake_work.h"
+
+/* Memory of an alloc node: one address for as long as anything names it, device memory from a launch to a free. */
+struct graph_memory {
+  struct graph_memory *next;
+  CUdeviceptr address;
+  uint64_t bytes;
+  unsigned gpu;
+  uint32_t references; /* nodes and executable graphs */
+  int live;
+};
+
+struct node_work {
+  CUgraphNodeType type;
+  union {
+    CUDA_KERNEL_NODE_PARAMS kernel;
+    CUDA_MEMCPY3D copy;
+    struct fill fill;
+    CUDA_HOST_NODE_PARAMS host;
+    CUgraph child;
+    CUevent event;
+    struct graph_memory *memory; /* alloc and free */
+  };
+};
+
+struct CUgraphNode_st {
+  struct handle handle;
+  CUgraph graph;
+  CUgraphNode original; /* of a clone */
+  CUgraphNode *before;  /* what it depends on */
+  size_t before_count;
+  struct node_work *work;
+  uint64_t rest[2];
+};
+
+struct CUgraph_st {
+  struct handle handle;
+  CUgraphNode *nodes; /* in the order they were added, which is the order they run in */
+  size_t count, capacity;
+  CUgraphNode owner; /* of a child graph */
+  uint64_t rest[3];
+};
+
+int graph_valid(CUgraph graph);
+int graph_node_valid(CUgraphNode node);
+CUresult graph_add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                   const struct node_work *work);
+CUresult graph_make(CUgraph *out);
+void graph_delete(CUgraph graph);
+CUresult graph_copy(CUgraph from, CUgraph *out);
+
+CUresult graph_kernel_work(const void *params, size_t size, struct node_work *work);
+CUresult graph_add_free(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr address);
+CUresult graph_capture_graph(CUstream stream, CUgraph graph);
+
+CUresult graph_memory_make(unsigned gpu, uint64_t bytes, struct graph_memory **out);
+struct graph_memory *graph_memory_at(CUdeviceptr address);
+void graph_memory_retain(struct graph_memory *memory);
+void graph_memory_drop(struct graph_memory *memory);
+/* Device memory for PEAK more bytes than are live; then single allocations cannot fail. */
+CUresult graph_memory_provide(unsigned gpu, uint64_t peak);
+void graph_memory_live(struct graph_memory *memory);
+uint64_t graph_memory_bytes(const struct graph_memory *memory);
+
+#endif

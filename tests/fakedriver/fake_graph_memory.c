@@ -1,0 +1,134 @@
+/* Device memory of graphs: kept for the device after it is free, until it is trimmed.
+ * Must not know nodes. Tests: tests/unit/fakedriver/test_graphs.py. */
+#include "fake_graph.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static struct graph_memory *all;
+static struct device_memory {
+  uint64_t used, used_high, reserved, reserved_high;
+} devices[FAKE_MAX_GPUS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+uint64_t graph_memory_bytes(const struct graph_memory *memory) {
+  return memory_rounded((memory->bytes + 511) & ~511ull);
+}
+
+CUresult graph_memory_make(unsigned gpu, uint64_t bytes, struct graph_memory **out) {
+  struct graph_memory *memory = calloc(1, sizeof *memory);
+  struct block block = {.owner = UINT16_MAX, .kind = BLOCK_GRAPH, .gpu = (uint8_t)gpu};
+  if (!memory || bytes > 1ull << 47 || arena_take(bytes, block, &memory->address) != CUDA_SUCCESS) {
+    free(memory);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  memory->gpu = gpu;
+  memory->bytes = bytes;
+  memory->references = 1;
+  pthread_mutex_lock(&mutex);
+  memory->next = all;
+  all = memory;
+  pthread_mutex_unlock(&mutex);
+  *out = memory;
+  return CUDA_SUCCESS;
+}
+
+struct graph_memory *graph_memory_at(CUdeviceptr address) {
+  pthread_mutex_lock(&mutex);
+  struct graph_memory *memory = all;
+  while (memory && memory->address != address) memory = memory->next;
+  pthread_mutex_unlock(&mutex);
+  return memory;
+}
+
+static int any(const struct block *block) { return block->kind == BLOCK_GRAPH; }
+
+/* Under the mutex. */
+static void delete_if_unused(struct graph_memory *memory) {
+  if (memory->references || memory->live) return;
+  struct block block;
+  struct graph_memory **link = &all;
+  while (*link != memory) link = &(*link)->next;
+  *link = memory->next;
+  arena_give(memory->address, any, &block);
+  free(memory);
+}
+
+void graph_memory_retain(struct graph_memory *memory) {
+  pthread_mutex_lock(&mutex);
+  memory->references++;
+  pthread_mutex_unlock(&mutex);
+}
+
+void graph_memory_drop(struct graph_memory *memory) {
+  pthread_mutex_lock(&mutex);
+  memory->references--;
+  delete_if_unused(memory);
+  pthread_mutex_unlock(&mutex);
+}
+
+CUresult graph_memory_provide(unsigned gpu, uint64_t peak) {
+  struct device_memory *device = &devices[gpu];
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&mutex);
+  uint64_t needed = device->used + peak;
+  if (needed > device->reserved && (result = memory_charge(gpu, needed - device->reserved)) == CUDA_SUCCESS)
+    device->reserved = needed;
+  if (device->reserved > device->reserved_high) device->reserved_high = device->reserved;
+  pthread_mutex_unlock(&mutex);
+  return result;
+}
+
+void graph_memory_live(struct graph_memory *memory) {
+  struct device_memory *device = &devices[memory->gpu];
+  pthread_mutex_lock(&mutex);
+  if (!memory->live) device->used += graph_memory_bytes(memory);
+  if (device->used > device->used_high) device->used_high = device->used;
+  memory->live = 1;
+  pthread_mutex_unlock(&mutex);
+}
+
+CUresult graph_memory_free(CUdeviceptr address) {
+  struct graph_memory *memory = graph_memory_at(address);
+  if (!memory || !memory->live) return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&mutex);
+  memory->live = 0;
+  devices[memory->gpu].used -= graph_memory_bytes(memory);
+  delete_if_unused(memory);
+  pthread_mutex_unlock(&mutex);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
+  ENTER(cuDeviceGraphMemTrim);
+  if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+  struct device_memory *memory = &devices[device_gpu[device]];
+  pthread_mutex_lock(&mutex);
+  uint64_t unused = memory->reserved - memory->used;
+  if (unused) state_uncharge(device_gpu[device], unused);
+  memory->reserved = memory->used;
+  pthread_mutex_unlock(&mutex);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
+  ENTER(cuDeviceGetGraphMemAttribute);
+  NONNULL(value);
+  if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const struct device_memory *memory = &devices[device_gpu[device]];
+  const uint64_t values[] = {memory->used, memory->used_high, memory->reserved, memory->reserved_high};
+  if ((unsigned)attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
+  *(cuuint64_t *)value = values[attribute];
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
+  ENTER(cuDeviceSetGraphMemAttribute);
+  if (!value || *(cuuint64_t *)value != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+  struct device_memory *memory = &devices[device_gpu[device]];
+  if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) memory->used_high = memory->used;
+  else if (attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) memory->reserved_high = memory->reserved;
+  else return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}

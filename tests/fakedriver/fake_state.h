@@ -1,0 +1,133 @@
+/* What all processes on the simulated machine share: one mapped file with the machine, the memory of each GPU and one
+ * slot per process that uses a GPU.
+ * Knows nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_sharing.py.
+ *
+ * A slot belongs to the process that holds a POSIX record lock on the slot's byte far beyond the end of the file: the
+ * kernel drops the lock when the process dies, however it dies, and tells everybody the owner's PID in their own PID
+ * namespace. Device memory is accounted per slot; a GPU's sum is a cache that is written under the GPU's lock. A lock
+ * whose holder died is taken over and the sum is built again from the slots, so a kill between any two instructions
+ * costs nothing. */
+#ifndef FAKE_STATE_H
+#define FAKE_STATE_H
+
+#include "fake_machine.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+enum {
+  FAKE_SLOTS = 512,
+  FAKE_CALLS = 1024, /* entry points of both libraries together */
+  FAKE_FAILURES = 32,
+  FAKE_EVENTS = 256, /* ring of XIDs and the like */
+  FAKE_LAUNCH_CELLS = 8,
+};
+
+enum fake_kind { FAKE_COMPUTE, FAKE_GRAPHICS, FAKE_MPS }; /* which process list shows a process */
+
+struct fake_slot {
+  _Alignas(64) _Atomic uint32_t generation; /* 0: free; else unique to this owner */
+  int32_t pid_inside;                       /* as the owner sees itself */
+  uint64_t start_time;
+  uint32_t kind;
+  char name[32];
+  _Alignas(64) _Atomic uint64_t used[FAKE_MAX_GPUS];
+  _Atomic uint32_t contexts[FAKE_MAX_GPUS];
+  _Atomic uint64_t busy_ns[FAKE_MAX_GPUS];
+  _Alignas(64) _Atomic uint64_t launches[FAKE_LAUNCH_CELLS];
+};
+
+struct fake_gpu_state {
+  _Alignas(64) _Atomic uint64_t used;       /* cache of the sum over all slots; written under LOCK, so on its line */
+  _Atomic uint64_t lock;                    /* 0, or generation << 16 | slot + 1 of the holder */
+  _Alignas(64) _Atomic uint32_t lost;       /* the GPU fell off the bus */
+  _Alignas(64) _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC ns at which the last launched kernel ends */
+};
+
+struct fake_failure {
+  char call[72]; /* empty: free */
+  _Atomic uint32_t left;
+  int32_t result;
+  int32_t pid; /* 0: any process */
+  uint32_t generation;
+};
+
+struct fake_event {
+  uint32_t gpu;
+  uint64_t type; /* nvmlEventType… bit */
+  uint64_t data; /* XID */
+};
+
+struct fake_state {
+  char magic[16];
+  uint64_t machine_hash;
+  uint64_t size;
+  struct fake_machine machine;
+  _Atomic uint32_t armed; /* a call has to look closer: counters, failures */
+  _Atomic uint32_t counting;
+  _Atomic uint32_t generations;
+  _Atomic uint32_t slot_high; /* slots at and above are free */
+  struct fake_gpu_state gpu[FAKE_MAX_GPUS];
+  struct fake_failure failure[FAKE_FAILURES];
+  _Atomic uint64_t event_count;
+  struct fake_event event[FAKE_EVENTS];
+  _Atomic uint64_t calls[FAKE_CALLS];
+  /* Held by the owner of the slot as long as it lives; the kernel marks it when the owner dies. It only hints that a
+   * look at the record locks is worth its system calls. */
+  pthread_mutex_t alive[FAKE_SLOTS];
+  struct fake_slot slot[FAKE_SLOTS];
+};
+
+/* The state of this process: attached once, kept until exit (closing its descriptor would drop the record lock). */
+extern struct fake_state *fake_state;
+
+/* Attaches to FAKEDRIVER_STATE, creating it from FAKEDRIVER_MACHINE. 0, or -1 with one line printed to stderr. */
+int state_attach(void);
+/* Takes a slot for this process. -1: none is free. After a fork the child has none. */
+int state_claim_slot(void);
+/* Slot of this process or NULL. */
+struct fake_slot *state_own_slot(void);
+
+/* One turn of waiting for a lock that is held for nanoseconds: the holder may also have lost its processor. */
+static inline void state_spin(unsigned turn) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+  if (turn % 16 == 15) sched_yield();
+}
+
+/* Takes BYTES of GPU's memory for this process (needs a slot). -1: not enough, even after dead processes' memory
+ * came back. */
+int state_charge(unsigned gpu, uint64_t bytes);
+void state_uncharge(unsigned gpu, uint64_t bytes);
+
+/* Gives back what dead processes held. */
+void state_reap(void);
+/* Owner's PID in the caller's namespace; 0: invisible there; -1: dead. */
+pid_t state_slot_pid(unsigned slot);
+
+void state_raise_event(unsigned gpu, uint64_t type, uint64_t data);
+uint64_t state_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* Adds an injected failure of CALL / removes all and everything else that was injected. */
+int state_add_failure(const char *call, int result, uint32_t count, pid_t pid);
+void state_reset_control(void);
+void state_rearm(void);
+
+/* The same when the kernel marked a death; a few loads otherwise. */
+static inline void state_reap_if_hinted(void) {
+  unsigned high = atomic_load_explicit(&fake_state->slot_high, memory_order_relaxed);
+  for (unsigned i = 0; i < high; i++) {
+    /* The futex word is the first of glibc's pthread_mutex_t; bit 30 is FUTEX_OWNER_DIED. It also appears when only
+     * the thread that claimed the slot has ended: then the record lock decides, each time. */
+    const volatile uint32_t *word = (const volatile uint32_t *)&fake_state->alive[i];
+    if (__builtin_expect(*word >> 30 & 1, 0)) {
+      state_reap();
+      return;
+    }
+  }
+}
+
+#endif

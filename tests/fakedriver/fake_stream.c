@@ -1,0 +1,279 @@
+/* Streams, and the simulated time of a GPU: kernels of all processes run one after the other.
+ * Must not know what a kernel or a copy is. Tests: tests/unit/fakedriver/test_streams.py. */
+#include "fake_work.h"
+
+#include <time.h>
+
+HANDLE_SIZE_CHECK(struct CUstream_st);
+static struct handles streams = HANDLES(struct CUstream_st, 1 << 16);
+static _Atomic unsigned long long last_id = 16; /* the default streams have small numbers */
+
+CUresult stream_check(CUstream stream, CUstream *own) {
+  *own = NULL;
+  if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return CUDA_SUCCESS;
+  if (!handle_valid(&streams, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  *own = stream;
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_context(CUstream stream, CUcontext *context) {
+  CUstream own;
+  TRY(stream_check(stream, &own));
+  if (!own) return context_current(context);
+  *context = own->context;
+  return atomic_load(&own->context->alive) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+static void raise_to(_Atomic uint64_t *value, uint64_t least) {
+  uint64_t seen = atomic_load(value);
+  while (seen < least && !atomic_compare_exchange_weak(value, &seen, least)) continue;
+}
+
+void work_launch(CUcontext context, CUstream stream, uint64_t ns) {
+  struct fake_gpu_state *gpu = &fake_state->gpu[context->gpu];
+  CUstream own;
+  if (stream_check(stream, &own)) own = NULL;
+  uint64_t earliest = state_now_ns(), end, queue = atomic_load(&gpu->busy_until);
+  uint64_t after = own ? atomic_load(&own->busy_until) : 0;
+  if (after > earliest) earliest = after;
+  do end = (queue > earliest ? queue : earliest) + ns;
+  while (!atomic_compare_exchange_weak(&gpu->busy_until, &queue, end));
+  if (own) raise_to(&own->busy_until, end);
+  raise_to(&context->busy_until, end);
+  atomic_fetch_add(&state_own_slot()->busy_ns[context->gpu], ns);
+}
+
+void work_wait(uint64_t until) {
+  if (!until) return;
+  for (uint64_t now = state_now_ns(); now < until; now = state_now_ns()) {
+    uint64_t rest = until - now;
+    struct timespec pause = {.tv_sec = (time_t)(rest / 1000000000), .tv_nsec = (long)(rest % 1000000000)};
+    nanosleep(&pause, NULL);
+  }
+}
+
+static CUresult create(CUstream *out, unsigned flags, int priority) {
+  CUcontext context;
+  TRY(context_current(&context));
+  if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  CUstream stream = handle_new(&streams);
+  if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
+  stream->context = context;
+  stream->flags = flags;
+  stream->priority = priority < -5 ? -5 : priority > 0 ? 0 : priority;
+  stream->id = atomic_fetch_add(&last_id, 1) + 1;
+  *out = stream;
+  return CUDA_SUCCESS;
+}
+ENTRY(cuStreamCreate, (CUstream *out, unsigned flags), create, (out, flags, 0))
+ENTRY(cuStreamCreateWithPriority, (CUstream *out, unsigned flags, int priority), create, (out, flags, priority))
+
+static CUresult destroy(CUstream stream) {
+  if (!handle_valid(&streams, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  handle_delete(&streams, stream);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuStreamDestroy, (CUstream stream), destroy, (stream))
+ENTRY(cuStreamDestroy_v2, (CUstream stream), destroy, (stream))
+
+static void drop(void *item, void *context) {
+  if (((CUstream)item)->context == context) handle_delete(&streams, item);
+}
+void stream_drop_context(CUcontext context) { handle_each(&streams, drop, context); }
+
+CUresult stream_synchronize(CUstream stream) {
+  CUcontext context;
+  CUstream own;
+  TRY(stream_context(stream, &context));
+  TRY(stream_check(stream, &own));
+  if (own && own->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  work_wait(atomic_load(own ? &own->busy_until : &context->busy_until));
+  pool_trim_after_sync(context);
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamSynchronize, (CUstream stream), stream_synchronize, (stream))
+
+static CUresult query(CUstream stream) {
+  CUcontext context;
+  CUstream own;
+  TRY(stream_context(stream, &context));
+  TRY(stream_check(stream, &own));
+  uint64_t until = atomic_load(own ? &own->busy_until : &context->busy_until);
+  return until && state_now_ns() < until ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamQuery, (CUstream stream), query, (stream))
+
+static CUresult get_priority(CUstream stream, int *priority) {
+  CUstream own;
+  NONNULL(priority);
+  TRY(stream_check(stream, &own));
+  *priority = own ? own->priority : 0;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamGetPriority, (CUstream stream, int *priority), get_priority, (stream, priority))
+
+static CUresult get_flags(CUstream stream, unsigned *flags) {
+  CUstream own;
+  NONNULL(flags);
+  TRY(stream_check(stream, &own));
+  *flags = own ? own->flags : 0;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamGetFlags, (CUstream stream, unsigned *flags), get_flags, (stream, flags))
+
+static CUresult get_id(CUstream stream, unsigned long long *id) {
+  CUstream own;
+  NONNULL(id);
+  TRY(stream_check(stream, &own));
+  *id = own ? own->id : (unsigned long long)(uintptr_t)stream;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamGetId, (CUstream stream, unsigned long long *id), get_id, (stream, id))
+
+static CUresult get_context(CUstream stream, CUcontext *out) {
+  NONNULL(out);
+  return stream_context(stream, out);
+}
+ENTRY_PTSZ(cuStreamGetCtx, (CUstream stream, CUcontext *out), get_context, (stream, out))
+
+static CUresult get_contexts(CUstream stream, CUcontext *out, CUgreenCtx *green) {
+  TRY(get_context(stream, out));
+  if (green) *green = NULL;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamGetCtx_v2, (CUstream stream, CUcontext *out, CUgreenCtx *green), get_contexts, (stream, out, green))
+
+static CUresult get_device(CUstream stream, CUdevice *device) {
+  CUcontext context;
+  NONNULL(device);
+  TRY(stream_context(stream, &context));
+  *device = context->device;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamGetDevice, (CUstream stream, CUdevice *device), get_device, (stream, device))
+
+/* The callback's order is kept by doing it here and now, after the work before it. */
+static CUresult add_callback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags) {
+  if (!callback || flags) return CUDA_ERROR_INVALID_VALUE;
+  TRY(stream_synchronize(stream));
+  callback(stream, CUDA_SUCCESS, data);
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *data, unsigned flags), add_callback,
+           (stream, callback, data, flags))
+
+static CUresult host_function(CUstream stream, CUhostFn function, void *data) {
+  CUstream own;
+  NONNULL(function);
+  TRY(stream_check(stream, &own));
+  if (own && own->capture) return graph_capture_host(own, function, data);
+  TRY(stream_synchronize(stream));
+  function(data);
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), host_function, (stream, function, data))
+
+static CUresult copy_attributes(CUstream to, CUstream from) {
+  CUstream a, b;
+  TRY(stream_check(to, &a));
+  return stream_check(from, &b);
+}
+ENTRY_PTSZ(cuStreamCopyAttributes, (CUstream to, CUstream from), copy_attributes, (to, from))
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  ENTER(cuCtxGetStreamPriorityRange);
+  CUcontext context;
+  TRY(context_current(&context));
+  if (least) *least = 0;
+  if (greatest) *greatest = -5;
+  return CUDA_SUCCESS;
+}
+
+/* --- events ----------------------------------------------------------------------------------------------------- */
+
+struct CUevent_st {
+  struct handle handle;
+  CUcontext context;
+  unsigned flags;
+  uint32_t recorded;
+  uint64_t time; /* when the work before it is done */
+};
+HANDLE_SIZE_CHECK(struct CUevent_st);
+static struct handles events = HANDLES(struct CUevent_st, 1 << 20);
+
+CUresult cuEventCreate(CUevent *out, unsigned flags) {
+  ENTER(cuEventCreate);
+  CUcontext context;
+  TRY(context_current(&context));
+  if (!out || flags & ~7u) return CUDA_ERROR_INVALID_VALUE;
+  CUevent event = handle_new(&events);
+  if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
+  event->context = context;
+  event->flags = flags;
+  *out = event;
+  return CUDA_SUCCESS;
+}
+
+static CUresult destroy_event(CUevent event) {
+  if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
+  handle_delete(&events, event);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuEventDestroy, (CUevent event), destroy_event, (event))
+ENTRY(cuEventDestroy_v2, (CUevent event), destroy_event, (event))
+
+static CUresult record(CUevent event, CUstream stream, unsigned flags) {
+  CUcontext context;
+  CUstream own;
+  if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
+  TRY(stream_context(stream, &context));
+  TRY(stream_check(stream, &own));
+  if (context != event->context) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t now = state_now_ns(), until = atomic_load(own ? &own->busy_until : &context->busy_until);
+  event->time = until > now ? until : now;
+  event->recorded = 1;
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuEventRecord, (CUevent event, CUstream stream), record, (event, stream, 0))
+ENTRY_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), record, (event, stream, flags))
+
+CUresult cuEventQuery(CUevent event) {
+  ENTER(cuEventQuery);
+  if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
+  return event->recorded && state_now_ns() < event->time ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+  ENTER(cuEventSynchronize);
+  if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->recorded) work_wait(event->time);
+  pool_trim_after_sync(event->context);
+  return CUDA_SUCCESS;
+}
+
+static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
+  NONNULL(milliseconds);
+  if (!handle_valid(&events, start) || !handle_valid(&events, end)) return CUDA_ERROR_INVALID_HANDLE;
+  if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+  if (!start->recorded || !end->recorded) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t now = state_now_ns();
+  if (now < start->time || now < end->time) return CUDA_ERROR_NOT_READY;
+  *milliseconds = (float)((double)(int64_t)(end->time - start->time) / 1e6);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuEventElapsedTime, (float *ms, CUevent start, CUevent end), elapsed, (ms, start, end))
+ENTRY(cuEventElapsedTime_v2, (float *ms, CUevent start, CUevent end), elapsed, (ms, start, end))
+
+static CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
+  CUstream own;
+  if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
+  TRY(stream_check(stream, &own));
+  if (own && event->recorded) raise_to(&own->busy_until, event->time);
+  return CUDA_SUCCESS;
+}
+ENTRY_PTSZ(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), wait_event, (stream, event, flags))
+
+CUresult event_record(CUevent event, CUstream stream) { return record(event, stream, 0); }
+CUresult event_wait(CUevent event, CUstream stream) { return wait_event(stream, event, 0); }

@@ -1,0 +1,31 @@
+/* Streams, events and the time that work takes. Knows nothing of memory.
+ * Tests: tests/unit/fakedriver/test_streams.py. */
+#ifndef FAKE_WORK_H
+#define FAKE_WORK_H
+
+#include "fake_cuda.h"
+#include "fake_handle.h"
+
+struct CUstream_st {
+  struct handle handle;
+  CUcontext context;
+  unsigned flags;
+  int priority;
+  unsigned long long id;
+  _Atomic uint64_t busy_until;
+  CUgraph capture; /* graph that records the stream's work, NULL: none */
+  unsigned long long capture_id;
+  CUgraphNode last_captured;
+};
+
+/* The stream's own structure; the default streams have none and give NULL. CUDA_ERROR_INVALID_HANDLE: not a stream. */
+CUresult stream_check(CUstream stream, CUstream *own);
+/* Context of the stream's work: the stream's, or the current one for default streams. */
+CUresult stream_context(CUstream stream, CUcontext *context);
+CUresult event_record(CUevent event, CUstream stream);
+CUresult event_wait(CUevent event, CUstream stream);
+CUresult stream_synchronize(CUstream stream);
+void stream_drop_context(CUcontext context);
+void work_reset_after_fork(void);
+
+#endif

@@ -1,0 +1,49 @@
+# The simulated driver: build/fakedriver/libcuda.so.1, libnvidia-ml.so.1 and fakectl. Included by the Makefile, and
+# complete by itself: make -f tests/fakedriver/fakedriver.mk
+# CUDA_INCLUDE, NVML_INCLUDE: where cuda.h and nvml.h are; BUILD: where results go.
+
+FAKEDRIVER     := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
+BUILD          ?= build
+CUDA_INCLUDE   ?= $(firstword $(wildcard $(BUILD)/include $(BUILD)/venv/lib/python3*/site-packages/nvidia/cu*/include))
+NVML_INCLUDE   ?= $(CUDA_INCLUDE)
+FAKE_OUT       := $(BUILD)/fakedriver
+FAKE_OBJECTS   := $(FAKE_OUT)/objects
+
+FAKE_COMMON    := fake_machine fake_topology fake_state fake_env
+FAKE_SHARED    := $(FAKE_COMMON) fake_call fake_visible
+FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena fake_range fake_memory fake_pool \
+                  fake_stream fake_module fake_launch fake_capture fake_proc fake_array fake_copy fake_fill \
+                  fake_host fake_managed fake_vmm fake_ipc fake_settings fake_attributes fake_memop \
+                  fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_link fake_texture fake_unsupported
+FAKE_NVML      := $(FAKE_SHARED) fake_nvml_system fake_nvml_device fake_nvml_memory fake_nvml_topology \
+                  fake_nvml_sensors fake_nvml_event fake_nvml_unsupported
+FAKE_CTL       := $(FAKE_COMMON) fake_call fakectl
+
+FAKE_CFLAGS    := -std=c17 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -fvisibility=hidden -fno-ipa-icf -fno-tree-slp-vectorize \
+                  -ftls-model=initial-exec -pthread $(CFLAGS)
+FAKE_LDFLAGS   := -shared -pthread -Wl,-Bsymbolic,-z,defs,-z,now,-z,nodelete $(LDFLAGS)
+
+.PHONY: fakedriver
+fakedriver: $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so $(FAKE_OUT)/fakectl  ## build the simulated driver
+
+$(FAKE_OUT)/libcuda.so.1: $(FAKE_CUDA:%=$(FAKE_OBJECTS)/cuda/%.o)
+	@$(CC) $(FAKE_LDFLAGS) -Wl,-soname,libcuda.so.1 -o $@.new $^ && mv $@.new $@
+
+$(FAKE_OUT)/libnvidia-ml.so.1: $(FAKE_NVML:%=$(FAKE_OBJECTS)/nvml/%.o)
+	@$(CC) $(FAKE_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 -o $@.new $^ && mv $@.new $@
+
+$(FAKE_OUT)/fakectl: $(FAKE_CTL:%=$(FAKE_OBJECTS)/nvml/%.o)
+	@$(CC) -pthread $(LDFLAGS) -o $@.new $^ && mv $@.new $@
+
+$(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so: %.so: %.so.1
+	@ln -sfn $(notdir $<) $@
+
+$(FAKE_OBJECTS)/cuda/%.o: $(FAKEDRIVER)/%.c | $(VENV)
+	@mkdir -p $(@D)
+	@$(CC) $(FAKE_CFLAGS) -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -I$(CUDA_INCLUDE) -MMD -MP -c -o $@ $<
+
+$(FAKE_OBJECTS)/nvml/%.o: $(FAKEDRIVER)/%.c | $(VENV)
+	@mkdir -p $(@D)
+	@$(CC) $(FAKE_CFLAGS) -DNVML_NO_UNVERSIONED_FUNC_DEFS -I$(NVML_INCLUDE) -MMD -MP -c -o $@ $<
+
+-include $(wildcard $(FAKE_OBJECTS)/*/*.d)

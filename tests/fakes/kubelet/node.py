@@ -1,0 +1,282 @@
+"""A node with a kubelet that can be started, stopped, restarted and rebooted, for tests and the demo.
+
+What belongs to the kubelet process (sockets, device manager, workers) is made anew at each start; what belongs
+to the API server (pods) and to the container runtime (running programs) stays.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tests.fakes.kubelet.admission import SyncLoop, admit
+from tests.fakes.kubelet.devices import DeviceManager
+from tests.fakes.kubelet.podresources import PodResources
+from tests.fakes.kubelet.pods import PENDING, Pod, PodSpec
+from tests.fakes.kubelet.registry import Registry
+from tests.fakes.kubelet.runtime import Launch, Process, Runtime
+from tests.fakes.kubelet.topology import POLICIES
+from tests.fakes.kubelet.worker import Pace, Worker
+
+SOCKET_PATH_BYTES = 107  # sun_path without its terminating NUL
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Waiting times and sizes of the node; the real kubelet's values in comments where these are shorter."""
+
+    numa_nodes: tuple[int, ...] = (0, 1)
+    dial_timeout_s: float = 10.0
+    status_period_s: float = 0.05  # 10 s
+    stopped_grace_s: float = 300.0  # until a resource without plugin is dropped
+    readmit_after_s: float = 1.0  # from a kubelet's start to the admission of the pods it finds
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(slots=True)
+class _Kubelet:
+    """One kubelet process."""
+
+    manager: DeviceManager
+    registry: Registry
+    resources: PodResources
+    loop: SyncLoop
+    workers: dict[str, Worker]
+
+
+class FakeKubelet:
+    """The node. A context manager: starts on entry; on exit stops the kubelet and ends every container."""
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int = 0,
+        policy: str = "none",
+        settings: Settings | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"topology policy {policy!r} is none of {', '.join(POLICIES)}")
+        self.directory = Path(directory)
+        self.policy = policy
+        self.settings = settings or Settings()
+        self.runtime = runtime or Runtime()
+        self.rng = random.Random(seed)
+        self.pods: list[Pod] = []
+        self._running: _Kubelet | None = None
+        longest = max(len(str(self.kubelet_socket)), len(str(self.pod_resources_socket)))
+        if longest > SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"{directory}: socket paths below it are too long ({longest} bytes); take a shorter one"
+            )
+
+    @property
+    def plugin_directory(self) -> Path:
+        return self.directory / "device-plugins"
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.plugin_directory / "kubelet.sock"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        return self.directory / "pod-resources" / "kubelet.sock"
+
+    def __enter__(self) -> FakeKubelet:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the kubelet process ---------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> _Kubelet:
+        if self._running is None:
+            raise RuntimeError("the kubelet is not running: start() it first")
+        return self._running
+
+    @property
+    def manager(self) -> DeviceManager:
+        return self._now.manager
+
+    @property
+    def registry(self) -> Registry:
+        return self._now.registry
+
+    @property
+    def pod_resources(self) -> PodResources:
+        return self._now.resources
+
+    def start(self) -> None:
+        """Wipes old sockets, reads the checkpoint, serves; then admits again the pods that it finds."""
+        if self._running is not None:
+            raise RuntimeError("the kubelet is already running")
+        self.plugin_directory.mkdir(parents=True, exist_ok=True)
+        settings = self.settings
+        manager = DeviceManager(
+            self.plugin_directory, self.active_pods, self.rng, settings.numa_nodes, settings.stopped_grace_s
+        )
+        registry = Registry(self.plugin_directory, manager, settings.dial_timeout_s)
+        resources = PodResources(self.pod_resources_socket, manager, self.active_pods)
+        loop = SyncLoop(
+            manager, self.policy, lambda: list(self.pods), self._admitted, settings.status_period_s
+        )
+        self._running = _Kubelet(manager, registry, resources, loop, {})
+        registry.start()
+        resources.start()
+        found = [pod for pod in self.pods if pod.bound and not pod.ended.is_set()]
+        if found:
+            time.sleep(settings.readmit_after_s)
+        for pod in found:
+            if admit(pod, manager, self.policy) or any(c.running for c in pod.all_containers):
+                self._admitted(pod)
+            else:
+                pod.ended.set()
+        loop.start()
+
+    def stop(self) -> None:
+        """Ends the kubelet process. Containers keep running, files stay, nobody restarts anything."""
+        kubelet = self._now
+        kubelet.loop.halt.set()
+        kubelet.manager.changed.set()
+        for worker in kubelet.workers.values():
+            worker.halt.set()
+        kubelet.registry.stop()
+        kubelet.resources.stop()
+        if kubelet.loop.is_alive():
+            kubelet.loop.join(timeout=30)
+        for worker in kubelet.workers.values():
+            worker.join(timeout=30)
+        self._running = None
+        if kubelet.loop.errors:
+            raise kubelet.loop.errors[0]
+
+    def restart(self) -> None:
+        """A new kubelet process on the same node."""
+        self.stop()
+        self.start()
+
+    def reboot(self, before_start: Callable[[], None] = lambda: None) -> None:
+        """Kubelet and containers end; then the kubelet starts. Plugins are the caller's (BEFORE_START)."""
+        self.stop()
+        for pod in self.pods:
+            for container in pod.all_containers:
+                if container.process is not None:
+                    container.process.kill()
+                container.process, container.exit_code, container.runs = None, None, 0
+        before_start()
+        self.start()
+
+    def close(self) -> None:
+        """Stops the kubelet if it runs, and ends every container."""
+        try:
+            if self._running is not None:
+                self.stop()
+        finally:
+            for pod in self.pods:
+                for container in pod.all_containers:
+                    if container.process is not None:
+                        container.process.kill()
+
+    # --- pods ------------------------------------------------------------------------------------------------
+
+    def active_pods(self) -> list[Pod]:
+        """Pods that hold or are getting devices."""
+        return [pod for pod in self.pods if pod.active and not pod.terminal and not pod.deleted]
+
+    def create_pod(self, spec: PodSpec) -> Pod:
+        """Hands the pod to the scheduler and returns at once."""
+        names = [(p.spec.namespace, p.spec.name) for p in self.pods if not p.deleted]
+        if (spec.namespace, spec.name) in names:
+            raise ValueError(f"pod {spec.namespace}/{spec.name} exists")
+        pod = Pod(spec)
+        self.pods.append(pod)
+        self.manager.changed.set()
+        return pod
+
+    def run_pod(self, spec: PodSpec, timeout_s: float = 30.0) -> Pod:
+        """As create_pod, but returns at a verdict: a container runs or cannot, rejected, or Unschedulable."""
+        pod = self.create_pod(spec)
+
+        def settled(pod: Pod) -> bool:
+            blocked = any(c.waiting.startswith("CreateContainer") for c in pod.all_containers)
+            begun = any(c.runs for c in pod.init_containers)
+            return pod.phase != PENDING or pod.reason != "" or blocked or begun
+
+        return pod.wait_for(settled, timeout_s)
+
+    def delete_pod(self, pod: Pod, force: bool = False, timeout_s: float = 30.0) -> None:
+        """Waits until nothing of it runs; with FORCE only until its devices are free, which is before that."""
+        if force:
+            pod.deleted = True
+        pod.deleting.set()
+        if not pod.bound or (self._running is not None and pod.uid not in self._running.workers):
+            pod.deleted = True
+            pod.ended.set()
+        if not force and not pod.ended.wait(timeout_s):
+            raise TimeoutError(f"{pod!r} still runs {timeout_s} s after its deletion")
+        if self._running is not None:
+            self._running.manager.changed.set()
+        pod.notify()
+
+    def exec(
+        self,
+        pod: Pod,
+        command: tuple[str, ...],
+        container: str = "",
+        env: Mapping[str, str] | None = None,
+        interactive: bool = False,
+    ) -> Process:
+        """Starts another program in a running container, with the container's environment and ENV."""
+        state = pod.container(container)
+        if state.process is None or state.launch is None:
+            raise RuntimeError(f"container {state.name} of {pod!r} is not running")
+        launch = Launch(command, {**state.launch.env, **(env or {})}, state.launch.mounts, interactive)
+        logs = self.directory / "pods" / pod.uid / state.name / f"exec-{self.rng.getrandbits(64):016x}"
+        return self.runtime.exec(state.process, launch, logs)
+
+    def _admitted(self, pod: Pod) -> None:
+        kubelet = self._now
+        logs = self.directory / "pods" / pod.uid
+        worker = Worker(pod, kubelet.manager, self.runtime, logs, self.settings.pace)
+        kubelet.workers[pod.uid] = worker
+        worker.start()
+
+    # --- what the node says ----------------------------------------------------------------------------------
+
+    def capacity(self) -> dict[str, int]:
+        return self.manager.capacity()[0]
+
+    def allocatable(self) -> dict[str, int]:
+        return self.manager.capacity()[1]
+
+    def wait_allocatable(self, resource: str, count: int, timeout_s: float = 30.0) -> None:
+        """Returns when the node has reported COUNT of RESOURCE to the scheduler."""
+        deadline = time.monotonic() + timeout_s
+        while self._now.loop.report[1].get(resource, 0) != count:
+            if time.monotonic() > deadline:
+                seen = self.allocatable().get(resource, 0)
+                raise TimeoutError(f"{resource}: {seen} allocatable, not {count}, after {timeout_s} s")
+            time.sleep(0.01)
+
+    def device_ids(self, pod: Pod, resource: str, container: str = "") -> set[str]:
+        """What the container holds by the kubelet's books."""
+        name = container or pod.containers[0].name
+        with self.manager.lock:
+            held = self.manager.held.get(pod.uid, {}).get(name, {}).get(resource)
+            return set(held.ids) if held else set()
+
+    def resource_health(self, pod: Pod, resource: str, container: str = "") -> dict[str, str]:
+        """As in the pod's allocatedResourcesStatus: a device that is no longer listed counts as healthy."""
+        with self.manager.lock:
+            bad = self.manager.unhealthy.get(resource, set())
+            ids = self.device_ids(pod, resource, container)
+            return {ident: "Unhealthy" if ident in bad else "Healthy" for ident in sorted(ids)}

@@ -1,0 +1,177 @@
+"""Pods as the stand-in knows them: what was asked for (frozen), and what has become of it (Pod, Container)."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fakes.kubelet.runtime import Launch, Process
+
+PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """One container. An empty command stands for a program that only waits to be killed."""
+
+    name: str = "main"
+    resources: Mapping[str, int] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # of the pod: wins over the plugin's
+    image_env: Mapping[str, str] = field(default_factory=dict)  # of the image: loses to the plugin's
+    mounts: Mapping[str, str] = field(default_factory=dict)  # container path -> host path, over the plugin's
+    stdin: bool = False  # the program gets a pipe that Process.write writes to
+    sidecar: bool = False  # of an init container: restartPolicy Always
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """One pod. bind=True is a pod with nodeName set: no scheduler has looked at it."""
+
+    name: str
+    containers: tuple[ContainerSpec, ...] = (ContainerSpec(),)
+    init_containers: tuple[ContainerSpec, ...] = ()
+    namespace: str = "default"
+    restart_policy: str = "Always"  # Always, OnFailure, Never
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    bind: bool = False
+    grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Names are what devices are recorded under, so two containers cannot share one."""
+        names = [container.name for container in self.all_containers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pod {self.name}: container names must differ, got {', '.join(names)}")
+
+    @property
+    def all_containers(self) -> tuple[ContainerSpec, ...]:
+        """In the order of admission."""
+        return (*self.init_containers, *self.containers)
+
+    def requests(self, resource: str) -> int:
+        """What the scheduler counts: app containers and sidecars together, or the largest init container."""
+        running = sum(c.resources.get(resource, 0) for c in self.containers)
+        peak = 0
+        for container in self.init_containers:
+            wanted = container.resources.get(resource, 0)
+            if container.sidecar:
+                running += wanted
+                peak = max(peak, sum(c.resources.get(resource, 0) for c in self.init_containers if c.sidecar))
+            else:
+                peak = max(peak, wanted)
+        return max(running, peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes event of the pod."""
+
+    kind: str  # Normal, Warning
+    reason: str
+    message: str
+
+
+class Container:
+    """State of one container. All fields are written by the pod's worker only."""
+
+    def __init__(self, spec: ContainerSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.process: Process | None = None
+        self.last: Process | None = None  # the run before, or the only one when it has ended
+        self.launch: Launch | None = None  # what the latest run was started with
+        self.restarts = 0
+        self.waiting = "ContainerCreating"  # reason while it does not run; "" when it runs or has ended
+        self.exit_code: int | None = None  # of the last run; 128 + signal
+        self.runs = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def read(self, stream: str = "stdout") -> str:
+        """What the latest run has written so far to "stdout" or "stderr"."""
+        process = self.process or self.last
+        return "" if process is None else process.read(stream)
+
+
+class Pod:
+    """A pod and its status; wait() and the properties may be used from any thread."""
+
+    def __init__(self, spec: PodSpec) -> None:
+        self.spec = spec
+        self.uid = str(uuid.uuid4())
+        self.phase = PENDING
+        self.reason = ""
+        self.message = ""
+        self.bound = False  # the scheduler, or bind=True, has given it to this node
+        self.active = False  # being admitted, or admitted; what pod-resources shows
+        self.deleted = False  # gone from the API server
+        self.deleting = threading.Event()
+        self.ended = threading.Event()  # nothing of it runs any more
+        self.events: list[Event] = []
+        self.init_containers = tuple(Container(c) for c in spec.init_containers)
+        self.containers = tuple(Container(c) for c in spec.containers)
+        self.changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"<Pod {self.spec.namespace}/{self.spec.name} {self.phase} {self.reason}>"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in (SUCCEEDED, FAILED)
+
+    @property
+    def all_containers(self) -> tuple[Container, ...]:
+        return (*self.init_containers, *self.containers)
+
+    def container(self, name: str = "") -> Container:
+        """By name; without one, the first app container."""
+        if not name:
+            return self.containers[0]
+        return next(c for c in self.all_containers if c.name == name)
+
+    def set(self, phase: str, reason: str = "", message: str = "") -> None:
+        """Moves to PHASE; a terminal phase is never left."""
+        with self.changed:
+            if not self.terminal:
+                self.phase, self.reason, self.message = phase, reason, message
+            self.changed.notify_all()
+
+    def event(self, kind: str, reason: str, message: str) -> None:
+        """Records an event; the same one twice in a row is recorded once, as the API server folds them."""
+        with self.changed:
+            event = Event(kind, reason, message)
+            if not self.events or self.events[-1] != event:
+                self.events.append(event)
+            self.changed.notify_all()
+
+    def notify(self) -> None:
+        """Wakes everybody who waits for something about this pod."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[Pod], bool], timeout_s: float = 30.0) -> Pod:
+        """Returns the pod when CONDITION holds; TimeoutError with the pod's state when it does not in time."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while not condition(self):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    waiting = [c.waiting for c in self.all_containers]
+                    raise TimeoutError(f"{self!r} {self.message} after {timeout_s} s; containers {waiting}")
+                self.changed.wait(min(left, 0.05))
+        return self
+
+    def wait(self, phase: str, timeout_s: float = 30.0) -> Pod:
+        """Returns the pod once it is in PHASE."""
+        return self.wait_for(lambda pod: pod.phase == phase, timeout_s)

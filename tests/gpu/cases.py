@@ -1,0 +1,208 @@
+"""What must hold on a real card, one function a case. A case returns its evidence in one line, or raises.
+
+Every program runs in a process of its own under a fresh quota directory. No managed memory is used, and no case asks
+for more than the card has free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+OUT_OF_MEMORY = 2
+
+
+class CaseFailedError(Exception):
+    """The card or the library did not do what it must."""
+
+
+class CaseSkippedError(Exception):
+    """The machine lacks what the case needs."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a case runs: the library, a scratch directory and the quota in bytes."""
+
+    library: Path
+    scratch: Path
+    limit: int
+
+    def env(self, name: str, **extra: str) -> dict[str, str]:
+        """Environment of a program under a quota directory called NAME."""
+        directory = self.scratch / name
+        preload = " ".join(filter(None, (str(self.library), os.environ.get("LD_PRELOAD", ""))))
+        return os.environ | {
+            "LD_PRELOAD": preload,
+            "VCUDA_DIR": str(directory),
+            "VCUDA_MEMORY_LIMIT": str(self.limit),
+            **extra,
+        }
+
+    def run(self, name: str, program: str, *args: str, **extra: str) -> dict[str, object]:
+        """Run one of programs/ and return the JSON it prints."""
+        command = [sys.executable, str(PROGRAMS / program), *args]
+        done = subprocess.run(
+            command, env=self.env(name, **extra), capture_output=True, text=True, timeout=300, check=False
+        )
+        if "ModuleNotFoundError" in done.stderr:
+            raise CaseSkippedError(done.stderr.strip().splitlines()[-1])
+        if done.returncode != 0:
+            tail = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise CaseFailedError(f"{program} ended with {done.returncode}: {tail}")
+        result: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+        return result
+
+
+def number(result: dict[str, object], key: str) -> int:
+    """An integer of a program's answer."""
+    value = result[key]
+    if not isinstance(value, int):
+        raise CaseFailedError(f"{key} is {value!r}")
+    return value
+
+
+def must(condition: bool, sentence: str) -> None:
+    """Fail with the sentence unless the condition holds."""
+    if not condition:
+        raise CaseFailedError(sentence)
+
+
+def gib(value: int) -> str:
+    """Bytes for people."""
+    return f"{value / 2**30:.2f} GiB"
+
+
+def exact(world: World) -> str:
+    """The limit can be used to the last block and not one block further."""
+    got = world.run("exact", "driver.py", "exact")
+    must(got["total"] == world.limit, f"cuMemGetInfo total is {got['total']}, the limit {world.limit}")
+    must(got["all"] == 0, f"allocating the free {got['free']} bytes returned {got['all']}")
+    must(got["over"] == OUT_OF_MEMORY and got["untouched"] is True, f"one block over returned {got['over']}")
+    must(got["back"] == got["free"] and got["again"] == 0, "freeing did not give the quota back")
+    context = world.limit - number(got, "free")
+    return f"free {gib(number(got, 'free'))} of {gib(world.limit)}; context cost {context} bytes"
+
+
+def views_agree(world: World) -> str:
+    """cuMemGetInfo, cuDeviceTotalMem and NVML tell one story."""
+    got = world.run("views", "driver.py", "view")
+    must(
+        got["driver_total"] == got["device_total"] == got["nvml_total"] == world.limit,
+        f"totals differ: {got}",
+    )
+    must(got["driver_free"] == got["nvml_free"], f"free differs: {got}")
+    must(
+        number(got, "nvml_used") + number(got, "nvml_free") == world.limit, f"used + free is not total: {got}"
+    )
+    return f"used {gib(number(got, 'nvml_used'))}, free {gib(number(got, 'nvml_free'))}"
+
+
+def start_holder(world: World, name: str, size: int) -> subprocess.Popen[str]:
+    """A process that holds SIZE bytes."""
+    holder = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "driver.py"), "hold", str(size)],
+        env=world.env(name),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    answer = json.loads(holder.stdout.readline() or '{"result": -1}')
+    if answer["result"] != 0:
+        holder.kill()
+        holder.wait()
+        raise CaseFailedError(f"the holder could not allocate {size} bytes: {answer['result']}")
+    return holder
+
+
+def shared_and_killed(world: World) -> str:
+    """Two processes share one quota; kill -9 gives the memory back."""
+    holder = start_holder(world, "shared", world.limit // 2)
+    try:
+        during = number(world.run("shared", "driver.py", "exact"), "free")
+        must(during < world.limit // 2, f"{during} bytes free beside a holder of half the quota")
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        began = time.monotonic()
+        after = number(world.run("shared", "driver.py", "exact"), "free")
+        must(after >= during + world.limit // 2, f"only {after} bytes free after kill -9")
+        took = time.monotonic() - began
+        return f"free {gib(during)} beside it, {gib(after)} after kill -9 ({took:.1f} s with start-up)"
+    finally:
+        holder.kill()
+        holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+
+
+def nvidia_smi(world: World) -> str:
+    """The real nvidia-smi shows the limit as the card's size and the container's process with its PID."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        raise CaseSkippedError("no nvidia-smi on PATH")
+    holder = start_holder(world, "smi", world.limit // 2)
+    try:
+        query = [tool, "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits"]
+        line = subprocess.run(
+            query, env=world.env("smi"), capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        total, used = (int(part) for part in line.splitlines()[0].split(","))
+        must(total == world.limit >> 20, f"memory.total is {total} MiB, the limit {world.limit >> 20} MiB")
+        must(used >= world.limit >> 21, f"memory.used is {used} MiB")
+        table = subprocess.run(
+            [tool], env=world.env("smi"), capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        must(
+            re.search(rf"\b{holder.pid}\b", table) is not None,
+            f"PID {holder.pid} is not in the process list:\n{table}",
+        )
+        return f"total {total} MiB, used {used} MiB, PID {holder.pid} listed"
+    finally:
+        holder.kill()
+        holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+
+
+def pytorch(world: World) -> str:
+    """PyTorch sees the limit, is refused beyond it and recovers."""
+    got = world.run("torch", "torch_client.py", str(world.limit))
+    must(got["total"] == world.limit, f"mem_get_info total is {got['total']}")
+    must(got["refused"] is True and number(got, "held") < world.limit, f"held {got['held']} of {world.limit}")
+    must(number(got, "held") > world.limit * 3 // 4, f"only {got['held']} bytes usable of {world.limit}")
+    return f"held {gib(number(got, 'held'))} of {gib(world.limit)}, then OutOfMemoryError, then recovered"
+
+
+def jax(world: World) -> str:
+    """JAX's pool is sized by the limit."""
+    got = world.run("jax", "jax_client.py")
+    must(0 < number(got, "bytes_limit") <= world.limit, f"bytes_limit is {got['bytes_limit']}")
+    return f"pool limit {gib(number(got, 'bytes_limit'))}"
+
+
+def cupy(world: World) -> str:
+    """CuPy sees the limit and is refused beyond it."""
+    got = world.run("cupy", "cupy_client.py", str(world.limit))
+    must(got["total"] == world.limit and got["refused"] is True, f"{got}")
+    return f"total {gib(number(got, 'total'))}, OutOfMemoryError beyond"
+
+
+CASES: tuple[Callable[[World], str], ...] = (
+    exact,
+    views_agree,
+    shared_and_killed,
+    nvidia_smi,
+    pytorch,
+    jax,
+    cupy,
+)

@@ -1,0 +1,226 @@
+"""A node: the kubelet stand-in and the agent as a process of its own, which may be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fakedriver.env import driver_env
+from tests.fakes.kubelet import ContainerSpec, FakeKubelet, Pace, PodSpec, Runtime, Settings
+from tests.fakes.nodes import uuid
+from tests.native.running import LIBRARY, Client
+from vcuda import contract
+
+ROOT = Path(__file__).resolve().parents[3]
+RESOURCE = "gigaslice.io/vgpu-memory"
+PATIENCE = 60.0  # seconds until a test gives up; nothing is asserted about time
+QUICK = Settings(
+    dial_timeout_s=2.0,
+    status_period_s=0.02,
+    readmit_after_s=0.5,
+    pace=Pace(crash_backoff_s=0.05, start_retry_s=0.1, pre_start_timeout_s=5.0, force_kill_delay_s=1.0),
+)
+
+
+def wait_until(condition, what, patience=PATIENCE):
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {patience} s")
+        time.sleep(0.02)
+    return found
+
+
+def inventory_text(cards=2, gib=24, numa=(0, 1)):
+    return "gpus:\n" + "".join(
+        f"  - {{uuid: {uuid(n)}, model: NVIDIA L4, memory: {gib}GiB, numa: {numa[n % len(numa)]}}}\n"
+        for n in range(cards)
+    )
+
+
+class AgentProcess:
+    """`gigaslice node` with its own output file; every start is a new process on the same directories."""
+
+    def __init__(self, directory: Path, kubelet_dir: Path, pod_resources: Path) -> None:
+        self.state = directory / "state"
+        self.inventory = directory / "inventory.yaml"
+        self.inventory.write_text(inventory_text())
+        self.output = directory / "agent.log"
+        self.flags = {
+            "--state-dir": self.state,
+            "--kubelet-dir": kubelet_dir,
+            "--pod-resources": pod_resources,
+            "--inventory": self.inventory,
+            "--poll-interval": "300ms",
+            "--scan-interval": "200ms",
+            "--measure-interval": "200ms",
+            "--log-level": "debug",
+        }
+        self.driver: dict[str, str] | None = None  # environment of a simulated driver
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return Path(self.flags["--kubelet-dir"]) / "gigaslice.io_vgpu-memory.sock"
+
+    def command(self, **flags) -> list[str]:
+        chosen = {**self.flags, **{"--" + name.replace("_", "-"): value for name, value in flags.items()}}
+        return [
+            sys.executable,
+            "-m",
+            "agent",
+            "node",
+            *(str(part) for pair in chosen.items() for part in pair),
+        ]
+
+    def start(self, **flags) -> None:
+        assert self.process is None
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command(**flags), cwd=ROOT, stdout=output, stderr=output, env=self.environment()
+            )
+
+    def environment(self) -> dict[str, str]:
+        if self.driver is not None:
+            return self.driver
+        steering = ("GIGASLICE_", "VCUDA_")
+        return {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+
+    def run(self, **flags) -> tuple[int, list[str]]:
+        """Runs another agent that is expected to end by itself; its code and the lines it says to the user."""
+        ended = subprocess.run(
+            self.command(**{"log-level": "error", **flags}),
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False, env=self.environment(),
+        )  # fmt: skip
+        assert "Traceback" not in ended.stderr
+        return ended.returncode, [
+            line for line in ended.stderr.splitlines() if line.startswith("gigaslice: ")
+        ]
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE)
+        self.process = None
+        return code
+
+    def events(self, name: str = "") -> list[dict]:
+        lines = self.output.read_text().splitlines() if self.output.exists() else []
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in found if not name or event["event"] == name]
+
+    def wait_event(self, name: str, count: int = 1) -> dict:
+        return wait_until(
+            lambda: len(self.events(name)) >= count and self.events(name)[-1], f"{count} x {name!r}"
+        )
+
+    def status(self) -> list[dict]:
+        """What `gigaslice status` says."""
+        command = [sys.executable, "-m", "agent", "status", "--json", "--state-dir", str(self.state)]
+        answer = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, env=self.environment()
+        )
+        return json.loads(answer.stdout)["allocations"]
+
+
+@pytest.fixture
+def directory():
+    """Short enough for the name of a unix socket."""
+    found = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    yield found
+    shutil.rmtree(found)
+
+
+@pytest.fixture
+def kubelet(directory):
+    made = FakeKubelet(directory / "kubelet", seed=7, settings=QUICK, runtime=Runtime("plain"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agent(directory, kubelet):
+    made = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+    yield made
+    if made.process is not None:
+        made.kill()
+    assert "Traceback" not in made.output.read_text() if made.output.exists() else True
+
+
+@pytest.fixture
+def driver(directory):
+    """Environment of programs on a simulated machine of two 24 GiB cards."""
+    return driver_env("two-24g", directory / "machine")
+
+
+@pytest.fixture
+def gpu_node(kubelet, agent, driver):
+    """As `node`, with the simulated driver's cards found through NVML."""
+    agent.driver = driver
+    agent.flags["--inventory"] = "nvml"
+    kubelet.start()
+    agent.start()
+    wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
+    return kubelet
+
+
+@pytest.fixture
+def program(driver):
+    """program(container) -> a CUDA program under the container's quota, ready on its first card; killed at the end."""
+    started = []
+
+    def start(container, **extra):
+        quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
+        visible = {"CUDA_VISIBLE_DEVICES": card_of(container)}
+        client = Client({**driver, **quota, **visible, **extra})
+        started.append(client)
+        return client.ready()
+
+    yield start
+    for client in started:
+        client.kill()
+
+
+@pytest.fixture
+def node(kubelet, agent):
+    """Kubelet and agent, registered: 48 slices on two cards."""
+    kubelet.start()
+    agent.start()
+    kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
+    return kubelet
+
+
+def wants(count, name="main", **more):
+    return ContainerSpec(name, {RESOURCE: count}, **more)
+
+
+def pod(name, *counts, **more):
+    """A pod of containers c0, c1, … with so many slices each."""
+    return PodSpec(name, tuple(wants(count, f"c{number}") for number, count in enumerate(counts)), **more)
+
+
+def allocation_dir(container) -> Path:
+    """The host's directory behind a container's mounts."""
+    (source,) = (
+        mount.source for mount in container.launch.mounts if mount.target == contract.CONTAINER_LIMITS
+    )
+    return Path(source).parent
+
+
+def card_of(container) -> str:
+    return container.launch.env["NVIDIA_VISIBLE_DEVICES"]

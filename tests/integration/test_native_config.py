@@ -1,0 +1,460 @@
+"""Where limits come from, and what happens when they cannot be used: one clear line and no CUDA, never no limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from tests.native.running import (
+    CLIENTS,
+    CONTEXT,
+    GIB,
+    MIB,
+    NOT_READY,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Client,
+    Place,
+    build_rooted,
+    run,
+)
+from vcuda import GpuLimit, create_ledger, create_limits, read_ledger, read_limits, set_memory_limit
+
+NVML_NOT_READY = 27
+PHYSICAL = 24 * GIB
+ID = bytes(range(16))
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def rooted(tmp_path_factory):
+    """A library whose /etc/vcuda is a directory of this session; yields (library, directory)."""
+    base = tmp_path_factory.mktemp("rooted")
+    return build_rooted(base / "etc", base / "libvcuda.so"), base / "etc"
+
+
+@pytest.fixture
+def container(rooted, tmp_path):
+    """A place as a container is: the mounted directory, empty at first."""
+    library, directory = rooted
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    yield Place(tmp_path, library=library), directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def uuids(place: Place) -> list[str]:
+    program = (
+        "import pynvml as n; n.nvmlInit();"
+        "print(*[n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())])"
+    )
+    return run((sys.executable, "-c", program), place.plain_env()).stdout.split()
+
+
+def mount(place: Place, directory, *limits: int, ident: bytes = ID, ledger: bytes = ID) -> list[str]:
+    found = uuids(place)
+    gpus = [GpuLimit(uuid, limit) for uuid, limit in zip(found, limits, strict=False)]
+    create_limits(directory / "limits", ident, gpus)
+    create_ledger(directory / "ledger", ledger, gpus)
+    return found
+
+
+def refusal(client: Client) -> str:
+    """Everything is refused, twice, with one line on stderr, which is returned."""
+    with client:
+        for _ in range(2):
+            assert client.do("init").code == NOT_READY
+            assert client.do("alloc a", MIB).code == NOT_READY
+            assert client.do("managed a", MIB).code == NOT_READY
+            assert client.do("info").code == NOT_READY
+            assert client.do("total a", 0).code == NOT_READY
+            assert client.do("create2 a", 0).code == NOT_READY
+            assert client.do("retain a", 0).code == NOT_READY
+        errors = client.close()
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("vcuda: ")
+    return errors
+
+
+# --- nothing configured ------------------------------------------------------------------------------------------
+
+
+def test_nothing_configured_is_inert(place):
+    with place.client(mode="linked") as client:
+        client.ready()
+        assert client.do("total a", 0).first == PHYSICAL
+        assert client.do("alloc a", 20 * GIB).code == SUCCESS
+        assert client.close() == ""
+
+
+def test_nothing_configured_hands_out_the_drivers_own_pointers(place, python):
+    program = (
+        "import ctypes\n"
+        "cuda = ctypes.CDLL('libcuda.so.1')\n"
+        "address = ctypes.cast(cuda.cuMemAlloc_v2, ctypes.c_void_p).value\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    begin, end = (int(part, 16) for part in line.split()[0].split('-'))\n"
+        "    if begin <= address < end: print(line.split()[-1])\n"
+    )
+    assert place.run(python, "-c", program).stdout.strip().endswith("libcuda.so.1")
+    assert place.run(python, "-c", program, limit="1GiB").stdout.strip().endswith("libvcuda.so")
+
+
+# --- a container -------------------------------------------------------------------------------------------------
+
+
+def test_the_mounted_page_rules(container):
+    place, directory = container
+    mount(place, directory, GIB, 2 * GIB)
+    with place.client(mode="linked") as client:
+        client.ready()
+        assert client.free() == GIB - CONTEXT
+        assert client.do("total a", 1).first == 2 * GIB
+        assert client.close() == ""
+
+
+def test_the_mounted_page_cannot_be_loosened_by_the_environment(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    with place.client("20GiB") as client:
+        client.ready()
+        assert client.do("total a", 0).first == GIB
+    assert not place.quota.exists()
+
+
+def test_a_limit_changed_live_is_seen_by_running_programs(container):
+    place, directory = container
+    first, _ = mount(place, directory, GIB, GIB)
+    with place.client() as client:
+        client.ready()
+        assert client.do("alloc a", 500 * MIB).code == SUCCESS
+        set_memory_limit(directory / "limits", first, 2 * GIB)
+        assert client.do("total a", 0).first == 2 * GIB
+        assert client.do("alloc b", 1200 * MIB).code == SUCCESS
+        set_memory_limit(directory / "limits", first, 300 * MIB)
+        answer = client.do("info")
+        assert (answer.first, answer.second) == (0, 300 * MIB), "never less than nothing"
+        assert client.do("alloc c", 1).code == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("mode", ["linked", "dlsym", "proc2"])
+def test_a_page_of_garbage_refuses(container, mode):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    (directory / "limits").write_bytes(os.urandom(4096))
+    assert "damaged" in refusal(place.client(mode=mode))
+
+
+def test_every_kind_of_broken_page(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    page = (directory / "limits").read_bytes()
+    broken = {
+        "empty": b"",
+        "short": page[:100],
+        "cut": page[:-1],
+        "long": page + b"\0" * 4096,
+        "flipped": page[:70] + bytes([page[70] ^ 4]) + page[71:],
+    }
+    for name, content in broken.items():
+        (directory / "limits").write_bytes(content)
+        line = refusal(place.client())
+        assert "limits page" in line and str(directory / "limits") in line, name
+
+
+def test_a_page_of_a_later_version(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    page = bytearray((directory / "limits").read_bytes())
+    page[8:12] = struct.pack("<I", 99)
+    (directory / "limits").write_bytes(page)
+    assert "version that this library does not know" in refusal(place.client())
+
+
+def test_a_page_that_is_a_directory(container):
+    place, directory = container
+    (directory / "limits").mkdir()
+    assert "limits page" in refusal(place.client())
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * 400_000], ids=["empty", "short", "zeros"])
+def test_broken_ledgers(container, content):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    (directory / "ledger").write_bytes(content)
+    line = refusal(place.client())
+    assert "ledger" in line and "damaged" in line
+
+
+def test_a_missing_ledger(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    (directory / "ledger").unlink()
+    assert str(directory / "ledger") in refusal(place.client())
+    assert not (directory / "ledger").exists(), "nobody makes up a container's ledger"
+
+
+def test_a_ledger_of_another_allocation(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB, ledger=bytes(16))
+    assert "does not belong" in refusal(place.client())
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to drop root"
+)
+def test_files_without_permission(container):
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    (directory / "limits").chmod(0)
+    drop = ["setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    for path in [directory, *directory.parents][:-1]:
+        with contextlib.suppress(OSError):
+            path.chmod(path.stat().st_mode | 0o055)
+    env = place.env() | {"FAKEDRIVER_STATE": "/nonexistent"}
+    done = subprocess.run(
+        [*drop, str(CLIENTS / "client"), "dlsym"],
+        env=env,
+        input="init\ninit\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if (
+        "setpriv" in done.stderr
+        or "error while loading" in done.stderr
+        or "cannot open shared" in done.stderr
+    ):
+        pytest.skip(f"another user cannot read the build: {done.stderr.splitlines()[0]}")
+    assert done.stdout.splitlines() == [f"{NOT_READY} 0 0"] * 2
+    assert "permission denied" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_frees_still_reach_the_driver_when_limits_are_broken(container):
+    place, directory = container
+    (directory / "limits").write_bytes(b"")
+    with place.client() as client:
+        assert client.do("freeaddress a", 0x1234500).code != NOT_READY
+
+
+def test_nvml_refuses_too(container, python):
+    place, directory = container
+    (directory / "limits").write_bytes(b"")
+    program = (
+        "import ctypes as c\n"
+        "nvml = c.CDLL('libnvidia-ml.so.1')\n"
+        "device, memory, count = c.c_void_p(), (c.c_ulonglong * 8)(), c.c_uint(0)\n"
+        "print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetHandleByIndex_v2(0, c.byref(device)))\n"
+        "print(nvml.nvmlDeviceGetMemoryInfo(device, memory))\n"
+        "print(nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, c.byref(count), None))\n"
+    )
+    done = place.run(python, "-c", program)
+    assert done.stdout.splitlines() == ["0 0", str(NVML_NOT_READY), str(NVML_NOT_READY)]
+    assert done.stderr.count("\n") == 1
+
+
+# --- a directory of one's own ------------------------------------------------------------------------------------
+
+
+def test_the_directory_is_created_once_and_joined(place):
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(place.client("1GiB")) for _ in range(8)]
+        for client in clients:
+            client.tell("init")
+        assert {client.hear().code for client in clients} == {SUCCESS}
+        page = read_limits(place.quota / "limits")
+        ledger = read_ledger(place.quota / "ledger")
+        assert page.allocation_id == ledger.allocation_id
+        assert [gpu.memory_bytes for gpu in page.gpus] == [GIB, GIB]
+        assert sorted(path.name for path in place.quota.iterdir()) == ["ledger", "limits"]
+        clients[0].do("retain z", 0)
+        clients[0].do("current z")
+        clients[1].do("retain z", 0)
+        clients[1].do("current z")
+        assert clients[0].free() == GIB - 2 * CONTEXT
+
+
+def test_a_creator_killed_half_way_is_finished_by_the_next(place):
+    with place.client("1GiB") as client:
+        client.ready()
+    (place.quota / "ledger").unlink()
+    with place.client("1GiB") as client:
+        client.ready()
+        assert client.free() == GIB - CONTEXT
+
+
+def test_a_page_made_by_others_is_used(place):
+    place.quota.mkdir()
+    mount(place, place.quota, 3 * GIB, 4 * GIB)
+    env = place.env() | {"VCUDA_DIR": str(place.quota)}
+    with Client(env) as client:
+        client.ready()
+        assert client.do("total a", 0).first == 3 * GIB
+
+
+def test_the_default_directory(place, tmp_path):
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    env = place.env() | {"VCUDA_MEMORY_LIMIT": "1GiB", "XDG_RUNTIME_DIR": str(runtime)}
+    with Client(env) as client:
+        client.ready()
+        assert client.free() == GIB - CONTEXT
+    assert (runtime / "vcuda" / "default" / "limits").exists()
+    assert (runtime / "vcuda").stat().st_mode & 0o077 == 0
+
+
+def test_a_default_directory_that_others_can_write_to_is_refused(place, tmp_path):
+    runtime = tmp_path / "runtime"
+    (runtime / "vcuda").mkdir(parents=True)
+    (runtime / "vcuda").chmod(0o777)
+    env = place.env() | {"VCUDA_MEMORY_LIMIT": "1GiB", "XDG_RUNTIME_DIR": str(runtime)}
+    assert "somebody else can write to it" in refusal(Client(env))
+
+
+@pytest.mark.parametrize(
+    ("limit", "cause"),
+    [
+        ("", "is empty"),
+        ("lots", "is not a size"),
+        ("-1GiB", "is negative"),
+        ("0", "is not a size"),
+        ("8GB", "is not a size"),
+        ("8 GiB", "is not a size"),
+        ("9999999999TiB", "is not a size"),
+        ("200TiB", "is not a size"),
+        ("1GiB,2GiB", "names no GPU"),
+        ("0=1GiB,0=2GiB", "is named twice"),
+        ("0=1GiB,", "names no GPU"),
+        ("x=1GiB", "is neither a GPU's UUID nor its index"),
+        ("=1GiB", "is neither a GPU's UUID nor its index"),
+        ("GPU-1234=1GiB", "is neither a GPU's UUID nor its index"),
+        ("0=", "is not a size"),
+        ("7=1GiB", "names GPU 7, but this machine has 2"),
+        ("GPU-00000000-0000-0000-0000-000000000000=1GiB", "which this machine does not have"),
+    ],
+)
+def test_limits_that_make_no_sense(place, limit, cause):
+    line = refusal(place.client(limit))
+    assert "VCUDA_MEMORY_LIMIT" in line
+    assert cause in line
+    assert not (place.quota / "limits").exists()
+
+
+def test_one_gpu_named_in_two_ways(place):
+    first = uuids(place)[0]
+    assert "one GPU twice" in refusal(place.client(f"0=1GiB,{first}=1GiB"))
+
+
+def test_limits_by_uuid(place):
+    first, second = uuids(place)
+    with place.client(f"{second}=2GiB,{first}=1GiB") as client:
+        client.ready()
+        assert (client.do("total a", 0).first, client.do("total a", 1).first) == (GIB, 2 * GIB)
+
+
+def test_a_variable_that_disagrees_with_the_page(place):
+    with place.client("1GiB") as client:
+        client.ready()
+    line = refusal(place.client("2GiB"))
+    assert str(2 * GIB) in line and str(GIB) in line
+    assert "unset VCUDA_MEMORY_LIMIT" in line
+    assert "VCUDA_DIR" in line
+    for agreeing in ("1024MiB", "0=1GiB,1=1GiB"):
+        with place.client(agreeing) as client:
+            client.ready()
+    assert "gives" in refusal(place.client("0=1GiB"))
+
+
+def test_a_limit_changed_live_outlives_the_variable(place):
+    with place.client("1GiB") as client:
+        client.ready()
+    for uuid in uuids(place):
+        set_memory_limit(place.quota / "limits", uuid, 2 * GIB)
+    with place.client("1GiB") as client:
+        client.ready()
+        assert client.do("total a", 0).first == 2 * GIB
+
+
+def test_a_directory_without_limits(place):
+    env = place.env() | {"VCUDA_DIR": str(place.quota)}
+    line = refusal(Client(env))
+    assert "set VCUDA_MEMORY_LIMIT too" in line
+
+
+def test_a_directory_that_is_no_absolute_path(place):
+    env = place.env() | {"VCUDA_DIR": "here", "VCUDA_MEMORY_LIMIT": "1GiB"}
+    assert "absolute path" in refusal(Client(env))
+
+
+def test_a_directory_that_cannot_be_made(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    env = place.env() | {"VCUDA_DIR": str(tmp_path / "file" / "quota"), "VCUDA_MEMORY_LIMIT": "1GiB"}
+    assert "set VCUDA_DIR to a directory of yours" in refusal(Client(env))
+
+
+def test_a_path_that_is_too_long(place, tmp_path):
+    env = place.env() | {"VCUDA_DIR": str(tmp_path / ("x" * 300)), "VCUDA_MEMORY_LIMIT": "1GiB"}
+    assert "too long" in refusal(Client(env))
+
+
+def test_without_nvml_the_drivers_devices_count(place, tmp_path):
+    only_cuda = tmp_path / "lib"
+    only_cuda.mkdir()
+    (only_cuda / "libcuda.so.1").symlink_to(CLIENTS.parents[1] / "fakedriver" / "libcuda.so.1")
+    env = place.env("0=1GiB,1=2GiB") | {"LD_LIBRARY_PATH": str(only_cuda)}
+    with Client(env) as client:
+        client.ready()
+        assert client.do("total a", 1).first == 2 * GIB
+        assert client.free() == GIB, "a context that nothing can measure is not charged"
+        assert client.close() == ""
+
+
+@pytest.mark.parametrize(
+    ("level", "lines"), [("none", 0), ("error", 0), ("info", 1), ("debug", 1), ("loud", 1)]
+)
+def test_log_levels(place, level, lines):
+    with place.client("1GiB", VCUDA_LOG=level) as client:
+        client.ready()
+        assert client.close().count("\n") == lines
+
+
+def test_errors_can_be_silenced(place):
+    with place.client("nonsense", VCUDA_LOG="none") as client:
+        assert client.do("init").code == NOT_READY
+        assert client.close() == ""
+
+
+def test_programs_that_close_every_descriptor_keep_their_quota(place, python):
+    program = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+context, block, free, total = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(500 << 20)) == 0
+os.closerange(3, 65536)
+assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(500 << 20)) == 2
+assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(100 << 20)) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(free.value)
+"""
+    done = place.run(python, "-c", program, limit="1GiB")
+    assert done.stdout.split() == [str(GIB - CONTEXT - 600 * MIB)], done.stderr
+
+
+def test_standard_streams_may_be_closed(place):
+    command = ("sh", "-c", f"exec 0<&- 1>&- 2>&-; {CLIENTS / 'client'} dlsym")
+    assert place.run(*command, limit="nonsense").returncode == 0

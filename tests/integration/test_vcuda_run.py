@@ -1,0 +1,373 @@
+"""``vcuda run`` end to end: real processes, the library preloaded, the simulated driver below it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vcuda import quotas
+
+ROOT = Path(__file__).parents[2]
+VCUDA = [sys.executable, "-m", "vcuda"]
+GIB = 1 << 30
+OUT_OF_MEMORY = 2
+
+# A program that knows nothing of vcuda: allocates what its arguments say, prints the codes, waits for stdin to end.
+CLIENT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer, total = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+codes = [cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(size))) for size in sys.argv[1:]]
+print(total.value, *codes, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    return {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name not in {"LD_PRELOAD", "CUDA_VISIBLE_DEVICES"}
+        },
+        "LD_LIBRARY_PATH": str(ROOT / "build" / "fakedriver"),
+        "FAKEDRIVER_MACHINE": str(ROOT / "tests" / "fakedriver" / "machines" / "two-24g.txt"),
+        "FAKEDRIVER_STATE": str(tmp_path / "state"),
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "runtime" / "vcuda"
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    def call(*words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*VCUDA, *map(str, words)],
+            env={**environment, **extra},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def call(*words: str | Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*VCUDA, *map(str, words)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another process does; the test's own timeout ends a wait for nothing."""
+    while not condition():
+        time.sleep(0.02)
+
+
+def uuids(run: Run) -> list[str]:
+    listing = "from vcuda import devices; print(*(d.uuid for d in devices.list_devices()))"
+    return run("run", "--memory", "1GiB", "--", sys.executable, "-c", listing).stdout.split()
+
+
+def test_the_limit_holds(run: Run, base: Path) -> None:
+    client = [sys.executable, "-c", CLIENT]
+    result = run(
+        "run", "--memory", "8GiB", "--gpu", "0", "--", *client, str(4 * GIB), str(5 * GIB), str(9 * GIB)
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split() == [str(8 * GIB), "0", str(OUT_OF_MEMORY), str(OUT_OF_MEMORY)]
+    assert list(base.iterdir()) == []
+
+
+def test_two_children_share_the_quota(run: Run) -> None:
+    """Both want 5 of 8 GiB at the same time: exactly one gets them, whoever is first."""
+    script = f"""
+import subprocess, sys
+command = [sys.executable, "-c", {CLIENT!r}, "{5 * GIB}"]
+children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+print(*sorted(child.stdout.readline().split()[1] for child in children))
+for child in children: child.communicate()
+"""
+    result = run("run", "--memory", "8GiB", "--gpu", "0", "--", sys.executable, "-c", script)
+    assert (result.returncode, result.stdout.split()) == (0, ["0", str(OUT_OF_MEMORY)]), result.stderr
+
+
+def test_two_runs_do_not_share_a_quota(run: Run, start: Callable[..., subprocess.Popen[str]]) -> None:
+    client = ["run", "--memory", "8GiB", "--gpu", "0", "--", sys.executable, "-c", CLIENT, str(6 * GIB)]
+    first = start(*client)
+    assert line(first).split()[1] == "0"
+    assert run(*client).stdout.split()[1] == "0"
+
+
+def test_runs_that_name_one_directory_share_it(
+    run: Run, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    client = ["run", "--memory", "8GiB", "--gpu", "0", "--dir", shared, "--", sys.executable, "-c", CLIENT]
+    first = start(*client, str(6 * GIB))
+    assert line(first).split()[1] == "0"
+    assert run(*client, str(6 * GIB)).stdout.split()[1] == str(OUT_OF_MEMORY)
+    first.communicate()
+    assert run(*client, str(6 * GIB)).stdout.split()[1] == "0"
+    other = run("run", "--memory", "9GiB", "--gpu", "0", "--dir", shared, "--", "true")
+    assert other.returncode == 2
+    assert "8GiB" in other.stderr and other.stderr.count("\n") == 1
+    assert quotas.read_quota(shared).kind == "directory"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("kill -PIPE $$", 141),
+    ],
+)
+def test_the_exit_code_is_passed_on(run: Run, base: Path, command: str, code: int) -> None:
+    result = run("run", "--memory", "1GiB", "--", "sh", "-c", command)
+    assert (result.returncode, result.stderr) == (code, "")
+    assert list(base.iterdir()) == []
+
+
+def test_words_streams_and_environment_are_passed_on(environment: dict[str, str]) -> None:
+    words = ["-c", "a b", "--", "*", "--memory", ""]
+    script = 'cat; printf "%s|" "$@"; echo "$LD_PRELOAD" "$VCUDA_MEMORY_LIMIT" >&2'
+    result = subprocess.run(
+        [*VCUDA, "run", "--memory", "1GiB", "--", "sh", "-c", script, "sh", *words],
+        env={**environment, "LD_PRELOAD": "libc.so.6", "VCUDA_MEMORY_LIMIT": "nonsense"},
+        input="text\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.stdout == "text\n" + "|".join(words) + "|"
+    assert result.stderr.startswith("libc.so.6:") and result.stderr.endswith("libvcuda.so \n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
+def test_signals_are_forwarded(start: Callable[..., subprocess.Popen[str]], base: Path, name: str) -> None:
+    script = f"trap 'exit 77' {name[3:]}; echo ready; while :; do sleep 0.05; done"
+    process = start("run", "--memory", "1GiB", "--", "sh", "-c", script)
+    assert line(process) == "ready"
+    process.send_signal(getattr(signal, name))
+    assert process.wait() == 77
+    assert list(base.iterdir()) == []
+
+
+def test_control_c_arrives_once(environment: dict[str, str]) -> None:
+    """The terminal signals the whole foreground group, so the command has it already."""
+    script = """
+import signal, sys
+seen = []
+def interrupted(*_): seen.append(1); print("interrupted", flush=True)
+def asked(*_): print("count", len(seen), flush=True); sys.exit(5)
+signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, asked)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable,
+            [*VCUDA, "run", "--memory", "1GiB", "--", sys.executable, "-c", script],
+            environment,
+        )
+    seen = b""
+
+    def read_until(pattern: bytes) -> None:
+        nonlocal seen
+        while not re.search(pattern, seen):
+            assert select.select([terminal], [], [], 60)[0], seen
+            seen += os.read(terminal, 4096)
+
+    read_until(b"ready")
+    os.write(terminal, b"\x03")
+    read_until(b"interrupted")
+    os.kill(pid, signal.SIGUSR1)
+    read_until(rb"count \d+\r")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    os.close(terminal)
+    assert b"count 1\r" in seen, seen
+
+
+def test_a_child_that_outlives_the_command_keeps_its_limit(run: Run, base: Path, tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    late = f"exec <'{fifo}'; '{sys.executable}' -c '{CLIENT}' {9 * GIB} >'{tmp_path}/late'"
+    script = 'sh -c "$0" >/dev/null 2>&1 & exit 4'
+    result = run("run", "--memory", "8GiB", "--gpu", "0", "--", "sh", "-c", script, late)
+    assert result.returncode == 4
+    (left,) = base.iterdir()
+    assert run("ps", "--json").returncode == 0
+    run("run", "--memory", "1GiB", "--", "true")  # sweeps, and must not sweep this one
+    assert list(base.iterdir()) == [left]
+    with fifo.open("w"):
+        until(lambda: (tmp_path / "late").exists() and (tmp_path / "late").read_text().endswith("\n"))
+        assert (tmp_path / "late").read_text().split() == [str(8 * GIB), str(OUT_OF_MEMORY)]
+    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not list(base.iterdir()))
+
+
+def test_a_launcher_that_is_killed_leaves_no_directory_for_good(
+    run: Run, start: Callable[..., subprocess.Popen[str]], base: Path
+) -> None:
+    process = start("run", "--memory", "8GiB", "--gpu", "0", "--", sys.executable, "-c", CLIENT, str(GIB))
+    assert line(process).split()[1] == "0"
+    process.kill()
+    process.wait()
+    (left,) = base.iterdir()
+    assert quotas.read_quota(left).usage.processes[0].pid  # the command lives on under its limit
+    run("run", "--memory", "1GiB", "--", "true")
+    assert list(base.iterdir()) == [left]
+    process.communicate()  # closes its input, so the command ends
+    until(lambda: run("run", "--memory", "1GiB", "--", "true").returncode == 0 and not list(base.iterdir()))
+
+
+def test_gpus_by_index_and_uuid(run: Run) -> None:
+    first, second = uuids(run)
+    script = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    for named, visible in [([], None), (["1"], second), ([second.upper().replace("GPU", "GPU")], second)]:
+        options = [word for name in named for word in ("--gpu", name)]
+        result = run("run", "--memory", "1GiB", *options, "--", sys.executable, "-c", script)
+        assert (result.returncode, result.stdout.strip()) == (0, str(visible)), result.stderr
+    result = run("run", "--memory", "1GiB", "--gpu", second, "--gpu", "0", "--", sys.executable, "-c", script)
+    assert result.stdout.strip() == f"{second},{first}"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--memory", "8GiB", "--gpu", "2"], 2, "choose one of 0 (GPU-"),
+        (["--memory", "8GiB", "--gpu", "first"], 2, "no GPU 'first'"),
+        (["--memory", "8GiB", "--gpu", "GPU-1"], 2, "not a GPU UUID"),
+        (
+            ["--memory", "8GiB", "--gpu", "GPU-00000000-0000-0000-0000-000000000000"],
+            2,
+            "there is no GPU-0000",
+        ),
+        (["--memory", "8GiB", "--gpu", "0", "--gpu", "0"], 2, "named twice"),
+        (["--memory", "25GiB"], 2, "more than GPU 0 has"),
+        (["--memory", "8GiB", "--dir", "/proc/nothing"], 2, "/proc/nothing"),
+        (["--memory", "8GiB", "--dir", "/etc/passwd"], 2, "/etc/passwd"),
+    ],
+)
+def test_mistakes(run: Run, base: Path, options: list[str], code: int, says: str) -> None:
+    result = run("run", *options, "--", "true")
+    assert (result.returncode, result.stdout) == (code, "")
+    assert says in result.stderr and result.stderr.count("\n") == 1
+    assert not base.exists() or list(base.iterdir()) == []
+
+
+def test_a_program_that_is_missing_or_cannot_run(run: Run, base: Path, tmp_path: Path) -> None:
+    missing = run("run", "--memory", "1GiB", "--", "no-such-program")
+    assert (
+        missing.returncode == 127 and "no-such-program" in missing.stderr and missing.stderr.count("\n") == 1
+    )
+    (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
+    (tmp_path / "broken").chmod(0o755)
+    broken = run("run", "--memory", "1GiB", "--", tmp_path / "broken")
+    assert broken.returncode == 126 and "error: " in broken.stderr
+    assert not base.exists() or list(base.iterdir()) == []
+
+
+def test_a_garbage_page_fails_the_program_and_not_the_machine(run: Run, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    assert run("run", "--memory", "8GiB", "--dir", shared, "--", "true").returncode == 0
+    (shared / "limits").write_bytes(b"garbage")
+    result = run("run", "--memory", "8GiB", "--dir", shared, "--", "true")
+    assert result.returncode == 1 and "damaged" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_ps_shows_what_runs(run: Run, start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("run", "--memory", "8GiB", "--gpu", "1", "--", sys.executable, "-c", CLIENT, str(3 * GIB))
+    assert line(process).split() == [str(8 * GIB), "0"]
+    result = run("ps", "--json")
+    assert result.returncode == 0, result.stderr
+    (quota,) = json.loads(result.stdout)["quotas"]
+    assert quota["kind"] == "command" and quota["name"].startswith(f"{sys.executable} -c")
+    noted = json.loads((Path(quota["directory"]) / "command.json").read_text())
+    (gpu,), (entry,) = quota["gpus"], quota["processes"]
+    assert gpu["limit_bytes"] == 8 * GIB
+    assert 3 * GIB <= gpu["used_bytes"] <= gpu["peak_bytes"] < 4 * GIB  # what it asked for, and its context
+    assert entry["pid"] == entry["pid_inside"] == noted["pid"]
+    assert entry["gpus"] == [{key: gpu[key] for key in ("uuid", "used_bytes", "peak_bytes")}]
+    assert (entry["refused"], entry["name"][:6]) == (0, "python")
+    table = run("ps").stdout
+    assert f"{gpu['used_bytes'] / GIB:.1f} GiB" in table and str(entry["pid"]) in table
+    process.communicate()
+    assert json.loads(run("ps", "--json").stdout)["quotas"] == []
+
+
+def test_ps_live_in_a_terminal(
+    start: Callable[..., subprocess.Popen[str]], environment: dict[str, str]
+) -> None:
+    process = start("run", "--memory", "8GiB", "--gpu", "1", "--", sys.executable, "-c", CLIENT, str(3 * GIB))
+    assert line(process).split()[1] == "0"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        live = {**environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+        os.execve(sys.executable, [*VCUDA, "ps", "--watch", "0.1"], live)
+    seen = b""
+    while seen.count(b"8.0 GiB") < 3:  # more than one picture
+        assert select.select([terminal], [], [], 60)[0], seen
+        seen += os.read(terminal, 65536)
+    os.write(terminal, b"\x03")
+    while True:
+        try:
+            if not os.read(terminal, 65536):
+                break
+        except OSError:
+            break
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert b"Traceback" not in seen

@@ -1,0 +1,188 @@
+/* Sizes, UUIDs, statuses and the operating-system layer. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "os.h"
+#include "status.h"
+#include "text.h"
+
+static uint64_t parsed(const char *text) {
+  uint64_t bytes = 0;
+  CHECK_EQ(size_parse(text, &bytes), VC_OK);
+  return bytes;
+}
+
+TEST(size_parse_accepts) {
+  CHECK_EQ(parsed("1"), 1);
+  CHECK_EQ(parsed("4096B"), 4096);
+  CHECK_EQ(parsed("8GiB"), 8LL << 30);
+  CHECK_EQ(parsed("8Gi"), 8LL << 30);
+  CHECK_EQ(parsed("8G"), 8LL << 30);
+  CHECK_EQ(parsed("8g"), 8LL << 30);
+  CHECK_EQ(parsed("512mib"), 512LL << 20);
+  CHECK_EQ(parsed("7K"), 7 << 10);
+  CHECK_EQ(parsed("1.5GiB"), 3LL << 29);
+  CHECK_EQ(parsed("0.25T"), 1LL << 38);
+  CHECK_EQ(parsed("008GiB"), 8LL << 30);
+  CHECK_EQ(parsed("140737488355327"), (1LL << 47) - 1);
+  CHECK_EQ(parsed("127TiB"), 127LL << 40);
+}
+
+TEST(size_parse_refuses) {
+  static const char *bad[] = {"",      "0",      "0GiB",  "-1",     "+8GiB", " 8GiB", "8GiB ", "8 GiB", "8GB",
+                              "8MB",   "abc",    "GiB",   "8GiBx",  "8.GiB", ".5GiB", "0.3GiB", "1e9",  "0x10",
+                              "8P",    "128TiB", "1.5",   "8,5GiB", "8\n",   "99999999999999999999", "unlimited",
+                              "99999999999T",    "8bi",   "1.0000001G", "٨GiB"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    uint64_t bytes = 77;
+    int status = size_parse(bad[i], &bytes);
+    if (status != VC_EINVAL) fprintf(stderr, "\"%s\" was taken for %" PRIu64 "\n", bad[i], bytes);
+    CHECK_EQ(status, VC_EINVAL);
+    CHECK_EQ(bytes, 77);
+  }
+  CHECK_EQ(size_parse(NULL, &(uint64_t){0}), VC_EINVAL);
+}
+
+TEST(uuid_round_trip) {
+  static const char text[] = "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab";
+  uint8_t uuid[16];
+  uint32_t flags = 99;
+  char out[41];
+  CHECK_EQ(uuid_parse(text, uuid, &flags), VC_OK);
+  CHECK_EQ(flags, 0);
+  CHECK_EQ(uuid[0], 0x6e);
+  CHECK_EQ(uuid[15], 0xab);
+  CHECK_EQ(uuid_format(uuid, flags, out, sizeof out), VC_OK);
+  CHECK_STR(out, text);
+  CHECK_EQ(uuid_parse("mig-6E1B0A2C-0f3d-4a5b-8c7d-0123456789AB", uuid, &flags), VC_OK);
+  CHECK_EQ(flags, 1);
+  CHECK_EQ(uuid_format(uuid, flags, out, sizeof out), VC_OK);
+  CHECK_STR(out, "MIG-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab");
+  CHECK_EQ(uuid_format(uuid, 0, out, 40), VC_EINVAL);
+}
+
+TEST(uuid_parse_refuses) {
+  static const char *bad[] = {"", "GPU-", "6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab", "GPU-6e1b0a2c",
+                              "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789a", "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789abc",
+                              "GPU-6e1b0a2c00f3d-4a5b-8c7d-0123456789ab", "GPU-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ag",
+                              "GPX-6e1b0a2c-0f3d-4a5b-8c7d-0123456789ab", "0"};
+  uint8_t uuid[16];
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) CHECK_EQ(uuid_parse(bad[i], uuid, NULL), VC_EINVAL);
+}
+
+TEST(status_names) {
+  CHECK_STR(status_name(VC_ECORRUPT), "VC_ECORRUPT");
+  CHECK_STR(status_name(0), "VC_OK");
+  CHECK_STR(status_name(-9999), "VC_UNKNOWN");
+  CHECK(strlen(status_text(VC_EVERSION)) > 10);
+}
+
+/* A reader that sees the file at all sees all of it, whatever happens to the writer. */
+TEST(publish_is_atomic) {
+  static char content[1 << 20];
+  memset(content, 'x', sizeof content);
+  for (int trial = 0; trial < 200; trial++) {
+    const char *path = test_path("file");
+    struct stat st;
+    unlink(path);
+    pid_t pid = fork();
+    if (pid == 0) _Exit(os_publish(path, content, sizeof content, sizeof content, 0640) == VC_OK ? 0 : 1);
+    usleep((useconds_t)(trial * 5));
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    if (stat(path, &st) == 0) {
+      CHECK_EQ(st.st_size, sizeof content);
+      CHECK_EQ(st.st_mode & 07777, 0640);
+    }
+  }
+}
+
+TEST(publish_never_overwrites) {
+  const char *path = test_path("file");
+  char buffer[3];
+  struct os_file file;
+  umask(0177); /* the mode asked for counts, not the umask */
+  CHECK_EQ(os_publish(path, "one", 3, 3, 0666), VC_OK);
+  CHECK_EQ(os_publish(path, "two", 3, 3, 0666), VC_EEXIST);
+  CHECK_EQ(os_open(path, 0, &file), VC_OK);
+  CHECK_EQ(os_read_all(file.fd, buffer, 3, 0), VC_OK);
+  CHECK(memcmp(buffer, "one", 3) == 0);
+  struct stat st;
+  CHECK_EQ(stat(path, &st), 0);
+  CHECK_EQ(st.st_mode & 07777, 0666);
+  CHECK_EQ(os_publish(test_path("longer"), "one", 3, 100000, 0600), VC_OK);
+  CHECK_EQ(stat(test_path("longer"), &st), 0);
+  CHECK_EQ(st.st_size, 100000);
+  CHECK(st.st_blocks * 512 >= 100000); /* no holes */
+  CHECK_EQ(os_publish(test_path("no/such/directory"), "x", 1, 1, 0600), VC_ENOENT);
+  CHECK_EQ(os_open(test_path("missing"), 0, &file), VC_ENOENT);
+  CHECK_EQ(os_open(test_directory(), 0, &file), VC_ECORRUPT);
+  CHECK_EQ(mkfifo(test_path("fifo"), 0600), 0);
+  CHECK_EQ(os_open(test_path("fifo"), 0, &file), VC_ECORRUPT);
+}
+
+TEST(lock_owner_and_death) {
+  struct os_file file;
+  int32_t pid = -1;
+  int ready[2];
+  char byte;
+  CHECK_EQ(os_publish(test_path("file"), "x", 1, 1, 0600), VC_OK);
+  CHECK_EQ(os_open(test_path("file"), 1, &file), VC_OK);
+  CHECK_EQ(pipe(ready), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK_EQ(os_lock_try(file.fd, 1000), 1);
+    CHECK_EQ(write(ready[1], "r", 1), 1);
+    pause();
+  }
+  CHECK_EQ(read(ready[0], &byte, 1), 1);
+  CHECK_EQ(os_lock_owner(file.fd, 1000, &pid), 1);
+  CHECK_EQ(pid, child);
+  CHECK_EQ(os_lock_try(file.fd, 1000), 0);
+  CHECK_EQ(os_lock_owner(file.fd, 1001, &pid), 0);
+  CHECK_EQ(os_lock_any(file.fd, 900, 101), 1);
+  CHECK_EQ(os_lock_any(file.fd, 900, 100), 0);
+  CHECK_EQ(os_lock_any(file.fd, 1001, 5000), 0);
+  kill(child, SIGKILL);
+  waitpid(child, NULL, 0);
+  CHECK_EQ(os_lock_owner(file.fd, 1000, &pid), 0);
+  CHECK_EQ(os_lock_try(file.fd, 1000), 1);
+}
+
+TEST(process_maps_file) {
+  struct os_file file, other;
+  void *address;
+  static char content[8192];
+  CHECK_EQ(os_publish(test_path("mapped"), content, sizeof content, sizeof content, 0600), VC_OK);
+  CHECK_EQ(os_publish(test_path("other"), content, sizeof content, sizeof content, 0600), VC_OK);
+  CHECK_EQ(os_open(test_path("mapped"), 1, &file), VC_OK);
+  CHECK_EQ(os_open(test_path("other"), 1, &other), VC_OK);
+  CHECK_EQ(os_map(file.fd, sizeof content, 1, &address), VC_OK);
+  CHECK_EQ(os_process_maps(os_pid(), file.device, file.inode), 1);
+  CHECK_EQ(os_process_maps(os_pid(), other.device, other.inode), 0);
+  os_unmap(address, sizeof content);
+  CHECK_EQ(os_process_maps(os_pid(), file.device, file.inode), 0);
+  CHECK_EQ(os_is_file(file.fd, file.device, file.inode), 1);
+  CHECK_EQ(dup2(other.fd, file.fd), file.fd);
+  CHECK_EQ(os_is_file(file.fd, file.device, file.inode), 0);
+  CHECK_EQ(os_is_file(-1, file.device, file.inode), 0);
+}
+
+TEST(start_time_of_odd_names) {
+  uint64_t before = os_start_time(os_pid());
+  CHECK(before > 0);
+  prctl(PR_SET_NAME, "a) R 1 (b 2", 0, 0, 0);
+  CHECK_EQ(os_start_time(os_pid()), before);
+  char name[16];
+  os_process_name(name, sizeof name);
+  CHECK_STR(name, "a) R 1 (b 2");
+  CHECK_EQ(os_start_time(0x7ffffff0), 0);
+}

@@ -1,0 +1,197 @@
+/* Settings: what VCUDA_MEMORY_LIMIT may say, which page it leads to, and where files are looked for. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "config.h"
+#include "log.h"
+
+static const uint8_t gpus[3][VC_UUID_BYTES] = {{1}, {2}, {3}};
+
+#define UUID_1 "GPU-01000000-0000-0000-0000-000000000000"
+#define UUID_9 "GPU-09000000-0000-0000-0000-000000000000"
+#define GIB (UINT64_C(1) << 30)
+
+static char why[CONFIG_WHY];
+
+static int parse(const char *text, struct wishes *out) {
+  why[0] = 0;
+  return config_parse_wishes(text, out, why);
+}
+
+TEST(config_parses_every_form) {
+  struct wishes w;
+  CHECK_EQ(parse("8GiB", &w), VC_OK);
+  CHECK_EQ(w.count, 1);
+  CHECK_EQ(w.wish[0].kind, WISH_EVERY_GPU);
+  CHECK_EQ(w.wish[0].bytes, 8 * GIB);
+  CHECK_EQ(config_needs_gpus(&w), 0);
+  CHECK_EQ(parse(UUID_1 "=8GiB,2=512MiB", &w), VC_OK);
+  CHECK_EQ(w.count, 2);
+  CHECK_EQ(w.wish[0].kind, WISH_UUID);
+  CHECK_EQ(w.wish[0].uuid[0], 1);
+  CHECK_EQ(w.wish[1].kind, WISH_INDEX);
+  CHECK_EQ(w.wish[1].index, 2);
+  CHECK_EQ(w.wish[1].bytes, 512 << 20);
+  CHECK_EQ(config_needs_gpus(&w), 1);
+  CHECK_EQ(parse("MIG-01000000-0000-0000-0000-000000000000=1GiB", &w), VC_OK);
+  CHECK_EQ(w.wish[0].flags, VC_GPU_MIG);
+}
+
+TEST(config_refuses_everything_else) {
+  static const char *const bad[] = {
+      "", ",", "0", "-1", "-1GiB", "+1GiB", " 1GiB", "1GiB ", "1 GiB", "8GB", "1e9", "0x100", "unlimited", "1GiB,2GiB",
+      "1GiB,0=1GiB", "0=1GiB,", ",0=1GiB", "0=", "=1GiB", "0==1GiB", "0=1GiB=2", "-1=1GiB", "1000=1GiB", "a=1GiB",
+      "0=1GiB,0=1GiB", UUID_1 "=1GiB," UUID_1 "=2GiB", "GPU-=1GiB", "GPU-01=1GiB", UUID_1, UUID_1 "=", "200TiB",
+      "99999999999999999999", "0.3GiB", "1GiB;2GiB", "8GiB\n"};
+  struct wishes w;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    if (parse(bad[i], &w) != VC_EINVAL) fprintf(stderr, "accepted: \"%s\"\n", bad[i]);
+    CHECK_EQ(parse(bad[i], &w), VC_EINVAL);
+    CHECK(strstr(why, "VCUDA_MEMORY_LIMIT") != NULL);
+    CHECK(strstr(why, "8GiB") != NULL); /* the remedy */
+  }
+}
+
+TEST(config_refuses_long_texts) {
+  char text[8192] = "0=1GiB";
+  struct wishes w;
+  for (int i = 1; i < 17; i++) sprintf(text + strlen(text), ",%d=1GiB", i);
+  CHECK_EQ(parse(text, &w), VC_EINVAL);
+  CHECK(strstr(why, "16") != NULL);
+  memset(text, '1', sizeof text - 1);
+  text[sizeof text - 1] = 0;
+  CHECK_EQ(parse(text, &w), VC_EINVAL);
+}
+
+TEST(config_grants) {
+  struct vc_gpu_limit out[VC_MAX_GPUS];
+  struct wishes w;
+  parse("8GiB", &w);
+  CHECK_EQ(config_grant(&w, gpus, 3, out, why), 3);
+  CHECK_EQ(out[2].uuid[0], 3);
+  CHECK_EQ(out[2].memory_bytes, 8 * GIB);
+  parse("2=1GiB," UUID_1 "=2GiB", &w);
+  CHECK_EQ(config_grant(&w, gpus, 3, out, why), 2);
+  CHECK_EQ(out[0].uuid[0], 3);
+  CHECK_EQ(out[1].uuid[0], 1);
+  CHECK_EQ(out[1].memory_bytes, 2 * GIB);
+}
+
+static void expect_no_grant(const char *text, const char *cause) {
+  struct vc_gpu_limit out[VC_MAX_GPUS];
+  struct wishes w;
+  CHECK_EQ(parse(text, &w), VC_OK);
+  CHECK_EQ(config_grant(&w, gpus, 3, out, why), VC_EINVAL);
+  if (strstr(why, cause) == NULL) CHECK_STR(why, cause);
+}
+
+TEST(config_grants_only_what_exists) {
+  expect_no_grant("3=1GiB", "names GPU 3, but this machine has 3");
+  expect_no_grant(UUID_9 "=1GiB", "which this machine does not have");
+  expect_no_grant("0=1GiB," UUID_1 "=1GiB", "one GPU twice");
+}
+
+static void expect_compare(const char *text, const struct vc_limits *page, int status) {
+  struct wishes w;
+  CHECK_EQ(parse(text, &w), VC_OK);
+  why[0] = 0;
+  CHECK_EQ(config_compare(&w, gpus, 3, page, "/d/limits", why), status);
+  if (status != VC_OK) CHECK(strstr(why, "/d/limits") != NULL || strstr(why, "machine") != NULL);
+}
+
+TEST(config_compares_with_a_page) {
+  struct vc_limits page = {.gpu_count = 2};
+  page.gpu[0] = (struct vc_gpu_limit){.uuid = {1}, .memory_bytes = GIB};
+  page.gpu[1] = (struct vc_gpu_limit){.uuid = {2}, .memory_bytes = 2 * GIB};
+  expect_compare("0=1GiB,1=2GiB", &page, VC_OK);
+  expect_compare("1=2GiB," UUID_1 "=1GiB", &page, VC_OK);
+  expect_compare("1GiB", &page, VC_EINVAL);
+  expect_compare("0=1GiB", &page, VC_EINVAL);
+  expect_compare("0=1GiB,1=2GiB,2=1GiB", &page, VC_EINVAL);
+  expect_compare("0=1GiB,1=3GiB", &page, VC_EINVAL);
+  page.gpu[1].memory_bytes = GIB;
+  expect_compare("1GiB", &page, VC_OK);
+}
+
+static void plain_environment(void) {
+  unsetenv("VCUDA_DIR");
+  unsetenv("VCUDA_MEMORY_LIMIT");
+  unsetenv("XDG_RUNTIME_DIR");
+}
+
+TEST(config_directories) {
+  struct config config;
+  if (access("/etc/vcuda/limits", F_OK) == 0) return; /* inside a container of ours the environment is not read */
+  plain_environment();
+  CHECK_EQ(config_is_present(), 0);
+  CHECK_EQ(config_read(&config, why), VC_OK);
+  CHECK_EQ(config.kind, CONFIG_INERT);
+  setenv("VCUDA_MEMORY_LIMIT", "8GiB", 1);
+  CHECK_EQ(config_is_present(), 1);
+  CHECK_EQ(config_read(&config, why), VC_OK);
+  CHECK_EQ(config.kind, CONFIG_DIRECTORY);
+  CHECK_EQ(config.default_directory, 1);
+  CHECK(strncmp(config.directory, "/tmp/vcuda-", 11) == 0);
+  setenv("XDG_RUNTIME_DIR", test_directory(), 1);
+  CHECK_EQ(config_read(&config, why), VC_OK);
+  CHECK_STR(config.directory, test_path("vcuda/default"));
+  setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+  CHECK_EQ(config_read(&config, why), VC_OK);
+  CHECK(strncmp(config.directory, "/tmp/vcuda-", 11) == 0);
+  setenv("VCUDA_DIR", "/some/where", 1);
+  CHECK_EQ(config_read(&config, why), VC_OK);
+  CHECK_EQ(config.default_directory, 0);
+  CHECK_STR(config.limits, "/some/where/limits");
+  CHECK_STR(config.ledger, "/some/where/ledger");
+  setenv("VCUDA_DIR", "", 1);
+  CHECK_EQ(config_read(&config, why), VC_EINVAL);
+}
+
+/* What a child wrote to stderr under VCUDA_LOG=LEVEL. */
+static size_t logged(const char *level, int lines, char *out, size_t size) {
+  int pipes[2];
+  CHECK_EQ(pipe(pipes), 0);
+  int pid = fork();
+  if (pid == 0) {
+    setenv("VCUDA_LOG", level, 1);
+    dup2(pipes[1], STDERR_FILENO);
+    close(pipes[0]);
+    close(pipes[1]);
+    for (int i = 0; i < lines; i++) log_line(LOG_ERROR, "%s %d", "error", i);
+    log_line(LOG_INFO, "info");
+    log_line(LOG_ERROR, "%0600d", 1);
+    _exit(0);
+  }
+  close(pipes[1]);
+  size_t used = 0;
+  ssize_t got;
+  while ((got = read(pipes[0], out + used, size - 1 - used)) > 0) used += (size_t)got;
+  close(pipes[0]);
+  out[used] = 0;
+  expect_exit(pid, 0);
+  return used;
+}
+
+static int count_lines(const char *text) {
+  int lines = 0;
+  for (; *text != 0; text++) lines += *text == '\n';
+  return lines;
+}
+
+TEST(log_levels_and_cap) {
+  static char text[65536];
+  CHECK_EQ(logged("none", 3, text, sizeof text), 0);
+  logged("error", 1, text, sizeof text);
+  CHECK(strncmp(text, "vcuda: error 0\nvcuda: 0000", 26) == 0);
+  CHECK_EQ(count_lines(text), 2);
+  CHECK_EQ(text[strlen(text) - 1], '\n');
+  logged("info", 1, text, sizeof text);
+  CHECK_EQ(count_lines(text), 3);
+  logged("nonsense", 0, text, sizeof text);
+  CHECK(strstr(text, "VCUDA_LOG is \"nonsense\"") != NULL);
+  logged("error", 1000, text, sizeof text);
+  CHECK_EQ(count_lines(text), 64);
+}

@@ -1,0 +1,323 @@
+/* The ledger, process by process: exact sums, owners, deaths, forks, lost locks. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ledger_fixture.h"
+#include "os.h"
+
+TEST(ledger_exact_to_the_byte) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, GIB + 1), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 1), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 2), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
+  CHECK_EQ(fixture_used(ledger, 0), GIB);
+  CHECK_EQ(ledger_charge(ledger, 1, 2 * GIB), 0); /* the other GPU has its own limit */
+  ledger_uncharge(ledger, 0, 1);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, UINT64_MAX), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 2, 1), VC_EINVAL);
+  CHECK_EQ(ledger_column(ledger, gpu_b), 1);
+  CHECK_EQ(ledger_column(ledger, fixture_id), VC_ENOENT);
+}
+
+TEST(ledger_uncharge_never_wraps) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  ledger_uncharge(ledger, 0, 5);
+  CHECK_EQ(ledger_charge(ledger, 0, 10), 0);
+  ledger_uncharge(ledger, 0, 11);
+  CHECK_EQ(fixture_used(ledger, 0), 0);
+  ledger_uncharge(ledger, 0, UINT64_MAX);
+  CHECK_EQ(fixture_used(ledger, 0), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+}
+
+TEST(ledger_mismatched_pair) {
+  struct ledger *ledger;
+  char why[512] = "";
+  const uint8_t other_id[16] = {9};
+  struct vc_gpu_limit gpu = {.memory_bytes = GIB};
+  fixture_create(GIB);
+  CHECK_EQ(ledger_create(test_path("other"), other_id, &gpu, 1, 0666), 0);
+  CHECK_EQ(ledger_attach(test_path("limits"), test_path("other"), &ledger, why, sizeof why), VC_EMISMATCH);
+  CHECK(strstr(why, "other") && strstr(why, "recreate"));
+  CHECK_EQ(ledger_create(test_path("fewer"), fixture_id, &gpu, 1, 0666), 0);
+  CHECK_EQ(ledger_attach(test_path("limits"), test_path("fewer"), &ledger, why, sizeof why), VC_EMISMATCH);
+  CHECK_EQ(ledger_attach(test_path("limits"), test_path("none"), &ledger, why, sizeof why), VC_ENOENT);
+  CHECK_EQ(ledger_attach(test_path("none"), test_path("ledger"), &ledger, why, sizeof why), VC_ENOENT);
+  CHECK_EQ(ledger_attach(test_path("ledger"), test_path("limits"), &ledger, why, sizeof why), VC_ECORRUPT);
+}
+
+TEST(ledger_view_takes_no_slot) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  struct ledger_process process;
+  CHECK_EQ(fixture_used(ledger, 0), 0);
+  CHECK_EQ(ledger_processes(ledger, 0, &process, 1), 0);
+  CHECK_EQ(atomic_load(&ledger->file->high_water), 0);
+}
+
+TEST(ledger_limit_changes_live) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+  CHECK_EQ(limits_set_memory(test_path("limits"), gpu_a, 2 * GIB), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+  CHECK_EQ(limits_set_memory(test_path("limits"), gpu_a, GIB / 2), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
+  uint64_t limit, used;
+  ledger_view(ledger, 0, &limit, &used);
+  CHECK_EQ(limit, GIB / 2);
+  CHECK_EQ(used, 2 * GIB); /* the truth, although it is more than the limit */
+}
+
+TEST(ledger_unhooked_counts) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(limits_set_unhooked(test_path("limits"), gpu_a, 100), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 99), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 100), 0);
+  CHECK_EQ(fixture_used(ledger, 0), GIB);
+}
+
+/* Charges in a child and dies with it; a byte on the pipe says that it has charged. */
+static pid_t child_that_holds(uint64_t bytes) {
+  int ready[2];
+  char byte;
+  CHECK_EQ(pipe(ready), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    CHECK_EQ(ledger_charge(fixture_attach(), 0, bytes), 0);
+    CHECK_EQ(write(ready[1], "r", 1), 1);
+    for (;;) pause();
+  }
+  CHECK_EQ(read(ready[0], &byte, 1), 1);
+  close(ready[0]);
+  close(ready[1]);
+  return pid;
+}
+
+static void kill_and_reap(pid_t pid) {
+  CHECK_EQ(kill(pid, SIGKILL), 0);
+  CHECK_EQ(waitpid(pid, NULL, 0), pid);
+}
+
+TEST(ledger_dead_process_returns_memory) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  pid_t child = child_that_holds(GIB - 10);
+  CHECK_EQ(ledger_charge(ledger, 0, 11), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, 10), 0);
+  kill_and_reap(child);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 10), 0); /* at once, not after a while */
+  CHECK_EQ(fixture_used(ledger, 0), GIB);
+}
+
+TEST(ledger_fork_takes_own_slot) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 1000), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    ledger_after_fork(ledger);
+    CHECK_EQ(ledger_charge(ledger, 0, GIB), VC_ENOMEM);
+    CHECK_EQ(ledger_charge(ledger, 0, 500), 0);
+    CHECK_EQ(fixture_used(ledger, 0), 1500);
+    CHECK(atomic_load(&ledger->slot) == 1);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 1000), 0); /* the child's 500 came back with its death */
+}
+
+/* A program that execs another one keeps PID and start time but no CUDA memory. */
+TEST(ledger_exec_drops_leftovers) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+  struct ledger_slot *slot = &ledger->file->slot[0];
+  /* As after exec: mapping and descriptor gone (close-on-exec), then the new program attaches. */
+  os_close(ledger->fd);
+  CHECK_EQ(atomic_load(&slot->pid), getpid());
+  struct ledger *again = fixture_attach();
+  CHECK_EQ(ledger_charge(again, 0, GIB), 0);
+  CHECK_EQ(fixture_sum(again, 0), GIB);
+}
+
+static void close_everything(void) {
+  for (int fd = 3; fd < 4096; fd++) close(fd);
+}
+
+/* A daemon that closes all descriptors loses its lock, not its quota. */
+TEST(ledger_closed_descriptors) {
+  int ready[2], go[2];
+  char byte;
+  fixture_create(GIB);
+  CHECK_EQ(pipe(ready), 0);
+  CHECK_EQ(pipe(go), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    struct ledger *ledger = fixture_attach();
+    CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
+    CHECK_EQ(dup2(ready[1], 1), 1);
+    CHECK_EQ(dup2(go[0], 0), 0);
+    close_everything();
+    CHECK_EQ(open("/dev/null", O_RDWR), 3); /* something else sits where our descriptor may have been */
+    CHECK_EQ(write(1, "r", 1), 1);
+    CHECK_EQ(read(0, &byte, 1), 1);
+    CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* looks, and takes the lock again */
+    CHECK_EQ(write(1, "r", 1), 1);
+    CHECK_EQ(read(0, &byte, 1), 1);
+    _Exit(0);
+  }
+  CHECK_EQ(read(ready[0], &byte, 1), 1);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* alive: /proc says that it still maps the ledger */
+  CHECK_EQ(fixture_sum(ledger, 0), GIB);
+  CHECK_EQ(write(go[1], "g", 1), 1);
+  CHECK_EQ(read(ready[0], &byte, 1), 1);
+  int32_t pid = 0;
+  CHECK_EQ(os_lock_owner(ledger->fd, LEDGER_LOCKS + 0, &pid), 1);
+  CHECK_EQ(pid, child);
+  CHECK_EQ(write(go[1], "g", 1), 1);
+  expect_exit(child, 0);
+}
+
+static uint64_t really_held(uint32_t column) { return column == 0 ? 600 : 0; }
+
+/* Somebody who cannot see our /proc entry took the slot: the next charge notices and registers what is really held. */
+TEST(ledger_lost_slot_registers_again) {
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  ledger_set_usage(ledger, really_held);
+  CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
+  struct ledger_slot *slot = &ledger->file->slot[0];
+  atomic_fetch_add(&slot->generation, 1); /* what empty_slot() does, in its order */
+  atomic_store(&slot->used[0], USED_TICK * 9);
+  atomic_store(&slot->start_time, 1);
+  ledger_uncharge(ledger, 0, 600); /* must not touch a slot that is no longer ours */
+  CHECK_EQ(used_bytes(atomic_load(&slot->used[0])), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 401), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, 400), 0);
+  CHECK_EQ(fixture_used(ledger, 0), 1000);
+}
+
+/* A program that looks at its own ledger through the bindings drops its own lock (closing any descriptor does), which
+ * must cost it nothing. */
+TEST(ledger_reader_in_process_keeps_slot) {
+  static struct vc_slot_usage usage[8];
+  struct vc_ledger_info info;
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
+  CHECK(ledger_read(test_path("ledger"), &info, usage, 8) >= 0);
+  pid_t child = fork();
+  if (child == 0) {
+    struct ledger *other = fixture_attach();
+    CHECK_EQ(ledger_charge(other, 0, GIB / 2 + 1), VC_ENOMEM);
+    CHECK_EQ(ledger_charge(other, 0, GIB / 2), 0);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+  CHECK_EQ(used_bytes(atomic_load(&ledger->file->slot[0].used[0])), GIB / 2);
+}
+
+TEST(ledger_slots_are_reused) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
+  for (int i = 0; i < 3000; i++) { /* three times as many processes as there are slots */
+    pid_t child = fork();
+    if (child == 0) {
+      ledger_after_fork(ledger);
+      _Exit(ledger_charge(ledger, 0, 100) == 0 ? 0 : 1);
+    }
+    expect_exit(child, 0);
+  }
+  CHECK(atomic_load(&ledger->file->high_water) <= 16);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 1), 0);
+}
+
+TEST(ledger_full_table) {
+  static pid_t children[VC_MAX_SLOTS];
+  int ready[2];
+  char byte;
+  struct rlimit limit;
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(getrlimit(RLIMIT_NPROC, &limit), 0);
+  CHECK_EQ(pipe(ready), 0);
+  for (int i = 0; i < VC_MAX_SLOTS; i++) {
+    children[i] = fork();
+    CHECK(children[i] >= 0);
+    if (children[i] == 0) {
+      ledger_after_fork(ledger);
+      int status = ledger_charge(ledger, 0, 1);
+      if (write(ready[1], status == 0 ? "r" : "x", 1) != 1) _Exit(1);
+      for (;;) pause();
+    }
+    CHECK_EQ(read(ready[0], &byte, 1), 1);
+    CHECK_EQ(byte, 'r');
+  }
+  CHECK_EQ(fixture_sum(ledger, 0), VC_MAX_SLOTS);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_EFULL);
+  kill_and_reap(children[500]);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), 0); /* one place came free */
+  for (int i = 0; i < VC_MAX_SLOTS; i++)
+    if (i != 500) kill_and_reap(children[i]);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - 1), 0);
+}
+
+TEST(ledger_processes_have_pids) {
+  struct ledger_process list[8];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  pid_t child = child_that_holds(300);
+  CHECK_EQ(ledger_charge(ledger, 0, 200), 0);
+  CHECK_EQ(ledger_processes(ledger, 0, list, 8), 2);
+  CHECK_EQ(list[0].pid, child);
+  CHECK_EQ(list[0].bytes, 300);
+  CHECK_EQ(list[1].pid, getpid());
+  CHECK_EQ(list[1].bytes, 200);
+  CHECK_EQ(ledger_processes(ledger, 0, list, 0), 2);
+  CHECK_EQ(ledger_processes(ledger, 1, list, 8), 0);
+  kill_and_reap(child);
+  CHECK_EQ(ledger_processes(ledger, 0, list, 8), 1);
+}
+
+/* A process stopped between mark and decision: others are refused in bounded time, and granted what surely fits. */
+TEST(ledger_stopped_decider_hangs_nobody) {
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  pid_t child = child_that_holds(GIB / 2);
+  kill(child, SIGSTOP);
+  atomic_store(&ledger->file->slot[0].mark[0], 1); /* as if stopped there */
+  CHECK_EQ(ledger_charge(ledger, 0, GIB / 2 + 1), VC_ENOMEM);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
+  kill_and_reap(child);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
+}
+
+TEST(ledger_peak) {
+  struct vc_ledger_info info;
+  static struct vc_slot_usage usage[4];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 700), 0);
+  ledger_uncharge(ledger, 0, 700);
+  CHECK_EQ(ledger_charge(ledger, 0, 300), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), VC_ENOMEM);
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
+  CHECK_EQ(info.peak[0], 700);
+  CHECK_EQ(usage[0].peak[0], 700);
+  CHECK_EQ(usage[0].refused, 1);
+}

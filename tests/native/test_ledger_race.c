@@ -1,0 +1,151 @@
+/* Many at once: the sum is never over the limit at any instant a grant is held, and nobody is refused what fits. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ledger_fixture.h"
+
+/* The oracle: granted bytes counted outside the ledger, in memory all test processes share. */
+struct shared {
+  _Atomic int64_t granted;
+  _Atomic uint64_t worst, grants, refusals, winners;
+  _Atomic uint32_t ready, go;
+};
+
+static struct shared *shared_new(void) {
+  void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED);
+  return p;
+}
+
+static void note_grant(struct shared *shared, uint64_t bytes) {
+  uint64_t now = (uint64_t)(atomic_fetch_add(&shared->granted, (int64_t)bytes) + (int64_t)bytes);
+  uint64_t worst = atomic_load(&shared->worst);
+  while (worst < now && !atomic_compare_exchange_weak(&shared->worst, &worst, now)) continue;
+  atomic_fetch_add(&shared->grants, 1);
+}
+
+static void hammer(struct ledger *ledger, struct shared *shared, uint64_t limit, unsigned seed, int rounds) {
+  for (int i = 0; i < rounds; i++) {
+    uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (limit / 3);
+    if (ledger_charge(ledger, 0, bytes) == 0) {
+      note_grant(shared, bytes);
+      if (i % 16 == 0) sched_yield();
+      atomic_fetch_sub(&shared->granted, (int64_t)bytes); /* before giving back: the oracle is never above the truth */
+      ledger_uncharge(ledger, 0, bytes);
+    } else {
+      atomic_fetch_add(&shared->refusals, 1);
+    }
+  }
+}
+
+static struct {
+  struct ledger *ledger;
+  struct shared *shared;
+} thread_world;
+
+static void *thread_main(void *seed) {
+  hammer(thread_world.ledger, thread_world.shared, 1000000, (unsigned)(uintptr_t)seed, 20000);
+  return NULL;
+}
+
+TEST(race_threads_never_over) {
+  pthread_t threads[24]; /* more than there are marks for */
+  fixture_create(1000000);
+  thread_world.ledger = fixture_attach();
+  thread_world.shared = shared_new();
+  for (size_t i = 0; i < 24; i++) CHECK_EQ(pthread_create(&threads[i], NULL, thread_main, (void *)(i + 1)), 0);
+  for (size_t i = 0; i < 24; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
+  CHECK(atomic_load(&thread_world.shared->worst) <= 1000000);
+  CHECK(atomic_load(&thread_world.shared->grants) > 1000);
+  CHECK_EQ(fixture_sum(thread_world.ledger, 0), 0);
+  CHECK_EQ(ledger_charge(thread_world.ledger, 0, 1000000), 0);
+}
+
+TEST(race_processes_never_over) {
+  struct shared *shared = shared_new();
+  pid_t children[8];
+  fixture_create(1000000);
+  struct ledger *ledger = fixture_attach();
+  for (unsigned i = 0; i < 8; i++) {
+    children[i] = fork();
+    if (children[i] == 0) {
+      ledger_after_fork(ledger);
+      hammer(ledger, shared, 1000000, i + 1, 50000);
+      _Exit(0);
+    }
+  }
+  for (int i = 0; i < 8; i++) expect_exit(children[i], 0);
+  CHECK(atomic_load(&shared->worst) <= 1000000);
+  CHECK(atomic_load(&shared->grants) > 1000);
+  CHECK_EQ(fixture_used(ledger, 0), 0);
+}
+
+/* Eight processes want the last piece at the same instant: exactly one gets it, in every round. */
+TEST(race_last_piece_has_one_winner) {
+  struct shared *shared = shared_new();
+  pid_t children[8];
+  enum { ROUNDS = 2000 };
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  for (unsigned i = 0; i < 8; i++) {
+    children[i] = fork();
+    if (children[i] == 0) {
+      ledger_after_fork(ledger);
+      for (uint32_t round = 1; round <= ROUNDS; round++) {
+        atomic_fetch_add(&shared->ready, 1);
+        while (atomic_load(&shared->go) < round) sched_yield();
+        int won = ledger_charge(ledger, 0, 600) == 0;
+        if (won) atomic_fetch_add(&shared->winners, 1);
+        atomic_fetch_add(&shared->ready, 1);
+        while (atomic_load(&shared->ready) < (2 * round) * 8) sched_yield();
+        if (won) ledger_uncharge(ledger, 0, 600);
+      }
+      _Exit(0);
+    }
+  }
+  for (uint32_t round = 1; round <= ROUNDS; round++) {
+    while (atomic_load(&shared->ready) < (2 * round - 1) * 8) sched_yield();
+    atomic_store(&shared->go, round);
+    while (atomic_load(&shared->ready) < (2 * round) * 8) sched_yield();
+    if (atomic_load(&shared->winners) != round)
+      fprintf(stderr, "round %u: %lu winners in all\n", round, (unsigned long)atomic_load(&shared->winners));
+    CHECK_EQ(atomic_load(&shared->winners), round);
+  }
+  for (int i = 0; i < 8; i++) expect_exit(children[i], 0);
+}
+
+/* Six processes with 150 each always fit into 1000: nobody may ever be refused, however their requests overlap, and
+ * although a seventh keeps asking for what never fits. */
+TEST(race_no_false_refusal) {
+  struct shared *shared = shared_new();
+  pid_t children[7];
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  for (unsigned i = 0; i < 6; i++) {
+    children[i] = fork();
+    if (children[i] == 0) {
+      ledger_after_fork(ledger);
+      for (int round = 0; round < 30000; round++) {
+        if (ledger_charge(ledger, 0, 150) != 0) _Exit(1);
+        ledger_uncharge(ledger, 0, 150);
+      }
+      _Exit(0);
+    }
+  }
+  children[6] = fork();
+  if (children[6] == 0) {
+    ledger_after_fork(ledger);
+    while (!atomic_load(&shared->go))
+      if (ledger_charge(ledger, 0, 1001) == 0) _Exit(1);
+    _Exit(0);
+  }
+  for (int i = 0; i < 6; i++) expect_exit(children[i], 0);
+  atomic_store(&shared->go, 1);
+  expect_exit(children[6], 0);
+}

@@ -1,0 +1,170 @@
+/* The books of live addresses: against a plain array as the model, under threads, at size. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "status.h"
+#include "table.h"
+
+static struct table table;
+
+static struct table_entry entry(uint64_t key, uint64_t bytes, uint32_t column, uint32_t owner) {
+  return (struct table_entry){key, bytes, column, owner};
+}
+
+static int put(uint64_t key, uint64_t bytes, uint32_t column, uint32_t owner) {
+  struct table_entry e = entry(key, bytes, column, owner), old;
+  return table_put(&table, &e, &old);
+}
+
+TEST(table_put_get_take) {
+  struct table_entry found, e = entry(0x7f0000000000, 4096, 3, 9), old;
+  CHECK_EQ(table_get(&table, e.key, &found), 0);
+  CHECK_EQ(table_take(&table, e.key, &found), 0);
+  CHECK_EQ(table_put(&table, &e, &old), 0);
+  CHECK_EQ(table_get(&table, e.key, &found), 1);
+  CHECK_EQ(found.bytes, 4096);
+  CHECK_EQ(found.column, 3);
+  CHECK_EQ(found.owner, 9);
+  CHECK_EQ(table_get(&table, e.key + 256, &found), 0);
+  e.bytes = 8192;
+  CHECK_EQ(table_put(&table, &e, &old), 1);
+  CHECK_EQ(old.bytes, 4096);
+  CHECK_EQ(table_count(&table), 1);
+  CHECK_EQ(table_take(&table, e.key, &found), 1);
+  CHECK_EQ(found.bytes, 8192);
+  CHECK_EQ(table_take(&table, e.key, &found), 0);
+  CHECK_EQ(table_count(&table), 0);
+}
+
+/* xorshift: the same sequence in every run. */
+static uint64_t random_number(void) {
+  static uint64_t state = 88172645463325252u;
+  state ^= state << 13;
+  state ^= state >> 7;
+  return state ^= state << 17;
+}
+
+/* Random puts and takes of few keys against an array; removals close gaps in every possible position. */
+TEST(table_against_model) {
+  enum { KEYS = 3000, STEPS = 400000 };
+  static uint64_t model[KEYS];
+  struct table_entry found;
+  uint64_t sum = 0;
+  for (int step = 0; step < STEPS; step++) {
+    uint64_t index = random_number() % KEYS, key = 0x7f0000000000 + index * 512;
+    if (random_number() % 2) {
+      uint64_t bytes = 1 + random_number() % 100000;
+      CHECK_EQ(put(key, bytes, 1, 1), model[index] != 0);
+      sum += bytes - model[index];
+      model[index] = bytes;
+    } else {
+      CHECK_EQ(table_take(&table, key, &found), model[index] != 0);
+      if (model[index] != 0) CHECK_EQ(found.bytes, model[index]);
+      sum -= model[index];
+      model[index] = 0;
+    }
+  }
+  for (uint64_t index = 0; index < KEYS; index++)
+    CHECK_EQ(table_get(&table, 0x7f0000000000 + index * 512, &found), model[index] != 0);
+  CHECK_EQ(table_sum(&table, 1), sum);
+  CHECK_EQ(table_sum(&table, 0), 0);
+}
+
+TEST(table_a_million_entries) {
+  enum { ENTRIES = 1000000 };
+  struct table_entry found;
+  for (uint64_t i = 0; i < ENTRIES; i++) CHECK_EQ(put(0x10000000000 + i * 256, i + 1, (uint32_t)(i % 16), 1), 0);
+  CHECK_EQ(table_count(&table), ENTRIES);
+  for (uint64_t i = 0; i < ENTRIES; i++) {
+    CHECK_EQ(table_take(&table, 0x10000000000 + i * 256, &found), 1);
+    CHECK_EQ(found.bytes, i + 1);
+    CHECK_EQ(found.column, i % 16);
+  }
+  CHECK_EQ(table_count(&table), 0);
+}
+
+static void add_up(const struct table_entry *e, void *data) {
+  struct table_entry found;
+  CHECK_EQ(table_get(&table, e->key, &found), 0); /* gone, and no lock of the table is held here */
+  *(uint64_t *)data += e->bytes;
+}
+
+TEST(table_take_owner) {
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < 50000; i++) put(0x20000000000 + i * 512, 1, 0, (uint32_t)(i % 3));
+  table_take_owner(&table, 1, add_up, &sum);
+  CHECK_EQ(sum, 16667);
+  CHECK_EQ(table_count(&table), 50000 - 16667);
+  table_take_owner(&table, 1, add_up, &sum);
+  CHECK_EQ(sum, 16667);
+  table_take_owner(&table, 0, add_up, &sum);
+  table_take_owner(&table, 2, add_up, &sum);
+  CHECK_EQ(sum, 50000);
+}
+
+/* Each thread owns its keys; the first operations of the second thread revoke the first one's bias in full flight. */
+static void *churn(void *data) {
+  struct table_entry found;
+  uint64_t base = 0x30000000000 + (uint64_t)(uintptr_t)data * 0x100000000;
+  for (uint64_t round = 0; round < 200; round++) {
+    for (uint64_t i = 0; i < 100; i++) CHECK_EQ(put(base + i * 256, round + 1, 0, 1), 0);
+    for (uint64_t i = 0; i < 100; i++) {
+      CHECK_EQ(table_take(&table, base + i * 256, &found), 1);
+      CHECK_EQ(found.bytes, round + 1);
+    }
+  }
+  return NULL;
+}
+
+TEST(table_threads) {
+  pthread_t thread[8];
+  for (uintptr_t i = 0; i < 8; i++) CHECK_EQ(pthread_create(&thread[i], NULL, churn, (void *)i), 0);
+  for (int i = 0; i < 8; i++) pthread_join(thread[i], NULL);
+  CHECK_EQ(table_count(&table), 0);
+}
+
+/* Many small duels, because a bias is revoked only once in a table's life. */
+static struct table duel;
+static _Atomic int turn;
+
+static void *duelist(void *data) {
+  struct table_entry found, old, e = entry(0x40000000000 + (uint64_t)(uintptr_t)data * 256, 7, 0, 1);
+  atomic_fetch_add(&turn, 1);
+  while (atomic_load(&turn) < 2) continue;
+  for (int i = 0; i < 200; i++) {
+    CHECK_EQ(table_put(&duel, &e, &old), 0);
+    CHECK_EQ(table_take(&duel, e.key, &found), 1);
+  }
+  return NULL;
+}
+
+TEST(table_bias_is_revoked_safely) {
+  for (int i = 0; i < 100; i++) {
+    pthread_t thread;
+    memset(&duel, 0, sizeof duel);
+    atomic_store(&turn, 0);
+    CHECK_EQ(pthread_create(&thread, NULL, duelist, (void *)1), 0);
+    duelist((void *)2);
+    pthread_join(thread, NULL);
+    CHECK_EQ(table_count(&duel), 0);
+  }
+}
+
+TEST(table_reset_in_child) {
+  for (uint64_t i = 0; i < 10000; i++) put(0x50000000000 + i * 512, 1, 0, 1);
+  int pid = fork();
+  if (pid == 0) {
+    struct table_entry found;
+    table.shard[5].lock.taken = 1; /* as if another thread of the parent had held it */
+    table_reset(&table);
+    CHECK_EQ(table_count(&table), 0);
+    CHECK_EQ(put(0x50000000000, 2, 0, 1), 0);
+    CHECK_EQ(table_take(&table, 0x50000000000, &found), 1);
+    _exit(0);
+  }
+  expect_exit(pid, 0);
+  CHECK_EQ(table_count(&table), 10000);
+}

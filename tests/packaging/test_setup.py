@@ -1,0 +1,101 @@
+"""What a stranger meets first: the checks before the build, and the entry of continuous integration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(*command: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command)],
+        env={**os.environ, **extra},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def interpreter(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_this_machine_can_build() -> None:
+    result = call(ROOT / ".ci" / "preflight")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('[ "$1" = -V ] && echo Python 3.9.2 || exit 1', "Python 3.9.2 is too old"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "apt install python3-venv"),
+        ('case "$2" in *Python.h*) exit 1;; esac', "apt install python3-dev"),
+    ],
+)
+def test_an_interpreter_that_lacks_something(tmp_path: Path, body: str, says: str) -> None:
+    result = call(ROOT / ".ci" / "preflight", PYTHON=interpreter(tmp_path / "python", body))
+    assert result.returncode == 3
+    assert says in result.stderr and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "says"), [("PYTHON", "apt install python3"), ("CC", "apt install gcc")])
+def test_a_tool_that_is_missing(name: str, says: str) -> None:
+    result = call(ROOT / ".ci" / "preflight", **{name: "/nonexistent/tool"})
+    assert result.returncode == 3
+    assert says in result.stderr and "/nonexistent/tool" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_image_needs_podman_or_docker(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    assert make is not None
+    result = call(make, "-C", ROOT, "--no-print-directory", "image", PATH=str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[0].startswith("error: neither podman nor docker")
+
+
+def test_help_names_every_target() -> None:
+    text = call("make", "-C", ROOT, "--no-print-directory", "help").stdout
+    for target in (
+        "native",
+        "demo",
+        "test",
+        "check",
+        "bench",
+        "test-gpu",
+        "proto",
+        "fmt",
+        "image",
+        "clean",
+        "help",
+    ):
+        assert any(line.split()[0] == target for line in text.splitlines()), target
+
+
+@pytest.mark.parametrize(
+    ("check", "tests", "code", "last"),
+    [
+        ("true", "echo '5 passed in 1.00s'", 0, "5 passed in 1.00s"),
+        ("true", "echo '1 failed, 4 passed in 2.00s'; false", 2, "1 failed, 4 passed in 2.00s"),
+        ("echo bad >&2; false", "echo '5 passed in 1.00s'", 2, ""),
+    ],
+)
+def test_the_exit_code_of_ci_is_honest(tmp_path: Path, check: str, tests: str, code: int, last: str) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "Makefile").write_text(f"check:\n\t@{check}\ntest:\n\t@{tests}\n")
+    result = call("bash", tmp_path / ".ci" / "run", MAKEFLAGS="")
+    assert result.returncode == code
+    if last:
+        assert result.stdout.splitlines()[-1] == last
+    else:
+        assert "passed" not in result.stdout

@@ -1,0 +1,81 @@
+"""The wheel: built from a copy of the sources, unpacked elsewhere, and used from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import vcuda
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without an environment of its own: what it needs is in ours, as the build requirements say."""
+    folder = tmp_path_factory.mktemp("wheel")
+    unwanted = shutil.ignore_patterns(
+        "build", "dist", ".git", "*.egg-info", "__pycache__", "_native*", ".*cache*"
+    )
+    source = Path(shutil.copytree(ROOT, folder / "source", ignore=unwanted))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    result = subprocess.run(
+        [*command, "--disable-pip-version-check", "--wheel-dir", str(folder), str(source)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_what_is_in_the_wheel(wheel: Path) -> None:
+    assert wheel.name.startswith(f"gigaslice-{vcuda.__version__}-cp310-abi3-linux_")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert archive.read("vcuda/_lib/libvcuda.so")[:4] == b"\x7fELF"
+    assert {"vcuda/_native.abi3.so", "vcuda/py.typed", "vcuda/probe.py", "agent/__init__.py"} <= names
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"agent", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
+
+
+@pytest.mark.slow
+def test_it_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import vcuda; print(vcuda.__file__); print(vcuda.library_path()); print(vcuda.parse_size('8GiB'))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    package = tmp_path / "site" / "vcuda"
+    assert result.stdout.split() == [
+        str(package / "__init__.py"),
+        str(package / "_lib" / "libvcuda.so"),
+        str(8 << 30),
+    ]
+
+
+def test_the_commands_are_installed() -> None:
+    scripts = Path(sys.executable).parent
+    assert (scripts / "gigaslice").exists()
+    result = subprocess.run(
+        [str(scripts / "vcuda"), "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == f"vcuda {vcuda.__version__}\n"

@@ -1,0 +1,163 @@
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import config
+from agent.errors import ConfigError
+
+
+def load(flags=None, environ=None, **more):
+    return config.load(flags or {}, environ or {}, **more)
+
+
+def mistakes(flags=None, environ=None, **more):
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environ, **more)
+    return caught.value.mistakes
+
+
+def test_defaults_are_a_configuration():
+    loaded = load()
+    assert loaded.state_dir == Path("/var/lib/gigaslice")
+    assert loaded.slice_bytes == 1 << 30
+    assert loaded.inventory == "nvml"
+    assert loaded.socket_name == "gigaslice.io_vgpu-memory.sock"
+    assert loaded.warnings == ()
+
+
+def test_the_table_and_the_dataclass_name_the_same_things():
+    named = {field.attribute for field in config.FIELDS}
+    assert named | {"warnings"} == {field.name for field in dataclass_fields(config.Config)}
+    assert len({field.flag for field in config.FIELDS}) == len(config.FIELDS)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("slice: 2GiB\npollInterval: 3\nlogLevel: error\n")
+    flags, environ = (
+        {"config": str(path), "slice": "4GiB"},
+        {"GIGASLICE_SLICE": "3GiB", "GIGASLICE_POLL_INTERVAL": "7s"},
+    )
+    loaded = load(flags, environ)
+    assert (loaded.slice_bytes, loaded.poll_interval, loaded.log_level) == (4 << 30, 7.0, "error")
+    assert load({"config": str(path)}, environ).slice_bytes == 3 << 30
+    assert load({"config": str(path)}).slice_bytes == 2 << 30
+    assert load().slice_bytes == 1 << 30
+
+
+def test_the_file_can_be_named_in_the_environment(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("resource: example.com/memory\n")
+    assert load({}, {"GIGASLICE_CONFIG": str(path)}).resource == "example.com/memory"
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("# nothing\n")
+    assert load({"config": str(path)}) == load()
+
+
+def test_all_mistakes_of_all_sources_come_at_once(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("slcie: 1GiB\nlogFormat: pretty\nplacement: [gaia]\n")
+    lines = mistakes(
+        {"config": str(path), "slice": "8 apples"},
+        {"GIGASLICE_KUBELET_DIR": "relative"},
+        mistakes=("unknown argument '--foo'",),
+    )
+    text = "\n".join(lines)
+    assert len(lines) == 6
+    for part in ('unknown key "slcie"; did you mean "slice"?', "--slice", "8 apples", "GIGASLICE_KUBELET_DIR",
+                 "placement must be a text", "logFormat", "unknown argument '--foo'"):  # fmt: skip
+        assert part in text
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("slice", "0"), ("slice", "-1GiB"), ("slice", ""), ("state-dir", "var/lib"), ("state-dir", "/a\0b"),
+        ("state-dir", ""),
+        ("resource", "memory"), ("resource", "kubernetes.io/x"), ("resource", "a.kubernetes.io/x"),
+        ("resource", "A.b/x"),
+        ("resource", "a.b/-x"), ("resource", "a.b/" + "x" * 64), ("resource", "requests.a/x"), ("inventory", ""),
+        ("poll-interval", "0"), ("poll-interval", "-1"), ("poll-interval", "ten"), ("poll-interval", "1e9"),
+        ("poll-interval", "nan"),
+        ("log-level", "LOUD"), ("log-format", ""), ("placement", "tetris"), ("visible-devices", "both"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_named_with_its_flag(flag, value):
+    (line,) = mistakes({flag: value})
+    assert line.startswith(f"--{flag} ")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10s", 10), ("500ms", 0.5), ("2m", 120), ("1.5", 1.5)])
+def test_times(text, seconds):
+    assert load({"poll-interval": text}).poll_interval == seconds
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [", b"\xff\xfe\x00", b"- a\n- b\n", b"just text", b"a: &x [*x]\n", b"\0"]
+)
+def test_a_file_that_is_no_configuration(tmp_path, content):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    assert all(str(path) in line for line in mistakes({"config": str(path)}))
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (line,) = mistakes({"config": str(tmp_path)})
+    assert "name a readable YAML file" in line
+
+
+def test_a_socket_path_that_is_too_long_is_seen_before_anything_starts():
+    (line,) = mistakes({"kubelet-dir": "/" + "d" * 100})
+    assert "107 are possible" in line
+
+
+def test_variables_that_nobody_reads_are_a_warning_and_service_links_are_not():
+    environ = {
+        "GIGASLICE_SLCIE": "1",
+        "GIGASLICE_SERVICE_HOST": "10.0.0.1",
+        "GIGASLICE_PORT_443_TCP_ADDR": "x",
+        "HOME": "/",
+    }
+    (warning,) = load({}, environ).warnings
+    assert "GIGASLICE_SLCIE" in warning
+
+
+flag_names = st.sampled_from([field.flag for field in config.FIELDS])
+
+
+@given(st.dictionaries(flag_names, st.text(max_size=40)), st.dictionaries(flag_names, st.text(max_size=40)))
+def test_any_text_is_a_configuration_or_lines_about_it(flags, environ):
+    variables = {config.ENV_PREFIX + flag.upper().replace("-", "_"): text for flag, text in environ.items()}
+    try:
+        loaded = config.load(flags, variables)
+    except ConfigError as error:
+        assert error.mistakes
+        assert all(line and "\n" not in line and line.isprintable() for line in error.mistakes)
+    else:
+        assert loaded.state_dir.is_absolute()
+        assert 0 < loaded.slice_bytes <= 1 << 47
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+documents = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+)
+
+
+@given(documents)
+def test_any_yaml_is_a_configuration_or_lines_about_it(tmp_path_factory, document):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    try:
+        config.load({"config": str(path)}, {})
+    except ConfigError as error:
+        assert all(line and "\n" not in line for line in error.mistakes)

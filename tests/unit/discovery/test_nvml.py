@@ -1,0 +1,257 @@
+"""The NVML door against a driver made of a dictionary; tests/integration has it against the simulated library."""
+
+# ruff: noqa: N802  (NVML names its functions)
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from agent.discovery import nvml
+from agent.discovery.nvml import NvmlSource
+from agent.errors import MissingError
+from agent.model import LinkLevel
+from tests.fakes.nodes import GIB, uuid
+
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+class Driver:
+    """Answers by function name and arguments; an int of `fails` is raised as that NVML error."""
+
+    def __init__(self, cards=2):
+        self.cards = cards
+        self.fails = {}
+        self.levels = {}
+        self.links = {}  # (card, link) -> ("gpu", peer) | ("switch",)
+        self.total, self.reserved = 24 * GIB, 0
+        self.processes = {}
+        self.mig = {}
+        self.near = {}
+        self.started = 0
+
+    def install(self, monkeypatch):
+        for name in dir(self):
+            if name.startswith("nvml"):
+                monkeypatch.setattr(nvml.pynvml, name, self._guarded(name))
+        return self
+
+    def _guarded(self, name):
+        def call(*arguments, **keywords):
+            for key in ((name, *arguments), name):
+                if key in self.fails:
+                    raise pynvml.NVMLError(self.fails[key])
+            return getattr(self, name)(*arguments, **keywords)
+
+        return call
+
+    def nvmlInit(self):
+        self.started += 1
+
+    def nvmlShutdown(self):
+        self.started -= 1
+
+    def nvmlDeviceGetCount(self):
+        return self.cards
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetUUID(self, card):
+        return uuid(card)
+
+    def nvmlDeviceGetName(self, card):
+        return b"NVIDIA L4" if card else "NVIDIA L4"
+
+    def nvmlDeviceGetMemoryInfo(self, card, version=None):
+        if version is None:
+            return SimpleNamespace(total=self.total)
+        return SimpleNamespace(total=self.total, reserved=self.reserved)
+
+    def nvmlDeviceGetMigMode(self, card):
+        if card not in self.mig:
+            raise pynvml.NVMLError(NOT_SUPPORTED)
+        return [self.mig[card], 0]
+
+    def nvmlDeviceGetPciInfo(self, card):
+        return SimpleNamespace(busId=f"00000000:{0x3B + card:02X}:00.0")
+
+    def nvmlDeviceGetMemoryAffinity(self, card, words, scope):
+        if card not in self.near:
+            raise pynvml.NVMLError(NOT_SUPPORTED)
+        return [1 << self.near[card]] + [0] * (words - 1)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+        return self.levels.get((one, other), 40)
+
+    def nvmlDeviceGetNvLinkState(self, card, link):
+        if link >= 4:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int((card, link) in self.links)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, card, link):
+        kind = self.links[card, link][0]
+        return (
+            pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if kind == "switch" else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+        )
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, card, link):
+        return SimpleNamespace(busId=f"0000:{0x3B + self.links[card, link][1]:02x}:00.0")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card):
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(card, {}).items()
+        ]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, card):
+        raise pynvml.NVMLError(NOT_SUPPORTED)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return Driver().install(monkeypatch)
+
+
+@pytest.fixture
+def source(tmp_path):
+    node = tmp_path / "bus/pci/devices/0000:3c:00.0"
+    node.mkdir(parents=True)
+    (node / "numa_node").write_text("1\n")
+    return NvmlSource(GIB, tmp_path)
+
+
+def test_cards_with_their_memory_and_place(driver, source):
+    found = source.scan()
+    assert found.uuids == (uuid(0), uuid(1))
+    assert [gpu.model for gpu in found.gpus] == ["NVIDIA L4", "NVIDIA L4"]
+    assert [gpu.numa_node for gpu in found.gpus] == [None, 1]
+    assert [gpu.slices for gpu in found.gpus] == [24, 24]
+    assert found.topology.levels[0][1] is LinkLevel.NODE
+    assert found.warnings == ()
+
+
+def test_a_machine_whose_sysfs_does_not_tell_is_asked_through_the_driver(driver, source):
+    driver.near = {0: 3, 1: 3}
+    assert [gpu.numa_node for gpu in source.scan().gpus] == [3, 1]
+
+
+def test_what_the_driver_keeps_is_not_shared_out(driver, source):
+    driver.reserved = GIB // 2
+    assert [gpu.slices for gpu in source.scan().gpus] == [23, 23]
+
+
+def test_an_old_driver_without_the_reserved_figure(driver, source, monkeypatch):
+    def old(card, version=None):
+        if version is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return SimpleNamespace(total=24 * GIB)
+
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetMemoryInfo", old)
+    assert [gpu.slices for gpu in source.scan().gpus] == [24, 24]
+
+
+def test_direct_links_are_counted_per_peer(driver, source):
+    driver.links = {(0, 0): ("gpu", 1), (0, 1): ("gpu", 1), (1, 2): ("gpu", 0), (1, 3): ("gpu", 0)}
+    assert source.scan().topology.nvlinks == ((0, 2), (2, 0))
+
+
+def test_links_to_a_switch_join_as_many_as_both_have(driver, source):
+    driver.links = {
+        (0, 0): ("switch",),
+        (0, 1): ("switch",),
+        (0, 2): ("switch",),
+        (1, 0): ("switch",),
+        (1, 1): ("switch",),
+    }
+    assert source.scan().topology.nvlinks == ((0, 2), (2, 0))
+
+
+def test_an_asymmetric_count_is_no_link_and_a_warning(driver, source):
+    driver.links = {(0, 0): ("gpu", 1), (0, 1): ("gpu", 1), (1, 0): ("gpu", 0)}
+    found = source.scan()
+    assert found.topology.nvlinks == ((0, 0), (0, 0))
+    assert any("NVLinks ignored" in sentence for sentence in found.warnings)
+
+
+def test_a_failing_link_query_costs_links_and_not_the_node(driver, source):
+    driver.links = {(1, 0): ("gpu", 0)}
+    driver.fails["nvmlDeviceGetNvLinkState", 0, 0] = pynvml.NVML_ERROR_UNKNOWN
+    found = source.scan()
+    assert len(found.gpus) == 2
+    assert found.topology.nvlinks == ((0, 0), (0, 0))
+    assert any("GPU 0: NVLinks ignored" in sentence for sentence in found.warnings)
+
+
+def test_asymmetric_or_failing_levels_are_far_and_a_warning(driver, source):
+    driver.levels = {(0, 1): 10, (1, 0): 30}
+    found = source.scan()
+    assert found.topology.levels[0][1] is LinkLevel.HOSTBRIDGE
+    assert found.warnings
+    driver.fails["nvmlDeviceGetTopologyCommonAncestor"] = pynvml.NVML_ERROR_UNKNOWN
+    assert source.scan().topology.levels[0][1] is LinkLevel.SYSTEM
+
+
+def test_one_lost_card_is_left_out_with_a_warning(driver, source):
+    driver.fails["nvmlDeviceGetUUID", 0] = LOST
+    found = source.scan()
+    assert found.uuids == (uuid(1),)
+    assert any("GPU 0 is left out" in sentence for sentence in found.warnings)
+
+
+def test_a_card_in_mig_mode_is_not_shared(driver, source):
+    driver.mig = {0: pynvml.NVML_DEVICE_MIG_ENABLE, 1: pynvml.NVML_DEVICE_MIG_DISABLE}
+    found = source.scan()
+    assert found.uuids == (uuid(1),)
+    assert any("MIG mode is on" in sentence for sentence in found.warnings)
+
+
+def test_a_card_smaller_than_a_slice(driver, tmp_path):
+    with pytest.raises(MissingError, match="less than one slice of 25 GiB"):
+        NvmlSource(25 * GIB, tmp_path).scan()
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+    ],
+)
+def test_without_a_driver_there_is_one_line_with_a_remedy(driver, source, call, error):
+    driver.fails[call] = error
+    with pytest.raises(MissingError) as caught:
+        source.scan()
+    assert "\n" not in str(caught.value)
+    assert "--inventory FILE" in str(caught.value)
+
+
+def test_a_driver_without_cards(driver, source):
+    driver.cards = 0
+    with pytest.raises(MissingError, match="no usable GPU"):
+        source.scan()
+
+
+def test_processes_are_bytes_by_card_and_pid(driver, source):
+    driver.processes = {0: {41: 5 * GIB, 42: None}}
+    source.scan()
+    assert source.process_memory() == {uuid(0): {41: 5 * GIB, 42: 0}, uuid(1): {}}
+
+
+def test_a_card_that_does_not_tell_its_processes_is_left_out(driver, source):
+    source.scan()
+    driver.fails["nvmlDeviceGetComputeRunningProcesses", 0] = LOST
+    assert source.process_memory() == {uuid(1): {}}
+    driver.fails["nvmlDeviceGetComputeRunningProcesses"] = LOST
+    assert source.process_memory() is None
+
+
+def test_the_driver_is_opened_once_and_let_go_once(driver, source):
+    source.scan()
+    source.scan()
+    assert driver.started == 1
+    source.close()
+    source.close()
+    assert driver.started == 0

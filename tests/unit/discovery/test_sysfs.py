@@ -1,0 +1,34 @@
+import pytest
+
+from agent.discovery import sysfs
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name, node in (
+        ("0000:3b:00.0", "1\n"),
+        ("0000:3c:00.0", "-1\n"),
+        ("000a:3b:00.0", "0\n"),
+        ("0000:3d:00.0", "x"),
+    ):
+        directory = tmp_path / "bus/pci/devices" / name
+        directory.mkdir(parents=True)
+        (directory / "numa_node").write_text(node)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "node"),
+    [
+        ("00000000:3B:00.0", 1),
+        ("0000:3b:00.0", 1),
+        ("0000000A:3B:00.0", 0),
+        ("0000:3c:00.0", None),
+        ("0000:3d:00.0", None),
+        ("0000:ff:00.0", None),
+        ("../../etc/passwd", None),
+        ("", None),
+    ],
+)
+def test_numa_node(root, bus_id, node):
+    assert sysfs.numa_node(bus_id, root) == node

@@ -1,0 +1,84 @@
+"""The tables of docs/reference.md, made from the code they describe.
+
+`python -m tests.unit.docs.tables` writes them into the page, between the comments that name them; a test holds the
+page to what this module makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from agent import cli as agent_cli
+from agent import config
+from vcuda import cli as vcuda_cli
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
+_BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table; a bar in a cell would end it."""
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def node_settings() -> str:
+    """Every setting of `gigaslice node` in its three spellings."""
+    rows = [
+        (f"`--{f.flag}` {f.metavar}", f"`{f.variable}`", f"`{f.key}`", f"`{f.default}`", f.help)
+        for f in config.FIELDS
+    ]
+    return markdown(("flag", "environment", "file", "default", "meaning"), rows)
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a command's subcommands, by name."""
+    (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Options and arguments of a parser with what they mean; --help is the same everywhere and left out."""
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        value = action.metavar if isinstance(action.metavar, str) and action.nargs != 0 else ""
+        value = f"[{value}]" if action.nargs == "?" else value
+        yield f"`{' '.join([*action.option_strings[:1], value]).strip()}`", action.help or ""
+
+
+def vcuda_options() -> str:
+    """Every option of every `vcuda` command."""
+    parsers = subcommands(vcuda_cli._parser())
+    rows = [(f"`vcuda {name}`", *pair) for name, parser in parsers.items() for pair in options(parser)]
+    return markdown(("command", "option", "meaning"), rows)
+
+
+def status_options() -> str:
+    """The options of `gigaslice status`."""
+    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["status"]))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "gigaslice node": node_settings,
+    "gigaslice status": status_options,
+    "vcuda": vcuda_options,
+}
+
+
+def blocks(text: str) -> dict[str, str]:
+    """The tables that a page has, by name."""
+    return {match[2]: match[3] for match in _BLOCK.finditer(text)}
+
+
+def rendered(text: str) -> str:
+    """The page with its tables made anew."""
+    return _BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[4], text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))

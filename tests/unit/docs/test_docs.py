@@ -1,0 +1,243 @@
+"""What the pages say exists: commands, flags, variables, targets, files, log events, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent import cli as agent_cli
+from agent import config
+from agent.discovery.static import parse_inventory
+from tests.unit.docs import tables
+from vcuda import cli as vcuda_cli
+from vcuda import contract
+from vcuda.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md"))]
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+COMMANDS = {"gigaslice": agent_cli._parser, "vcuda": vcuda_cli._parser}
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=names)
+
+
+def fences(page: Path, language: str = r"\w+") -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", page.read_text())
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+
+
+def code_spans(page: Path) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", prose(page)))
+
+
+# --- links and files -------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith("https://"):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    for span in code_spans(page):
+        if re.fullmatch(r"(agent|native|vcuda|tests|docs|proto|\.ci)/[\w./-]+", span):
+            assert (ROOT / span).exists(), span
+
+
+def test_the_map_names_every_layer() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    folders = [
+        str(path.relative_to(ROOT))
+        for top in ("agent", "native")
+        for path in (ROOT / top).iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    ]
+    assert [name for name in folders if name not in text] == []
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def targets() -> set[str]:
+    run = ["make", "-C", str(ROOT), "--no-print-directory", "help"]
+    text = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+    return {line.split()[0] for line in text.splitlines()}
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    known = targets()
+    for page in PAGES:
+        lines = [*code_spans(page), *(line for fence in fences(page, "sh") for line in fence.splitlines())]
+        for line in lines:
+            words = shlex.split(line.partition("#")[0]) if line.startswith("make") else []
+            if words[:1] == ["make"]:
+                assert [w for w in words[1:] if "=" not in w and w not in known] == [], (
+                    f"{names(page)}: {line}"
+                )
+
+
+def test_every_make_target_is_named() -> None:
+    text = "".join(page.read_text() for page in TOP)
+    wanted = {"demo", "test", "check", "fmt", "bench", "test-gpu", "image", "help"}
+    assert {name for name in wanted if f"make {name}" not in text} == set()
+    assert wanted <= targets()
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every call of one of our commands in a shell block or a code span, with the page; from the command's name on."""
+    for page in PAGES:
+        lines = [line for fence in fences(page, "sh") for line in fence.splitlines()]
+        for line in [*lines, *code_spans(page)]:
+            words = line.partition(" # ")[0].replace("…", " ").split()
+            starts = [at for at, word in enumerate(words) if Path(word).name in COMMANDS]
+            if starts and (line in lines or starts[0] == 0):
+                yield names(page), [Path(words[starts[0]]).name, *words[starts[0] + 1 :]]
+
+
+def test_every_command_and_option_that_is_named_exists() -> None:
+    seen = 0
+    for page, (name, *words) in command_lines():
+        parser = COMMANDS[name]()
+        own = words[: words.index("--")] if "--" in words else words
+        if own and not own[0].startswith("-"):
+            parsers = tables.subcommands(parser)
+            assert own[0] in parsers, f"{page}: {name} {own[0]}"
+            parser = parsers[own[0]]
+        known = {option for action in parser._actions for option in action.option_strings}
+        options = [word.partition("=")[0] for word in own if word.startswith("-")]
+        assert [option for option in options if option not in known] == [], (
+            f"{page}: {name} {' '.join(words)}"
+        )
+        seen += 1
+    assert seen > 20
+
+
+def test_every_flag_in_a_sentence_exists() -> None:
+    parsers = [
+        *tables.subcommands(agent_cli._parser()).values(),
+        *tables.subcommands(vcuda_cli._parser()).values(),
+    ]
+    known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
+    for page in PAGES:
+        for span in code_spans(page):
+            if re.fullmatch(r"--[a-z-]+([= ].*)?", span):
+                assert re.split("[= ]", span)[0] in known, f"{names(page)}: {span}"
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    assert set(tables.blocks(REFERENCE)) == set(tables.TABLES)
+    assert tables.rendered(REFERENCE) == REFERENCE, "python -m tests.unit.docs.tables writes them anew"
+
+
+def test_every_setting_of_the_node_is_there() -> None:
+    table = tables.blocks(REFERENCE)["gigaslice node"]
+    for field in config.FIELDS:
+        assert f"`--{field.flag}`" in table and f"`{field.variable}`" in table and f"`{field.key}`" in table
+    parser = tables.subcommands(agent_cli._parser())["node"]
+    flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+    assert flags == {"--config", *(f"--{field.flag}" for field in config.FIELDS)}
+    assert "`--config FILE`" in REFERENCE and f"`{config.ENV_PREFIX}CONFIG`" in REFERENCE
+
+
+def test_every_command_is_there() -> None:
+    for name, parser in COMMANDS.items():
+        for subcommand in tables.subcommands(parser()):
+            assert f"`{name} {subcommand}`" in REFERENCE
+
+
+def test_every_variable_of_the_library_is_there() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "native").rglob("*.c"))
+    read = set(re.findall(r'(?:variable|getenv)\("(VCUDA_\w+)"\)', sources))
+    assert read == {contract.ENV_DIR, contract.ENV_MEMORY_LIMIT, contract.ENV_LOG}
+    table = REFERENCE.partition("## Environment of the library")[2]
+    assert [name for name in read if f"| `{name}` |" not in table] == []
+    mentioned = {name for page in PAGES for name in re.findall(r"\bVCUDA_[A-Z_]+\b", page.read_text())}
+    assert mentioned <= read
+
+
+def test_every_mount_is_there() -> None:
+    for path in (contract.CONTAINER_PRELOAD, contract.CONTAINER_LIMITS, contract.CONTAINER_LEDGER):
+        assert f"| `{path}` |" in REFERENCE
+    assert f"| `{contract.CONTAINER_LIBRARY_DIR}/` |" in REFERENCE
+
+
+def test_the_examples_are_taken(tmp_path: Path) -> None:
+    settings, inventory = fences(ROOT / "docs" / "reference.md", "yaml")
+    file = tmp_path / "node.yaml"
+    file.write_text(settings)
+    assert config.load({"config": str(file)}, {}).log_level == "debug"
+    assert len(parse_inventory(inventory.encode(), "the example", 1 << 30).gpus) == 1
+    (pod,) = map(yaml.safe_load, fences(ROOT / "README.md", "yaml"))
+    first = next(yaml.safe_load_all((ROOT / "docs" / "examples" / "two-pods.yaml").read_text()))
+    assert pod["spec"]["containers"] == first["spec"]["containers"], "README shows what the example file has"
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_log_events_are_those_of_the_agent() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    table = text.partition("| event in the log |")[2].partition("\n\n")[0]
+    events = {
+        event for row in table.splitlines()[2:] for event in re.findall(r"`([^`]+)`", row.split("|")[1])
+    }
+    assert len(events) > 15
+    sources = "".join(path.read_text() for path in (ROOT / "agent").rglob("*.py"))
+    assert [event for event in events if f'"{event}"' not in sources] == []
+
+
+def test_what_limits_says_of_the_hooks_is_so() -> None:
+    hooks = (ROOT / "native" / "hooks" / "cuda.def").read_text()
+    hooked = set(re.findall(r"HOOK\(\w+, (\w+)", hooks))
+    holds, not_yet = (ROOT / "docs" / "limits.md").read_text().partition("## Not yet")[::2]
+    claimed = set(re.findall(r"`(cu[A-Z]\w+)`", holds))
+    missing = {n.removesuffix("…") for n in re.findall(r"`(cu[A-Z][\w…]+)`", not_yet)} - claimed
+    assert claimed and missing
+    assert claimed <= hooked, "promised and not hooked"
+    assert {name for name in hooked if name.startswith(tuple(missing))} == set(), "hooked: no longer missing"
+
+
+def test_the_changelog_has_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"(?m)^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", text)
+    assert released[0] == VERSION
+    kinds = set(re.findall(r"(?m)^### (\w+)$", text))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "adr"
+    pages = sorted(folder.glob("[0-9]*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    index = (folder / "README.md").read_text()
+    for page in pages:
+        number, _, title = page.read_text().splitlines()[0].removeprefix("# ").partition(" ")
+        assert f"| [{number}]({page.name}) | {title} |" in index
+
+
+def test_the_licence_is_the_one_that_is_declared() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,125 @@
+"""Processes on a simulated machine of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakedriver.env import ROOT, driver_env, library_directory
+
+
+class Peer:
+    """A process on the driver that evaluates expressions (see client.py)."""
+
+    def __init__(self, env: dict[str, str], wrapper: tuple[str, ...] = ()) -> None:
+        self.process = subprocess.Popen(
+            [*wrapper, sys.executable, "-m", "tests.unit.fakedriver.client"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            bufsize=1,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def __call__(self, expression: str) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(expression.replace("\n", " ") + "\n")
+        line = self.process.stdout.readline()
+        assert line, f"the process ended: {self.end()}"
+        answer = json.loads(line)
+        assert "value" in answer, answer["error"]
+        return answer["value"]
+
+    def end(self) -> str:
+        """Closes its input, waits, and returns what it wrote to stderr."""
+        _, err = self.process.communicate()
+        return err
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self.process.kill()
+        self.process.communicate()
+
+
+class Machine:
+    """One simulated machine: its processes, and orders to its driver."""
+
+    def __init__(self, machine: str | Path, state: Path) -> None:
+        self.machine = machine
+        self.state_file = state
+        self.peers: list[Peer] = []
+
+    def env(self, **extra: str) -> dict[str, str]:
+        return driver_env(self.machine, self.state_file, **{"PYTHONPATH": str(ROOT), **extra})
+
+    def peer(self, *wrapper: str, **extra: str) -> Peer:
+        """A process, started by the command WRAPPER if one is given."""
+        started = Peer(self.env(**extra), wrapper)
+        self.peers.append(started)
+        return started
+
+    def fakectl(self, *args: str | int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(library_directory() / "fakectl"), *map(str, args)],
+            env=self.env(),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+
+    def order(self, *args: str | int) -> None:
+        done = self.fakectl(*args)
+        assert done.returncode == 0, done.stderr
+
+    def state(self) -> Any:
+        done = self.fakectl("state")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.process.kill()
+            peer.process.communicate()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """Makes machines; their processes end with the test."""
+    made: list[Machine] = []
+
+    def make(name: str | Path = "two-24g") -> Machine:
+        made.append(Machine(name, tmp_path / f"state{len(made)}"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def small(machine: Callable[..., Machine]) -> Machine:
+    """Two cards of 24 GiB, 100 MiB a context."""
+    return machine("two-24g")
+
+
+@pytest.fixture
+def written(tmp_path: Path, machine: Callable[..., Machine]) -> Callable[[str], Machine]:
+    """A machine from the text of a machine file."""
+
+    def make(text: str) -> Machine:
+        path = tmp_path / "machine.txt"
+        path.write_text(text)
+        return machine(path)
+
+    return make

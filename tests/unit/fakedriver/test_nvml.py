@@ -1,0 +1,88 @@
+"""NVML beyond memory, processes and topology."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CLIENT = """
+import pynvml as n
+n.nvmlInit()
+gpu = n.nvmlDeviceGetHandleByIndex(0)
+assert n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU) == 34
+assert n.nvmlDeviceGetPowerUsage(gpu) < n.nvmlDeviceGetEnforcedPowerLimit(gpu)
+assert n.nvmlDeviceGetPersistenceMode(gpu) == n.NVML_FEATURE_ENABLED
+assert n.nvmlDeviceGetComputeMode(gpu) == n.NVML_COMPUTEMODE_DEFAULT
+assert n.nvmlDeviceGetPerformanceState(gpu) == 0
+assert n.nvmlDeviceGetEccMode(gpu) == [1, 1]
+assert n.nvmlDeviceGetMigMode(gpu) == [0, 0]
+assert n.nvmlDeviceGetClockInfo(gpu, n.NVML_CLOCK_SM) <= n.nvmlDeviceGetMaxClockInfo(gpu, n.NVML_CLOCK_SM)
+assert n.nvmlDeviceGetBAR1MemoryInfo(gpu).bar1Total == 256 << 30
+assert n.nvmlDeviceGetSupportedEventTypes(gpu) & n.nvmlEventTypeXidCriticalError
+assert n.nvmlDeviceGetArchitecture(gpu) == n.NVML_DEVICE_ARCH_HOPPER
+assert n.nvmlDeviceGetFieldValues(gpu, [n.NVML_FI_DEV_NVLINK_LINK_COUNT])[0].value.uiVal == 18
+assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleBySerial(n.nvmlDeviceGetSerial(gpu))) == 0
+assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(n.nvmlDeviceGetPciInfo(gpu).busIdLegacy)) == 0
+for missing in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetNumaNodeId, n.nvmlDeviceGetGpuInstanceId):
+    try:
+        missing(gpu)
+    except n.NVMLError_NotSupported:
+        continue
+    raise AssertionError(missing)
+assert n.nvmlSystemGetProcessName(__import__("os").getpid())
+n.nvmlShutdown()
+try:
+    n.nvmlDeviceGetName(gpu)
+except n.NVMLError_Uninitialized:
+    print("done")
+"""
+
+
+def test_what_tools_ask(machine):
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT],
+        env=machine("dgx-h200").env(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_initialisation_is_counted(small):
+    peer = small.peer()
+    assert peer("call('nvmlDeviceGetCount_v2', byref(c_uint()))") == 1
+    assert peer("[call('nvmlInit'), call('nvmlInit_v2'), call('nvmlInitWithFlags', 0)]") == [0, 0, 0]
+    assert peer(
+        "[call('nvmlShutdown'), call('nvmlShutdown'), call('nvmlDeviceGetCount', byref(c_uint()))]"
+    ) == [0, 0, 0]
+    assert peer(
+        "[call('nvmlShutdown'), call('nvmlDeviceGetCount', byref(c_uint())), call('nvmlShutdown')]"
+    ) == [0, 1, 1]
+
+
+def test_sizes_of_lists_and_texts(small):
+    holder, peer = small.peer(), small.peer()
+    holder("context(0)")
+    assert peer(
+        "[c := c_uint(0), call('nvmlDeviceGetComputeRunningProcesses_v3', device(0), byref(c), None), c.value][1:]"
+    ) == [7, 1]
+    assert peer(
+        "[c := c_uint(0), call('nvmlDeviceGetComputeRunningProcesses_v3', device(1), byref(c), None), c.value][1:]"
+    ) == [0, 0]
+    assert peer("call('nvmlDeviceGetUUID', device(0), ctypes.create_string_buffer(40), c_uint(40))") == 7
+    assert peer("call('nvmlDeviceGetName', c_void_p(4096), ctypes.create_string_buffer(40), c_uint(40))") == 2
+    assert peer("call('nvmlDeviceGetMemoryInfo_v2', device(0), ctypes.create_string_buffer(40))") == 25
+
+
+def test_process_utilisation(small):
+    holder, peer = small.peer(), small.peer()
+    holder("context(0)")
+    ask = (
+        "[c := c_uint(8), b := ctypes.create_string_buffer(8 * 32), "
+        "call('nvmlDeviceGetProcessUtilization', device(0), b, byref(c), c_uint64(0)), "
+        "c.value, int.from_bytes(b.raw[:4], 'little')][2:]"
+    )
+    assert peer(ask) == [6, 0, 0]
+    holder("launch(function('work_10ms'))")
+    assert peer(ask) == [0, 1, holder.pid]

@@ -1,0 +1,317 @@
+"""The five calls over a real socket, in one event loop with their client."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from agent.errors import StorageError
+from agent.kubelet import plugin as plugin_module
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from agent.kubelet.plugin import DevicePlugin
+from tests.fakes.nodes import all_tokens, inventory, tokens, uuid
+from vcuda import contract
+
+
+@pytest.fixture
+def call(store, allocator, short_dir):
+    """Runs a coroutine function with (stub, plugin) against a served plugin."""
+
+    @asynccontextmanager
+    async def served():
+        changes = []
+        plugin = DevicePlugin(store, allocator, "env", lambda: None, lambda: changes.append(1))
+        plugin.changes = changes
+        server = grpc.aio.server()
+        rpc.add_DevicePluginServicer_to_server(plugin, server)
+        server.add_insecure_port(f"unix:{short_dir}/p.sock")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{short_dir}/p.sock") as channel:
+                yield rpc.DevicePluginStub(channel), plugin
+        finally:
+            await plugin.close()
+            await server.stop(grace=1)
+
+    def run(story):
+        async def main():
+            async with served() as (stub, plugin):
+                await asyncio.wait_for(story(stub, plugin), 60)
+
+        asyncio.run(main())
+
+    return run
+
+
+def allocate(*token_sets):
+    return api.AllocateRequest(
+        container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(one)) for one in token_sets]
+    )
+
+
+def pre_start(wanted):
+    return api.PreStartContainerRequest(devices_ids=sorted(wanted))
+
+
+async def refusal(awaitable):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    assert "\n" not in caught.value.details()
+    return caught.value.code(), caught.value.details()
+
+
+def test_both_optional_calls_are_announced(call):
+    async def story(stub, plugin):
+        options = await stub.GetDevicePluginOptions(api.Empty())
+        assert (options.pre_start_required, options.get_preferred_allocation_available) == (True, True)
+
+    call(story)
+
+
+def test_the_list_comes_at_once_and_again_after_every_change(call):
+    async def story(stub, plugin):
+        stream = stub.ListAndWatch(api.Empty())
+        first = await stream.read()
+        assert [device.ID for device in first.devices] == all_tokens(inventory())
+        assert plugin.streams == 1
+        await plugin.set_inventory(inventory(sick=(1,)))
+        second = await stream.read()
+        assert {device.health for device in second.devices if device.ID.startswith(uuid(1))} == {"Unhealthy"}
+        assert {device.health for device in second.devices if device.ID.startswith(uuid(0))} == {"Healthy"}
+        await plugin.close()
+        assert await stream.read() == grpc.aio.EOF
+        assert plugin.streams == 0
+
+    call(story)
+
+
+def test_a_stream_that_the_kubelet_drops_is_noticed(call):
+    async def story(stub, plugin):
+        streams = [stub.ListAndWatch(api.Empty()) for _ in range(2)]
+        for stream in streams:
+            await stream.read()
+        assert plugin.streams == 2
+        for left in (1, 0):
+            streams[left].cancel()
+            while plugin.streams > left:
+                await asyncio.sleep(0.01)
+        assert plugin.changes
+
+    call(story)
+
+
+def test_preference_and_allocation_agree(call, store):
+    async def story(stub, plugin):
+        wanted = api.PreferredAllocationRequest(
+            container_requests=[
+                api.ContainerPreferredAllocationRequest(
+                    available_deviceIDs=all_tokens(inventory()), allocation_size=8
+                )
+            ]
+        )
+        (preferred,) = (await stub.GetPreferredAllocation(wanted)).container_responses
+        assert len(preferred.deviceIDs) == 8
+        (answer,) = (await stub.Allocate(allocate(preferred.deviceIDs))).container_responses
+        card = preferred.deviceIDs[0].rpartition("/")[0]
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == card
+        assert all(
+            store.state_dir in path.parents
+            for path in map(type(store.state_dir), (m.host_path for m in answer.mounts))
+        )
+        await stub.PreStartContainer(pre_start(preferred.deviceIDs))
+
+    call(story)
+
+
+@pytest.mark.parametrize("wanted", [
+    {"available_deviceIDs": ["nonsense"], "allocation_size": 1},
+    {"available_deviceIDs": [], "allocation_size": 3},
+    {"available_deviceIDs": ["x/1"], "must_include_deviceIDs": ["x/1", "x/2"], "allocation_size": 1},
+    {"available_deviceIDs": ["GPU-x/1", "GPU-x/2"], "allocation_size": 1},
+    {"available_deviceIDs": [f"{uuid(0)}/1"], "allocation_size": -5},
+])  # fmt: skip
+def test_no_preference_is_ever_an_error(call, wanted):
+    async def story(stub, plugin):
+        request = api.PreferredAllocationRequest(
+            container_requests=[api.ContainerPreferredAllocationRequest(**wanted)]
+        )
+        (answer,) = (await stub.GetPreferredAllocation(request)).container_responses
+        assert set(answer.deviceIDs) <= {
+            *wanted["available_deviceIDs"],
+            *wanted.get("must_include_deviceIDs", []),
+        }
+        assert not (await stub.GetPreferredAllocation(api.PreferredAllocationRequest())).container_responses
+
+    call(story)
+
+
+def test_a_broken_preference_is_empty_and_logged(call, allocator, monkeypatch, capsys):
+    def broken(*arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(allocator, "prefer", broken)
+
+    async def story(stub, plugin):
+        request = api.PreferredAllocationRequest(
+            container_requests=[api.ContainerPreferredAllocationRequest(allocation_size=1)]
+        )
+        (answer,) = (await stub.GetPreferredAllocation(request)).container_responses
+        assert list(answer.deviceIDs) == []
+
+    call(story)
+    assert "a bug" in "".join(capsys.readouterr())
+
+
+def test_several_containers_in_one_call(call):
+    async def story(stub, plugin):
+        answer = await stub.Allocate(allocate(tokens(0, 1, 2), tokens(1, 1), tokens(0, 3)))
+        assert len(answer.container_responses) == 3
+        assert (
+            len({response.annotations["gigaslice.io/allocation"] for response in answer.container_responses})
+            == 3
+        )
+        assert not (await stub.Allocate(api.AllocateRequest())).container_responses
+
+    call(story)
+
+
+def test_only_what_can_never_fit_fails(call):
+    async def story(stub, plugin):
+        code, text = await refusal(stub.Allocate(allocate([f"x/{n}" for n in range(100)])))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "100 slices" in text
+
+    call(story)
+
+
+def test_a_state_directory_that_cannot_be_written_is_said(call, store, monkeypatch):
+    def fail(*arguments):
+        raise StorageError("cannot write /x: No space left on device; make room")
+
+    monkeypatch.setattr(store, "commit", fail)
+
+    async def story(stub, plugin):
+        code, text = await refusal(stub.Allocate(allocate(tokens(0, 1))))
+        assert (code, text) == (
+            grpc.StatusCode.INTERNAL,
+            "cannot write /x: No space left on device; make room",
+        )
+
+    call(story)
+
+
+def test_a_container_without_a_record_does_not_start(call):
+    async def story(stub, plugin):
+        code, text = await refusal(stub.PreStartContainer(pre_start(tokens(0, 5))))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "delete the pod" in text
+
+    call(story)
+
+
+def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, *range(18))))
+        await stub.Allocate(allocate(tokens(1, *range(18))))
+        late = tokens(0, 18, 19, 20, 21) | tokens(1, 18, 19, 20, 21)
+        await stub.Allocate(allocate(late))
+        waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(late)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await stub.GetDevicePluginOptions(api.Empty())  # everybody else goes on meanwhile
+        store.update(store.book.given_back(tokens(0, 0) | tokens(1, 0)))
+        await waiting
+
+    call(story)
+
+
+def test_the_gate_refuses_with_a_reason_in_good_time(call, monkeypatch):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, *range(18))))
+        await stub.Allocate(allocate(tokens(1, *range(18))))
+        late = tokens(0, 18, 19, 20, 21) | tokens(1, 18, 19, 20, 21)
+        await stub.Allocate(allocate(late))
+        code, text = await refusal(stub.PreStartContainer(pre_start(late)))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert text.startswith("waiting for 2 GiB of GPU-")
+
+    call(story)
+
+
+def test_the_gate_answers_before_the_kubelet_loses_patience(call):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, *range(24))))
+        await stub.Allocate(allocate(tokens(1, *range(24))))
+        await stub.Allocate(allocate(["x/1"]))
+        code, text = await refusal(stub.PreStartContainer(pre_start(["x/1"]), timeout=2))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "waiting for 1 GiB" in text
+
+    call(story)
+
+
+def test_a_damaged_directory_is_mended_before_its_container_starts(call, store):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, 1)))
+        (one,) = store.book.grants
+        (store.dirs.path(one.id) / contract.LIMITS_FILE).write_bytes(b"")
+        await stub.PreStartContainer(pre_start(tokens(0, 1)))
+        assert store.dirs.problem(one) is None
+
+    call(story)
+
+
+def test_an_init_container_with_the_same_devices_is_mended_too(call, store):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, 1)))
+        await stub.Allocate(allocate(tokens(0, 1)))
+        for one in store.book.grants:
+            (store.dirs.path(one.id) / contract.PRELOAD_FILE).unlink()
+        await stub.PreStartContainer(pre_start(tokens(0, 1)))
+        assert [store.dirs.problem(one) for one in store.book.grants] == [None, None]
+
+    call(story)
+
+
+def test_nothing_starts_before_its_record_is_safe(call, store, monkeypatch):
+    def fail():
+        raise StorageError("cannot sync /x: Input/output error; check the disk")
+
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, 1)))
+        monkeypatch.setattr(store, "sync", fail)
+        code, text = await refusal(stub.PreStartContainer(pre_start(tokens(0, 1))))
+        assert (code, "check the disk" in text) == (grpc.StatusCode.UNAVAILABLE, True)
+
+    call(story)
+
+
+def test_a_container_whose_devices_went_to_another_meanwhile(call, store, monkeypatch):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, *range(24))))
+        await stub.Allocate(allocate(tokens(1, *range(24))))
+        await stub.Allocate(allocate(["x/1"]))
+        late = store.book.grants[-1]
+        waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(["x/1"])))
+        await asyncio.sleep(0.2)
+        store.update(store.book.without([late.id]))
+        _, text = await refusal(waiting)
+        assert "delete the pod" in text
+
+    call(story)
+
+
+def test_a_waiting_grant_stays_so_in_the_book_until_it_starts(call, store):
+    async def story(stub, plugin):
+        await stub.Allocate(allocate(tokens(0, 1)))
+        (one,) = store.book.grants
+        store.update(store.book.replaced([replace(one, waiting=True)]))
+        await stub.PreStartContainer(pre_start(tokens(0, 1)))
+        assert not store.book.grants[0].waiting
+
+    call(story)

@@ -1,0 +1,105 @@
+import asyncio
+
+import grpc
+import pytest
+
+from agent.errors import KubeletError
+from agent.kubelet.pb import podresources_v1_pb2 as api
+from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
+from agent.kubelet.podresources import PodResourcesClient
+from agent.state.records import ContainerRef
+
+
+class Lister(rpc.PodResourcesListerServicer):
+    def __init__(self, answer):
+        self.answer = answer
+
+    async def List(self, request, context):  # noqa: N802
+        return await self.answer(context)
+
+    async def GetAllocatableResources(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def Get(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+
+def ask(directory, answer, timeout=5.0):
+    async def main():
+        server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
+        server.add_insecure_port(f"unix:{directory}/p.sock")
+        await server.start()
+        try:
+            return await PodResourcesClient(directory / "p.sock", "r", timeout).list()
+        finally:
+            await server.stop(grace=None)
+
+    return asyncio.run(main())
+
+
+def pods(count):
+    return api.ListPodResourcesResponse(
+        pod_resources=[
+            api.PodResources(
+                name=f"pod-{number}",
+                namespace="default",
+                containers=[
+                    api.ContainerResources(
+                        name="main",
+                        devices=[
+                            api.ContainerDevices(resource_name="r", device_ids=[f"GPU-{'0' * 36}/{number}"])
+                        ],
+                    )
+                ],
+            )
+            for number in range(count)
+        ]
+    )
+
+
+def test_containers_are_listed(short_dir):
+    async def answer(context):
+        return pods(2)
+
+    assert [one.container for one in ask(short_dir, answer).containers] == [
+        ContainerRef("default", "pod-0", "main"),
+        ContainerRef("default", "pod-1", "main"),
+    ]
+
+
+def test_an_answer_above_grpcs_usual_limit_is_taken(short_dir):
+    async def answer(context):
+        return pods(60000)
+
+    assert len(ask(short_dir, answer).containers) == 60000
+
+
+def test_an_error_of_the_kubelet_is_one_line(short_dir):
+    async def answer(context):
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limited")
+
+    with pytest.raises(KubeletError, match="RESOURCE_EXHAUSTED: rate limited"):
+        ask(short_dir, answer)
+
+
+def test_a_kubelet_that_does_not_answer(short_dir):
+    async def answer(context):
+        await asyncio.sleep(30)
+
+    with pytest.raises(KubeletError, match="DEADLINE_EXCEEDED"):
+        ask(short_dir, answer, timeout=0.2)
+
+
+def test_no_socket(short_dir):
+    with pytest.raises(KubeletError, match="does not exist"):
+        asyncio.run(PodResourcesClient(short_dir / "none.sock", "r").list())
+
+
+def test_a_socket_nobody_listens_on(short_dir):
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_dir / "dead.sock"))
+    with pytest.raises(KubeletError, match="UNAVAILABLE"):
+        asyncio.run(PodResourcesClient(short_dir / "dead.sock", "r", 2.0).list())

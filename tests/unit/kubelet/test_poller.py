@@ -1,0 +1,77 @@
+import asyncio
+
+import pytest
+
+from agent.errors import KubeletError
+from agent.kubelet.poller import PATIENCE, Poller
+from agent.state.reconcile import Listed
+from agent.state.records import ContainerRef
+from tests.fakes.nodes import ListedKubelet, tokens
+from vcuda import contract
+
+REF = ContainerRef("default", "p", "main")
+
+
+@pytest.fixture
+def kubelet():
+    return ListedKubelet()
+
+
+@pytest.fixture
+def poller(store, allocator, kubelet):
+    return Poller(store, allocator, kubelet, 3600.0, lambda: 1.0)
+
+
+def looks(poller, count, regular=True):
+    async def main():
+        for _ in range(count):
+            await poller.look(regular=regular)
+
+    asyncio.run(main())
+
+
+def test_names_reach_the_book_and_the_directory(store, allocator, kubelet, poller):
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1, regular=False)
+    assert store.book.grants[0].container == REF
+    assert "default" in (store.dirs.path(one.id) / contract.OWNER_FILE).read_text()
+
+
+def test_what_is_no_longer_listed_is_given_up_after_regular_looks(store, allocator, kubelet, poller):
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed = ()
+    looks(poller, 20, regular=False)
+    looks(poller, PATIENCE - 1)
+    assert store.book.grants
+    looks(poller, 1)
+    assert not store.book.grants
+    assert not store.dirs.path(one.id).exists()
+
+
+def test_a_silent_kubelet_costs_nobody_anything(store, allocator, kubelet, poller):
+    allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed, kubelet.failure = (), KubeletError("gone")
+    looks(poller, 20)
+    assert store.book.grants
+
+
+def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, poller):
+    async def main():
+        task = asyncio.create_task(poller.run())
+        while kubelet.asked < 1:
+            await asyncio.sleep(0.01)
+        for _ in range(50):
+            poller.wake()
+            await asyncio.sleep(0.01)
+        while kubelet.asked < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert kubelet.asked <= 4

@@ -1,0 +1,252 @@
+"""daemonset.yaml and the examples: valid for a current Kubernetes, and in agreement with the code they start."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent import config
+from tests.fakes.kubelet import FakeKubelet
+from vcuda import contract
+from vcuda.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+MANIFESTS = [ROOT / "daemonset.yaml", *sorted((ROOT / "docs" / "examples").glob("*.yaml"))]
+DEFAULTS = config.load({}, {})
+GPUS = "gpus: [{uuid: GPU-00000000-0000-4000-8000-000000000000, model: A, memory: 24GiB}]\n"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+
+
+def validate(document: dict[str, Any]) -> None:
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.fixture
+def daemonset() -> dict[str, Any]:
+    (found,) = [one for one in documents(ROOT / "daemonset.yaml") if one["kind"] == "DaemonSet"]
+    return found
+
+
+@pytest.fixture
+def pod(daemonset: dict[str, Any]) -> dict[str, Any]:
+    return daemonset["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def node(pod: dict[str, Any]) -> dict[str, Any]:
+    (container,) = pod["containers"]
+    return container
+
+
+# --- the schema ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_kubernetes_takes_it(path: Path) -> None:
+    found = documents(path)
+    assert found
+    for document in found:
+        validate(document)
+
+
+def test_the_schema_would_notice_a_misspelt_field(daemonset: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(daemonset)
+    wrong["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(wrong)
+
+
+# --- what the agent needs --------------------------------------------------------------------------------------------
+
+
+def test_never_two_agents_on_a_node(daemonset: dict[str, Any]) -> None:
+    assert daemonset["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0},
+    }
+
+
+def test_the_selector_finds_the_pods(daemonset: dict[str, Any]) -> None:
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_hosts_pids_and_a_place_on_every_node(pod: dict[str, Any]) -> None:
+    assert pod["hostPID"] is True
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert {"operator": "Exists"} in pod["tolerations"]
+    assert "nodeSelector" not in pod and "runtimeClassName" not in pod
+
+
+def test_the_command_is_one_that_exists(node: dict[str, Any]) -> None:
+    command = [sys.executable, "-m", "agent", *node["args"], "--help"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "--state-dir" in answer.stdout
+
+
+def test_mounts_are_where_the_agent_looks(pod: dict[str, Any], node: dict[str, Any]) -> None:
+    sources = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in node["volumeMounts"]}
+    assert set(mounts) == {
+        str(DEFAULTS.state_dir),
+        str(DEFAULTS.kubelet_dir),
+        str(DEFAULTS.pod_resources.parent),
+    }
+    for path, mount in mounts.items():
+        assert sources[mount["name"]] == path, "host and container must call it the same"
+        assert "mountPropagation" not in mount
+    assert str(DEFAULTS.state_dir) == contract.HOST_STATE_DIR
+    assert mounts[str(DEFAULTS.pod_resources.parent)]["readOnly"] is True
+    assert len(sources) == len(mounts)
+
+
+def test_every_setting_in_the_environment_is_one(node: dict[str, Any]) -> None:
+    names = {variable["name"]: variable["value"] for variable in node["env"]}
+    known = {field.variable for field in config.FIELDS} | {config.ENV_PREFIX + "CONFIG"}
+    assert {name for name in names if name.startswith(config.ENV_PREFIX)} <= known
+    assert names["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert names["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+
+
+def test_the_image_is_this_version(node: dict[str, Any]) -> None:
+    assert node["image"] == f"gigaslice:{VERSION}"
+
+
+# --- what it must not have -------------------------------------------------------------------------------------------
+
+
+def test_no_access_to_the_api_server(pod: dict[str, Any]) -> None:
+    kinds = {document["kind"]: document for document in documents(ROOT / "daemonset.yaml")}
+    assert set(kinds) == {"ServiceAccount", "DaemonSet"}
+    account = kinds["ServiceAccount"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert account["metadata"]["namespace"] == kinds["DaemonSet"]["metadata"]["namespace"]
+    assert account["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is False
+    clients = "import kubernetes", "from kubernetes", "KUBERNETES_SERVICE_HOST"
+    talkers = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "agent").rglob("*.py")
+        if any(word in path.read_text() for word in clients)
+    ]
+    assert talkers == [], "then the manifest needs a Role that allows what they ask for"
+
+
+def test_as_little_privilege_as_works(pod: dict[str, Any], node: dict[str, Any]) -> None:
+    assert "hostNetwork" not in pod and "hostIPC" not in pod
+    context = node["securityContext"]
+    assert "privileged" not in context
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}
+
+
+def test_every_mount_and_capability_says_why() -> None:
+    lines = [line.strip() for line in (ROOT / "daemonset.yaml").read_text().splitlines()]
+    privileges = [
+        number
+        for number, line in enumerate(lines[:-1])
+        if line.startswith(("hostPID:", "maxSurge:", "runAsUser:", "- DAC_OVERRIDE"))
+        or lines[number + 1].startswith("mountPath:")
+    ]
+    assert len(privileges) == 7
+    assert [lines[number] for number in privileges if not lines[number - 1].startswith("#")] == []
+
+
+def test_room_for_the_agent_and_a_probe(node: dict[str, Any]) -> None:
+    assert node["resources"]["requests"]["memory"] == "64Mi"
+    assert node["resources"]["limits"] == {"memory": "192Mi"}, "no CPU limit: the kubelet waits for answers"
+
+
+# --- the probe -------------------------------------------------------------------------------------------------------
+
+
+def probe(node: dict[str, Any], socket: Path, seconds: float = 5) -> subprocess.CompletedProcess[str]:
+    """Runs the probe's own command, with our interpreter and that socket."""
+    command = list(node["livenessProbe"]["exec"]["command"])
+    assert command[0] == "python"
+    assert command[-1] == str(DEFAULTS.kubelet_dir / DEFAULTS.socket_name)
+    command[0], command[-1] = sys.executable, str(socket)
+    command = [part.replace("timeout=5", f"timeout={seconds}") for part in command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_both_probes_ask_the_same_and_have_time_for_it(node: dict[str, Any]) -> None:
+    startup, liveness = node["startupProbe"], node["livenessProbe"]
+    assert startup["exec"] == liveness["exec"]
+    for one in (startup, liveness):
+        assert "timeout=5)" in one["exec"]["command"][2]
+        assert one["timeoutSeconds"] > 5
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A node agent that a kubelet stand-in has registered, and its socket."""
+    # /tmp and a short name: the path of a unix socket may have 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name,
+        FakeKubelet(Path(name) / "k") as kubelet,
+    ):
+        folder = Path(name)
+        inventory = folder / "gpus.yaml"
+        inventory.write_text(GPUS)
+        flags = f"""--inventory {inventory} --state-dir {folder / "state"} --log-level error
+            --kubelet-dir {kubelet.plugin_directory} --pod-resources {kubelet.pod_resources_socket}"""
+        agent = subprocess.Popen([sys.executable, "-m", "agent", "node", *shlex.split(flags)], cwd=ROOT)
+        try:
+            deadline = time.monotonic() + 60
+            while not kubelet.allocatable().get(DEFAULTS.resource):
+                assert agent.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            yield agent, kubelet.plugin_directory / DEFAULTS.socket_name
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+def test_the_probe_tells_a_living_agent_from_a_dead_one(
+    node: dict[str, Any], running: tuple[subprocess.Popen[bytes], Path]
+) -> None:
+    agent, socket = running
+    answer = probe(node, socket, 30)
+    assert answer.returncode == 0, answer.stderr
+    agent.send_signal(signal.SIGSTOP)
+    assert probe(node, socket, 0.5).returncode != 0, "an agent that does not answer"
+    agent.send_signal(signal.SIGCONT)
+    assert probe(node, socket, 30).returncode == 0
+    agent.kill()
+    agent.wait()
+    assert socket.is_socket(), "a killed agent leaves its socket"
+    assert probe(node, socket).returncode != 0
+    assert probe(node, socket.with_name("nothing")).returncode != 0
+
+
+# --- the examples ----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_pods_ask_for_8_and_12() -> None:
+    pods = documents(ROOT / "docs" / "examples" / "two-pods.yaml")
+    asked = [
+        container["resources"]["limits"][DEFAULTS.resource]
+        for one in pods
+        for container in one["spec"]["containers"]
+    ]
+    assert asked == [8, 12]
+    assert len({one["metadata"]["name"] for one in pods}) == 2

@@ -1,0 +1,134 @@
+"""Preferred device ids: named after the cards that placement would choose, exactly as many as asked."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import TokenError
+from agent.model import NodeState, Placement, Request, format_token, gpu_tokens, parse_token
+from agent.placement import place_slices, preferred_tokens
+from tests.unit.placement.nodes import placement, uuid, vector_node
+from tests.unit.placement.test_properties import nodes
+
+
+def ids(*cards: int, slices: int = 16) -> list[str]:
+    return [format_token(uuid(card), number) for card in cards for number in range(slices)]
+
+
+def named(tokens: tuple[str, ...]) -> dict[int, int]:
+    """Return how many tokens are named after each card."""
+    return dict(Counter(int(parse_token(text).uuid.removeprefix("GPU-")) for text in tokens))
+
+
+PIX4 = vector_node("pix4")
+
+
+def test_ids_come_from_the_fragment_that_placement_would_fill() -> None:
+    state = PIX4.with_allocation("a", placement((2, 10)))
+    assert preferred_tokens(state, ids(0, 1, 2, 3), [], 4) == tuple(ids(2, slices=4))
+    assert named(preferred_tokens(state, ids(0, 1, 2, 3), [], 16)) == {3: 16}
+    assert named(preferred_tokens(state, ids(0, 1, 2, 3), [], 32)) == {0: 16, 1: 16}
+
+
+def test_ids_of_one_card_are_taken_in_order_of_number_not_of_text() -> None:
+    shuffled = [format_token(uuid(0), number) for number in (10, 9, 2, 11, 1)]
+    assert preferred_tokens(PIX4, shuffled, [], 3) == tuple(format_token(uuid(0), n) for n in (1, 2, 9))
+
+
+def test_the_request_narrows_the_cards() -> None:
+    only = Request(only=frozenset({uuid(3)}))
+    assert named(preferred_tokens(PIX4, ids(0, 1, 2, 3), [], 4, request=only)) == {3: 4}
+    spread = Request(gpus=2)
+    assert named(preferred_tokens(PIX4, ids(0, 1, 2, 3), [], 4, request=spread)) == {0: 2, 1: 2}
+
+
+def test_only_cards_with_ids_to_give_are_considered() -> None:
+    """One NUMA node's ids: the kubelet asks with a part of what is free."""
+    assert named(preferred_tokens(PIX4, ids(2, 3), [], 8)) == {2: 8}
+    assert named(preferred_tokens(PIX4, [*ids(0, slices=3), *ids(1)], [], 8)) == {1: 8}
+
+
+def test_included_ids_come_first_and_draw_the_rest_to_their_card() -> None:
+    must = [format_token(uuid(3), 7), format_token(uuid(3), 5)]
+    chosen = preferred_tokens(PIX4, ids(0, 1, 2, 3), must, 6)
+    assert chosen[:2] == tuple(must)
+    assert named(chosen) == {3: 6}
+    assert len(set(chosen)) == 6
+
+
+def test_included_ids_count_towards_the_share_of_their_card() -> None:
+    chosen = preferred_tokens(PIX4, ids(0, 1, 2, 3), ids(0, slices=2), 8, request=Request(gpus=2))
+    assert named(chosen) == {0: 4, 1: 4}
+
+
+def test_included_ids_of_two_cards_keep_the_rest_on_one_of_them() -> None:
+    state = PIX4.with_allocation("a", placement((2, 10)))
+    must = [*ids(0, slices=1), *ids(3, slices=1)]
+    assert named(preferred_tokens(state, ids(0, 1, 2, 3), must, 4)) == {3: 3, 0: 1}
+
+
+def test_included_ids_of_a_full_card_do_not_hold_the_rest_back() -> None:
+    state = PIX4.with_allocation("a", placement((3, 16)))
+    chosen = preferred_tokens(state, [*ids(0, 1), *ids(3, slices=2)], ids(3, slices=2), 6)
+    assert chosen[:2] == tuple(ids(3, slices=2))
+    assert named(chosen) == {3: 2, 0: 4}
+
+
+def test_whole_cards_are_grouped_around_the_included_ones() -> None:
+    """The NUMA example of the Inspur paper: cards 2 and 3 are fixed, and card 0 has the NVLink."""
+    state = vector_node("nv4numa")
+    must = ids(2, 3, slices=32)
+    assert named(preferred_tokens(state, ids(0, 1, 2, 3, slices=32), must, 96)) == {2: 32, 3: 32, 0: 32}
+    mirror = vector_node("nv4numa1")
+    assert named(preferred_tokens(mirror, ids(0, 1, 2, 3, slices=32), must, 96)) == {2: 32, 3: 32, 1: 32}
+
+
+def test_without_room_the_ids_are_those_of_the_card_to_wait_for() -> None:
+    state = PIX4.with_allocation("a", placement((0, 14), (1, 15), (2, 12), (3, 16)))
+    assert named(preferred_tokens(state, ids(0, 1, 2, 3), [], 6)) == {2: 6}
+
+
+def test_missing_ids_are_made_up_from_the_nearest_cards() -> None:
+    state = PIX4.with_allocation("a", placement((0, 16), (1, 15), (2, 12), (3, 16)))
+    few = [*ids(0, slices=4), *ids(2, slices=3), *ids(3, slices=4), "GPU-gone/0"]
+    chosen = preferred_tokens(state, few, [], 8)
+    assert named(chosen) == {2: 3, 3: 4, 0: 1}
+    assert len(preferred_tokens(state, few, [], 12)) == 12
+    assert preferred_tokens(state, few, [], 12)[-1] == "GPU-gone/0"
+
+
+@pytest.mark.parametrize(("must", "size"), [([], 0), ([], -1), (ids(0, slices=3), 2)])
+def test_a_senseless_wish_prefers_nothing(must: list[str], size: int) -> None:
+    assert preferred_tokens(PIX4, ids(0, 1, 2, 3), must, size) == ()
+
+
+def test_ids_that_are_none_are_refused() -> None:
+    with pytest.raises(TokenError):
+        preferred_tokens(PIX4, ["nonsense"], [], 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes(), st.data())
+def test_always_as_many_as_there_are_and_agreeing_with_placement(
+    state: NodeState, data: st.DataObject
+) -> None:
+    everything = [text for card in state.gpus for text in gpu_tokens(card)]
+    size = data.draw(st.integers(1, 12))
+    available = data.draw(st.permutations(everything))
+    chosen = preferred_tokens(state, available, [], size)
+    assert len(chosen) == len(set(chosen)) == min(size, len(everything))
+    assert set(chosen) <= set(everything)
+    answer = place_slices(state, size)
+    if isinstance(answer, Placement):
+        counts = Counter(parse_token(text).uuid for text in chosen)
+        assert counts == {share.gpu: share.slices for share in answer.shares}
+    some = data.draw(st.lists(st.sampled_from(everything), unique=True, max_size=size))
+    kept = preferred_tokens(state, available, some, size)
+    assert kept[: len(some)] == tuple(some)
+    assert len(kept) == len(set(kept)) == min(size, len(everything))
+
+
+def test_no_ids_to_give_means_none() -> None:
+    assert preferred_tokens(PIX4, [], [], 3) == ()

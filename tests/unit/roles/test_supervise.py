@@ -1,0 +1,58 @@
+import asyncio
+
+import pytest
+
+from agent.roles.supervise import run_together
+
+
+def test_the_first_that_is_done_ends_all_and_they_clean_up():
+    ended = []
+
+    async def forever(name):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(name)
+
+    async def short():
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run_together({"a": forever("a"), "short": short(), "b": forever("b")}))
+    assert sorted(ended) == ["a", "b"]
+
+
+def test_a_failure_reaches_the_caller_and_ends_the_others():
+    ended = []
+
+    async def forever():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(1)
+
+    async def failing():
+        raise ValueError("why")
+
+    with pytest.raises(ValueError, match="why"):
+        asyncio.run(run_together({"a": forever(), "b": failing()}))
+    assert ended == [1]
+
+
+def test_being_cancelled_cancels_all():
+    ended = []
+
+    async def forever():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(1)
+
+    async def main():
+        task = asyncio.create_task(run_together({"a": forever(), "b": forever()}))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ended == [1, 1]

@@ -1,0 +1,154 @@
+import os
+
+import pytest
+
+import vcuda
+from agent.errors import StorageError
+from agent.state import ledgers
+from agent.state.allocdir import AllocationDirs
+from agent.state.records import ContainerRef
+from tests.fakes.nodes import GIB, LIBRARY, grant, uuid
+from vcuda import contract
+
+ONE = grant(1, (0, range(8)), (1, range(2)))
+
+
+@pytest.fixture
+def dirs(tmp_path):
+    made = AllocationDirs(tmp_path / "allocations")
+    made.prepare()
+    return made
+
+
+def test_a_directory_has_all_that_the_mounts_point_at(dirs):
+    dirs.create(ONE)
+    path = dirs.path(ONE.id)
+    page = vcuda.read_limits(path / contract.LIMITS_FILE)
+    assert {gpu.uuid: gpu.memory_bytes for gpu in page.gpus} == {uuid(0): 8 * GIB, uuid(1): 2 * GIB}
+    assert page.allocation_id.hex() == ONE.id
+    assert vcuda.read_ledger(path / contract.LEDGER_FILE).allocation_id.hex() == ONE.id
+    assert (path / contract.PRELOAD_FILE).read_text() == f"/usr/local/lib/vcuda/{LIBRARY}\n"
+    modes = {
+        name: (path / name).stat().st_mode & 0o777
+        for name in (contract.LIMITS_FILE, contract.LEDGER_FILE, contract.PRELOAD_FILE)
+    }
+    assert modes == {contract.LIMITS_FILE: 0o644, contract.LEDGER_FILE: 0o666, contract.PRELOAD_FILE: 0o644}
+    assert dirs.problem(ONE) is None
+
+
+def test_modes_do_not_depend_on_the_umask(dirs):
+    before = os.umask(0o077)
+    try:
+        dirs.create(ONE)
+    finally:
+        os.umask(before)
+    path = dirs.path(ONE.id)
+    assert (path / contract.LEDGER_FILE).stat().st_mode & 0o777 == 0o666
+    assert (path / contract.PRELOAD_FILE).stat().st_mode & 0o777 == 0o644
+
+
+def test_nobody_else_on_the_node_gets_at_the_ledgers(dirs):
+    dirs.create(ONE)
+    assert dirs.path(ONE.id).stat().st_mode & 0o077 == 0
+
+
+def test_grants_are_read_back_with_their_owners(dirs):
+    dirs.create(ONE)
+    assert dirs.read_all() == {ONE.id: ONE}
+    dirs.write_owner(ONE.id, ContainerRef("default", "p", "main"))
+    assert str(dirs.read_all()[ONE.id].container) == "default/p/main"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"namespace": 3}'])
+def test_a_damaged_owner_is_no_owner(dirs, content):
+    dirs.create(ONE)
+    (dirs.path(ONE.id) / contract.OWNER_FILE).write_bytes(content)
+    found = dirs.read_all()[ONE.id]
+    assert found is not None
+    assert found.id == ONE.id
+
+
+def test_a_directory_without_a_readable_grant_is_known_as_such(dirs):
+    dirs.create(ONE)
+    (dirs.path(ONE.id) / "allocation.json").write_bytes(b"x")
+    (dirs.path("f" * 32)).mkdir()
+    assert dirs.read_all() == {ONE.id: None, "f" * 32: None}
+
+
+def test_a_directory_that_was_copied_under_another_name_is_not_believed(dirs):
+    dirs.create(ONE)
+    dirs.path(ONE.id).rename(dirs.path("f" * 32))
+    assert dirs.read_all() == {"f" * 32: None}
+
+
+def test_what_a_killed_agent_left_is_cleared_away(dirs, tmp_path):
+    for name in (".new-1", ".old-2"):
+        (tmp_path / "allocations" / name).mkdir()
+        (tmp_path / "allocations" / name / "limits").touch()
+    dirs.create(ONE)
+    dirs.prepare()
+    assert [path.name for path in (tmp_path / "allocations").iterdir()] == [ONE.id]
+
+
+def test_removing_is_repeatable(dirs):
+    dirs.create(ONE)
+    dirs.remove(ONE.id)
+    dirs.remove(ONE.id)
+    assert dirs.read_all() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (contract.LIMITS_FILE, None), (contract.LIMITS_FILE, b""), (contract.LIMITS_FILE, b"x" * 5000),
+        (contract.LEDGER_FILE, None), (contract.LEDGER_FILE, b""), (contract.LEDGER_FILE, b"\0" * 400000),
+        (contract.PRELOAD_FILE, None), (contract.PRELOAD_FILE, b""), (contract.PRELOAD_FILE, b"\xff\xff"),
+    ],
+)  # fmt: skip
+def test_damage_is_seen_and_mended(dirs, name, content):
+    dirs.create(ONE)
+    target = dirs.path(ONE.id) / name
+    target.unlink()
+    if content is not None:
+        target.write_bytes(content)
+    assert dirs.problem(ONE)
+    dirs.rebuild(ONE)
+    assert dirs.problem(ONE) is None
+
+
+def test_files_of_another_allocation_are_damage(dirs):
+    other = grant(2, (0, range(8)), (1, range(2)))
+    dirs.create(ONE)
+    dirs.create(other)
+    (dirs.path(other.id) / contract.LEDGER_FILE).replace(dirs.path(ONE.id) / contract.LEDGER_FILE)
+    assert "another allocation" in dirs.problem(ONE)
+
+
+def test_a_failure_leaves_nothing_behind(dirs, tmp_path, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise vcuda.errors.SystemError_("cannot create the ledger", "No space left on device")
+
+    monkeypatch.setattr(vcuda, "create_ledger", fail)
+    with pytest.raises(StorageError, match="No space left on device"):
+        dirs.create(ONE)
+    assert list((tmp_path / "allocations").iterdir()) == []
+
+
+def test_too_many_cards_are_an_error_of_one_line(dirs):
+    many = grant(3, *((card, range(1)) for card in range(17)))
+    with pytest.raises(StorageError) as caught:
+        dirs.create(many)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ledger_that_grew_is_cut_back_and_damage_is_a_reading(dirs):
+    dirs.create(ONE)
+    path = dirs.path(ONE.id)
+    with (path / contract.LEDGER_FILE).open("ab") as file:
+        file.write(b"x" * 10000)
+    reading = ledgers.read(path, trim=True)
+    assert (reading.grew, reading.problem, reading.alive) == (True, None, False)
+    assert reading.present() == {uuid(0): 0, uuid(1): 0}
+    (path / contract.LEDGER_FILE).write_bytes(b"garbage")
+    assert "ledger" in ledgers.read(path).problem
+    assert ledgers.read(path / "nowhere").problem

@@ -1,0 +1,100 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import StateError
+from agent.model import Placement, Share
+from agent.state.records import Book, ContainerRef, assign_tokens
+from tests.fakes.nodes import GIB, all_tokens, grant, inventory, tokens, uuid
+
+APP = ContainerRef("default", "p", "main")
+
+
+def book(*grants):
+    result = Book()
+    for one in grants:
+        result = result.with_grant(one)
+    return result
+
+
+def test_numbers_go_up_and_are_never_used_twice():
+    made = book(grant(1, (0, range(2))), grant(7, (0, range(2, 4))))
+    assert made.next_number == 8
+    assert made.without([made.grants[1].id]).next_number == 8
+
+
+def test_an_id_twice_is_a_contradiction():
+    with pytest.raises(StateError):
+        book(grant(1, (0, range(2))), grant(1, (0, range(2))))
+
+
+def test_a_token_seen_again_ends_a_container_that_was_listed():
+    made = book(grant(1, (0, range(8)), container=APP))
+    after, superseded = made.taken_over(tokens(0, 3))
+    assert superseded == (made.grants[0].id,)
+    assert after.grants[0].gone
+    assert after.allocations(inventory().gpus) == ()
+
+
+def test_a_container_that_was_never_listed_may_be_an_init_container_and_lends_just_these():
+    after, superseded = book(grant(1, (0, range(8)))).taken_over(tokens(0, 3, 4))
+    assert superseded
+    assert after.grants[0].held == tokens(0, 0, 1, 2, 5, 6, 7)
+    (allocation,) = after.allocations(inventory().gpus)
+    assert allocation.shares == (Share(uuid(0), 6),)
+
+
+def test_lent_tokens_are_not_taken_twice():
+    first, _ = book(grant(1, (0, range(8)))).taken_over(tokens(0, 0))
+    second, superseded = first.taken_over(tokens(0, 0))
+    assert superseded == ()
+    assert second == first
+
+
+def test_a_token_shown_free_ends_its_holder_whoever_it_is():
+    made = book(grant(1, (0, range(8))), grant(2, (1, range(4)), container=APP), grant(3, (1, range(4, 6))))
+    after = made.given_back([f"{uuid(0)}/7", f"{uuid(1)}/0", "nonsense"])
+    assert [one.gone for one in after.grants] == [True, True, False]
+
+
+def test_the_newest_of_equal_token_sets_is_meant():
+    made = book(grant(1, (0, range(4))), grant(2, (0, range(4))), grant(3, (0, range(5))))
+    assert made.of_tokens(tokens(0, 0, 1, 2, 3)).number == 2
+    assert [one.number for one in made.all_of_tokens(tokens(0, 0, 1, 2, 3))] == [2, 1]
+    assert made.of_tokens(tokens(0, 9)) is None
+
+
+def test_a_changed_slice_size_counts_old_holds_rounded_up():
+    old = grant(1, (0, range(3)))
+    (gpu,) = inventory(1).gpus
+    from dataclasses import replace
+
+    (allocation,) = book(old).allocations([replace(gpu, slice_bytes=2 * GIB, slices=12)])
+    assert allocation.shares == (Share(uuid(0), 2),)
+
+
+def test_tokens_are_served_by_the_cards_they_are_named_after():
+    found = inventory()
+    placement = Placement((Share(uuid(0), 2), Share(uuid(1), 2)))
+    holds = assign_tokens(tokens(0, 10, 9) | tokens(1, 1, 2), placement, found.gpus)
+    assert [(hold.gpu, set(hold.tokens)) for hold in holds] == [
+        (uuid(0), tokens(0, 9, 10)),
+        (uuid(1), tokens(1, 1, 2)),
+    ]
+
+
+def test_a_wrong_number_of_tokens_is_a_contradiction():
+    with pytest.raises(StateError):
+        assign_tokens(tokens(0, 1), Placement((Share(uuid(0), 2),)), inventory().gpus)
+
+
+@given(st.data())
+def test_every_token_is_served_once_and_every_card_gets_its_number(data):
+    found = inventory(3, 6)
+    wanted = data.draw(st.lists(st.sampled_from([*all_tokens(found), "odd", "x/y"]), min_size=1, unique=True))
+    cuts = sorted(data.draw(st.tuples(st.integers(0, len(wanted)), st.integers(0, len(wanted)))))
+    parts = (cuts[0], cuts[1] - cuts[0], len(wanted) - cuts[1])
+    shares = tuple(Share(uuid(card), count) for card, count in enumerate(parts) if count)
+    holds = assign_tokens(wanted, Placement(shares), found.gpus)
+    assert [(hold.gpu, len(hold.tokens)) for hold in holds] == [(share.gpu, share.slices) for share in shares]
+    assert sorted(token for hold in holds for token in hold.tokens) == sorted(wanted)

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from agent.telemetry import logs
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    import structlog
+
+    yield
+    structlog.reset_defaults()
+
+
+def test_json_is_one_object_per_line_on_stderr(capsys):
+    logs.set_up("info", "json")
+    log = logs.get_logger("plugin")
+    log.info("allocated", slices=8)
+    log.debug("not shown")
+    out, err = capsys.readouterr()
+    event = json.loads(err)
+    assert out == ""
+    assert (event["event"], event["part"], event["slices"], event["level"]) == (
+        "allocated",
+        "plugin",
+        8,
+        "info",
+    )
+    assert event["timestamp"].endswith("Z")
+
+
+def test_console_is_a_readable_line(capsys):
+    logs.set_up("debug", "console")
+    logs.get_logger("plugin").debug("allocated", slices=8)
+    line = capsys.readouterr().err
+    assert "allocated" in line
+    assert "slices=8" in line
+
+
+def test_an_exception_becomes_a_field(capsys):
+    logs.set_up("info", "json")
+    try:
+        raise KeyError("x")
+    except KeyError:
+        logs.get_logger("plugin").exception("no preference")
+    assert "KeyError" in json.loads(capsys.readouterr().err)["exception"]
+
+
+def test_credentials_are_masked(capsys):
+    logs.set_up("info", "json")
+    logs.get_logger("x").info("called", Authorization="Bearer abc", bearer_token="abc", tokens=["GPU-1/0"])
+    event = json.loads(capsys.readouterr().err)
+    assert "abc" not in json.dumps(event)
+    assert event["tokens"] == ["GPU-1/0"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), BrokenPipeError(), ValueError("closed")]
+)
+def test_a_full_or_closed_standard_error_is_no_error(monkeypatch, error):
+    class Failing:
+        written = 0
+
+        def write(self, text):
+            Failing.written += 1
+            raise error
+
+        def flush(self):
+            raise error
+
+        def isatty(self):
+            return False
+
+    logs.set_up("info", "json")
+    monkeypatch.setattr("sys.stderr", Failing())
+    logs.get_logger("x").info("nobody reads this")
+    assert Failing.written

@@ -1,0 +1,82 @@
+"""Where quota directories are, and the environment that a command is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vcuda import settings
+
+LIBRARY = Path("/opt/lib/libvcuda.so")
+
+
+def environment(given: dict[str, str], **extra: str) -> dict[str, str]:
+    config = settings.Settings(Path("/run/x"), None, given)
+    return settings.child_environment(config, library=LIBRARY, directory=Path("/q"), **extra)
+
+
+def test_the_runtime_directory_when_it_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert settings.read_settings().base_directory == tmp_path / "vcuda"
+
+
+@pytest.mark.parametrize("value", ["", "relative", "/nonexistent/run", "/proc/1/root/nonexistent"])
+def test_otherwise_a_directory_of_this_user(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+    assert settings.read_settings().base_directory == Path(f"/tmp/vcuda-{os.geteuid()}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "/opt/lib/libvcuda.so"),
+        ("/a.so", "/a.so:/opt/lib/libvcuda.so"),
+        ("/a.so /b.so", "/a.so:/b.so:/opt/lib/libvcuda.so"),
+        ("/a.so::/opt/lib/libvcuda.so", "/a.so:/opt/lib/libvcuda.so"),
+    ],
+)
+def test_a_preload_is_kept(before: str, after: str) -> None:
+    assert environment({"LD_PRELOAD": before})["LD_PRELOAD"] == after
+
+
+def test_what_a_command_is_given() -> None:
+    given = {"HOME": "/h", "VCUDA_MEMORY_LIMIT": "1GiB", "VCUDA_DIR": "/other", "CUDA_VISIBLE_DEVICES": "3"}
+    result = environment(given)
+    assert result == {
+        "HOME": "/h",
+        "VCUDA_DIR": "/q",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "LD_PRELOAD": str(LIBRARY),
+    }
+    assert environment(given, visible_devices="GPU-1,GPU-2")["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert given["VCUDA_MEMORY_LIMIT"] == "1GiB"
+
+
+@pytest.mark.parametrize(("path", "fine"), [("/a/b.so", True), ("/a b.so", False), ("/a:b.so", False)])
+def test_preloadable_paths(path: str, fine: bool) -> None:
+    assert (settings.not_preloadable(Path(path)) == "") is fine
+
+
+@pytest.mark.parametrize(("value", "own"), [("/q", Path("/q")), ("", None), ("relative", None)])
+def test_the_quota_that_we_run_under(value: str, own: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCUDA_DIR", value)
+    assert settings.read_settings().own_directory == own
+
+
+@pytest.mark.parametrize(
+    ("error", "present"), [(FileNotFoundError, False), (PermissionError, True), (OSError, True)]
+)
+def test_a_page_that_may_not_be_looked_at_counts(
+    error: type[OSError], present: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking it for absent would mean no limit."""
+
+    def refuse(_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", refuse)
+        found = settings.in_container()
+    assert found is present
