@@ -10,9 +10,8 @@
 
 #include <stddef.h>
 
-#include "charge.h"
+#include "allocators.h"
 #include "config.h"
-#include "context.h"
 #include "device.h"
 #include "driver.h"
 #include "gpu.h"
@@ -58,8 +57,7 @@ void init_after_fork(void) {
   names_after_fork();
   driver_after_fork();
   gpu_after_fork();
-  charge_after_fork();
-  context_after_fork();
+  allocators_after_fork();
   long_lock_give(&attaching);
   if (guest_ledger != NULL) ledger_after_fork(guest_ledger);
 }
@@ -69,13 +67,11 @@ static int list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
   return count > 0 ? count : device_list(uuids, max);
 }
 
-static uint64_t usage(uint32_t column) { return charge_usage(column) + context_usage(column); }
-
 static int attach(const struct config *config, char *why) {
   struct ledger *ledger;
   int status = ledger_attach(config->limits, config->ledger, &ledger, why, CONFIG_WHY);
   if (status != VC_OK) return status;
-  ledger_set_usage(ledger, usage);
+  ledger_set_usage(ledger, allocators_usage);
   guest_ledger = ledger;
   return VC_OK;
 }

@@ -2,6 +2,7 @@
  * Knows no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #include "charge.h"
 
+#include "allocators.h"
 #include "context.h"
 #include "driver.h"
 #include "guest.h"
@@ -9,7 +10,7 @@
 #include "log.h"
 #include "view.h"
 
-static struct table books;
+static struct table books[BOOKS];
 
 static CUresult refusal(int status) {
   static _Atomic int said;
@@ -19,12 +20,35 @@ static CUresult refusal(int status) {
   return status == VC_EFULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1); }
+uint64_t charge_round(uint64_t bytes) { return (bytes + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1); }
+
+static __attribute__((noinline, cold)) CUresult charge_after_reclaiming(uint32_t column, uint64_t bytes, int status) {
+  if (status == VC_ENOMEM && allocators_reclaim(column)) status = ledger_charge(guest_ledger, column, bytes);
+  return status >= 0 ? CUDA_SUCCESS : refusal(status);
+}
 
 CUresult charge_column(uint32_t column, uint64_t bytes) {
   if (bytes == 0) return CUDA_SUCCESS;
   int status = ledger_charge(guest_ledger, column, bytes);
-  return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
+  return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
+}
+
+void charge_return(uint32_t column, uint64_t bytes) { ledger_uncharge(guest_ledger, column, bytes); }
+
+static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, uint64_t bytes) {
+  if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  charge->column = column;
+  charge->owner = owner;
+  charge->bytes = charge_round(bytes);
+  CUresult result = charge_column(charge->column, charge->bytes);
+  charge->taken = result == CUDA_SUCCESS;
+  return result;
+}
+
+CUresult charge_begin_at(struct charge *charge, int column, uint32_t owner, uint64_t bytes) {
+  charge->taken = 0;
+  if (column == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
+  return column < 0 ? CUDA_SUCCESS : begin(charge, (uint32_t)column, owner, bytes);
 }
 
 CUresult charge_begin(struct charge *charge, uint64_t bytes) {
@@ -32,73 +56,83 @@ CUresult charge_begin(struct charge *charge, uint64_t bytes) {
   charge->taken = 0;
   int status = context_place(&place);
   if (status == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (status != VC_OK) return CUDA_SUCCESS;
-  if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
-  charge->column = place.column;
-  charge->owner = place.owner;
-  charge->bytes = round_up(bytes);
-  CUresult result = charge_column(charge->column, charge->bytes);
-  charge->taken = result == CUDA_SUCCESS;
-  return result;
+  return status != VC_OK ? CUDA_SUCCESS : begin(charge, place.column, place.owner, bytes);
 }
 
-static void give_back(struct charge *charge) {
-  ledger_uncharge(guest_ledger, charge->column, charge->bytes);
+void charge_cancel(struct charge *charge) {
+  if (charge->taken) charge_return(charge->column, charge->bytes);
   charge->taken = 0;
 }
 
-CUresult charge_end(struct charge *charge, CUresult result, CUdeviceptr address) {
+CUresult charge_end(struct charge *charge, enum book book, CUresult result, uint64_t key, charge_call *undo) {
   struct table_entry old;
   if (!charge->taken) return result;
   if (result != CUDA_SUCCESS) {
-    give_back(charge);
+    charge_cancel(charge);
     return result;
   }
-  const struct table_entry entry = {address, charge->bytes, charge->column, charge->owner};
-  int status = table_put(&books, &entry, &old);
+  const struct table_entry entry = {key, charge->bytes, charge->column, charge->owner};
+  int status = table_put(&books[book], &entry, &old);
   if (VC_LIKELY(status == 0)) return CUDA_SUCCESS;
-  if (status == 1) { /* the driver hands out an address that we thought live: it was freed where we do not look */
-    ledger_uncharge(guest_ledger, old.column, old.bytes);
+  if (status == 1) { /* the driver hands out a key that we thought live: it was freed where we do not look */
+    charge_return(old.column, old.bytes);
     return CUDA_SUCCESS;
   }
-  if (real_cuda.cuMemFree_v2 != NULL) real_cuda.cuMemFree_v2(address);
-  give_back(charge);
+  undo(key);
+  charge_cancel(charge);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult charge_correct(struct charge *charge, uint64_t bytes) {
   if (!charge->taken) return CUDA_SUCCESS;
   if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
-  bytes = round_up(bytes);
+  bytes = charge_round(bytes);
   if (bytes > charge->bytes) {
     CUresult result = charge_column(charge->column, bytes - charge->bytes);
     if (result != CUDA_SUCCESS) return result;
   } else if (bytes < charge->bytes) {
-    ledger_uncharge(guest_ledger, charge->column, charge->bytes - bytes);
+    charge_return(charge->column, charge->bytes - bytes);
   }
   charge->bytes = bytes;
   return CUDA_SUCCESS;
 }
 
-/* Out of the books first: once the driver has freed the block, another thread may be given the same address. */
-CUresult charge_free(CUdeviceptr address, CUresult (*free_block)(CUdeviceptr)) {
-  struct table_entry entry, old;
-  if (address == 0 || !table_take(&books, address, &entry)) return free_block(address);
-  CUresult result = free_block(address);
+int charge_take(enum book book, uint64_t key, struct table_entry *out) {
+  return key != 0 && table_take(&books[book], key, out);
+}
+
+void charge_put_back(enum book book, const struct table_entry *entry) {
+  struct table_entry old;
+  table_put(&books[book], entry, &old);
+}
+
+/* Out of the book first: once the driver has freed the block, another thread may be given the same address. */
+CUresult charge_free(enum book book, uint64_t key, charge_call *call) {
+  struct table_entry entry;
+  if (!charge_take(book, key, &entry)) return call(key);
+  CUresult result = call(key);
   if (VC_LIKELY(result == CUDA_SUCCESS))
-    ledger_uncharge(guest_ledger, entry.column, entry.bytes);
+    charge_return(entry.column, entry.bytes);
   else
-    table_put(&books, &entry, &old);
+    charge_put_back(book, &entry);
   return result;
 }
 
 static void forget(const struct table_entry *entry, void *data) {
   (void)data;
-  ledger_uncharge(guest_ledger, entry->column, entry->bytes);
+  charge_return(entry->column, entry->bytes);
 }
 
-void charge_forget_owner(uint32_t owner) { table_take_owner(&books, owner, forget, NULL); }
+void charge_forget_owner(uint32_t owner) {
+  for (int book = 0; book < BOOKS; book++) table_take_owner(&books[book], owner, forget, NULL);
+}
 
-void charge_after_fork(void) { table_reset(&books); }
+void charge_after_fork(void) {
+  for (int book = 0; book < BOOKS; book++) table_reset(&books[book]);
+}
 
-uint64_t charge_usage(uint32_t column) { return table_sum(&books, column); }
+uint64_t charge_usage(uint32_t column) {
+  uint64_t sum = 0;
+  for (int book = 0; book < BOOKS; book++) sum += table_sum(&books[book], column);
+  return sum;
+}

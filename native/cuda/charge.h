@@ -1,10 +1,25 @@
-/* Reserve, call the driver, commit or give back: the one way in which memory is charged.
- * Knows the ledger and the books, no particular allocator. Tests: tests/integration/test_native_quota.py. */
+/* Reserve, call the driver, commit or give back: the one way in which memory is charged; and the books of what is
+ * charged for each address or handle.
+ * Knows the ledger, no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #ifndef VC_CUDA_CHARGE_H
 #define VC_CUDA_CHARGE_H
 
 #include "nvidia.h"
 #include "table.h"
+
+/* What the keys of a book are. Keys of different kinds may be equal numbers. */
+enum book {
+  BOOK_LINEAR, /* device addresses */
+  BOOK_ARRAY,  /* CUarray, CUmipmappedArray */
+  BOOK_MODULE, /* CUmodule, CUlibrary */
+  BOOKS
+};
+
+/* The owner of what belongs to no context and lives until it is freed or the process ends. */
+enum { OWNER_PROCESS = 0 };
+
+/* Frees a key: an address, or a handle cast to one. */
+typedef CUresult charge_call(CUdeviceptr key);
 
 /* An allocation on its way. */
 struct charge {
@@ -18,20 +33,35 @@ struct charge {
  * happened. Without a current context nothing is charged and the driver's own error is the answer. */
 CUresult charge_begin(struct charge *charge, uint64_t bytes);
 
-/* The driver answered RESULT. Success: ADDRESS is booked. Else: everything is given back. When the books have no
- * memory, the block is freed again and the answer is CUDA_ERROR_OUT_OF_MEMORY. Returns what the program gets. */
-CUresult charge_end(struct charge *charge, CUresult result, CUdeviceptr address);
+/* The same for a column (device_column(); negative: its errors decide as they do for the current context) and owner. */
+CUresult charge_begin_at(struct charge *charge, int column, uint32_t owner, uint64_t bytes);
+
+/* The driver answered RESULT. Success: KEY is booked. Else: everything is given back. When the books have no memory,
+ * UNDO frees KEY again and the answer is CUDA_ERROR_OUT_OF_MEMORY. Returns what the program gets. */
+CUresult charge_end(struct charge *charge, enum book book, CUresult result, uint64_t key, charge_call *undo);
 
 /* The size turned out different (a pitch): charges or gives back the difference. CUDA_ERROR_OUT_OF_MEMORY: it does not
  * fit, and the charge is as before. */
 CUresult charge_correct(struct charge *charge, uint64_t bytes);
 
-/* Plain charges that belong to no address. */
-CUresult charge_column(uint32_t column, uint64_t bytes);
+/* Gives back what was begun and did not come about. */
+void charge_cancel(struct charge *charge);
 
-/* Frees ADDRESS with FREE_BLOCK and gives back what was booked for it; addresses that are not in the books are the
- * driver's business alone. */
-CUresult charge_free(CUdeviceptr address, CUresult (*free_block)(CUdeviceptr));
+/* Plain charges that stand in no book; exact bytes. Before a refusal, what the process holds in reserve is given back
+ * to the driver once (allocators_reclaim). */
+CUresult charge_column(uint32_t column, uint64_t bytes);
+void charge_return(uint32_t column, uint64_t bytes);
+
+/* BYTES rounded up to what a charge is a multiple of. */
+uint64_t charge_round(uint64_t bytes);
+
+/* Frees KEY with CALL and gives back what was booked for it; keys that are not in the book are the driver's business
+ * alone. */
+CUresult charge_free(enum book book, uint64_t key, charge_call *call);
+
+/* Takes KEY out of the book; 1: it was there. The caller gives the bytes back, or the entry with charge_put_back(). */
+int charge_take(enum book book, uint64_t key, struct table_entry *out);
+void charge_put_back(enum book book, const struct table_entry *entry);
 
 /* Everything that dies with OWNER is given back. */
 void charge_forget_owner(uint32_t owner);

@@ -10,8 +10,6 @@
 #include "charge.h"
 #include "device.h"
 #include "driver.h"
-#include "guest.h"
-#include "ledger.h"
 #include "lock.h"
 #include "measure.h"
 #include "table.h"
@@ -106,7 +104,7 @@ static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct crea
   result = creation->make(creation, context);
   if (result != CUDA_SUCCESS) {
     if (known)
-      ledger_uncharge(guest_ledger, column, *cost);
+      charge_return(column, *cost);
     else
       measure_cancel(&measure);
     return result;
@@ -124,7 +122,7 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   struct table_entry old;
   if (table_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
     charge_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
-    ledger_uncharge(guest_ledger, old.column, old.bytes);
+    charge_return(old.column, old.bytes);
   }
   contexts_changed();
 }
@@ -192,7 +190,7 @@ CUresult vc_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned 
 static void settle(const struct table_entry *entry) {
   contexts_changed();
   charge_forget_owner(entry->owner);
-  ledger_uncharge(guest_ledger, entry->column, entry->bytes);
+  charge_return(entry->column, entry->bytes);
 }
 
 /* Out of the books first: the driver may give the handle to another thread's new context at once. */
@@ -275,7 +273,7 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   int known = gpu->primary_charged && table_take(&contexts, gpu->primary_context, &entry);
   contexts_changed();
   if (owner != 0) charge_forget_owner(owner);
-  if (known) ledger_uncharge(guest_ledger, column, entry.bytes);
+  if (known) charge_return(column, entry.bytes);
   gpu->primary_charged = 0;
 }
 

@@ -5,6 +5,13 @@
 #include "charge.h"
 #include "driver.h"
 
+static CUresult free_v1(CUdeviceptr address) { return real_cuda.cuMemFree((CUdeviceptr_v1)address); }
+
+static CUresult free_any(CUdeviceptr address) {
+  if (real_cuda.cuMemFree_v2 != NULL) return real_cuda.cuMemFree_v2(address);
+  return real_cuda.cuMemFree != NULL ? free_v1(address) : CUDA_ERROR_NOT_FOUND;
+}
+
 CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   struct charge charge;
   CUdeviceptr block = 0;
@@ -12,7 +19,7 @@ CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAlloc_v2(&block, bytes);
-  result = charge_end(&charge, result, block);
+  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -24,7 +31,7 @@ CUresult vc_cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytes) {
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAlloc(&block, bytes);
-  result = charge_end(&charge, result, block);
+  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -36,7 +43,7 @@ CUresult vc_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flag
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAllocManaged(&block, bytes, flags);
-  result = charge_end(&charge, result, block);
+  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -48,19 +55,12 @@ static uint64_t area(uint64_t width, uint64_t height) {
 }
 
 /* The pitch is the driver's to choose and known only afterwards: reserve without padding, then correct. */
-static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr block, uint64_t bytes,
-                             CUresult (*free_block)(CUdeviceptr)) {
+static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr block, uint64_t bytes) {
   if (result == CUDA_SUCCESS) {
     result = charge_correct(charge, bytes);
-    if (result != CUDA_SUCCESS) free_block(block);
+    if (result != CUDA_SUCCESS) free_any(block);
   }
-  return charge_end(charge, result, block);
-}
-
-static CUresult free_v1(CUdeviceptr address) { return real_cuda.cuMemFree((CUdeviceptr_v1)address); }
-
-static CUresult free_any(CUdeviceptr address) {
-  return real_cuda.cuMemFree_v2 != NULL ? real_cuda.cuMemFree_v2(address) : CUDA_ERROR_NOT_FOUND;
+  return charge_end(charge, BOOK_LINEAR, result, block, free_any);
 }
 
 CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element) {
@@ -72,7 +72,7 @@ CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, s
   CUresult result = charge_begin(&charge, area(width, height));
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAllocPitch_v2(&block, &chosen, width, height, element);
-  result = finish_pitch(&charge, result, block, area(chosen, height), free_any);
+  result = finish_pitch(&charge, result, block, area(chosen, height));
   if (result != CUDA_SUCCESS) return result;
   *dptr = block;
   *pitch = chosen;
@@ -89,13 +89,13 @@ CUresult vc_cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned 
   CUresult result = charge_begin(&charge, area(width, height));
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAllocPitch(&block, &chosen, width, height, element);
-  result = finish_pitch(&charge, result, block, area(chosen, height), real_cuda.cuMemFree != NULL ? free_v1 : free_any);
+  result = finish_pitch(&charge, result, block, area(chosen, height));
   if (result != CUDA_SUCCESS) return result;
   *dptr = block;
   *pitch = chosen;
   return CUDA_SUCCESS;
 }
 
-CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return charge_free(dptr, real_cuda.cuMemFree_v2); }
+CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return charge_free(BOOK_LINEAR, dptr, real_cuda.cuMemFree_v2); }
 
-CUresult vc_cuMemFree(CUdeviceptr_v1 dptr) { return charge_free(dptr, free_v1); }
+CUresult vc_cuMemFree(CUdeviceptr_v1 dptr) { return charge_free(BOOK_LINEAR, dptr, free_v1); }

@@ -25,9 +25,10 @@ static const struct hook hooks[] = {
     {"dlvsym", (void *)dlvsym, HOOK_LOADER, (void *const *)&loader_real.dlvsym},
 };
 
-enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOTS = 256 };
+enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOTS = 512 };
 
 _Static_assert(HOOKS * 2 < SLOTS, "the table stays half empty, so misses end quickly");
+_Static_assert(HOOKS < 256, "an index fits a byte");
 
 static uint8_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
 static _Atomic int built;
@@ -43,7 +44,7 @@ static unsigned int slot_of(const char *name, size_t length) {
     memcpy(&ends[1], name + length - sizeof ends[1], sizeof ends[1]);
     memcpy(&tail, ends, sizeof tail);
   }
-  return (unsigned int)(((tail ^ (uint64_t)length << 32) * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
+  return (unsigned int)(((tail ^ (uint64_t)length << 32) * UINT64_C(0x9e3779b97f4a7c15)) >> 55);
 }
 
 static void build(void) {

@@ -44,7 +44,7 @@ def tool(*command: str) -> str:
 
 def listed_symbols() -> set[str]:
     """The functions of the hook lists, and the two lookups that are written in assembly."""
-    text = "".join((NATIVE / "hooks" / name).read_text() for name in ("cuda.def", "nvml.def"))
+    text = "".join(path.read_text() for path in sorted((NATIVE / "hooks").rglob("*.def")))
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     return set(re.findall(r"HOOK\(\s*\w+\s*,\s*(\w+)", text)) | {"dlsym", "dlvsym"}
 

@@ -1,0 +1,19 @@
+/* The list of all that holds device memory in this process, in one place: each question below is put to every
+ * allocator. A new one adds its lines to allocators.c.
+ * Tests: tests/integration/test_native_quota.py. */
+#ifndef VC_CUDA_ALLOCATORS_H
+#define VC_CUDA_ALLOCATORS_H
+
+#include <stdint.h>
+
+/* Bytes that this process holds of a column, from its own books. */
+uint64_t allocators_usage(uint32_t column);
+
+/* Before a refusal: what is held in reserve goes back to the driver and out of the charge. 1: something did.
+ * Calls itself nothing that charges; a second call on the same thread meanwhile does nothing. */
+int allocators_reclaim(uint32_t column);
+
+/* In a forked child, which has no context and no memory. */
+void allocators_after_fork(void);
+
+#endif
