@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -60,6 +61,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "runtime" / "vcuda"
 
 
+FORWARDED = [getattr(signal, f"SIG{name}") for name in ("TERM", "HUP", "INT", "USR1", "USR2", "QUIT")]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -83,6 +85,10 @@ def run(environment: dict[str, str]) -> Run:
 def start(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
+    def fresh() -> None:
+        for number in FORWARDED:  # whoever runs the tests may ignore some of them (nohup), which is inherited
+            signal.signal(number, signal.SIG_DFL)
+
     def call(*words: str | Path) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*VCUDA, *map(str, words)],
@@ -90,13 +96,16 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Pope
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
+            preexec_fn=fresh,  # noqa: PLW1509 - the tests have one thread
         )
         started.append(process)
         return process
 
     yield call
     for process in started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -195,7 +204,7 @@ def test_words_streams_and_environment_are_passed_on(environment: dict[str, str]
     assert result.stderr.startswith("libc.so.6:") and result.stderr.endswith("libvcuda.so \n")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
+@pytest.mark.parametrize("name", [number.name for number in FORWARDED])
 def test_signals_are_forwarded(start: Callable[..., subprocess.Popen[str]], base: Path, name: str) -> None:
     script = f"trap 'exit 77' {name[3:]}; echo ready; while :; do sleep 0.05; done"
     process = start("run", "--memory", "1GiB", "--", "sh", "-c", script)
