@@ -76,14 +76,14 @@ native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) native/config.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) native/cuda/format.c native/config.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests
 $(BUILD)/native/$(1)/tests/%.c.o: tests/native/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC  $$@"
-	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_shm) -Inative/books -Inative -Itests/native -c $$< -o $$@
+	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_shm) -Inative/books -Inative/cuda -Inative -Itests/native -c $$< -o $$@
 $(BUILD)/native/$(1)/run_tests: $(patsubst tests/native/%,$(BUILD)/native/$(1)/tests/%.o,$(NATIVE_TEST_SOURCES)) \
     $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_TEST_OBJECTS))
 	@echo "  LD  $$@"

@@ -1,5 +1,5 @@
-/* Arrays and mipmapped arrays: device memory with a shape.
- * Must not know copies. Tests: tests/unit/fakedriver/test_arrays.py. */
+/* Arrays and mipmapped arrays: device memory with a unit.
+ * Must not know copies. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"
 
 struct CUmipmappedArray_st {
@@ -15,36 +15,20 @@ static struct handles mipmaps = HANDLES(struct CUmipmappedArray_st, 1 << 12);
 
 struct CUarray_st *array_check(CUarray array) { return handle_valid(&arrays, array) ? array : NULL; }
 
-unsigned array_element_bytes(CUarray_format format, unsigned channels) {
-  if (channels != 1 && channels != 2 && channels != 4) return 0;
-  switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-      return channels;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-      return 2 * channels;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return 4 * channels;
-    default:
-      return 0;
-  }
-}
-
 static uint64_t at_least_one(uint64_t size) { return size ? size : 1; }
 
-static CUresult make(const CUDA_ARRAY3D_DESCRIPTOR *d, CUarray *out) {
-  CUcontext context;
-  TRY(context_current(&context));
-  unsigned element = d ? array_element_bytes(d->Format, d->NumChannels) : 0;
-  if (!out || !element || !d->Width || (d->Depth && !d->Height && !(d->Flags & CUDA_ARRAY3D_LAYERED)))
+static uint64_t rounded(uint64_t bytes) { return (bytes + 65535) & ~65535ull; }
+
+/* An array without memory yet. */
+static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *d, CUcontext context, struct CUarray_st *array) {
+  NONNULL(d);
+  unsigned element = array_element_bytes(d->Format, d->NumChannels);
+  struct array_unit unit = element ? (struct array_unit){1, 1, element} : array_packed(d->Format);
+  if (!unit.bytes || !d->Width || (d->Depth && !d->Height && !(d->Flags & CUDA_ARRAY3D_LAYERED)))
     return CUDA_ERROR_INVALID_VALUE;
   if (d->Width > 1 << 28 || d->Height > 1 << 20 || d->Depth > 1 << 20) return CUDA_ERROR_INVALID_VALUE;
-  CUarray array = handle_new(&arrays);
-  if (!array) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (d->Flags & CUDA_ARRAY3D_CUBEMAP && (d->Width != d->Height || !d->Depth || d->Depth % 6))
+    return CUDA_ERROR_INVALID_VALUE;
   array->context = context;
   array->width = d->Width;
   array->height = d->Height;
@@ -53,17 +37,34 @@ static CUresult make(const CUDA_ARRAY3D_DESCRIPTOR *d, CUarray *out) {
   array->channels = d->NumChannels;
   array->flags = d->Flags;
   array->element = element;
-  array->pitch = d->Width * element;
-  array->bytes = array->pitch * at_least_one(d->Height) * at_least_one(d->Depth);
-  /* Sparse and deferred arrays get their memory from cuMemMapArrayAsync. */
-  int own = !(d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
-  CUresult result = own ? memory_take(context, array->bytes, BLOCK_DEVICE, &array->base) : CUDA_SUCCESS;
-  if (result != CUDA_SUCCESS) {
-    handle_delete(&arrays, array);
-    return result;
-  }
-  *out = array;
+  array->pitch = (d->Width + unit.width - 1) / unit.width * unit.bytes;
+  array->bytes = array->pitch * ((at_least_one(d->Height) + unit.height - 1) / unit.height) * at_least_one(d->Depth);
   return CUDA_SUCCESS;
+}
+
+/* Sparse and deferred arrays get their memory from cuMemMapArrayAsync. */
+static int has_memory(unsigned flags) { return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)); }
+
+static CUresult new_array(const CUDA_ARRAY3D_DESCRIPTOR *d, CUcontext context, CUarray *out) {
+  CUarray array = handle_new(&arrays);
+  if (!array) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = describe(d, context, array);
+  if (result == CUDA_SUCCESS) *out = array;
+  else handle_delete(&arrays, array);
+  return result;
+}
+
+static CUresult make(const CUDA_ARRAY3D_DESCRIPTOR *d, CUarray *out) {
+  CUcontext context;
+  CUarray array;
+  TRY(context_current(&context));
+  NONNULL(out);
+  TRY(new_array(d, context, &array));
+  CUresult result = CUDA_SUCCESS;
+  if (has_memory(d->Flags)) result = memory_take(context, rounded(array->bytes), BLOCK_DEVICE, &array->base);
+  if (result == CUDA_SUCCESS) *out = array;
+  else handle_delete(&arrays, array);
+  return result;
 }
 
 CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
@@ -148,7 +149,7 @@ CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *d, CUarray array) {
 }
 
 static void drop(CUarray array) {
-  if (array->base) memory_give(array->base);
+  if (array->base && !array->parent) memory_give(array->base);
   handle_delete(&arrays, array);
 }
 
@@ -166,7 +167,7 @@ static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, const struct C
   if (!(array->flags & CUDA_ARRAY3D_DEFERRED_MAPPING)) return CUDA_ERROR_INVALID_VALUE;
   memset(out, 0, sizeof *out);
   out->alignment = 65536;
-  out->size = (array->bytes + 65535) & ~65535ull;
+  out->size = rounded(array->bytes);
   return CUDA_SUCCESS;
 }
 
@@ -177,34 +178,54 @@ CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarr
 
 /* --- mipmapped -------------------------------------------------------------------------------------------------- */
 
+/* All levels lie in one piece, which is the first level's. */
 static void drop_mipmap(CUmipmappedArray mipmap) {
-  for (uint32_t i = 0; i < mipmap->levels; i++)
-    if (mipmap->level[i]) drop(mipmap->level[i]);
+  if (mipmap->levels && mipmap->level[0]->base) memory_give(mipmap->level[0]->base);
+  for (uint32_t i = 0; i < mipmap->levels; i++) drop(mipmap->level[i]);
   handle_delete(&mipmaps, mipmap);
+}
+
+static uint64_t half(uint64_t size) { return size > 1 ? size / 2 : size; }
+
+static CUresult make_levels(CUmipmappedArray mipmap, CUDA_ARRAY3D_DESCRIPTOR d, unsigned levels, uint64_t *bytes) {
+  int flat = (d.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+  for (*bytes = 0; mipmap->levels < levels; mipmap->levels++) {
+    CUarray *level = &mipmap->level[mipmap->levels];
+    TRY(new_array(&d, mipmap->context, level));
+    (*level)->parent = mipmap;
+    *bytes += (*level)->bytes;
+    if (d.Width <= 1 && d.Height <= 1 && (flat || d.Depth <= 1)) levels = mipmap->levels + 1; /* as small as it gets */
+    d.Width = half(d.Width);
+    d.Height = half(d.Height);
+    if (!flat) d.Depth = half(d.Depth);
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUresult give_memory(CUmipmappedArray mipmap, uint64_t bytes) {
+  CUdeviceptr base;
+  TRY(memory_take(mipmap->context, rounded(bytes), BLOCK_DEVICE, &base));
+  for (uint32_t i = 0; i < mipmap->levels; i++) {
+    mipmap->level[i]->base = base;
+    base += mipmap->level[i]->bytes;
+  }
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels) {
   ENTER(cuMipmappedArrayCreate);
   CUcontext context;
+  uint64_t bytes;
   TRY(context_current(&context));
-  if (!out || !descriptor || levels == 0 || levels > 29) return CUDA_ERROR_INVALID_VALUE;
+  if (!out || !descriptor || levels == 0) return CUDA_ERROR_INVALID_VALUE;
   CUmipmappedArray mipmap = handle_new(&mipmaps);
   if (!mipmap) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUDA_ARRAY3D_DESCRIPTOR level = *descriptor;
   mipmap->context = context;
-  for (mipmap->levels = 0; mipmap->levels < levels; mipmap->levels++) {
-    CUresult result = make(&level, &mipmap->level[mipmap->levels]);
-    if (result != CUDA_SUCCESS) {
-      drop_mipmap(mipmap);
-      return result;
-    }
-    mipmap->level[mipmap->levels]->parent = mipmap;
-    level.Width = level.Width > 1 ? level.Width / 2 : 1;
-    if (level.Height > 1) level.Height /= 2;
-    if (level.Depth > 1 && !(level.Flags & CUDA_ARRAY3D_LAYERED)) level.Depth /= 2;
-  }
-  *out = mipmap;
-  return CUDA_SUCCESS;
+  CUresult result = make_levels(mipmap, *descriptor, levels, &bytes);
+  if (result == CUDA_SUCCESS && has_memory((unsigned)descriptor->Flags)) result = give_memory(mipmap, bytes);
+  if (result == CUDA_SUCCESS) *out = mipmap;
+  else drop_mipmap(mipmap);
+  return result;
 }
 
 CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigned level) {
@@ -229,7 +250,8 @@ CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *o
   if (!handle_valid(&mipmaps, mipmap)) return CUDA_ERROR_INVALID_HANDLE;
   TRY(requirements(out, mipmap->level[0], device));
   out->size = 0;
-  for (uint32_t i = 0; i < mipmap->levels; i++) out->size += (mipmap->level[i]->bytes + 65535) & ~65535ull;
+  for (uint32_t i = 0; i < mipmap->levels; i++) out->size += mipmap->level[i]->bytes;
+  out->size = rounded(out->size);
   return CUDA_SUCCESS;
 }
 

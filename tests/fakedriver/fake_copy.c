@@ -17,7 +17,7 @@ static CUresult resolve(CUmemorytype type, const void *host, CUdeviceptr device,
     struct CUarray_st *a = array_check(array);
     if (!a) return CUDA_ERROR_INVALID_HANDLE;
     uint64_t high = a->height ? a->height : 1, deep = a->depth ? a->depth : 1;
-    if (!a->base || x + box->WidthInBytes > a->pitch || rows > high || slices > deep) return CUDA_ERROR_INVALID_VALUE;
+    if (!a->base || !a->element || x + box->WidthInBytes > a->pitch || rows > high || slices > deep) return CUDA_ERROR_INVALID_VALUE;
     *out = (struct end){memory_reach(a->base, a->bytes), a->pitch, a->pitch * high};
   } else {
     if (pitch == 0) pitch = x + box->WidthInBytes;

@@ -1,0 +1,75 @@
+/* Arrays and mipmapped arrays in all ABI versions; format.c knows their sizes. Levels and planes of an array are views:
+ * they are in no book, so destroying one gives nothing back.
+ * Knows no accounting. Tests: tests/integration/test_native_array.py. */
+#include "cuda_bodies.h"
+#include "charge.h"
+#include "driver.h"
+#include "format.h"
+
+static CUresult destroy_array(CUdeviceptr key) {
+  return real_cuda.cuArrayDestroy != NULL ? real_cuda.cuArrayDestroy((CUarray)(uintptr_t)key) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult destroy_mipmap(CUdeviceptr key) {
+  if (real_cuda.cuMipmappedArrayDestroy == NULL) return CUDA_ERROR_NOT_FOUND;
+  return real_cuda.cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)key);
+}
+
+#define SHAPE_2D(d)                                                                                        \
+  {                                                                                                        \
+    .width = (d)->Width, .height = (d)->Height, .format = (unsigned int)(d)->Format, .channels = (d)->NumChannels \
+  }
+#define SHAPE_3D(d)                                                                                           \
+  {                                                                                                           \
+    .width = (d)->Width, .height = (d)->Height, .depth = (d)->Depth, .format = (unsigned int)(d)->Format,     \
+    .channels = (d)->NumChannels, .flags = (d)->Flags                                                         \
+  }
+
+/* The four creators differ in their descriptor alone. */
+#define CREATE(symbol, SHAPE)                                                           \
+  if (array == NULL || desc == NULL) return real_cuda.symbol(array, desc);              \
+  const struct array_shape shape = SHAPE(desc);                                         \
+  struct charge charge;                                                                 \
+  CUarray made = NULL;                                                                  \
+  uint64_t bytes = array_bytes(&shape);                                                 \
+  if (bytes == 0) return real_cuda.symbol(array, desc);                                 \
+  CUresult result = charge_begin(&charge, bytes);                                       \
+  if (result != CUDA_SUCCESS) return result;                                            \
+  result = real_cuda.symbol(&made, desc);                                               \
+  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_array);     \
+  if (result == CUDA_SUCCESS) *array = made;                                            \
+  return result
+
+CUresult vc_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *desc) { CREATE(cuArrayCreate, SHAPE_2D); }
+
+CUresult vc_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *desc) { CREATE(cuArrayCreate_v2, SHAPE_2D); }
+
+CUresult vc_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *desc) {
+  CREATE(cuArray3DCreate, SHAPE_3D);
+}
+
+CUresult vc_cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc) {
+  CREATE(cuArray3DCreate_v2, SHAPE_3D);
+}
+
+CUresult vc_cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_DESCRIPTOR *desc,
+                                   unsigned int levels) {
+  if (mipmap == NULL || desc == NULL) return real_cuda.cuMipmappedArrayCreate(mipmap, desc, levels);
+  const struct array_shape shape = SHAPE_3D(desc);
+  struct charge charge;
+  CUmipmappedArray made = NULL;
+  uint64_t bytes = mipmap_bytes(&shape, levels);
+  if (bytes == 0) return real_cuda.cuMipmappedArrayCreate(mipmap, desc, levels);
+  CUresult result = charge_begin(&charge, bytes);
+  if (result != CUDA_SUCCESS) return result;
+  result = real_cuda.cuMipmappedArrayCreate(&made, desc, levels);
+  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_mipmap);
+  if (result == CUDA_SUCCESS) *mipmap = made;
+  return result;
+}
+
+CUresult vc_cuArrayDestroy(CUarray array) { return charge_free(BOOK_ARRAY, (uintptr_t)array, destroy_array); }
+
+CUresult vc_cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
+  return charge_free(BOOK_ARRAY, (uintptr_t)mipmap, destroy_mipmap);
+}
