@@ -113,7 +113,8 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 
 # --- programs that tests run under the library ------------------------------------------------------------------
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
-CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so)
+CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
+  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1)
 
 .PHONY: native-clients
 native-clients: $(CLIENTS)
@@ -127,6 +128,21 @@ $(BUILD)/native/clients/client-linked: tests/native/clients/client.c tests/nativ
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -pthread -o $@ $(filter %.c,$^) -L$(BUILD)/fakedriver -lcuda -ldl
+# With the driver's place in the file, as a set-user-ID program has no LD_LIBRARY_PATH.
+$(BUILD)/native/clients/ways: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -Wl,--disable-new-dtags,-rpath,$(abspath $(BUILD))/fakedriver -o $@ $< -ldl
+$(BUILD)/native/clients/plugin.so $(BUILD)/native/clients/plugin-linked.so $(BUILD)/native/clients/plugin-constructor.so: \
+    $(BUILD)/native/clients/%.so: tests/native/clients/plugin.c tests/native/clients/ways.h $(BUILD)/fakedriver/libcuda.so | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(if $(findstring linked,$*),-DLINKED)$(if $(findstring constructor,$*),-DCONSTRUCTOR) \
+	  $(NATIVE_HEADERS) -fPIC -shared -o $@ $< $(if $(findstring linked,$*),-L$(BUILD)/fakedriver -lcuda) -ldl
+# A second copy of the driver, as the cuda-compat packages bring one.
+$(BUILD)/native/clients/second/libcuda.so.1: $(BUILD)/fakedriver/libcuda.so
+	@mkdir -p $(@D)
+	@cp $< $@
 $(BUILD)/native/clients/%.so: tests/native/clients/%.c | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"

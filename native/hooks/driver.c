@@ -8,9 +8,12 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "objects.h"
+#include "guest.h"
 #include "loader.h"
 #include "lock.h"
+#include "names.h"
+#include "objects.h"
+#include "pointers.h"
 
 struct cuda_api real_cuda;
 struct nvml_api real_nvml;
@@ -48,38 +51,57 @@ static const struct {
 };
 
 static _Atomic int known[DRIVER_KINDS];
+static _Atomic int missing[DRIVER_KINDS];
+static void *handles[DRIVER_KINDS]; /* of the adopted object */
 static struct lock lock;
 
+_Static_assert((int)HOOK_CUDA == (int)DRIVER_CUDA && (int)HOOK_NVML == (int)DRIVER_NVML, "one numbering");
+
 /* Keeps the object mapped: programs close libnvidia-ml and open it again, and our pointers must survive that. */
-static void pin(const struct object *object) {
-  if (loader_ready()) loader_real.dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+static void *pin(const struct object *object) {
+  return loader_ready() ? loader_real.dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
 }
 
-static int adopt_object(enum driver_kind kind, const struct object *object) {
+static void publish(enum driver_kind kind, const struct object *object, void *const *functions) {
+  for (size_t i = 0; i < drivers[kind].member_count; i++)
+    memcpy((char *)drivers[kind].api + drivers[kind].members[i].offset, &functions[i], sizeof functions[i]);
+  if (!guest_is_wanted()) return; /* without limits nothing takes anything's place */
+  names_adopted((enum hook_kind)kind);
+  pointers_publish(kind, object->begin, object->end);
+}
+
+/* The first object that is adopted is the driver for good. */
+static void adopt(enum driver_kind kind, const struct object *object) {
   void *functions[COUNT(cuda_members) + COUNT(nvml_members)];
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     functions[i] = objects_function(object, drivers[kind].members[i].name);
-  pin(object);
+  void *handle = pin(object);
   lock_take(&lock);
   if (!atomic_load_explicit(&known[kind], memory_order_relaxed)) {
-    for (size_t i = 0; i < drivers[kind].member_count; i++)
-      memcpy((char *)drivers[kind].api + drivers[kind].members[i].offset, &functions[i], sizeof functions[i]);
+    handles[kind] = handle;
+    publish(kind, object, functions);
     atomic_store_explicit(&known[kind], 1, memory_order_release);
   }
   lock_give(&lock);
+}
+
+static int find_loaded(enum driver_kind kind) {
+  struct object object;
+  if (!objects_find_soname(drivers[kind].soname, &object)) return 0;
+  adopt(kind, &object);
   return 1;
 }
 
-/* No lock is held while the loader runs: constructors of the library it loads may call back in. */
+/* No lock is held while the loader runs: constructors of the library it loads may call back in, and another thread may
+ * be in a constructor of its own, waiting for us. Measuring calls driver_nvml() under a lock of its own, so a machine
+ * without NVML is asked for it once. */
 static int find(enum driver_kind kind) {
-  struct object object;
-  if (atomic_load_explicit(&known[kind], memory_order_acquire)) return 1;
-  if (objects_find_soname(drivers[kind].soname, &object)) return adopt_object(kind, &object);
-  if (!loader_ready() || loader_real.dlopen(drivers[kind].soname, RTLD_LAZY) == NULL) {
-    if (loader_ready()) loader_real.dlerror(); /* the failure is ours, not the program's */
-    return 0;
-  }
-  return objects_find_soname(drivers[kind].soname, &object) && adopt_object(kind, &object);
+  if (atomic_load_explicit(&known[kind], memory_order_acquire) || find_loaded(kind)) return 1;
+  if (!loader_ready() || atomic_load_explicit(&missing[kind], memory_order_relaxed)) return 0;
+  if (loader_real.dlopen(drivers[kind].soname, RTLD_LAZY) != NULL) return find_loaded(kind);
+  atomic_store_explicit(&missing[kind], kind == DRIVER_NVML, memory_order_relaxed);
+  loader_real.dlerror(); /* the failure is ours, not the program's */
+  return 0;
 }
 
 int driver_cuda(void) { return find(DRIVER_CUDA); }
@@ -91,10 +113,34 @@ int driver_is_loaded(enum driver_kind kind) {
   return objects_find_soname(drivers[kind].soname, &object);
 }
 
-int driver_adopt(enum driver_kind kind, void *address) {
+/* DT_SONAME of whatever ADDRESS lies in, in any namespace; "" when there is none. */
+static const char *soname_of(const void *address) {
+  Dl_info info;
+  struct link_map *map = NULL;
+  const char *strings = NULL;
+  size_t soname = 0;
+  if (!loader_ready() || loader_real.dladdr1 == NULL) return "";
+  if (!loader_real.dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) || map == NULL || map->l_ld == NULL) return "";
+  for (const ElfW(Dyn) *dynamic = map->l_ld; dynamic->d_tag != DT_NULL; dynamic++) {
+    if (dynamic->d_tag == DT_STRTAB) strings = (const char *)dynamic->d_un.d_ptr;
+    if (dynamic->d_tag == DT_SONAME) soname = dynamic->d_un.d_val;
+  }
+  return strings != NULL ? strings + soname : "";
+}
+
+enum driver_owner driver_recognise(enum driver_kind kind, const void *address) {
   struct object object;
-  if (!objects_find_address(address, &object) || strcmp(object.soname, drivers[kind].soname) != 0) return 0;
-  return atomic_load_explicit(&known[kind], memory_order_acquire) || adopt_object(kind, &object);
+  if (objects_find_address(address, &object)) {
+    if (strcmp(object.soname, drivers[kind].soname) != 0) return DRIVER_NOT;
+    if (!atomic_load_explicit(&known[kind], memory_order_acquire)) adopt(kind, &object);
+    return pointers_know(address) ? DRIVER_ADOPTED : DRIVER_ANOTHER;
+  }
+  if (strcmp(soname_of(address), drivers[kind].soname) != 0) return DRIVER_NOT;
+  return find(kind) ? DRIVER_ANOTHER : DRIVER_NOT;
+}
+
+void *driver_function(enum driver_kind kind, const char *name) {
+  return handles[kind] != NULL ? loader_real.dlsym(handles[kind], name) : NULL;
 }
 
 void driver_after_fork(void) { lock_give(&lock); }

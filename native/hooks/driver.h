@@ -31,9 +31,17 @@ int driver_nvml(void);
 /* Whether the driver library is loaded, in any scope. Loads nothing. */
 int driver_is_loaded(enum driver_kind kind);
 
-/* ADDRESS came from a lookup of the program. 1: it lies in a driver library of this kind, whose functions are known
- * now; 0: it is somebody else's. */
-int driver_adopt(enum driver_kind kind, void *address);
+enum driver_owner {
+  DRIVER_NOT,     /* ADDRESS lies in no driver library of this kind */
+  DRIVER_ADOPTED, /* in the one whose functions are known */
+  DRIVER_ANOTHER, /* in a second copy: of cuda-compat, or in a namespace that the program made with dlmopen */
+};
+
+/* ADDRESS came from a lookup of the program. A process has one driver: the first that is recognised is adopted. */
+enum driver_owner driver_recognise(enum driver_kind kind, const void *address);
+
+/* The adopted driver's function of this name, hooked or not; NULL (and dlerror) when it has none. */
+void *driver_function(enum driver_kind kind, const char *name);
 
 /* In a forked child, as names_after_fork(). */
 void driver_after_fork(void);

@@ -20,6 +20,7 @@ static int find_in(const char *soname, struct loader *out) {
   *(void **)&out->dlopen = objects_function(&object, "dlopen");
   *(void **)&out->dlclose = objects_function(&object, "dlclose");
   *(void **)&out->dlerror = objects_function(&object, "dlerror");
+  *(void **)&out->dladdr1 = objects_function(&object, "dladdr1");
   return out->dlsym != NULL && out->dlvsym != NULL && out->dlopen != NULL && out->dlclose != NULL &&
          out->dlerror != NULL;
 }
@@ -30,6 +31,7 @@ static void publish(const struct loader *loader) {
   __atomic_store_n(&loader_real.dlopen, loader->dlopen, __ATOMIC_RELAXED);
   __atomic_store_n(&loader_real.dlclose, loader->dlclose, __ATOMIC_RELAXED);
   __atomic_store_n(&loader_real.dlerror, loader->dlerror, __ATOMIC_RELAXED);
+  __atomic_store_n(&loader_real.dladdr1, loader->dladdr1, __ATOMIC_RELAXED);
   __atomic_store_n(&loader_real.dlsym, loader->dlsym, __ATOMIC_RELEASE);
 }
 

@@ -4,12 +4,15 @@
 #ifndef VC_HOOKS_LOADER_H
 #define VC_HOOKS_LOADER_H
 
+#include <dlfcn.h>
+
 struct loader {
   void *(*dlsym)(void *handle, const char *name);
   void *(*dlvsym)(void *handle, const char *name, const char *version);
   void *(*dlopen)(const char *path, int mode);
   int (*dlclose)(void *handle);
   char *(*dlerror)(void);
+  int (*dladdr1)(const void *address, Dl_info *info, void **extra, int flags);
 };
 
 /* Fills loader_real once; 0: this process has no dynamic loading functions (an old glibc without libdl). */

@@ -7,31 +7,52 @@
 
 	.text
 
-/* Names that begin otherwise are never ours: not worth a call. */
-	.macro pass_if_foreign real
+/* Names that begin otherwise than cu[A-Z], nv or dl are never ours: not worth a call. With a handle (neither
+ * RTLD_DEFAULT, 0, nor RTLD_NEXT, -1) the caller does not matter to the C library, and C can do the rest. */
+	.macro pass_if_foreign real, by_handle
 	movzbl	(%rsi), %eax
 	cmpb	$'c', %al
 	je	1f
 	cmpb	$'n', %al
-	je	1f
+	je	2f
 	cmpb	$'d', %al
-	je	1f
+	je	3f
+0:
 	movq	\real(%rip), %rax
 	testq	%rax, %rax
-	je	1f
+	je	5f
 	jmp	*%rax
 1:
+	cmpb	$'u', 1(%rsi)
+	jne	0b
+	movzbl	2(%rsi), %eax
+	subl	$'A', %eax
+	cmpl	$'Z'-'A', %eax
+	ja	0b
+	jmp	4f
+2:
+	cmpb	$'v', 1(%rsi)
+	jne	0b
+	jmp	4f
+3:
+	cmpb	$'l', 1(%rsi)
+	jne	0b
+4:
+	leaq	1(%rdi), %rax
+	cmpq	$1, %rax
+	ja	\by_handle
+5:
 	.endm
 
 /* Entry: rsp = 16 k + 8. Three pushes align it for the call. */
-	.macro lookup name, decide, real, caller
+	.macro lookup name, decide, by_handle, real, caller
 	.globl	\name
 	.type	\name, @function
 	.p2align 4
 \name:
 	.cfi_startproc
 	endbr64
-	pass_if_foreign \real
+	pass_if_foreign \real, \by_handle
 	pushq	%rdi
 	.cfi_adjust_cfa_offset 8
 	pushq	%rsi
@@ -48,9 +69,9 @@
 	popq	%rdi
 	.cfi_adjust_cfa_offset -8
 	testq	%rax, %rax
-	je	2f
+	je	6f
 	jmp	*%rax
-2:
+6:
 	movq	%r11, %rax
 	ret
 	.cfi_endproc
@@ -60,21 +81,28 @@
 	.hidden	loader_real
 	.hidden	resolve_dlsym
 	.hidden	resolve_dlvsym
-	lookup dlsym, resolve_dlsym, loader_real, %rdx
-	lookup dlvsym, resolve_dlvsym, loader_real+8, %rcx
+	.hidden	resolve_by_handle
+	.hidden	resolve_version_by_handle
+	lookup dlsym, resolve_dlsym, resolve_by_handle, loader_real, %rdx
+	lookup dlvsym, resolve_dlvsym, resolve_version_by_handle, loader_real+8, %rcx
 
 #elif defined(__aarch64__)
 
 	.text
 
-/* hint #34 is "bti c"; x16 is a register from which a jump to a function is allowed under BTI. */
-	.macro lookup name, decide, caller
+/* As above, without the look at the name. hint #34 is "bti c"; x16 is a register from which a jump to a function is allowed under BTI. */
+	.macro lookup name, decide, by_handle, caller
 	.globl	\name
 	.type	\name, %function
 	.p2align 4
 \name:
 	.cfi_startproc
 	hint	#34
+	add	x16, x0, #1
+	cmp	x16, #1
+	b.ls	2f
+	b	\by_handle
+2:
 	stp	x29, x30, [sp, #-48]!
 	.cfi_def_cfa_offset 48
 	.cfi_offset 29, -48
@@ -103,8 +131,10 @@
 
 	.hidden	resolve_dlsym
 	.hidden	resolve_dlvsym
-	lookup dlsym, resolve_dlsym, x2
-	lookup dlvsym, resolve_dlvsym, x3
+	.hidden	resolve_by_handle
+	.hidden	resolve_version_by_handle
+	lookup dlsym, resolve_dlsym, resolve_by_handle, x2
+	lookup dlvsym, resolve_dlvsym, resolve_version_by_handle, x3
 
 #else
 #error "the lookup stubs are written for x86-64 and aarch64"

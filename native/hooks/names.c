@@ -11,6 +11,7 @@
 #include "driver.h"
 #include "loader.h"
 #include "lock.h"
+#include "pointers.h"
 
 static const struct hook hooks[] = {
 #define NEED(symbol)
@@ -25,12 +26,12 @@ static const struct hook hooks[] = {
     {"dlvsym", (void *)dlvsym, HOOK_LOADER, (void *const *)&loader_real.dlvsym},
 };
 
-enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOTS = 512 };
+enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOT_BITS = 10, SLOTS = 1 << SLOT_BITS };
 
 _Static_assert(HOOKS * 2 < SLOTS, "the table stays half empty, so misses end quickly");
-_Static_assert(HOOKS < 256, "an index fits a byte");
+_Static_assert(HOOKS * 2 < POINTER_SLOTS, "and so does that of the drivers' functions");
 
-static uint8_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
+static uint16_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
 static _Atomic int built;
 static struct lock lock;
 
@@ -44,7 +45,8 @@ static unsigned int slot_of(const char *name, size_t length) {
     memcpy(&ends[1], name + length - sizeof ends[1], sizeof ends[1]);
     memcpy(&tail, ends, sizeof tail);
   }
-  return (unsigned int)(((tail ^ (uint64_t)length << 32) * UINT64_C(0x9e3779b97f4a7c15)) >> 55);
+  return (unsigned int)(((tail ^ (uint64_t)length << 32) * UINT64_C(0x9e3779b97f4a7c15)) >>
+                        (64 - SLOT_BITS));
 }
 
 static void build(void) {
@@ -53,20 +55,23 @@ static void build(void) {
     for (unsigned int i = 0; i < HOOKS; i++) {
       unsigned int slot = slot_of(hooks[i].name, strlen(hooks[i].name));
       while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
-      slots[slot] = (uint8_t)(i + 1);
+      slots[slot] = (uint16_t)(i + 1);
     }
     atomic_store_explicit(&built, 1, memory_order_release);
   }
   lock_give(&lock);
 }
 
-static int begins_like_ours(const char *name) {
-  return (name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v' && name[2] == 'm') ||
-         (name[0] == 'd' && name[1] == 'l');
+static int is_capital(char letter) { return letter >= 'A' && letter <= 'Z'; }
+
+int names_owner(const char *name) {
+  if (name[0] == 'c' && name[1] == 'u' && is_capital(name[2])) return HOOK_CUDA;
+  if (name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l') return HOOK_NVML;
+  return name[0] == 'd' && name[1] == 'l' ? HOOK_LOADER : -1;
 }
 
 const struct hook *names_find(const char *name) {
-  if (!begins_like_ours(name)) return NULL;
+  if (names_owner(name) < 0) return NULL;
   size_t length = strlen(name);
   if (length < SHORTEST || length > LONGEST) return NULL;
   if (!atomic_load_explicit(&built, memory_order_acquire)) build();
@@ -75,11 +80,9 @@ const struct hook *names_find(const char *name) {
   return NULL;
 }
 
-void *names_replace_cuda(void *pointer) {
-  if (pointer == NULL) return NULL;
-  for (const struct hook *hook = hooks; hook->kind == HOOK_CUDA; hook++) /* they come first in the table */
-    if (*hook->real == pointer) return hook->wrapper;
-  return pointer;
+void names_adopted(enum hook_kind kind) {
+  for (unsigned int i = 0; i < HOOKS; i++)
+    if (hooks[i].kind == kind) pointers_put(*hooks[i].real, hooks[i].wrapper);
 }
 
 void names_after_fork(void) { lock_give(&lock); }

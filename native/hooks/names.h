@@ -1,4 +1,4 @@
-/* From a function name, or from the driver's own pointer, to the hook that takes its place.
+/* From a function name to the hook that takes its place.
  * Knows no policy. Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_NAMES_H
 #define VC_HOOKS_NAMES_H
@@ -17,9 +17,12 @@ struct hook {
 /* NULL: not ours. Costs a few nanoseconds for names that begin like ours, less for all others. */
 const struct hook *names_find(const char *name);
 
-/* The driver's functions have one address each, so a pointer says more than a name and a version number could.
- * POINTER itself when it is not hooked or the driver is not known yet. */
-void *names_replace_cuda(void *pointer);
+/* Whose name this looks like, an enum hook_kind; -1: nobody's that we know. The CUDA driver's names have a capital
+ * after "cu", those of the runtime and of libraries (cudaMalloc, cudnnCreate, cublasCreate) do not. */
+int names_owner(const char *name);
+
+/* The real functions of KIND are known: from now on pointers.h finds their hooks. One caller at a time. */
+void names_adopted(enum hook_kind kind);
 
 /* In a forked child: whoever held the lock is not here. What the lock guards is written again with the same values. */
 void names_after_fork(void);

@@ -36,6 +36,15 @@ static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynami
   return 1;
 }
 
+static void measure(const struct dl_phdr_info *info, struct object *out) {
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    if (segment->p_type != PT_LOAD) continue; /* they come in the order of their addresses */
+    if (out->begin == 0) out->begin = info->dlpi_addr + segment->p_vaddr;
+    out->end = info->dlpi_addr + segment->p_vaddr + segment->p_memsz;
+  }
+}
+
 static int contains(const struct dl_phdr_info *info, uintptr_t address) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
@@ -53,6 +62,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
     if (!read_dynamic(info, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), &object)) return 0;
     if (search->soname != NULL && strcmp(object.soname, search->soname) != 0) return 0;
+    measure(info, &object);
     *search->out = object;
     return 1;
   }

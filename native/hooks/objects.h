@@ -9,6 +9,7 @@
 
 struct object {
   uintptr_t base;
+  uintptr_t begin, end; /* its memory, from the first segment to the last */
   const char *path;   /* as the loader knows it; "" for the main program */
   const char *soname; /* "" when it has none */
   const ElfW(Sym) *symbols;

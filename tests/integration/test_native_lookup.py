@@ -38,6 +38,23 @@ def test_configured_only_hooked_functions_of_the_driver_change(place):
     assert {limited[what] for what in changed} == {"libvcuda.so"}
 
 
+LINKED_THEN_LOOKED_UP = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1]).plugin_use()
+cuda = ctypes.CDLL("libcuda.so.1")
+address = ctypes.cast(cuda.cuMemAlloc_v2, ctypes.c_void_p).value
+for line in open("/proc/self/maps"):
+    begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+    if begin <= address < end: print(line.split()[-1].rpartition("/")[2])
+"""
+
+
+def test_a_driver_that_is_known_changes_no_answer_while_nothing_is_configured(place, python):
+    command = (python, "-c", LINKED_THEN_LOOKED_UP, CLIENTS / "plugin-linked.so")
+    assert place.run(*command).stdout.split() == ["libcuda.so.1"]
+    assert place.run(*command, limit="1GiB").stdout.split() == ["libvcuda.so"]
+
+
 def test_without_a_loaded_driver_there_is_nothing_to_find(place):
     limited = found(place.run(CLIENTS / "lookup", limit="1GiB"))
     assert limited["cuInit in RTLD_DEFAULT"] == "nothing"

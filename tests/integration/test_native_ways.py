@@ -1,0 +1,104 @@
+"""Ways of reaching the driver, each tried with a real program: what is found must be limited, and nothing may hang."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.native.running import CLIENTS, LIBRARY, Place
+
+SECONDS = 30  # a deadlock ends here
+SECOND_DRIVER = CLIENTS / "second" / "libcuda.so.1"
+LIMITED, UNLIMITED = "limited", "unlimited"
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def words(place: Place, way: str, *arguments: object, **extra: str) -> list[str]:
+    command = [str(CLIENTS / "ways"), way, *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env=place.env("1GiB") | extra,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout.splitlines()
+
+
+def test_the_program_tells_limited_from_unlimited(place):
+    assert words(place, "simple") == [LIMITED]
+    assert words(place, "simple", LD_PRELOAD="") == [UNLIMITED]
+
+
+@pytest.mark.parametrize("driver", ["libcuda.so.1", SECOND_DRIVER], ids=["by name", "by path"])
+def test_a_driver_that_the_program_loads_into_a_namespace_of_its_own(place, driver):
+    assert words(place, "own_namespace", driver) == [LIMITED]
+
+
+def test_two_driver_libraries_in_one_process_are_one_driver(place):
+    assert words(place, "two_drivers", SECOND_DRIVER) == [LIMITED, "one driver", "nothing more"]
+    assert words(place, "two_drivers", SECOND_DRIVER, LD_PRELOAD="")[1] == "two drivers"
+
+
+def test_a_driver_closed_and_opened_again_with_memory_alive(place):
+    assert words(place, "reopen") == [LIMITED] * 3
+
+
+@pytest.mark.parametrize("plugin", ["plugin.so", "plugin-linked.so"])
+def test_plug_ins_that_find_the_driver_by_themselves(place, plugin):
+    assert words(place, "local_plugin", CLIENTS / plugin) == [LIMITED]
+
+
+@pytest.mark.parametrize("way", ["deep_plugin", "far_plugin"])
+@pytest.mark.parametrize("plugin", ["plugin.so", "plugin-linked.so"])
+def test_plug_ins_that_no_preload_reaches(place, way, plugin):
+    """Says what docs/limits.md says: RTLD_DEEPBIND, and a namespace that holds the caller too."""
+    assert words(place, way, CLIENTS / plugin) == [UNLIMITED]
+
+
+def test_constructors_that_use_cuda_while_other_threads_do(place):
+    for _ in range(6):  # the second round finds the quota made
+        assert words(place, "constructor", CLIENTS / "plugin-constructor.so") == [LIMITED] * 5
+
+
+def test_a_library_loaded_at_start_that_uses_cuda_in_its_constructor(place):
+    plugin = CLIENTS / "plugin-constructor.so"
+    for preload in (f"{LIBRARY}:{plugin}", f"{plugin}:{LIBRARY}"):
+        assert words(place, "local_plugin", plugin, LD_PRELOAD=preload) == [LIMITED]
+
+
+def test_threads_that_call_their_first_hook_together(place):
+    for _ in range(3):
+        assert words(place, "threads") == [LIMITED] * 8
+
+
+def test_fork_vfork_spawn_and_exec(place):
+    assert words(place, "forks") == [
+        LIMITED,  # a child of a parent that had not initialised
+        LIMITED,  # the parent, afterwards
+        "not initialised",  # a child of one that had: the driver's own answer
+        LIMITED,  # fork and exec
+        LIMITED,  # vfork and exec
+        LIMITED,  # posix_spawn
+        LIMITED,  # and the parent still
+    ]
+
+
+def test_a_child_in_the_same_memory(place):
+    assert words(place, "clones") == [LIMITED] * 3
+
+
+def test_descriptors_closed_behind_the_librarys_back(place):
+    assert words(place, "close_from") == [LIMITED] * 2
+
+
+def test_without_the_preload_variable_children_go_free(place):
+    """LD_PRELOAD is for trying things out: test_native_container.py has the file that cannot be dropped."""
+    assert words(place, "drop_preload") == [UNLIMITED]
