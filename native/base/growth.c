@@ -21,3 +21,12 @@ uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct
   }
   return smallest ? smallest : less(after->total, before->total);
 }
+
+uint64_t growth_held(uint32_t self, const struct growth_view *view) {
+  const struct growth_process *process = find(view, self);
+  return process ? process->bytes : 0;
+}
+
+int growth_proves(uint32_t self, const struct growth_view *before, const struct growth_view *after) {
+  return before->listed && after->listed && !find(before, self) && find(after, self);
+}

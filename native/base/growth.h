@@ -17,6 +17,7 @@ enum { GROWTH_MAX = 128 };
 struct growth_view {
   uint32_t count;
   struct growth_process process[GROWTH_MAX];
+  int listed; /* there is a list, complete */
   uint64_t total;
 };
 
@@ -26,5 +27,13 @@ struct growth_view {
  *   smallest, since a fresh context is the least a process can have, and the agent adds what is missing later;
  * - else (no list at all): the growth of the whole GPU, which others may blur. */
 uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct growth_view *after);
+
+/* Bytes that the list of a view gives for the process SELF; 0 when it is not in it. */
+uint64_t growth_held(uint32_t self, const struct growth_view *view);
+
+/* Whether the two views prove that the list names processes as SELF knows itself: it was in none of them before it made
+ * its first context on the GPU, and is in it now. Being listed alone proves nothing: the list may be the host's, and the
+ * number somebody else's there. */
+int growth_proves(uint32_t self, const struct growth_view *before, const struct growth_view *after);
 
 #endif

@@ -41,6 +41,21 @@ static inline int long_lock_take(struct long_lock *lock, const void *self) {
   return 1;
 }
 
+/* The same without end in sight: 0 also when somebody else has held it for about LIMIT_MS (0: no waiting). For calls
+ * that may come from inside the driver, whose own locks the holder may be waiting for. */
+static inline int long_lock_try(struct long_lock *lock, const void *self, unsigned int limit_ms) {
+  const void *nobody = NULL;
+  if (atomic_load_explicit(&lock->holder, memory_order_relaxed) == self) return 0;
+  for (unsigned int tries = 0; !atomic_compare_exchange_strong_explicit(&lock->holder, &nobody, self,
+                                                                        memory_order_acquire, memory_order_relaxed);
+       tries++) {
+    nobody = NULL;
+    if (tries >= limit_ms * 20) return 0;
+    os_sleep_us(50);
+  }
+  return 1;
+}
+
 static inline void long_lock_give(struct long_lock *lock) {
   atomic_store_explicit(&lock->holder, NULL, memory_order_release);
 }

@@ -4,12 +4,18 @@
 
 #include "charge.h"
 #include "context.h"
+#include "excess.h"
+#include "limit.h"
 
-uint64_t allocators_usage(uint32_t column) { return charge_usage(column) + context_usage(column); }
+uint64_t allocators_usage(uint32_t column) {
+  return charge_usage(column) + context_usage(column) + excess_bytes(column);
+}
+
 
 static int reclaim(uint32_t column) {
-  (void)column;
-  return 0;
+  int given_back = 0;
+  given_back |= excess_shrink(column); /* last: what the others gave back is measured no more */
+  return given_back;
 }
 
 int allocators_reclaim(uint32_t column) {
@@ -24,4 +30,6 @@ int allocators_reclaim(uint32_t column) {
 void allocators_after_fork(void) {
   charge_after_fork();
   context_after_fork();
+  limit_after_fork();
+  excess_after_fork();
 }

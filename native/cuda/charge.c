@@ -5,6 +5,7 @@
 #include "allocators.h"
 #include "context.h"
 #include "driver.h"
+#include "excess.h"
 #include "guest.h"
 #include "ledger.h"
 #include "log.h"
@@ -29,6 +30,7 @@ static __attribute__((noinline, cold)) CUresult charge_after_reclaiming(uint32_t
 
 CUresult charge_column(uint32_t column, uint64_t bytes) {
   if (bytes == 0) return CUDA_SUCCESS;
+  if (bytes >= EXCESS_LARGE) excess_glance(column);
   int status = ledger_charge(guest_ledger, column, bytes);
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
 }

@@ -11,7 +11,7 @@
 enum book {
   BOOK_LINEAR, /* device addresses */
   BOOK_ARRAY,  /* CUarray, CUmipmappedArray */
-  BOOK_MODULE, /* CUmodule, CUlibrary */
+  BOOK_LIMIT,  /* heap and buffer sizes of contexts: owner and limit */
   BOOKS
 };
 

@@ -8,8 +8,10 @@
 
 #include "cuda_bodies.h"
 #include "charge.h"
+#include "context_made.h"
 #include "device.h"
 #include "driver.h"
+#include "excess.h"
 #include "lock.h"
 #include "measure.h"
 #include "table.h"
@@ -50,8 +52,8 @@ static uint32_t primary_owner(struct gpu *gpu) {
   return none;
 }
 
-/* Contexts made by calls that are not hooked (green contexts, graphics interoperation) count as the primary one, whose
- * memory green contexts share; they are not remembered, because their end would not be seen. */
+/* Green contexts, and contexts from calls that are not hooked, count as the primary one, whose memory green contexts
+ * share; they are not remembered, because not every end of one is seen. */
 static int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
   struct table_entry entry;
   CUdevice dev;
@@ -79,41 +81,41 @@ int context_place(struct place *out) {
   return place_slowly(context, seen, out);
 }
 
-/* Creation, in all its versions: MAKE calls the driver, UNMAKE undoes it when the quota has no room for the result. */
-struct creation {
-  CUdevice dev;
-  CUresult (*make)(const struct creation *creation, CUcontext *out);
-  CUresult (*unmake)(const struct creation *creation, CUcontext context);
-  const void *params; /* of the version */
-  int count;
-  unsigned int flags;
-};
+/* The cost is not known yet: measured around the creation, charged after it. */
+static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
+  struct measure measure;
+  excess_hold(column); /* what the driver takes now is charged below, not as an excess */
+  measure_begin(&measure, column);
+  CUresult result = creation->make(creation, context);
+  if (result == CUDA_SUCCESS) {
+    gpu->cost_known = measure_end(&measure, &gpu->cost);
+    result = charge_column(column, gpu->cost);
+    if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
+  }
+  excess_release(column);
+  return result;
+}
 
-/* Charges before the call when the cost is known, else measures and charges after it. */
+/* A forked child inherits the cost, but has to find out again whether it can measure itself. */
+static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
+  struct measure measure = {.running = 0};
+  uint64_t measured;
+  CUresult result = charge_column(column, gpu->cost);
+  if (result != CUDA_SUCCESS) return result;
+  if (!excess_is_measurable()) measure_begin(&measure, column);
+  result = creation->make(creation, context);
+  if (result != CUDA_SUCCESS)
+    charge_return(column, gpu->cost);
+  else
+    measure_end(&measure, &measured);
+  return result;
+}
+
 static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context,
                              uint64_t *cost) {
-  struct measure measure;
-  int known = gpu->cost_known;
-  CUresult result = CUDA_SUCCESS;
+  CUresult result = gpu->cost_known ? make_known(gpu, column, creation, context)
+                                    : make_measured(gpu, column, creation, context);
   *cost = gpu->cost;
-  if (known)
-    result = charge_column(column, *cost);
-  else
-    measure_begin(&measure, column);
-  if (result != CUDA_SUCCESS) return result;
-  result = creation->make(creation, context);
-  if (result != CUDA_SUCCESS) {
-    if (known)
-      charge_return(column, *cost);
-    else
-      measure_cancel(&measure);
-    return result;
-  }
-  if (known) return CUDA_SUCCESS;
-  gpu->cost_known = measure_end(&measure, &gpu->cost);
-  *cost = gpu->cost;
-  result = charge_column(column, *cost);
-  if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   return result;
 }
 
@@ -127,7 +129,7 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   contexts_changed();
 }
 
-static CUresult create(CUcontext *pctx, const struct creation *creation) {
+CUresult context_create(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
   uint64_t cost;
   int column = device_column(creation->dev);
@@ -138,59 +140,16 @@ static CUresult create(CUcontext *pctx, const struct creation *creation) {
   CUresult result = make_charged(gpu, (uint32_t)column, creation, &context, &cost);
   if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, new_owner());
   long_lock_give(&gpu->lock);
+  excess_renew((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
-}
-
-static CUresult destroy_made(const struct creation *creation, CUcontext context) {
-  (void)creation;
-  if (real_cuda.cuCtxDestroy_v2 != NULL) return real_cuda.cuCtxDestroy_v2(context);
-  return real_cuda.cuCtxDestroy != NULL ? real_cuda.cuCtxDestroy(context) : CUDA_ERROR_NOT_FOUND;
-}
-
-static CUresult make_v1(const struct creation *c, CUcontext *out) {
-  return real_cuda.cuCtxCreate(out, c->flags, c->dev);
-}
-
-static CUresult make_v2(const struct creation *c, CUcontext *out) {
-  return real_cuda.cuCtxCreate_v2(out, c->flags, c->dev);
-}
-
-static CUresult make_v3(const struct creation *c, CUcontext *out) {
-  return real_cuda.cuCtxCreate_v3(out, (CUexecAffinityParam *)(uintptr_t)c->params, c->count, c->flags, c->dev);
-}
-
-static CUresult make_v4(const struct creation *c, CUcontext *out) {
-  return real_cuda.cuCtxCreate_v4(out, (CUctxCreateParams *)(uintptr_t)c->params, c->flags, c->dev);
-}
-
-CUresult vc_cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev) {
-  const struct creation creation = {.dev = dev, .make = make_v1, .unmake = destroy_made, .flags = flags};
-  return create(pctx, &creation);
-}
-
-CUresult vc_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
-  const struct creation creation = {.dev = dev, .make = make_v2, .unmake = destroy_made, .flags = flags};
-  return create(pctx, &creation);
-}
-
-CUresult vc_cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *affinity, int count, unsigned int flags,
-                           CUdevice dev) {
-  const struct creation creation = {
-      .dev = dev, .make = make_v3, .unmake = destroy_made, .params = affinity, .count = count, .flags = flags};
-  return create(pctx, &creation);
-}
-
-CUresult vc_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev) {
-  const struct creation creation = {
-      .dev = dev, .make = make_v4, .unmake = destroy_made, .params = params, .flags = flags};
-  return create(pctx, &creation);
 }
 
 static void settle(const struct table_entry *entry) {
   contexts_changed();
   charge_forget_owner(entry->owner);
   charge_return(entry->column, entry->bytes);
+  excess_renew(entry->column);
 }
 
 /* Out of the books first: the driver may give the handle to another thread's new context at once. */
@@ -221,41 +180,43 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   return result;
 }
 
-static CUresult make_primary(const struct creation *c, CUcontext *out) {
-  return real_cuda.cuDevicePrimaryCtxRetain(out, c->dev);
-}
-
-static CUresult release_primary(CUdevice dev) {
-  if (real_cuda.cuDevicePrimaryCtxRelease_v2 != NULL) return real_cuda.cuDevicePrimaryCtxRelease_v2(dev);
-  return real_cuda.cuDevicePrimaryCtxRelease != NULL ? real_cuda.cuDevicePrimaryCtxRelease(dev) : CUDA_ERROR_NOT_FOUND;
-}
-
-static CUresult unmake_primary(const struct creation *c, CUcontext context) {
-  (void)context;
-  return release_primary(c->dev);
+/* The primary context has no known handle when a green context brought it about. */
+static void know_primary_as(struct gpu *gpu, CUcontext context) {
+  struct table_entry entry, old;
+  if (gpu->primary_context == (uintptr_t)context || !table_take(&contexts, gpu->primary_context, &entry)) return;
+  entry.key = gpu->primary_context = (uintptr_t)context;
+  table_put(&contexts, &entry, &old);
+  contexts_changed();
 }
 
 static CUresult retain(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
   uint64_t cost;
-  if (gpu->primary_charged) return creation->make(creation, context);
+  if (gpu->primary_charged) {
+    CUresult again = creation->make(creation, context);
+    if (again == CUDA_SUCCESS && creation->makes_primary_handle) know_primary_as(gpu, *context);
+    return again;
+  }
   CUresult result = make_charged(gpu, column, creation, context, &cost);
   if (result != CUDA_SUCCESS) return result;
+  /* A green context does not tell the primary one's handle, and its own may come again while the primary one lives. */
+  CUcontext known_as = creation->makes_primary_handle ? *context : (CUcontext)((uintptr_t)gpu | 1);
   gpu->primary_charged = 1;
-  gpu->primary_context = (uintptr_t)*context;
-  remember(*context, cost, column, primary_owner(gpu));
+  gpu->primary_context = (uintptr_t)known_as;
+  remember(known_as, cost, column, primary_owner(gpu));
   return CUDA_SUCCESS;
 }
 
-CUresult vc_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
-  const struct creation creation = {.dev = dev, .make = make_primary, .unmake = unmake_primary};
+CUresult context_retain(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
-  int column = device_column(dev);
-  if (pctx == NULL || column == VC_EINVAL) return make_primary(&creation, pctx);
+  int column = device_column(creation->dev);
+  if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx);
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
-  if (!long_lock_take(&gpu->lock, &seat)) return make_primary(&creation, pctx);
-  CUresult result = retain(gpu, (uint32_t)column, &creation, &context);
+  if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
+  int first = !gpu->primary_charged;
+  CUresult result = retain(gpu, (uint32_t)column, creation, &context);
   long_lock_give(&gpu->lock);
+  if (first) excess_renew((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
 }
@@ -277,32 +238,22 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   gpu->primary_charged = 0;
 }
 
-/* CALL lets go of the primary context. ALWAYS: success means that it is gone, whoever else held it. */
-static CUresult let_go(CUdevice dev, CUresult (*call)(CUdevice), int always) {
-  int column = device_column(dev);
-  if (column < 0) return call(dev);
+CUresult context_let_go(const struct letting_go *what) {
+  int column = device_column(what->dev);
+  if (column < 0) return what->call(what);
   struct gpu *gpu = &gpus[column];
-  if (!long_lock_take(&gpu->lock, &seat)) return call(dev);
-  CUresult result = call(dev);
-  if (result == CUDA_SUCCESS && (always || !primary_is_active(dev))) forget_primary(gpu, (uint32_t)column);
+  if (!long_lock_take(&gpu->lock, &seat)) return what->call(what);
+  CUresult result = what->call(what);
+  int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
+  if (gone) forget_primary(gpu, (uint32_t)column);
   long_lock_give(&gpu->lock);
+  if (gone) excess_renew((uint32_t)column);
   return result;
 }
 
-CUresult vc_cuDevicePrimaryCtxRelease(CUdevice dev) {
-  return let_go(dev, real_cuda.cuDevicePrimaryCtxRelease, 0);
-}
-
-CUresult vc_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
-  return let_go(dev, real_cuda.cuDevicePrimaryCtxRelease_v2, 0);
-}
-
-CUresult vc_cuDevicePrimaryCtxReset(CUdevice dev) { return let_go(dev, real_cuda.cuDevicePrimaryCtxReset, 1); }
-
-CUresult vc_cuDevicePrimaryCtxReset_v2(CUdevice dev) { return let_go(dev, real_cuda.cuDevicePrimaryCtxReset_v2, 1); }
-
 void context_after_fork(void) {
   table_reset(&contexts);
+  context_made_after_fork();
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
     struct gpu *gpu = &gpus[column];
     uint64_t cost = gpu->cost;

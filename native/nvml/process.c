@@ -8,11 +8,13 @@
 
 #include "nvml_bodies.h"
 #include "driver.h"
+#include "excess.h"
 #include "gpu.h"
 #include "guest.h"
 
 void process_list_read(nvmlDevice_t device, struct process_list *out) {
   int column = gpu_column(device), found = 0;
+  if (column >= 0) excess_glance((uint32_t)column);
   if (column >= 0) found = ledger_processes(guest_ledger, (uint32_t)column, out->process, VC_MAX_SLOTS);
   out->count = found < 0 ? 0 : found > VC_MAX_SLOTS ? VC_MAX_SLOTS : (uint32_t)found;
 }

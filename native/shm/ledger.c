@@ -40,7 +40,7 @@ static uint64_t column_limit(const struct ledger *ledger, uint32_t column) {
   return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->memory_bytes, memory_order_relaxed));
 }
 
-static uint64_t column_unhooked(const struct ledger *ledger, uint32_t column) {
+uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column) {
   return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->unhooked_bytes, memory_order_relaxed));
 }
 
@@ -91,7 +91,9 @@ static int slot_is_deciding(const struct ledger_slot *slot) {
 
 static inline void raise_peak(_Atomic uint64_t *peak, uint64_t value) {
   uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-  while (seen < value && !atomic_compare_exchange_weak(peak, &seen, value)) continue;
+  while ((seen & PEAK_BYTES_MASK) < value &&
+         !atomic_compare_exchange_weak(peak, &seen, (seen & ~PEAK_BYTES_MASK) | value))
+    continue;
 }
 
 /* Whether the slot still is the one we registered. Whoever empties a slot raises the generation first. A process that
@@ -131,7 +133,7 @@ enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
 static inline enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, int32_t own, uint32_t column,
                                   uint64_t bytes) {
   used_t *cell = &slot->used[column];
-  uint64_t limit = column_limit(ledger, column), more = column_unhooked(ledger, column) + bytes;
+  uint64_t limit = column_limit(ledger, column), more = ledger_unhooked(ledger, column) + bytes;
   if (!slot_is_ours(ledger, slot)) return LOST_SLOT;
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
   if (before + sum_others(ledger, column, own) + more > limit) return NO_ROOM;
@@ -177,7 +179,7 @@ static int surely_full(const struct ledger *ledger, uint32_t column, uint64_t by
     }
   }
   if (slots != ledger_slots_in_use(ledger) || words[0] != words[1] || deciding) return 0;
-  return sum + column_unhooked(ledger, column) + bytes > column_limit(ledger, column);
+  return sum + ledger_unhooked(ledger, column) + bytes > column_limit(ledger, column);
 }
 
 /* Different processes wait differently long, or two that collide would collide again. */
@@ -239,6 +241,36 @@ void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   subtract(ledger, &ledger->file->slot[own], column, bytes);
 }
 
+static struct ledger_slot *own_slot(const struct ledger *ledger, uint32_t column) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
+  if (own < 0 || column >= ledger->columns) return NULL;
+  struct ledger_slot *slot = &ledger->file->slot[own];
+  return slot_is_ours(ledger, slot) ? slot : NULL;
+}
+
+void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  struct ledger_slot *slot = own_slot(ledger, column);
+  if (slot != NULL) atomic_fetch_add(&slot->used[column], (bytes & USED_BYTES_MASK) + USED_TICK);
+}
+
+int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_holding *out) {
+  struct ledger_slot *slot = own_slot(ledger, column);
+  if (slot == NULL) return VC_ENOENT;
+  out->state = atomic_load(&slot->used[column]);
+  out->bytes = used_bytes(out->state);
+  return VC_OK;
+}
+
+void ledger_note_excess(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  struct ledger_slot *slot = own_slot(ledger, column);
+  if (slot == NULL) return;
+  uint64_t units = (bytes < LEDGER_EXCESS_MAX ? bytes : LEDGER_EXCESS_MAX) / VC_EXCESS_UNIT;
+  uint64_t word = atomic_load(&slot->peak[column]), next;
+  do {
+    next = (word & PEAK_BYTES_MASK) | units << PEAK_EXCESS_SHIFT;
+  } while (word != next && !atomic_compare_exchange_weak(&slot->peak[column], &word, next));
+}
+
 /* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
  * keeps a view free of system calls. */
 static void sweep_if_stale(struct ledger *ledger) {
@@ -256,7 +288,7 @@ void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64
     others = sum_others(ledger, column, own);
   }
   uint64_t mine = own < 0 ? 0 : used_bytes(atomic_load(&ledger->file->slot[own].used[column]));
-  uint64_t total = others + mine + column_unhooked(ledger, column);
+  uint64_t total = others + mine + ledger_unhooked(ledger, column);
   *limit = column_limit(ledger, column);
   *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
 }

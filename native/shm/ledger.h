@@ -32,6 +32,24 @@ int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 /* Gives BYTES of an earlier charge back; never goes below zero. */
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
+/* Charges BYTES that are held already, whether they fit or not, and nothing when the process has no slot. */
+void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
+/* What the calling process has charged. STATE differs whenever anything was charged or given back in between. */
+struct ledger_holding {
+  uint64_t bytes;
+  uint64_t state;
+};
+
+/* VC_ENOENT: the process has no slot (any more). */
+int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_holding *out);
+
+/* Says how much of the process's charge was measured and not declared, for those who read the ledger. */
+void ledger_note_excess(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
+/* What an agent has measured beyond the charges of all processes and published in the limits page. */
+uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column);
+
 /* What the container sees of a GPU: its limit, and what all its processes use (never more than 2^48 - 1). */
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used);
 

@@ -57,7 +57,9 @@ static int read_slot(int fd, const struct ledger_slot *slot, uint32_t index, uin
   memset(out, 0, sizeof *out);
   for (uint32_t g = 0; g < gpus; g++) {
     out->used[g] = slot->used[g] & USED_BYTES_MASK;
-    out->peak[g] = slot->peak[g] & USED_BYTES_MASK;
+    uint64_t peak = slot->peak[g], excess = (peak >> PEAK_EXCESS_SHIFT) * VC_EXCESS_UNIT;
+    out->peak[g] = peak & PEAK_BYTES_MASK;
+    out->excess[g] = excess < out->used[g] ? excess : out->used[g];
     any |= out->used[g];
   }
   if (slot->pid == 0 && any == 0) return 0;

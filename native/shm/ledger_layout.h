@@ -23,6 +23,13 @@ typedef _Atomic uint64_t used_t;
 
 enum { LEDGER_MARKS = 16 };
 
+/* Word of a slot's peak cell: 48 bits of bytes, and above them how much of the used bytes the process has not declared
+ * but measured on itself, in whole units. Readers that know only the peak mask those bits away, and writers that know
+ * only the peak leave them zero. Bytes that do not fit into 16 bits of units are not counted. */
+#define PEAK_BYTES_MASK USED_BYTES_MASK
+#define PEAK_EXCESS_SHIFT 48
+#define LEDGER_EXCESS_MAX (UINT64_C(0xffff) * VC_EXCESS_UNIT)
+
 struct ledger_slot {
   _Atomic uint32_t generation; /* raised whenever the slot changes hands */
   _Atomic int32_t pid;         /* in the owner's PID namespace; 0: the slot was never used or was given back */
@@ -33,7 +40,7 @@ struct ledger_slot {
   _Atomic uint32_t shared_marks;      /* for the threads beyond those */
   uint32_t reserved;
   used_t used[VC_MAX_GPUS];
-  _Atomic uint64_t peak[VC_MAX_GPUS];
+  _Atomic uint64_t peak[VC_MAX_GPUS]; /* and the measured excess: PEAK_EXCESS_SHIFT */
 };
 
 struct ledger_file {

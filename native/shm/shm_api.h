@@ -5,6 +5,10 @@
 
 enum { VC_MAX_GPUS = 16, VC_UUID_BYTES = 16, VC_ID_BYTES = 16, VC_MAX_SLOTS = 1024, VC_NAME_BYTES = 16 };
 
+/* What a process measures on itself beyond its declarations is counted in multiples of this, the piece in which a driver
+ * takes memory from the GPU. */
+enum { VC_EXCESS_UNIT = 2097152 };
+
 /* A GPU of a limits page. The UUID is the 16 raw bytes that cuDeviceGetUuid and the text "GPU-xxxxxxxx-…" share. */
 struct vc_gpu_limit {
   uint8_t uuid[16];
@@ -49,7 +53,8 @@ struct vc_slot_usage {
   int32_t pid;        /* owner's PID in the reader's PID namespace, from the kernel (F_GETLK); 0: nobody holds the slot */
   int32_t pid_inside; /* the PID the process wrote itself: its own namespace's, and only its word */
   uint64_t start_time; /* of that process, clock ticks since boot, likewise only its word */
-  uint64_t used[16];
+  uint64_t used[16];   /* declared, and excess */
+  uint64_t excess[16]; /* the part of used that no call declared: measured by the process on itself; never more than used */
   uint64_t peak[16];
   uint64_t refused; /* charges that were answered with "out of memory" */
   char name[16];    /* command name, truncated, not trusted: control characters replaced by '?' */

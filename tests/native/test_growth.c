@@ -5,18 +5,18 @@
 enum { MIB = 1 << 20 };
 
 TEST(growth_under_own_pid) {
-  const struct growth_view before = {2, {{7, 500 * MIB}, {9, 100 * MIB}}, 1000 * MIB};
-  const struct growth_view after = {3, {{7, 900 * MIB}, {9, 260 * MIB}, {11, 50 * MIB}}, 5000u * MIB};
+  const struct growth_view before = {2, {{7, 500 * MIB}, {9, 100 * MIB}}, 1, 1000 * MIB};
+  const struct growth_view after = {3, {{7, 900 * MIB}, {9, 260 * MIB}, {11, 50 * MIB}}, 1, 5000u * MIB};
   CHECK_EQ(growth_of(9, &before, &after), 160 * MIB);  /* what others did does not matter */
   CHECK_EQ(growth_of(11, &before, &after), 50 * MIB);
   CHECK_EQ(growth_of(9, &after, &before), 0); /* shrunk: never negative */
 }
 
 TEST(growth_under_a_foreign_pid) {
-  const struct growth_view before = {1, {{4000, 500 * MIB}}, 500 * MIB};
-  const struct growth_view one = {2, {{4000, 1900 * MIB}, {4100, 300 * MIB}}, 2200u * MIB};
-  const struct growth_view two = {3, {{4000, 500 * MIB}, {4100, 300 * MIB}, {4200, 1500 * MIB}}, 2300u * MIB};
-  const struct growth_view empty = {2, {{4000, 500 * MIB}, {4100, 0}}, 700 * MIB};
+  const struct growth_view before = {1, {{4000, 500 * MIB}}, 1, 500 * MIB};
+  const struct growth_view one = {2, {{4000, 1900 * MIB}, {4100, 300 * MIB}}, 1, 2200u * MIB};
+  const struct growth_view two = {3, {{4000, 500 * MIB}, {4100, 300 * MIB}, {4200, 1500 * MIB}}, 1, 2300u * MIB};
+  const struct growth_view empty = {2, {{4000, 500 * MIB}, {4100, 0}}, 1, 700 * MIB};
   CHECK_EQ(growth_of(1, &before, &one), 300 * MIB); /* the neighbour took 1400 MiB meanwhile: not ours */
   CHECK_EQ(growth_of(1, &before, &two), 300 * MIB);
   CHECK_EQ(growth_of(1, &before, &empty), 200 * MIB); /* a new PID without a number says nothing */
@@ -26,4 +26,16 @@ TEST(growth_without_a_list) {
   const struct growth_view before = {.total = 500 * MIB}, after = {.total = 800 * MIB};
   CHECK_EQ(growth_of(1, &before, &after), 300 * MIB);
   CHECK_EQ(growth_of(1, &after, &before), 0);
+}
+
+TEST(growth_proves_own_pid) {
+  const struct growth_view none = {.count = 1, .process = {{7, MIB}}, .listed = 1};
+  const struct growth_view there = {.count = 2, .process = {{7, MIB}, {9, 3 * MIB}}, .listed = 1};
+  const struct growth_view unlisted = {.count = 0};
+  CHECK_EQ(growth_proves(9, &none, &there), 1);
+  CHECK_EQ(growth_proves(7, &none, &there), 0);     /* listed before it did anything: somebody else's number */
+  CHECK_EQ(growth_proves(11, &none, &there), 0);    /* not listed */
+  CHECK_EQ(growth_proves(9, &unlisted, &there), 0); /* nobody knows what was there before */
+  CHECK_EQ(growth_held(9, &there), 3 * MIB);
+  CHECK_EQ(growth_held(9, &none), 0);
 }

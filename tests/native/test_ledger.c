@@ -321,3 +321,55 @@ TEST(ledger_peak) {
   CHECK_EQ(usage[0].peak[0], 700);
   CHECK_EQ(usage[0].refused, 1);
 }
+
+TEST(ledger_excess) {
+  struct vc_ledger_info info;
+  struct ledger_holding before, after;
+  static struct vc_slot_usage usage[4];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  ledger_charge_anyway(ledger, 0, 5); /* without a slot: nothing */
+  CHECK_EQ(ledger_holding(ledger, 0, &before), VC_ENOENT);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - VC_EXCESS_UNIT), 0);
+  CHECK_EQ(ledger_holding(ledger, 0, &before), 0);
+  CHECK_EQ(before.bytes, GIB - VC_EXCESS_UNIT);
+  ledger_charge_anyway(ledger, 0, 3 * VC_EXCESS_UNIT); /* it is held: beyond the limit, too */
+  ledger_note_excess(ledger, 0, 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(ledger_holding(ledger, 0, &after), 0);
+  CHECK_EQ(after.bytes, GIB + 2 * VC_EXCESS_UNIT);
+  CHECK(after.state != before.state);
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
+  CHECK_EQ(usage[0].used[0], GIB + 2 * VC_EXCESS_UNIT);
+  CHECK_EQ(usage[0].excess[0], 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(usage[0].excess[1], 0);
+  CHECK_EQ(usage[0].peak[0], GIB - VC_EXCESS_UNIT); /* of what was granted */
+  ledger_uncharge(ledger, 0, 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(ledger_charge(ledger, 0, VC_EXCESS_UNIT), 0); /* a new peak leaves the excess alone */
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
+  CHECK_EQ(usage[0].excess[0], 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(usage[0].peak[0], GIB);
+  ledger_note_excess(ledger, 0, UINT64_MAX);
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
+  CHECK_EQ(usage[0].excess[0], GIB); /* never more than is used */
+  CHECK_EQ(usage[0].peak[0], GIB);
+}
+
+/* A slot that changes hands starts without the excess of the one before. */
+TEST(ledger_excess_dies_with_its_slot) {
+  struct vc_ledger_info info;
+  static struct vc_slot_usage usage[4];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+    ledger_note_excess(ledger, 0, GIB / 2);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
+  CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
+  CHECK_EQ(usage[0].used[0], GIB);
+  CHECK_EQ(usage[0].excess[0], 0);
+}

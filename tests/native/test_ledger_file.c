@@ -92,6 +92,7 @@ TEST(ledger_file_hostile_numbers) {
   for (int i = 0; i < count; i++) {
     CHECK_EQ(slots[i].pid, 0); /* nobody holds a lock, whatever the file says */
     CHECK(slots[i].used[0] <= USED_BYTES_MASK);
+    CHECK(slots[i].excess[0] <= slots[i].used[0] && slots[i].peak[0] <= USED_BYTES_MASK);
     CHECK_EQ(slots[i].used[2], 0); /* no such GPU in this ledger */
     for (int c = 0; slots[i].name[c]; c++) CHECK(slots[i].name[c] >= ' ' && slots[i].name[c] <= '~');
   }

@@ -1,0 +1,9 @@
+/* Limits of contexts that reserve device memory.
+ * Tests: tests/integration/test_native_module.py. */
+#ifndef VC_CUDA_LIMIT_H
+#define VC_CUDA_LIMIT_H
+
+/* In a forked child. */
+void limit_after_fork(void);
+
+#endif

@@ -1,0 +1,47 @@
+/* What this process holds of a GPU beyond what it has declared: module code, static arrays, local memory, whatever passes
+ * no hooked call. Measured on itself, where NVML lists the process under the PID it knows, at moments that are cheap
+ * beside what they belong to; counted as used, in the process's own slot. Why and how: docs/adr/0016.
+ * Where nothing can be measured nothing is counted: that is the node agent's part.
+ * Knows the ledger and NVML's real functions, no allocator. Tests: tests/integration/test_native_excess.py. */
+#ifndef VC_HOOKS_EXCESS_H
+#define VC_HOOKS_EXCESS_H
+
+#include <stdint.h>
+
+#include "growth.h"
+#include "nvidia.h"
+
+/* Two views around the first context of this process on a GPU: from then on its own memory can be measured, or not. */
+void excess_learn(const struct growth_view *before, const struct growth_view *after);
+int excess_is_measurable(void);
+
+/* While memory exists that is charged later, nothing is measured in COLUMN. */
+void excess_hold(uint32_t column);
+void excess_release(uint32_t column);
+
+/* Measures again. */
+void excess_renew(uint32_t column);
+/* The same for each column that has an excess: something was given back, and nobody says where. */
+void excess_renew_all(void);
+/* The same, unless that was less than 200 ms ago or another thread is at it. */
+void excess_glance(uint32_t column);
+
+/* CHARGE adds bytes to the column or answers an error. */
+typedef CUresult excess_charge(uint32_t column, uint64_t bytes);
+/* Something was just loaded: measures, and charges what there is more than before. An error of CHARGE is the answer, and
+ * nothing is counted then: the caller undoes what he loaded and calls excess_renew(). */
+CUresult excess_take(uint32_t column, excess_charge *charge);
+
+/* Before a refusal: 1 when less is counted now than before. */
+int excess_shrink(uint32_t column);
+
+/* Bytes counted in a column. */
+uint64_t excess_bytes(uint32_t column);
+
+/* From so many bytes on an allocation is a moment for a glance: the driver takes longer for it than a glance does. */
+enum { EXCESS_LARGE = 2 << 20 };
+
+/* In a forked child, which has no context. */
+void excess_after_fork(void);
+
+#endif

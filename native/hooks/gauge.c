@@ -1,0 +1,79 @@
+/* See gauge.h.
+ * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_excess.py. */
+#include "gauge.h"
+
+#include <stdatomic.h>
+
+#include "driver.h"
+#include "guest.h"
+#include "ledger.h"
+
+static _Atomic int started;
+static _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVML is started */
+
+/* NVML counts its users: two threads that come here at once start it twice, which does no harm. */
+static int start(void) {
+  if (atomic_load_explicit(&started, memory_order_acquire)) return 1;
+  if (!driver_nvml() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlInit_v2() != NVML_SUCCESS) return 0;
+  atomic_store_explicit(&started, 1, memory_order_release);
+  return 1;
+}
+
+static void forget_devices(void) {
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    atomic_store_explicit(&devices[column], NULL, memory_order_relaxed);
+}
+
+static nvmlDevice_t device_of(uint32_t column) {
+  nvmlDevice_t device = atomic_load_explicit(&devices[column], memory_order_relaxed);
+  uint8_t uuid[VC_UUID_BYTES];
+  uint32_t flags;
+  char text[48];
+  if (device != NULL) return device;
+  ledger_column_uuid(guest_ledger, column, uuid, &flags);
+  if (real_nvml.nvmlDeviceGetHandleByUUID == NULL || uuid_format(uuid, flags, text, sizeof text) < 0) return NULL;
+  if (real_nvml.nvmlDeviceGetHandleByUUID(text, &device) != NVML_SUCCESS) return NULL;
+  atomic_store_explicit(&devices[column], device, memory_order_relaxed);
+  return device;
+}
+
+static void look_at_processes(nvmlDevice_t device, struct growth_view *view) {
+  nvmlProcessInfo_t infos[GROWTH_MAX];
+  unsigned int count = GROWTH_MAX;
+  view->count = 0;
+  view->listed = 0;
+  if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3 == NULL) return;
+  if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos) != NVML_SUCCESS) return;
+  view->listed = 1;
+  for (unsigned int i = 0; i < count && i < GROWTH_MAX; i++) {
+    if (infos[i].usedGpuMemory > VC_MAX_BYTES) continue; /* NVML_VALUE_NOT_AVAILABLE */
+    view->process[view->count++] = (struct growth_process){infos[i].pid, infos[i].usedGpuMemory};
+  }
+}
+
+static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
+  nvmlMemory_t memory;
+  nvmlDevice_t device = device_of(column);
+  if (device == NULL || real_nvml.nvmlDeviceGetMemoryInfo == NULL) return NVML_ERROR_NOT_FOUND;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, &memory);
+  if (result != NVML_SUCCESS) return result;
+  view->total = memory.used;
+  look_at_processes(device, view);
+  return NVML_SUCCESS;
+}
+
+int gauge_look(uint32_t column, struct growth_view *out) {
+  if (!start()) return 0;
+  nvmlReturn_t result = look(column, out);
+  if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
+  /* The program ended NVML more often than it had started it, and with it our own start. */
+  atomic_store_explicit(&started, 0, memory_order_release);
+  forget_devices();
+  return start() && look(column, out) == NVML_SUCCESS;
+}
+
+/* The parent's start is the child's too, but nobody says that NVML survives a fork: start it again. */
+void gauge_after_fork(void) {
+  atomic_store(&started, 0);
+  forget_devices();
+}

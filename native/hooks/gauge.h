@@ -1,0 +1,18 @@
+/* A look at one GPU of the ledger through NVML's real functions: who holds how much of it.
+ * NVML is started once and stays started: starting it takes milliseconds, looking some microseconds. A program that
+ * never starts it sees no difference, except that NVML's functions work for it too.
+ * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_excess.py. */
+#ifndef VC_HOOKS_GAUGE_H
+#define VC_HOOKS_GAUGE_H
+
+#include <stdint.h>
+
+#include "growth.h"
+
+/* Loads NVML when the machine has it. 1: *OUT is filled; 0: there is no NVML, or it does not know the GPU. */
+int gauge_look(uint32_t column, struct growth_view *out);
+
+/* In a forked child. */
+void gauge_after_fork(void);
+
+#endif
