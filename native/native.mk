@@ -114,7 +114,7 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 # --- programs that tests run under the library ------------------------------------------------------------------
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
-  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1)
+  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint)
 
 .PHONY: native-clients
 native-clients: $(CLIENTS)
@@ -139,6 +139,16 @@ $(BUILD)/native/clients/plugin.so $(BUILD)/native/clients/plugin-linked.so $(BUI
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(if $(findstring linked,$*),-DLINKED)$(if $(findstring constructor,$*),-DCONSTRUCTOR) \
 	  $(NATIVE_HEADERS) -fPIC -shared -o $@ $< $(if $(findstring linked,$*),-L$(BUILD)/fakedriver -lcuda) -ldl
+$(BUILD)/native/clients/docker_allowed.h: tests/native/clients/docker_allowed.txt
+	@mkdir -p $(@D)
+	@tr -s ' ' '\n' < $< | sed 's/.*/#ifdef SYS_&\nSYS_&,\n#endif/' > $@
+$(BUILD)/native/clients/sandbox: tests/native/clients/sandbox.c $(BUILD)/native/clients/docker_allowed.h
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) -I$(@D) -o $@ $<
+$(BUILD)/native/clients/footprint: tests/native/clients/footprint.c
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) -pthread -o $@ $< -ldl
 # A second copy of the driver, as the cuda-compat packages bring one.
 $(BUILD)/native/clients/second/libcuda.so.1: $(BUILD)/fakedriver/libcuda.so
 	@mkdir -p $(@D)

@@ -76,7 +76,7 @@ static int create_page(const struct config *config, const struct wishes *wishes,
   status = limits_create(config->limits, id, grant, (uint32_t)count, PAGE_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->limits, status_text(status),
-              "set VCUDA_DIR to a directory of yours");
+              status == VC_ENOSPC ? "free some" : "set VCUDA_DIR to a directory of yours");
 }
 
 static int check_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
@@ -116,5 +116,6 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
   if (status != VC_OK || access(config->ledger, F_OK) == 0) return status;
   status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
-  return fail(status, why, "cannot create", config->ledger, status_text(status), "make the directory writable");
+  return fail(status, why, "cannot create", config->ledger, status_text(status),
+              status == VC_ENOSPC ? "free some" : "make the directory writable");
 }

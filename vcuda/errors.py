@@ -16,6 +16,7 @@
     │   └── FullError                 VC_EFULL: no process slot left
     ├── NoRoomError               1   VC_ENOMEM: the quota has no room
     ├── SystemError_              1   the operating system refused: VC_EIO
+    │   └── NoSpaceError              VC_ENOSPC: the file system is full
     └── EnvironmentMissingError   3   this machine lacks something
         ├── PermissionDeniedError     VC_EACCES
         ├── UnsupportedError          VC_ENOSYS: the kernel or the libc lacks something
@@ -44,6 +45,7 @@ __all__ = [
     "MismatchError",
     "NoDriverError",
     "NoRoomError",
+    "NoSpaceError",
     "NotFoundError",
     "PermissionDeniedError",
     "SystemError_",
@@ -158,6 +160,12 @@ class SystemError_(VcudaError):  # noqa: N801, N818  SystemError is taken
     remedy = "check that the file system has room and is not read-only"
 
 
+class NoSpaceError(SystemError_):
+    """VC_ENOSPC: the file system is full."""
+
+    remedy = "free some space"
+
+
 class EnvironmentMissingError(VcudaError):
     """This machine lacks something."""
 
@@ -199,6 +207,7 @@ STATUS: dict[str, type[VcudaError]] = {
     "VC_EMISMATCH": MismatchError,
     "VC_EFULL": FullError,
     "VC_EIO": SystemError_,
+    "VC_ENOSPC": NoSpaceError,
     "VC_ENOSYS": UnsupportedError,
     "VC_ENODRIVER": NoDriverError,
 }

@@ -33,6 +33,9 @@ static int status_of_errno(int error) {
       return VC_EEXIST;
     case ENOSYS:
       return VC_ENOSYS;
+    case ENOSPC:
+    case EDQUOT:
+      return VC_ENOSPC;
     default:
       return VC_EIO;
   }
@@ -96,17 +99,20 @@ static int write_all(int fd, const void *buffer, size_t size) {
   while (done < size) {
     ssize_t n = write(fd, (const char *)buffer + done, size - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return VC_EIO;
+    if (n <= 0) return n < 0 ? status_of_errno(errno) : VC_EIO;
     done += (size_t)n;
   }
   return VC_OK;
 }
 
+/* Old kernels lack a call, sandboxes forbid what their authors had not heard of: there is always an older way. */
+static int is_unavailable(int error) { return error == ENOSYS || error == EPERM; }
+
 /* Zeroes up to TOTAL: without writing them where the file system can (a tenth of the time), else by writing. */
 static int fill(int fd, size_t size, size_t total) {
   static const char zeros[4096];
   if (total == size || fallocate(fd, 0, 0, (off_t)total) == 0) return VC_OK;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return status_of_errno(errno);
+  if (errno != EOPNOTSUPP && !is_unavailable(errno)) return status_of_errno(errno);
   for (int status = VC_OK; size < total; size += sizeof zeros)
     if ((status = write_all(fd, zeros, total - size < sizeof zeros ? total - size : sizeof zeros)) != VC_OK)
       return status;
@@ -117,7 +123,7 @@ static int fill(int fd, size_t size, size_t total) {
 static int move_new(const char *temporary, const char *path) {
   enum { NO_REPLACE = 1 }; /* RENAME_NOREPLACE, Linux 3.15 */
   if (syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, NO_REPLACE) == 0) return VC_OK;
-  if (errno != EINVAL && errno != ENOSYS) return status_of_errno(errno);
+  if (errno != EINVAL && !is_unavailable(errno)) return status_of_errno(errno);
   if (link(temporary, path) != 0) return status_of_errno(errno);
   unlink(temporary);
   return VC_OK;
