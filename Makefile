@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: all native extension demo test check lint bench test-gpu proto fmt image clean help
+.PHONY: all native extension demo test check lint bench test-gpu test-nvidia-smi proto fmt image clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -55,6 +55,9 @@ bench: all fakedriver  ## the figures of docs/benchmarks.md
 
 test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
 	@PYTHON="$(PYTHON)" tests/gpu/run
+
+test-nvidia-smi: all fakedriver native-clients  ## download Debian's nvidia-smi packages, run them under the library
+	$(PY) -m tests.nvidia_smi.run
 
 fmt: $(VENV)  ## format the Python code
 	$(BIN)/ruff format .

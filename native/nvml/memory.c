@@ -1,5 +1,5 @@
 /* Memory of a GPU as NVML shows it: the limit is the size. The real call goes first: it knows whether NVML is
- * initialised, whether the device is one, and which structure versions exist.
+ * initialised, whether the device is one, which structure versions exist, and what the device does not support.
  * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
 #include "nvml_bodies.h"
 #include "driver.h"
@@ -37,3 +37,57 @@ nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t 
   memory->used = view.used;
   return NVML_SUCCESS;
 }
+
+/* The window through which the host reaches the card's memory is nobody's share: its size stays, since it says what
+ * peers can map, and what all tenants together have mapped does not show. */
+nvmlReturn_t vc_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
+  nvmlBAR1Memory_t physical;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetBAR1MemoryInfo(device, memory == NULL ? NULL : &physical);
+  if (result != NVML_SUCCESS || memory == NULL) return result;
+  *memory = (nvmlBAR1Memory_t){.bar1Total = physical.bar1Total, .bar1Free = physical.bar1Total, .bar1Used = 0};
+  return NVML_SUCCESS;
+}
+
+static unsigned long long at_most(unsigned long long value, unsigned long long limit) {
+  return value < limit ? value : limit;
+}
+
+/* Which part of the card is protected is a mode of the whole card (all or nothing in practice); the share has it too. */
+nvmlReturn_t vc_nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *memory) {
+  struct view view;
+  nvmlConfComputeMemSizeInfo_t physical;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetConfComputeMemSizeInfo(device, memory == NULL ? NULL : &physical);
+  if (result != NVML_SUCCESS || memory == NULL) return result;
+  look(device, &view);
+  memory->protectedMemSizeKib = at_most(physical.protectedMemSizeKib, view.total / 1024);
+  memory->unprotectedMemSizeKib =
+      at_most(physical.unprotectedMemSizeKib, view.total / 1024 - memory->protectedMemSizeKib);
+  return NVML_SUCCESS;
+}
+
+/* All zero while confidential computing is off. */
+nvmlReturn_t vc_nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory) {
+  struct view view;
+  nvmlMemory_t physical;
+  nvmlReturn_t result =
+      real_nvml.nvmlDeviceGetConfComputeProtectedMemoryUsage(device, memory == NULL ? NULL : &physical);
+  if (result != NVML_SUCCESS || memory == NULL) return result;
+  look(device, &view);
+  if (physical.total == 0) view = (struct view){0, 0, 0};
+  *memory = (nvmlMemory_t){.total = view.total, .free = view.avail, .used = view.used};
+  return NVML_SUCCESS;
+}
+
+/* Answered for MIG devices only, by the real call. */
+#define ATTRIBUTES(function)                                                                    \
+  nvmlReturn_t vc_##function(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {         \
+    struct view view;                                                                           \
+    nvmlReturn_t result = real_nvml.function(device, attributes);                               \
+    if (result != NVML_SUCCESS || attributes == NULL) return result;                            \
+    look(device, &view);                                                                        \
+    attributes->memorySizeMB = at_most(attributes->memorySizeMB, view.total >> 20);             \
+    return NVML_SUCCESS;                                                                        \
+  }
+
+ATTRIBUTES(nvmlDeviceGetAttributes)
+ATTRIBUTES(nvmlDeviceGetAttributes_v2)

@@ -1,8 +1,13 @@
-/* Real nvidia-smi lists processes through three slots of a table that no header describes. Programs get a copy of the
- * table in which these slots show the container's processes. Seen on drivers 535 (1960 bytes) and 550, 555 (2008
- * bytes); a table of another size or id is passed through untouched, because slot numbers are no interface.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
-#include <stdatomic.h>
+/* nvidia-smi lists processes through three entries of a table that no header describes. Programs get a copy of the
+ * table in which these entries show the container's processes. Word 0 is the table's size in bytes, so that a caller
+ * skips what a table does not have. Observed:
+ *     branch 470: 1704 bytes, no lists in it (nvidia-smi uses the public functions)
+ *     525: 1904, 535: 1960, 550: 2008, 555: 2040 bytes; the lists are words 213, 214 and 215
+ *     580: nvidia-smi calls the same words and reads the same rows as from 535 on
+ * The table has only grown and no entry has moved, so 525 and all branches from 535 to 580 are taken as known. From any
+ * other branch programs get the table cut off before the lists: nvidia-smi then shows none, and nobody else's.
+ * Knows no accounting. Tests: tests/integration/test_native_nvml.py, make test-nvidia-smi. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "nvml_bodies.h"
@@ -10,94 +15,129 @@
 #include "gpu.h"
 #include "process.h"
 
-enum { SIZE_535 = 1960, SIZE_550 = 2008, SLOT_COMPUTE = 213, SLOT_GRAPHICS = 214, SLOT_MPS = 215 };
+enum { WORD_COMPUTE = 213, WORD_GRAPHICS = 214, WORD_MPS = 215, WORDS_AT_MOST = 1024 };
+enum { BYTES_BEFORE_LISTS = WORD_COMPUTE * 8, BYTES_525 = 1904 };
 
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-struct private_process {
+/* A row is this, since 535 eight bytes of protected memory, and a name. Newer programs show no row without a name. */
+struct row {
   unsigned int pid;
   unsigned long long bytes;
-  char rest[4112];
+  unsigned int gpu_instance, compute_instance;
 };
 
-_Static_assert(sizeof(struct private_process) == 4128, "the stride that nvidia-smi uses");
+enum { NAME_BYTES = 4096, HEAD_525 = sizeof(struct row), HEAD_535 = sizeof(struct row) + 8 };
 
-typedef nvmlReturn_t list_function(nvmlDevice_t device, unsigned int *count, struct private_process *infos);
+_Static_assert(HEAD_525 == 24, "as nvidia-smi reads it");
+
+typedef nvmlReturn_t list_function(nvmlDevice_t device, unsigned int *count, char *rows);
 
 union table {
-  uint64_t words[SIZE_550 / 8];
-  struct {
-    uint64_t size;
-    list_function *slot[SIZE_550 / 8 - 1];
-  } typed;
+  uint64_t bytes; /* of the table, this word included */
+  list_function *word[WORDS_AT_MOST];
 };
 
-static union table copy;
+static union table rewritten, cut; /* what programs get */
+static const union table *rewritten_from; /* never written twice: programs may be reading it */
 static list_function *real_compute, *real_graphics, *real_mps;
-static const void *copied; /* the driver's table that COPY was made from */
+static size_t head_bytes;
 
-/* The real function checks the device; its list is not shown. */
-static nvmlReturn_t check(list_function *real, nvmlDevice_t device, unsigned int *count) {
-  unsigned int number = 0;
+/* The real function checks the arguments, into the caller's array as it always does; what it put there is wiped. */
+static nvmlReturn_t check(list_function *real, nvmlDevice_t device, unsigned int *count, char *rows) {
+  unsigned int written = count == NULL ? 0 : *count, room = written;
   if (count == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-  nvmlReturn_t checked = real(device, &number, NULL);
-  return checked == NVML_ERROR_INSUFFICIENT_SIZE ? NVML_SUCCESS : checked;
-}
-
-static nvmlReturn_t list_compute(nvmlDevice_t device, unsigned int *count, struct private_process *infos) {
-  struct process_list list;
-  nvmlReturn_t checked = check(real_compute, device, count);
-  if (checked != NVML_SUCCESS) return checked;
-  process_list_read(device, &list);
-  unsigned int room = infos == NULL ? 0 : *count;
-  *count = list.count;
-  if (list.count > room) return NVML_ERROR_INSUFFICIENT_SIZE;
-  for (uint32_t i = 0; i < list.count; i++) {
-    memset(&infos[i], 0, sizeof infos[i]);
-    infos[i].pid = (unsigned int)list.process[i].pid;
-    infos[i].bytes = list.process[i].bytes;
-  }
+  nvmlReturn_t result = real(device, &written, rows);
+  if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE) return result;
+  if (rows != NULL) memset(rows, 0, (written < room ? written : room) * (head_bytes + NAME_BYTES));
   return NVML_SUCCESS;
 }
 
-static nvmlReturn_t list_nothing(list_function *real, nvmlDevice_t device, unsigned int *count) {
-  nvmlReturn_t checked = check(real, device, count);
+static void put_row(char *out, const struct ledger_process *process) {
+  struct row row = {.pid = (unsigned int)process->pid,
+                    .bytes = process->bytes,
+                    .gpu_instance = 0xFFFFFFFF,
+                    .compute_instance = 0xFFFFFFFF};
+  memset(out, 0, head_bytes + NAME_BYTES);
+  memcpy(out, &row, sizeof row);
+  process_name(row.pid, out + head_bytes, NAME_BYTES);
+}
+
+static nvmlReturn_t list_compute(nvmlDevice_t device, unsigned int *count, char *rows) {
+  struct process_list list;
+  nvmlReturn_t checked = check(real_compute, device, count, rows);
+  if (checked != NVML_SUCCESS) return checked;
+  process_list_read(device, &list);
+  unsigned int room = rows == NULL ? 0 : *count;
+  *count = list.count;
+  if (list.count > room) return NVML_ERROR_INSUFFICIENT_SIZE;
+  for (uint32_t i = 0; i < list.count; i++) put_row(rows + i * (head_bytes + NAME_BYTES), &list.process[i]);
+  return NVML_SUCCESS;
+}
+
+static nvmlReturn_t list_nothing(list_function *real, nvmlDevice_t device, unsigned int *count, char *rows) {
+  nvmlReturn_t checked = check(real, device, count, rows);
   if (checked == NVML_SUCCESS) *count = 0;
   return checked;
 }
 
-static nvmlReturn_t list_graphics(nvmlDevice_t device, unsigned int *count, struct private_process *infos) {
-  (void)infos;
-  return list_nothing(real_graphics, device, count);
+static nvmlReturn_t list_graphics(nvmlDevice_t device, unsigned int *count, char *rows) {
+  return list_nothing(real_graphics, device, count, rows);
 }
 
-static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned int *count, struct private_process *infos) {
-  (void)infos;
-  return list_nothing(real_mps, device, count);
+static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned int *count, char *rows) {
+  return list_nothing(real_mps, device, count, rows);
 }
 
-static int make_copy(const union table *table) {
-  uint64_t size = table->words[0];
-  if (size != SIZE_535 && size != SIZE_550) return 0;
-  memcpy(&copy, table, size);
-  real_compute = table->typed.slot[SLOT_COMPUTE];
-  real_graphics = table->typed.slot[SLOT_GRAPHICS];
-  real_mps = table->typed.slot[SLOT_MPS];
-  if (real_compute == NULL || real_graphics == NULL || real_mps == NULL) return 0;
-  copy.typed.slot[SLOT_COMPUTE] = list_compute;
-  copy.typed.slot[SLOT_GRAPHICS] = list_graphics;
-  copy.typed.slot[SLOT_MPS] = list_mps;
-  copied = table;
-  return 1;
+/* 580 of 580.65.06; 0: NVML does not say (it is not initialised). */
+static long driver_branch(void) {
+  char version[80];
+  if (real_nvml.nvmlSystemGetDriverVersion == NULL) return 0;
+  if (real_nvml.nvmlSystemGetDriverVersion(version, sizeof version) != NVML_SUCCESS) return 0;
+  return strtol(version, NULL, 10);
+}
+
+/* Bytes of a row before its name; 0: this branch is not known. */
+static size_t head_of(long branch) {
+  if (branch == 525) return HEAD_525;
+  return branch >= 535 && branch <= 580 ? HEAD_535 : 0;
+}
+
+static int has_lists(const union table *table) {
+  return table->bytes >= BYTES_525 && table->bytes <= sizeof *table && table->word[WORD_COMPUTE] != NULL &&
+         table->word[WORD_GRAPHICS] != NULL && table->word[WORD_MPS] != NULL;
+}
+
+static const union table *rewrite(const union table *table, size_t head) {
+  if (rewritten_from == table) return &rewritten;
+  memcpy(&rewritten, table, table->bytes);
+  head_bytes = head;
+  real_compute = table->word[WORD_COMPUTE];
+  real_graphics = table->word[WORD_GRAPHICS];
+  real_mps = table->word[WORD_MPS];
+  rewritten.word[WORD_COMPUTE] = list_compute;
+  rewritten.word[WORD_GRAPHICS] = list_graphics;
+  rewritten.word[WORD_MPS] = list_mps;
+  rewritten_from = table;
+  return &rewritten;
+}
+
+static const union table *cut_off(const union table *table) {
+  memcpy(&cut, table, BYTES_BEFORE_LISTS);
+  cut.bytes = BYTES_BEFORE_LISTS;
+  return &cut;
 }
 
 nvmlReturn_t vc_nvmlInternalGetExportTable(const void **table, const void *id) {
   nvmlReturn_t result = real_nvml.nvmlInternalGetExportTable(table, id);
   if (result != NVML_SUCCESS || table == NULL || *table == NULL || id == NULL) return result;
   if (memcmp(id, table_id, sizeof table_id) != 0) return result;
+  const union table *driver = *table;
+  if (driver->bytes <= BYTES_BEFORE_LISTS) return result;
+  size_t head = has_lists(driver) ? head_of(driver_branch()) : 0;
   lock_take(&gpu_lock);
-  if (copied == *table || make_copy(*table)) *table = &copy;
+  *table = head != 0 ? rewrite(driver, head) : cut_off(driver);
   lock_give(&gpu_lock);
   return result;
 }

@@ -15,6 +15,13 @@ struct process_list {
 /* Empty for a GPU without a share. */
 void process_list_read(nvmlDevice_t device, struct process_list *out);
 
+/* The same, but empty where PIDs that NVML gives cannot be compared with ours: outside the machine's first PID
+ * namespace (docs/adr/0017-whose-pids-nvml-shows.md). */
+void process_list_read_comparable(nvmlDevice_t device, struct process_list *out);
+
 int process_list_has(const struct process_list *list, unsigned int pid);
+
+/* First word of a process's command line, cut to SIZE - 1 characters. Returns its length, 0: there is no such process. */
+size_t process_name(unsigned int pid, char *out, size_t size);
 
 #endif

@@ -128,6 +128,7 @@ def main() -> None:
             side.time("hold", 4096, 0)
         row("cuMemGetInfo", "mem_info", 0, 200000)
         row("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000)
+        row("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000)
         row("cuLaunchKernel, no compute limit", "launch", 0, 200000)
         row("dlsym of a hooked name", "dlsym", 0, 50000)
         row("dlsym of another name", "dlsym_other", 0, 50000)

@@ -23,6 +23,7 @@ static struct {
                      void **, void **);
   CUresult (*get_proc)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
   nvmlReturn_t (*nvml_memory)(nvmlDevice_t, nvmlMemory_t *);
+  nvmlReturn_t (*nvml_memory_v2)(nvmlDevice_t, nvmlMemory_v2_t *);
 } api;
 
 static void *driver, *nvml;
@@ -70,6 +71,7 @@ static void open_driver(void) {
   *(void **)&nvml_init = symbol(nvml, "nvmlInit_v2");
   *(void **)&by_index = symbol(nvml, "nvmlDeviceGetHandleByIndex_v2");
   *(void **)&api.nvml_memory = symbol(nvml, "nvmlDeviceGetMemoryInfo");
+  *(void **)&api.nvml_memory_v2 = symbol(nvml, "nvmlDeviceGetMemoryInfo_v2");
   check((int)init(0), "cuInit");
   device = 0;
   check((int)retain(&context, device), "cuDevicePrimaryCtxRetain");
@@ -121,6 +123,9 @@ static void run(const char *name, size_t size, long count) {
   } else if (strcmp(name, "nvml_memory") == 0) {
     nvmlMemory_t memory;
     for (long i = 0; i < count; i++) check((int)api.nvml_memory(nvml_device, &memory), "nvmlDeviceGetMemoryInfo");
+  } else if (strcmp(name, "nvml_memory_v2") == 0) {
+    nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
+    for (long i = 0; i < count; i++) check((int)api.nvml_memory_v2(nvml_device, &memory), "nvmlDeviceGetMemoryInfo_v2");
   } else if (strcmp(name, "launch") == 0) {
     for (long i = 0; i < count; i++) (void)api.launch(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
   } else if (strcmp(name, "dlsym") == 0) {

@@ -158,6 +158,9 @@ static int set_cuda_version(struct reader *r, const char *v) {
 static int set_gpus(struct reader *r, const char *v) { return parse_number(v, 1, FAKE_MAX_GPUS, &r->named); }
 static int set_nvswitch(struct reader *r, const char *v) { return parse_flag(v, &r->machine->nvswitch); }
 static int set_counters(struct reader *r, const char *v) { return parse_flag(v, &r->machine->counters); }
+static int set_accounting(struct reader *r, const char *v) { return parse_flag(v, &r->machine->accounting); }
+static int set_confidential(struct reader *r, const char *v) { return parse_flag(v, &r->machine->confidential); }
+static int set_mig(struct reader *r, const char *v) { return parse_flag(v, &r->machine->mig); }
 static int set_context(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->context_bytes); }
 static int set_module(struct reader *r, const char *v) { return parse_bytes(v, &r->machine->module_bytes); }
 static int set_granularity(struct reader *r, const char *v) {
@@ -189,6 +192,9 @@ static const struct machine_key {
     {"gpus", set_gpus, "1 to 16"},
     {"nvswitch", set_nvswitch, "yes or no"},
     {"counters", set_counters, "yes or no"},
+    {"accounting", set_accounting, "yes or no"},
+    {"confidential", set_confidential, "yes or no"},
+    {"mig", set_mig, "yes or no"},
     {"context_memory", set_context, "a size such as 256MiB"},
     {"module_memory", set_module, "a size such as 4MiB"},
     {"granularity", set_granularity, "a size such as 512 or 2MiB, above 0"},

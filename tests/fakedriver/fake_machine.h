@@ -44,6 +44,9 @@ struct fake_machine {
   uint32_t gpu_count;
   uint32_t nvswitch;         /* the NVLinks end at switches, not at other GPUs */
   uint32_t counters;         /* count every call */
+  uint32_t accounting;       /* NVML's accounting mode is on */
+  uint32_t confidential;     /* all memory is protected (confidential computing) */
+  uint32_t mig;              /* NVML shows the GPUs as MIG devices */
   uint64_t context_bytes;    /* cost of one context */
   uint64_t module_bytes;     /* cost of one loaded module */
   uint64_t granularity;      /* device memory is taken in multiples of this */

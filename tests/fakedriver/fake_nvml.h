@@ -47,6 +47,20 @@ static inline const struct fake_gpu *nvml_gpu(nvmlDevice_t device) { return &fak
 void nvml_pci_text(const struct fake_gpu *gpu, char *text, size_t size);
 void nvml_fill_pci(const struct fake_gpu *gpu, nvmlPciInfo_t *pci);
 unsigned nvml_link_count(unsigned gpu);
+
+struct nvml_process {
+  pid_t pid;
+  uint64_t used;
+};
+enum { FAKE_ANY_KIND = 100 };
+/* Processes of KIND with a context or memory on the GPU, at most FAKE_SLOTS. PIDs are those of the caller's namespace;
+ * one that is invisible there is shown as 0, which no tool finds in /proc. */
+unsigned nvml_list_processes(unsigned gpu, uint32_t kind, struct nvml_process *out);
+/* Fills *COUNT entries of STRIDE bytes; ENTRY writes one. The size protocol is the same in all versions. */
+nvmlReturn_t nvml_answer_list(nvmlDevice_t device, uint32_t kind, unsigned *count, void *infos, size_t stride,
+                              void (*entry)(void *info, const struct nvml_process *process));
+/* First word of the command line, cut to SIZE. -1: no such process. */
+int nvml_process_name(unsigned pid, char *name, size_t size);
 /* Copies TEXT, which must fit. */
 nvmlReturn_t nvml_text(char *out, unsigned length, const char *text);
 

@@ -1,4 +1,4 @@
-/* Memory of GPUs and the processes on them, publicly and through the private table that nvidia-smi reads.
+/* Memory of GPUs and the processes on them.
  * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml_processes.py. */
 #include "fake_nvml.h"
 
@@ -50,48 +50,40 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 
 /* --- processes -------------------------------------------------------------------------------------------------- */
 
-struct process {
-  pid_t pid;
-  uint64_t used;
-};
-
-/* Processes of KIND with a context or memory on the GPU, at most FAKE_SLOTS. PIDs are those of the caller's namespace;
- * one that is invisible there is shown as 0, which no tool finds in /proc. */
-static unsigned list_processes(unsigned gpu, uint32_t kind, struct process *out) {
+unsigned nvml_list_processes(unsigned gpu, uint32_t kind, struct nvml_process *out) {
   unsigned count = 0, high = atomic_load(&fake_state->slot_high);
   for (unsigned i = 0; i < high; i++) {
     const struct fake_slot *slot = &fake_state->slot[i];
     uint64_t used = atomic_load(&slot->used[gpu]);
-    if (!atomic_load(&slot->generation) || slot->kind != kind || (!used && !atomic_load(&slot->contexts[gpu])))
+    if (!atomic_load(&slot->generation) || (slot->kind != kind && kind != FAKE_ANY_KIND) || (!used && !atomic_load(&slot->contexts[gpu])))
       continue;
     pid_t pid = state_slot_pid(i);
     if (pid < 0) continue;
-    out[count++] = (struct process){.pid = pid, .used = used};
+    out[count++] = (struct nvml_process){.pid = pid, .used = used};
   }
   return count;
 }
 
-/* Fills *COUNT entries of STRIDE bytes; ENTRY writes one. The size protocol is the same in all versions. */
-static nvmlReturn_t answer_list(nvmlDevice_t device, uint32_t kind, unsigned *count, char *infos, size_t stride,
-                                void (*entry)(void *info, const struct process *process)) {
+nvmlReturn_t nvml_answer_list(nvmlDevice_t device, uint32_t kind, unsigned *count, void *infos, size_t stride,
+                              void (*entry)(void *info, const struct nvml_process *process)) {
   TRY(nvml_check(device));
   NONNULL(count);
-  struct process *found = calloc(FAKE_SLOTS, sizeof *found);
+  struct nvml_process *found = calloc(FAKE_SLOTS, sizeof *found);
   if (!found) return NVML_ERROR_MEMORY;
-  unsigned number = list_processes(device->gpu, kind, found), room = *count;
+  unsigned number = nvml_list_processes(device->gpu, kind, found), room = *count;
   *count = number;
   nvmlReturn_t result = NVML_SUCCESS;
   if (number > room) result = NVML_ERROR_INSUFFICIENT_SIZE;
   else if (number && !infos) result = NVML_ERROR_INVALID_ARGUMENT;
-  for (unsigned i = 0; i < number && result == NVML_SUCCESS; i++) entry(infos + i * stride, &found[i]);
+  for (unsigned i = 0; i < number && result == NVML_SUCCESS; i++) entry((char *)infos + i * stride, &found[i]);
   free(found);
   return result;
 }
 
-static void entry_v1(void *info, const struct process *process) {
+static void entry_v1(void *info, const struct nvml_process *process) {
   *(nvmlProcessInfo_v1_t *)info = (nvmlProcessInfo_v1_t){.pid = (unsigned)process->pid, .usedGpuMemory = process->used};
 }
-static void entry_v2(void *info, const struct process *process) {
+static void entry_v2(void *info, const struct nvml_process *process) {
   *(nvmlProcessInfo_v2_t *)info = (nvmlProcessInfo_v2_t){.pid = (unsigned)process->pid,
                                                          .usedGpuMemory = process->used,
                                                          .gpuInstanceId = 0xffffffff,
@@ -101,7 +93,7 @@ static void entry_v2(void *info, const struct process *process) {
 #define PROCESS_LIST(symbol, kind, type, entry) \
   nvmlReturn_t symbol(nvmlDevice_t device, unsigned *count, type *infos) { \
     ENTER(symbol); \
-    return answer_list(device, kind, count, (char *)infos, sizeof *infos, entry); \
+    return nvml_answer_list(device, kind, count, infos, sizeof *infos, entry); \
   }
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, FAKE_COMPUTE, nvmlProcessInfo_v1_t, entry_v1)
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, FAKE_COMPUTE, nvmlProcessInfo_v2_t, entry_v2)
@@ -117,11 +109,11 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
   ENTER_DEVICE(nvmlDeviceGetRunningProcessDetailList, device);
   NONNULL(list);
   if (list->version != nvmlProcessDetailList_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-  if (list->mode > 2) return NVML_ERROR_INVALID_ARGUMENT;
-  static const uint32_t kinds[] = {FAKE_COMPUTE, FAKE_GRAPHICS, FAKE_MPS};
-  struct process *found = calloc(FAKE_SLOTS, sizeof *found);
+  if (list->mode > NVML_PROCESS_MODE_ALL) return NVML_ERROR_INVALID_ARGUMENT;
+  static const uint32_t kinds[] = {FAKE_COMPUTE, FAKE_GRAPHICS, FAKE_MPS, FAKE_ANY_KIND};
+  struct nvml_process *found = calloc(FAKE_SLOTS, sizeof *found);
   if (!found) return NVML_ERROR_MEMORY;
-  unsigned number = list_processes(device->gpu, kinds[list->mode], found), room = list->numProcArrayEntries;
+  unsigned number = nvml_list_processes(device->gpu, kinds[list->mode], found), room = list->numProcArrayEntries;
   list->numProcArrayEntries = number;
   nvmlReturn_t result = number > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
   for (unsigned i = 0; i < number && result == NVML_SUCCESS && list->procArray; i++)
@@ -131,52 +123,4 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
                                                   .computeInstanceId = 0xffffffff};
   free(found);
   return result;
-}
-
-/* --- the private table ------------------------------------------------------------------------------------------ */
-
-/* Entries of slots 213 to 215 as nvidia-smi reads them. */
-struct private_entry {
-  uint32_t pid;
-  uint32_t padding;
-  uint64_t used;
-  uint8_t rest[4112];
-};
-_Static_assert(sizeof(struct private_entry) == 4128, "the stride nvidia-smi uses");
-
-static void private_process(void *info, const struct process *process) {
-  struct private_entry *entry = info;
-  memset(entry, 0, sizeof *entry);
-  entry->pid = (uint32_t)process->pid;
-  entry->used = process->used;
-}
-
-#define PRIVATE_LIST(name, kind) \
-  static nvmlReturn_t name(nvmlDevice_t device, unsigned *count, struct private_entry *entries) { \
-    return answer_list(device, kind, count, (char *)entries, sizeof *entries, private_process); \
-  }
-PRIVATE_LIST(private_compute, FAKE_COMPUTE)
-PRIVATE_LIST(private_graphics, FAKE_GRAPHICS)
-PRIVATE_LIST(private_mps, FAKE_MPS)
-
-static nvmlReturn_t private_unknown(void) { return NVML_ERROR_NOT_SUPPORTED; }
-
-nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id) {
-  ENTER(nvmlInternalGetExportTable);
-  static const uint8_t known[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
-                                    0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-  static struct {
-    uint64_t size; /* in bytes, this word included */
-    void *slot[250];
-  } private_table;
-  _Static_assert(sizeof private_table == 2008, "as the 550 driver's");
-  if (!table || !id) return NVML_ERROR_INVALID_ARGUMENT;
-  if (memcmp(id, known, sizeof known) != 0) return NVML_ERROR_NOT_FOUND;
-  private_table.size = sizeof private_table;
-  for (unsigned i = 0; i < 250; i++) private_table.slot[i] = (void *)private_unknown;
-  private_table.slot[213] = (void *)private_compute;
-  private_table.slot[214] = (void *)private_graphics;
-  private_table.slot[215] = (void *)private_mps;
-  *table = &private_table;
-  return NVML_SUCCESS;
 }

@@ -115,18 +115,22 @@ static nvmlReturn_t cuda_version(int *version) {
 ENTRY(nvmlSystemGetCudaDriverVersion, (int *version), cuda_version, (version))
 ENTRY(nvmlSystemGetCudaDriverVersion_v2, (int *version), cuda_version, (version))
 
-nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
-  ENTER(nvmlSystemGetProcessName);
-  char path[64], text[1024];
-  if (!name || !length) return NVML_ERROR_INVALID_ARGUMENT;
+int nvml_process_name(unsigned pid, char *name, size_t size) {
+  char path[64], text[4096];
   snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
   FILE *file = fopen(path, "re");
-  if (!file) return NVML_ERROR_NOT_FOUND;
+  if (!file) return -1;
   size_t read = fread(text, 1, sizeof text - 1, file);
   fclose(file);
   text[read] = '\0'; /* the program's name ends at the first zero; the driver cuts what does not fit */
-  snprintf(name, length, "%s", text);
-  return NVML_SUCCESS;
+  snprintf(name, size, "%s", text);
+  return 0;
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
+  ENTER(nvmlSystemGetProcessName);
+  if (!name || !length) return NVML_ERROR_INVALID_ARGUMENT;
+  return nvml_process_name(pid, name, length) ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlUnitGetCount(unsigned *count) {

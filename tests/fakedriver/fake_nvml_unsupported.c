@@ -15,7 +15,6 @@ UNSUPPORTED(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t device, unsigned,
 UNSUPPORTED(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *))
 UNSUPPORTED(nvmlDeviceGetGpuInstanceId, (nvmlDevice_t device, unsigned *))
 UNSUPPORTED(nvmlDeviceGetComputeInstanceId, (nvmlDevice_t device, unsigned *))
-UNSUPPORTED(nvmlDeviceGetAttributes_v2, (nvmlDevice_t device, nvmlDeviceAttributes_t *))
 UNSUPPORTED(nvmlDeviceGetDriverModel, (nvmlDevice_t device, nvmlDriverModel_t *, nvmlDriverModel_t *))
 UNSUPPORTED(nvmlDeviceGetRetiredPages,
             (nvmlDevice_t device, nvmlPageRetirementCause_t, unsigned *, unsigned long long *))

@@ -151,7 +151,7 @@ kind = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_uint), c.c_void_p)
 rows = []
 for slot in (213, 214, 215):
     count, infos = c.c_uint(250), c.create_string_buffer(4128 * 250)
-    result = kind(table[1 + slot])(device, c.byref(count), infos)
+    result = kind(table[slot])(device, c.byref(count), infos)
     number = lambda at, size: int.from_bytes(infos.raw[at:at + size], "little")
     rows.append([result] + [(number(i * 4128, 4), number(i * 4128 + 8, 8)) for i in range(count.value)])
 other = c.c_void_p()

@@ -226,7 +226,7 @@ def private_processes(index: int, slot: int = 213) -> list[tuple[int, int]]:
     good("nvmlInternalGetExportTable", byref(table), bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4"))
     entries = (ProcessPrivate * 64)()
     count = c_uint(64)
-    lister = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)(table[1 + slot])
+    lister = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)(table[slot])
     if lister(handle, ctypes.addressof(count), ctypes.addressof(entries)):
         raise RuntimeError("the private list failed")
     return [(entry.pid, entry.used) for entry in entries[: count.value]]

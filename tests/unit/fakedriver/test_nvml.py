@@ -86,3 +86,25 @@ def test_process_utilisation(small):
     assert peer(ask) == [6, 0, 0]
     holder("launch(function('work_10ms'))")
     assert peer(ask) == [0, 1, holder.pid]
+
+
+def test_accounting_is_a_mode(small):
+    holder, peer = small.peer(), small.peer()
+    holder("context(0)")
+    assert peer(
+        "[m := c_uint(9), call('nvmlDeviceGetAccountingMode', device(0), byref(m)), m.value][1:]"
+    ) == [0, 0]
+    assert peer("call('nvmlDeviceGetAccountingPids', device(0), byref(c_uint(0)), None)") == 3
+    assert peer("call('nvmlDeviceGetAccountingStats', device(0), 1, ctypes.create_string_buffer(64))") == 3
+
+
+def test_sessions_are_those_of_graphics_processes(small):
+    holder, peer = small.peer(FAKEDRIVER_PROCESS="graphics"), small.peer()
+    holder("context(0)")
+    ask = (
+        "[c := c_uint(%d), b := ctypes.create_string_buffer(2 * 32), "
+        "call('nvmlDeviceGetEncoderSessions', device(0), byref(c), b), "
+        "c.value, int.from_bytes(b.raw[4:8], 'little')][2:]"
+    )
+    assert peer(ask % 0) == [0, 1, 0]
+    assert peer(ask % 2) == [0, 1, holder.pid]

@@ -1,0 +1,1 @@
+"""`make test-nvidia-smi`: the real nvidia-smi of several driver branches under the library."""
