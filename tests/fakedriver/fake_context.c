@@ -1,6 +1,7 @@
 /* Contexts: creation, the primary one, the stack of each thread.
  * Must not know how memory is laid out. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_array.h"
+#include "fake_graph.h"
 #include "fake_code.h"
 #include "fake_symbols.h"
 #include "fake_work.h"
@@ -79,6 +80,7 @@ static void destroy(CUcontext context) {
   module_drop_context(context);
   stream_drop_context(context);
   array_drop_context(context);
+  graph_drop_context(context, atomic_load(&state_own_slot()->contexts[context->gpu]) == 1);
   settings_drop_context(context);
   memory_drop_context(context); /* last: it takes what the others left */
   state_uncharge(context->gpu, context->charged);
