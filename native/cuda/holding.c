@@ -1,0 +1,219 @@
+/* One lock for all: the driver has one too, and what is done under it is a few dozen instructions.
+ * Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+#include "holding.h"
+
+#include "store.h"
+
+struct holding {
+  uint32_t next; /* in the list of those that wait for the watchers */
+  uint32_t column;
+  uint64_t handle; /* 0: the number stands for something else by now, or for nothing */
+  uint64_t bytes;
+  uint32_t references; /* of the handle */
+  uint32_t holds;      /* mappings, and calls under way */
+  uint32_t tied;       /* ties of others to this */
+  uint32_t ties;       /* the first of its own */
+  CUdevice dev;
+  uint32_t waits; /* 1: in that list */
+};
+
+struct tie_record {
+  uint32_t next;
+  uint32_t to;
+  struct tie where;
+};
+
+static struct bias bias; /* of LOCK */
+static struct lock lock;
+static struct store holdings = {.size = sizeof(struct holding)};
+static struct store ties = {.size = sizeof(struct tie_record)};
+static struct table numbers; /* handle -> number of its holding, as the owner */
+static uint32_t watchers, waiting;
+
+static int enter(void) {
+  int biased = bias_enter(&bias);
+  if (!biased) lock_take(&lock);
+  return biased;
+}
+
+static void leave(int biased) {
+  if (biased)
+    bias_leave(&bias);
+  else
+    lock_give(&lock);
+}
+
+static struct holding *at(uint32_t number) { return store_at(&holdings, number); }
+
+static uint32_t find(uint64_t handle) {
+  struct table_entry entry;
+  return handle != 0 && table_get(&numbers, handle, &entry) ? entry.owner : 0;
+}
+
+static void settle(uint32_t number);
+
+static void untie(uint32_t *link) {
+  uint32_t tie = *link;
+  struct tie_record *record = store_at(&ties, tie);
+  uint32_t to = record->to;
+  *link = record->next;
+  store_delete(&ties, tie);
+  at(to)->tied--;
+  settle(to);
+}
+
+/* Under the lock, whenever a count went down. Its handle dies with the last reference and mapping, so the driver may
+ * give the number out again while a multicast object still keeps the memory. */
+static void settle(uint32_t number) {
+  struct holding *holding = at(number);
+  struct table_entry entry;
+  if (holding->references != 0 || holding->holds != 0 || holding->waits) return;
+  if (watchers != 0) {
+    holding->waits = 1;
+    holding->next = waiting;
+    waiting = number;
+    return;
+  }
+  if (holding->handle != 0) table_take(&numbers, holding->handle, &entry);
+  holding->handle = 0;
+  if (holding->tied != 0) return;
+  while (holding->ties != 0) untie(&holding->ties);
+  if (holding->bytes != 0) charge_return(holding->column, holding->bytes);
+  store_delete(&holdings, number);
+}
+
+/* The driver gave a handle out again that we thought alive. Nothing can refer to the old one by it any more. */
+static void replace(uint32_t number) {
+  struct holding *holding = at(number);
+  holding->handle = 0;
+  holding->references = 0;
+  settle(number);
+}
+
+int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev) {
+  struct table_entry old = {0, 0, 0, 0};
+  int biased = enter();
+  uint32_t number = store_new(&holdings);
+  const struct table_entry entry = {handle, 0, 0, number};
+  if (number != 0 && table_put(&numbers, &entry, &old) < 0) {
+    store_delete(&holdings, number);
+    number = 0;
+  }
+  if (number != 0) {
+    struct holding *holding = at(number);
+    holding->handle = handle;
+    holding->references = 1;
+    holding->dev = dev;
+    if (charge != NULL && charge->taken) {
+      holding->column = charge->column;
+      holding->bytes = charge->bytes;
+    }
+    if (old.key != 0) replace(old.owner);
+  }
+  leave(biased);
+  return number != 0;
+}
+
+uint32_t holding_take(uint64_t handle) {
+  int biased = enter();
+  uint32_t number = find(handle);
+  if (number != 0) at(number)->holds++;
+  leave(biased);
+  return number;
+}
+
+static void give(uint32_t number, int reference) {
+  if (number == 0) return;
+  int biased = enter();
+  struct holding *holding = at(number);
+  holding->holds--;
+  if (reference && holding->references != 0) holding->references--;
+  settle(number);
+  leave(biased);
+}
+
+void holding_give(uint32_t number) { give(number, 0); }
+
+void holding_give_reference(uint32_t number) { give(number, 1); }
+
+void holding_watch(void) {
+  int biased = enter();
+  watchers++;
+  leave(biased);
+}
+
+int holding_found(uint64_t handle) {
+  int biased = enter();
+  uint32_t number = find(handle);
+  if (number != 0) at(number)->references++;
+  leave(biased);
+  return number != 0;
+}
+
+void holding_watch_end(void) {
+  int biased = enter();
+  watchers--;
+  while (watchers == 0 && waiting != 0) {
+    uint32_t number = waiting;
+    struct holding *holding = at(number);
+    waiting = holding->next;
+    holding->waits = 0;
+    settle(number);
+  }
+  leave(biased);
+}
+
+uint32_t holding_tie_new(void) {
+  int biased = enter();
+  uint32_t tie = store_new(&ties);
+  leave(biased);
+  return tie;
+}
+
+void holding_tie(uint32_t tie, uint32_t of, uint32_t to, const struct tie *where) {
+  if (tie == 0) return;
+  int biased = enter();
+  if (of == 0 || to == 0) {
+    store_delete(&ties, tie);
+  } else {
+    struct tie_record *record = store_at(&ties, tie);
+    record->to = to;
+    record->where = *where;
+    if (where->dev < 0) record->where.dev = at(to)->dev;
+    record->next = at(of)->ties;
+    at(of)->ties = tie;
+    at(to)->tied++;
+  }
+  leave(biased);
+}
+
+void holding_cut(uint32_t of, const struct tie *where) {
+  if (of == 0) return;
+  int biased = enter();
+  for (uint32_t *link = &at(of)->ties; *link != 0;) {
+    struct tie_record *record = store_at(&ties, *link);
+    if (record->where.dev == where->dev && record->where.offset - where->offset < where->size)
+      untie(link);
+    else
+      link = &record->next;
+  }
+  leave(biased);
+}
+
+uint64_t holding_usage(uint32_t column) {
+  uint64_t sum = 0;
+  int biased = enter();
+  for (uint32_t number = 1; number <= holdings.fresh; number++)
+    if (at(number)->column == column) sum += at(number)->bytes;
+  leave(biased);
+  return sum;
+}
+
+void holding_after_fork(void) {
+  bias = (struct bias){0};
+  lock_give(&lock);
+  store_reset(&holdings);
+  store_reset(&ties);
+  table_reset(&numbers);
+  watchers = waiting = 0;
+}

@@ -1,0 +1,51 @@
+/* The lives of physical memory. What cuMemCreate gives lives as long as anything holds it: references to its handle,
+ * mappings, multicast objects it is bound to. A holding counts them, in whatever order they come and go, and gives the
+ * charge back with the last.
+ *
+ * What takes hold counts before the driver is called, what lets go counts after the driver has done it, and each names
+ * the holding it found before the call. So the books are never ahead of the driver, whichever of two racing calls it
+ * serves first, and a handle may be given to somebody else while its old holding is still being settled.
+ * Knows no hook. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+#ifndef VC_CUDA_HOLDING_H
+#define VC_CUDA_HOLDING_H
+
+#include "charge.h"
+
+/* The driver gave out HANDLE, with one reference, for what CHARGE has paid (NULL: nothing): the charge belongs to the
+ * holding now. DEV: where the memory is, -1: on no device. 0: the books have no memory, nothing changed. */
+int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev);
+
+/* One more hold on what HANDLE stands for. Returns the holding, 0 for a handle that is in no book; every function takes
+ * a 0 and does nothing. */
+uint32_t holding_take(uint64_t handle);
+void holding_give(uint32_t holding);
+
+/* holding_give(), after the driver has taken back a reference of the handle as well. */
+void holding_give_reference(uint32_t holding);
+
+/* Around a driver call that answers with a handle whose holding cannot be found beforehand: nothing ends in between.
+ * holding_found() adds a reference; 0: HANDLE is in no book. */
+void holding_watch(void);
+int holding_found(uint64_t handle);
+void holding_watch_end(void);
+
+/* A tie: the holding OF keeps the holding TO alive until the tie is cut or OF ends. */
+struct tie {
+  CUdevice dev;
+  uint64_t offset, size; /* in OF */
+};
+
+/* Ready to be tied, or 0: no memory. */
+uint32_t holding_tie_new(void);
+/* Ties, or, with TO 0, throws the tie away. WHERE->dev -1: the device TO is on. */
+void holding_tie(uint32_t tie, uint32_t of, uint32_t to, const struct tie *where);
+/* Cuts the ties of DEV that begin in the range. */
+void holding_cut(uint32_t of, const struct tie *where);
+
+/* Bytes charged for a column by all holdings of this process. */
+uint64_t holding_usage(uint32_t column);
+
+/* In a forked child. */
+void holding_after_fork(void);
+
+#endif

@@ -1,0 +1,124 @@
+/* Virtual memory management: physical memory by handle, and its mappings. Memory is charged to the device that the call
+ * names, whatever context is current, and paid until nothing holds it; addresses cost nothing.
+ * Imported memory costs nothing either: its exporter pays (docs/adr/0014-shared-memory-is-paid-once.md).
+ * Knows no counts, holding.c has them. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+#include "vmm.h"
+
+#include "cuda_bodies.h"
+#include "device.h"
+#include "driver.h"
+#include "holding.h"
+
+/* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
+ * nothing, so that a range can be walked. LEAVING has those that a call under way unmaps: another thread may map
+ * something there before that call is back. */
+static struct table mappings, leaving;
+
+/* Device that memory is on; -1: the host's memory, which is not ours to count. */
+static CUdevice device_of(const CUmemLocation *location) {
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) return location->id;
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) return location->localized.deviceId;
+  return -1;
+}
+
+CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                        unsigned long long flags) {
+  struct charge charge;
+  CUmemGenericAllocationHandle made = 0;
+  if (handle == NULL || size == 0 || prop == NULL) return real_cuda.cuMemCreate(handle, size, prop, flags);
+  CUdevice dev = device_of(&prop->location);
+  CUresult result = charge_begin_at(&charge, dev < 0 ? VC_EINVAL : device_column(dev), OWNER_PROCESS, size);
+  if (result != CUDA_SUCCESS) return result;
+  result = real_cuda.cuMemCreate(&made, size, prop, flags);
+  if (VC_LIKELY(result == CUDA_SUCCESS) && !holding_open(made, &charge, dev)) {
+    real_cuda.cuMemRelease(made);
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result != CUDA_SUCCESS) {
+    charge_cancel(&charge);
+    return result;
+  }
+  *handle = made;
+  return CUDA_SUCCESS;
+}
+
+CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
+  uint32_t holding = holding_take(handle);
+  CUresult result = real_cuda.cuMemRelease(handle);
+  if (VC_LIKELY(result == CUDA_SUCCESS))
+    holding_give_reference(holding);
+  else
+    holding_give(holding);
+  return result;
+}
+
+/* The mapping takes over the hold. 0: the books have no memory. */
+static int book_mapping(CUdeviceptr address, size_t size, uint32_t holding) {
+  const struct table_entry entry = {address, size, 0, holding};
+  struct table_entry old;
+  int status = table_put(&mappings, &entry, &old);
+  if (status == 1) holding_give(old.owner); /* what was mapped there went where we do not look */
+  return status >= 0;
+}
+
+CUresult vc_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                     unsigned long long flags) {
+  uint32_t holding = holding_take(handle);
+  CUresult result = real_cuda.cuMemMap(ptr, size, offset, handle, flags);
+  if (result == CUDA_SUCCESS && !book_mapping(ptr, size, holding)) {
+    real_cuda.cuMemUnmap(ptr, size);
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result != CUDA_SUCCESS) holding_give(holding);
+  return result;
+}
+
+/* Moves the mappings that lie side by side in a range; with INTO NULL lets go of what they held. */
+static void move_range(struct table *from, struct table *into, CUdeviceptr ptr, size_t size) {
+  CUdeviceptr end = ptr + size;
+  struct table_entry entry, old;
+  for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(from, at, &entry); at += entry.bytes) {
+    if (into == NULL)
+      holding_give(entry.owner);
+    else if (table_put(into, &entry, &old) == 1)
+      holding_give(old.owner);
+  }
+}
+
+CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
+  move_range(&mappings, &leaving, ptr, size);
+  CUresult result = real_cuda.cuMemUnmap(ptr, size);
+  move_range(&leaving, result == CUDA_SUCCESS ? NULL : &mappings, ptr, size);
+  return result;
+}
+
+/* Two calls are answered with a handle that may be an old acquaintance. */
+
+CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr) {
+  holding_watch();
+  CUresult result = real_cuda.cuMemRetainAllocationHandle(handle, addr);
+  if (result == CUDA_SUCCESS) holding_found(*handle);
+  holding_watch_end();
+  return result;
+}
+
+CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                           CUmemAllocationHandleType type) {
+  CUmemGenericAllocationHandle made = 0;
+  if (handle == NULL) return real_cuda.cuMemImportFromShareableHandle(handle, os_handle, type);
+  holding_watch();
+  CUresult result = real_cuda.cuMemImportFromShareableHandle(&made, os_handle, type);
+  int booked = result != CUDA_SUCCESS || holding_found(made) || holding_open(made, NULL, -1);
+  holding_watch_end();
+  if (!booked) {
+    real_cuda.cuMemRelease(made);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result == CUDA_SUCCESS) *handle = made;
+  return result;
+}
+
+void vmm_after_fork(void) {
+  table_reset(&mappings);
+  table_reset(&leaving);
+}
