@@ -149,6 +149,7 @@ CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *d, CUarray array) {
 }
 
 static void drop(CUarray array) {
+  sparse_forget(array);
   if (array->base && !array->parent) memory_give(array->base);
   handle_delete(&arrays, array);
 }
@@ -178,8 +179,13 @@ CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarr
 
 /* --- mipmapped -------------------------------------------------------------------------------------------------- */
 
+struct CUarray_st *mipmap_level(CUmipmappedArray mipmap, unsigned level) {
+  return handle_valid(&mipmaps, mipmap) && level < mipmap->levels ? mipmap->level[level] : NULL;
+}
+
 /* All levels lie in one piece, which is the first level's. */
 static void drop_mipmap(CUmipmappedArray mipmap) {
+  sparse_forget(mipmap);
   if (mipmap->levels && mipmap->level[0]->base) memory_give(mipmap->level[0]->base);
   for (uint32_t i = 0; i < mipmap->levels; i++) drop(mipmap->level[i]);
   handle_delete(&mipmaps, mipmap);

@@ -26,6 +26,9 @@ struct array_unit {
   unsigned width, height, bytes; /* so many texels take so many bytes; 0 bytes: unknown */
 };
 struct array_unit array_packed(CUarray_format format);
+/* NULL: not a mipmapped array, or it has no such level. */
+struct CUarray_st *mipmap_level(CUmipmappedArray mipmap, unsigned level);
+void sparse_forget(void *resource); /* the array, and all memory mapped into it, is gone */
 void array_drop_context(CUcontext context);
 
 #endif

@@ -41,7 +41,6 @@ struct CUctx_st {
   int device;   /* ordinal as CUDA counts */
   unsigned gpu; /* index in the machine */
   int primary, references;
-  CUcontext green_of; /* the primary context that this is another handle of; NULL: an ordinary one */
   unsigned flags, api_version;
   unsigned long long id;
   size_t limit[CONTEXT_LIMITS];
@@ -63,7 +62,7 @@ static inline CUresult context_current(CUcontext *out) {
   CUcontext top = context_stack.at[depth - 1];
   if (__builtin_expect(!atomic_load_explicit(&top->alive, memory_order_relaxed), 0))
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  *out = top->green_of ? top->green_of : top;
+  *out = top;
   return CUDA_SUCCESS;
 }
 int context_valid(CUcontext context);
@@ -71,9 +70,6 @@ unsigned context_index(CUcontext context);
 CUcontext context_at(unsigned index);
 void context_reset_after_fork(void);
 void settings_drop_context(CUcontext context);
-/* Another handle of the device's primary context, which it keeps alive until it ends. */
-CUresult context_make_green(CUdevice device, CUcontext *out);
-void context_end_green(CUcontext context);
 
 /* Devices this process may use: CUDA's ordinal to the machine's index. */
 extern int device_count;
@@ -113,7 +109,7 @@ CUresult arena_give(CUdeviceptr address, int (*wanted)(const struct block *block
 void arena_each(void (*visit)(CUdeviceptr address, struct block *block, void *arg), void *arg);
 int arena_contains(CUdeviceptr address);
 
-enum range_kind { RANGE_LOW, RANGE_HOST, RANGE_REGISTERED, RANGE_RESERVED, RANGE_MAPPED, RANGE_IPC };
+enum range_kind { RANGE_LOW, RANGE_HOST, RANGE_REGISTERED, RANGE_RESERVED, RANGE_MAPPED, RANGE_IPC, RANGE_EXTERNAL };
 struct range {
   CUdeviceptr base;
   uint64_t size;
@@ -138,6 +134,7 @@ void memory_drop_context(CUcontext context); /* all that the context owns */
 /* Memory that the host can touch behind a device address range; NULL: not device memory, or beyond its end. */
 void *memory_reach(CUdeviceptr address, uint64_t bytes);
 
+CUresult external_free(CUdeviceptr address); /* a buffer of external memory */
 void ipc_forget(CUdeviceptr address); /* the block was shared with other processes and is gone */
 
 /* --- time ------------------------------------------------------------------------------------------------------- */

@@ -31,3 +31,8 @@ uint32_t fake_env_process_kind(void) {
   if (value && !strcmp(value, "graphics")) return FAKE_GRAPHICS;
   return value && !strcmp(value, "mps") ? FAKE_MPS : FAKE_COMPUTE;
 }
+
+int fake_env_import_is_same(void) {
+  const char *value = filled("FAKEDRIVER_IMPORT");
+  return value && !strcmp(value, "same");
+}

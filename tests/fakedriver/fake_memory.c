@@ -108,7 +108,7 @@ static CUresult allocate_low(CUdeviceptr_v1 *out, uint64_t bytes) {
 
 static CUresult free_low(CUdeviceptr address) {
   struct range range;
-  if (range_remove(address, RANGE_LOW, &range)) return CUDA_ERROR_INVALID_VALUE;
+  if (range_remove(address, RANGE_LOW, &range)) return external_free(address);
   madvise((void *)((range.base + 4095) & ~4095ull), range.size & ~4095ull, MADV_DONTNEED);
   state_uncharge(range.gpu, memory_rounded(range.size));
   return CUDA_SUCCESS;

@@ -104,10 +104,10 @@ static void gpu_unlock(unsigned index) { atomic_store_explicit(&fake_state->gpu[
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
-static int try_charge(unsigned gpu, uint64_t bytes) {
+/* Under the GPU's lock. */
+static int charge_own(unsigned gpu, uint64_t bytes) {
   struct fake_gpu_state *shared = &fake_state->gpu[gpu];
   const struct fake_gpu *card = &fake_state->machine.gpu[gpu];
-  gpu_lock(gpu, own_lock_word);
   uint64_t used = atomic_load_explicit(&shared->used, memory_order_relaxed);
   int fits = bytes <= card->memory_bytes - card->reserved_bytes - used;
   if (fits) {
@@ -115,8 +115,14 @@ static int try_charge(unsigned gpu, uint64_t bytes) {
     atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) + bytes, memory_order_relaxed);
     atomic_store_explicit(&shared->used, used + bytes, memory_order_relaxed);
   }
-  gpu_unlock(gpu);
   return fits ? 0 : -1;
+}
+
+static int try_charge(unsigned gpu, uint64_t bytes) {
+  gpu_lock(gpu, own_lock_word);
+  int result = charge_own(gpu, bytes);
+  gpu_unlock(gpu);
+  return result;
 }
 
 int state_charge(unsigned gpu, uint64_t bytes) {
@@ -125,13 +131,67 @@ int state_charge(unsigned gpu, uint64_t bytes) {
   return try_charge(gpu, bytes);
 }
 
-void state_uncharge(unsigned gpu, uint64_t bytes) {
+/* Under the GPU's lock. */
+static void uncharge_own(unsigned gpu, uint64_t bytes) {
   struct fake_gpu_state *shared = &fake_state->gpu[gpu];
   _Atomic uint64_t *own = &fake_state->slot[own_slot].used[gpu];
-  gpu_lock(gpu, own_lock_word);
   atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) - bytes, memory_order_relaxed);
   atomic_store_explicit(&shared->used, atomic_load_explicit(&shared->used, memory_order_relaxed) - bytes,
                         memory_order_relaxed);
+}
+
+void state_uncharge(unsigned gpu, uint64_t bytes) {
+  gpu_lock(gpu, own_lock_word);
+  uncharge_own(gpu, bytes);
+  gpu_unlock(gpu);
+}
+
+/* --- memory of several processes --------------------------------------------------------------------------------- */
+
+static uint64_t generation_of(unsigned slot) { return atomic_load(&fake_state->slot[slot].generation); }
+
+static int pays_still(uint64_t payer) {
+  return payer != 0 && generation_of((unsigned)(payer & 0xffff) - 1) == payer >> 16;
+}
+
+int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays) {
+  uint64_t *own = &share->holder[own_slot], generation = own_lock_word >> 16;
+  state_reap();
+  gpu_lock(gpu, own_lock_word);
+  int failed = 0;
+  if (!pays_still(share->payer)) {
+    failed = !pays && charge_own(gpu, bytes);
+    if (!failed) share->payer = own_lock_word;
+  }
+  if (!failed) *own = (*own >> 32 == generation ? *own : generation << 32) + 1;
+  gpu_unlock(gpu);
+  return failed ? -1 : 0;
+}
+
+/* Slot of another process that refers to it; FAKE_SLOTS: none. */
+static unsigned heir_of(const struct fake_share *share) {
+  unsigned slot = 0;
+  while (slot < FAKE_SLOTS && ((int)slot == own_slot || !(uint32_t)share->holder[slot] ||
+                               share->holder[slot] >> 32 != generation_of(slot) || state_slot_pid(slot) < 0))
+    slot++;
+  return slot;
+}
+
+static void hand_over(struct fake_share *share, unsigned gpu, uint64_t bytes) {
+  unsigned heir = heir_of(share);
+  share->payer = heir < FAKE_SLOTS ? generation_of(heir) << 16 | (heir + 1) : 0;
+  if (heir == FAKE_SLOTS) {
+    uncharge_own(gpu, bytes);
+  } else {
+    atomic_fetch_add(&fake_state->slot[heir].used[gpu], bytes);
+    atomic_fetch_sub(&fake_state->slot[own_slot].used[gpu], bytes);
+  }
+}
+
+void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes) {
+  gpu_lock(gpu, own_lock_word);
+  uint64_t left = --share->holder[own_slot];
+  if ((uint32_t)left == 0 && share->payer == own_lock_word) hand_over(share, gpu, bytes);
   gpu_unlock(gpu);
 }
 

@@ -54,6 +54,13 @@ struct fake_failure {
   uint32_t generation;
 };
 
+/* Memory of several processes: lies in the memory's own file. Changed under the GPU's lock. */
+struct fake_share {
+  uint64_t payer;              /* generation << 16 | slot + 1; 0: nobody */
+  uint64_t holder[FAKE_SLOTS]; /* generation << 32 | references of that process */
+  uint8_t rest[4096 - 8];      /* a mapping ends with a page */
+};
+
 struct fake_event {
   uint32_t gpu;
   uint64_t type; /* nvmlEventType… bit */
@@ -102,6 +109,12 @@ static inline void state_spin(unsigned turn) {
  * came back. */
 int state_charge(unsigned gpu, uint64_t bytes);
 void state_uncharge(unsigned gpu, uint64_t bytes);
+
+/* One reference more of this process to shared memory of BYTES. PAYS: it has charged them; else they are charged to it
+ * if nobody alive pays. -1: no room. */
+int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays);
+/* One less. The charge goes with the payer's last, or to another process that still refers to the memory. */
+void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes);
 
 /* Gives back what dead processes held. */
 void state_reap(void);

@@ -8,12 +8,8 @@
     return CUDA_ERROR_NOT_SUPPORTED; \
   }
 
-UNSUPPORTED(cuImportExternalMemory, (CUexternalMemory *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *))
-UNSUPPORTED(cuExternalMemoryGetMappedBuffer,
-            (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *))
 UNSUPPORTED(cuExternalMemoryGetMappedMipmappedArray,
             (CUmipmappedArray *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *))
-UNSUPPORTED(cuDestroyExternalMemory, (CUexternalMemory))
 UNSUPPORTED(cuImportExternalSemaphore, (CUexternalSemaphore *, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *))
 UNSUPPORTED(cuDestroyExternalSemaphore, (CUexternalSemaphore))
 #define SEMAPHORES(kind) \
@@ -23,21 +19,11 @@ UNSUPPORTED(cuSignalExternalSemaphoresAsync_ptsz, SEMAPHORES(SIGNAL))
 UNSUPPORTED(cuWaitExternalSemaphoresAsync, SEMAPHORES(WAIT))
 UNSUPPORTED(cuWaitExternalSemaphoresAsync_ptsz, SEMAPHORES(WAIT))
 
-UNSUPPORTED(cuMulticastCreate, (CUmemGenericAllocationHandle *, const CUmulticastObjectProp *))
-UNSUPPORTED(cuMulticastAddDevice, (CUmemGenericAllocationHandle, CUdevice))
-UNSUPPORTED(cuMulticastBindMem,
-            (CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long))
-UNSUPPORTED(cuMulticastBindAddr, (CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long))
-UNSUPPORTED(cuMulticastUnbind, (CUmemGenericAllocationHandle, CUdevice, size_t, size_t))
-UNSUPPORTED(cuMulticastGetGranularity, (size_t *, const CUmulticastObjectProp *, CUmulticastGranularity_flags))
-
 UNSUPPORTED(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long))
 UNSUPPORTED(cuMemPoolImportFromShareableHandle, (CUmemoryPool *, void *, CUmemAllocationHandleType, unsigned long long))
 UNSUPPORTED(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr))
 UNSUPPORTED(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *))
 UNSUPPORTED(cuMemGetHandleForAddressRange, (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))
-UNSUPPORTED(cuMemMapArrayAsync, (CUarrayMapInfo *, unsigned, CUstream))
-UNSUPPORTED(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo *, unsigned, CUstream))
 UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle *, CUevent))
 UNSUPPORTED(cuIpcOpenEventHandle, (CUevent *, CUipcEventHandle))
 
@@ -48,6 +34,10 @@ UNSUPPORTED(cuGraphicsUnmapResources_ptsz, (unsigned, CUgraphicsResource *, CUst
 UNSUPPORTED(cuGraphicsUnregisterResource, (CUgraphicsResource))
 UNSUPPORTED(cuGraphicsResourceGetMappedPointer_v2, (CUdeviceptr *, size_t *, CUgraphicsResource))
 
+UNSUPPORTED(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType))
+UNSUPPORTED(cuCtxGetDevResource, (CUcontext, CUdevResource *, CUdevResourceType))
+UNSUPPORTED(cuGreenCtxDestroy, (CUgreenCtx))
+UNSUPPORTED(cuCtxFromGreenCtx, (CUcontext *, CUgreenCtx))
 UNSUPPORTED(cuDeviceGetNvSciSyncAttributes, (void *, CUdevice, int))
 UNSUPPORTED(cuTensorMapEncodeTiled, (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                      const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,

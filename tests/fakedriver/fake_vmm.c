@@ -1,10 +1,8 @@
 /* Virtual memory management: physical memory by handle, address ranges, and mapping one into the other.
  * Must not know pools or blocks. Tests: tests/unit/fakedriver/test_vmm.py.
  *
- * Physical memory is a file in memory, so that two mappings, or two processes after an export, see the same bytes. It is
- * charged to the process that created it until its last handle and mapping there are gone. */
-#include "fake_cuda.h"
-#include "fake_handle.h"
+ * Physical memory is charged to its creator; fake_share.c knows who pays once others share it. */
+#include "fake_vmm.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,51 +11,79 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct memory {
-  struct handle handle;
-  uint64_t size, charged; /* charged: 0 for imported memory */
-  unsigned gpu;
-  int fd;
-  uint32_t references, mappings;
-  CUmemAllocationProp prop;
-};
-
-enum { GRANULARITY = 2 << 20 };
-_Static_assert(sizeof(struct memory) <= 256, "the table below has room for it");
 struct slot {
   union {
     struct memory memory;
     char room[256];
   };
 };
+_Static_assert(sizeof(struct slot) == 256, "memory fits a slot");
 static struct handles memories = HANDLES(struct slot, 1 << 18);
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static struct memory *check(CUmemGenericAllocationHandle handle) {
-  struct memory *memory = (struct memory *)(uintptr_t)handle;
-  return handle_valid(&memories, memory) && memory->references + memory->mappings ? memory : NULL;
+void vmm_lock(void) { pthread_mutex_lock(&mutex); }
+void vmm_unlock(void) { pthread_mutex_unlock(&mutex); }
+
+struct memory *memory_new(void) {
+  struct memory *memory = handle_new(&memories);
+  if (!memory) return NULL;
+  memory->fd = -1;
+  memory->references = 1;
+  return memory;
 }
 
-/* Under the mutex. */
-static void drop_if_unused(struct memory *memory) {
+struct memory *memory_check(CUmemGenericAllocationHandle handle) {
+  struct memory *memory = (struct memory *)(uintptr_t)handle;
+  return handle_valid(&memories, memory) && memory->references ? memory : NULL;
+}
+
+void memory_settle(struct memory *memory) {
   if (memory->references || memory->mappings) return;
-  if (memory->charged) state_uncharge(memory->gpu, memory->charged);
+  multicast_forget(memory);
+  if (memory->share) share_leave(memory);
+  else if (memory->charged) state_uncharge(memory->gpu, memory->charged);
   if (memory->fd >= 0) close(memory->fd);
   handle_delete(&memories, memory);
 }
 
-/* The name carries what an importing process has to know. */
-static int back(struct memory *memory) {
+int memory_back(struct memory *memory) {
   char name[64];
   if (memory->fd >= 0) return 0;
-  snprintf(name, sizeof name, "fakecuda:%u:%llu", memory->gpu, (unsigned long long)memory->size);
+  snprintf(name, sizeof name, "fakecuda:%c:%u:%llu", memory->multicast ? 'm' : memory->host ? 'h' : 'd', memory->gpu,
+           (unsigned long long)memory->size);
   memory->fd = memfd_create(name, MFD_CLOEXEC);
-  return memory->fd < 0 || ftruncate(memory->fd, (off_t)memory->size) ? -1 : 0;
+  return memory->fd < 0 || ftruncate(memory->fd, (off_t)(memory->size + sizeof(struct fake_share))) ? -1 : 0;
+}
+
+struct search {
+  struct stat wanted;
+  struct memory *found;
+};
+
+static void compare(void *item, void *arg) {
+  struct memory *memory = item;
+  struct search *search = arg;
+  struct stat status;
+  if (memory->references && memory->fd >= 0 && !fstat(memory->fd, &status) && status.st_ino == search->wanted.st_ino)
+    search->found = memory;
+}
+
+struct memory *memory_of_file(int fd) {
+  struct search search = {.found = NULL};
+  if (fstat(fd, &search.wanted)) return NULL;
+  handle_each(&memories, compare, &search);
+  return search.found;
+}
+
+static int host(const CUmemAllocationProp *prop) {
+  return prop->location.type >= CU_MEM_LOCATION_TYPE_HOST &&
+         prop->location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 static CUresult check_prop(const CUmemAllocationProp *prop) {
   NONNULL(prop);
   if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (host(prop)) return CUDA_SUCCESS;
   if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   return device_valid(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -77,18 +103,18 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
   if (!out || !size || size % GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
   TRY(check_prop(prop));
   if (size > 1ull << 47) return CUDA_ERROR_OUT_OF_MEMORY;
-  unsigned gpu = device_gpu[prop->location.id];
-  TRY(memory_charge(gpu, memory_rounded(size)));
-  struct memory *memory = handle_new(&memories);
+  unsigned gpu = host(prop) ? 0 : device_gpu[prop->location.id];
+  uint64_t charged = host(prop) ? 0 : memory_rounded(size);
+  TRY(charged ? memory_charge(gpu, charged) : CUDA_SUCCESS);
+  struct memory *memory = memory_new();
   if (!memory) {
-    state_uncharge(gpu, memory_rounded(size));
+    if (charged) state_uncharge(gpu, charged);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   memory->size = size;
-  memory->charged = memory_rounded(size);
+  memory->charged = charged;
   memory->gpu = gpu;
-  memory->fd = -1;
-  memory->references = 1;
+  memory->host = host(prop);
   memory->prop = *prop;
   *out = (CUmemGenericAllocationHandle)(uintptr_t)memory;
   return CUDA_SUCCESS;
@@ -96,20 +122,20 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   ENTER(cuMemRelease);
-  pthread_mutex_lock(&mutex);
-  struct memory *memory = check(handle);
-  int failed = !memory || !memory->references;
+  vmm_lock();
+  struct memory *memory = memory_check(handle);
+  int failed = !memory;
   if (!failed) {
     memory->references--;
-    drop_if_unused(memory);
+    memory_settle(memory);
   }
-  pthread_mutex_unlock(&mutex);
+  vmm_unlock();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle) {
   ENTER(cuMemGetAllocationPropertiesFromHandle);
-  struct memory *memory = check(handle);
+  struct memory *memory = memory_check(handle);
   if (!prop || !memory) return CUDA_ERROR_INVALID_VALUE;
   *prop = memory->prop;
   return CUDA_SUCCESS;
@@ -164,7 +190,7 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, struct memo
   if (range_find_kind(address, RANGE_RESERVED, &reserved) || size > reserved.base + reserved.size - address)
     return CUDA_ERROR_INVALID_VALUE;
   if (offset > memory->size || size > memory->size - offset) return CUDA_ERROR_INVALID_VALUE;
-  if (back(memory)) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (memory_back(memory)) return CUDA_ERROR_OPERATING_SYSTEM;
   struct range range = {.base = address, .size = size, .kind = RANGE_MAPPED, .gpu = memory->gpu, .object = memory};
   if (range_add(&range)) return CUDA_ERROR_INVALID_VALUE;
   if (mmap((void *)(uintptr_t)address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory->fd,
@@ -181,10 +207,10 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
   ENTER(cuMemMap);
   if (!size || size % GRANULARITY || address % GRANULARITY || offset % GRANULARITY || flags)
     return CUDA_ERROR_INVALID_VALUE;
-  pthread_mutex_lock(&mutex);
-  struct memory *memory = check(handle);
+  vmm_lock();
+  struct memory *memory = memory_check(handle);
   CUresult result = memory ? map(address, size, offset, memory) : CUDA_ERROR_INVALID_VALUE;
-  pthread_mutex_unlock(&mutex);
+  vmm_unlock();
   return result;
 }
 
@@ -194,7 +220,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
   struct range range;
   CUdeviceptr end = address + size;
   if (!size || end < address) return CUDA_ERROR_INVALID_VALUE;
-  pthread_mutex_lock(&mutex);
+  vmm_lock();
   int failed = 0;
   for (CUdeviceptr at = address; at < end && !failed; at = range.base + range.size)
     failed = range_find_kind(at, RANGE_MAPPED, &range) || range.base != at || range.base + range.size > end;
@@ -203,9 +229,9 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     mmap((void *)(uintptr_t)at, range.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     struct memory *memory = range.object;
     memory->mappings--;
-    drop_if_unused(memory);
+    memory_settle(memory);
   }
-  pthread_mutex_unlock(&mutex);
+  vmm_unlock();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -233,60 +259,15 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *ad
   ENTER(cuMemRetainAllocationHandle);
   struct range range;
   NONNULL(out);
-  pthread_mutex_lock(&mutex);
+  vmm_lock();
   int failed = range_find_kind((uintptr_t)address, RANGE_MAPPED, &range);
   if (!failed) {
     struct memory *memory = range.object;
     memory->references++;
     *out = (CUmemGenericAllocationHandle)(uintptr_t)memory;
   }
-  pthread_mutex_unlock(&mutex);
+  vmm_unlock();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 /* --- other processes -------------------------------------------------------------------------------------------- */
-
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                      unsigned long long flags) {
-  ENTER(cuMemExportToShareableHandle);
-  if (!out || flags) return CUDA_ERROR_INVALID_VALUE;
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  pthread_mutex_lock(&mutex);
-  struct memory *memory = check(handle);
-  CUresult result =
-      memory && memory->prop.requestedHandleTypes & (unsigned)type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  int fd = -1;
-  if (result == CUDA_SUCCESS && !back(memory)) fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
-  pthread_mutex_unlock(&mutex);
-  if (result == CUDA_SUCCESS && fd < 0) result = CUDA_ERROR_OPERATING_SYSTEM;
-  if (result == CUDA_SUCCESS) *(int *)out = fd;
-  return result;
-}
-
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle,
-                                        CUmemAllocationHandleType type) {
-  ENTER(cuMemImportFromShareableHandle);
-  char path[64], name[128];
-  unsigned gpu;
-  unsigned long long size;
-  NONNULL(out);
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  int fd = (int)(intptr_t)os_handle;
-  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  ssize_t length = readlink(path, name, sizeof name - 1);
-  name[length > 0 ? length : 0] = '\0';
-  if (sscanf(name, "/memfd:fakecuda:%u:%llu", &gpu, &size) != 2 || device_of_gpu(gpu) < 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  struct memory *memory = handle_new(&memories);
-  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-  memory->size = size;
-  memory->gpu = gpu;
-  memory->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  memory->references = 1;
-  memory->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  memory->prop.requestedHandleTypes = type;
-  memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  memory->prop.location.id = device_of_gpu(gpu);
-  *out = (CUmemGenericAllocationHandle)(uintptr_t)memory;
-  return CUDA_SUCCESS;
-}

@@ -6,11 +6,14 @@ line. Everything is what a user would do: environment variables, LD_PRELOAD, sep
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.fakedriver.env import driver_env
 
@@ -100,6 +103,44 @@ class Client:
         self.kill()
 
 
+class Program:
+    """A running Python program that evaluates expressions (tests/native/programs/serve.py): `program("d.used()")`."""
+
+    def __init__(self, env: dict[str, str], devices: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.native.programs.serve", devices],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def __call__(self, expression: str) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(expression.replace("\n", " ") + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the program ended: {self.process.communicate()[1]}"
+        answer = json.loads(line)
+        assert "value" in answer, answer["error"]
+        return answer["value"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
 @dataclass
 class Place:
     """A simulated machine and a quota directory below DIRECTORY."""
@@ -120,11 +161,25 @@ class Place:
             env |= {"VCUDA_DIR": str(self.quota), "VCUDA_MEMORY_LIMIT": limit}
         return env | extra
 
+    def python_env(self) -> dict[str, str]:
+        """What a Python program of tests/native/programs needs besides."""
+        return {"PYTHONPATH": str(ROOT)}
+
     def plain_env(self) -> dict[str, str]:
         return driver_env(self.machine, self.directory / "machine")
 
     def client(self, limit: str | None = None, mode: str = "dlsym", **extra: str) -> Client:
         return Client(self.env(limit, **extra), mode)
+
+    def program(self, limit: str | None = None, devices: str = "0", **extra: str) -> Program:
+        return Program(self.env(limit, **extra) | self.python_env(), devices)
+
+    def fakectl(self, *order: str | int) -> str:
+        """An order to the simulated driver of this machine; returns what it prints."""
+        command = [str(ROOT / "build" / "fakedriver" / "fakectl"), *map(str, order)]
+        done = subprocess.run(command, env=self.plain_env(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def run(
         self, *command: str | Path, limit: str | None = None, **extra: str

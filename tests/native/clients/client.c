@@ -15,6 +15,7 @@ enum { NAMES = 26 };
 
 static CUdeviceptr block[NAMES];
 static CUcontext context[NAMES];
+static CUmemGenericAllocationHandle physical[NAMES];
 
 #define CALL(symbol) ((__typeof__(&symbol))reach(#symbol))
 
@@ -90,6 +91,15 @@ static CUresult make_context(const char *version, CUcontext *out, int device) {
     case '3': return CALL(cuCtxCreate_v3)(out, NULL, 0, 0, device);
     default: return CALL(cuCtxCreate_v4)(out, NULL, 0, device);
   }
+}
+
+static void physical_command(const char *what, const char *name, size_t size) {
+  const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  if (!strcmp(what, "let")) return answer(CALL(cuMemRelease)(physical[slot(name)]), 0, 0);
+  physical[slot(name)] = 0x5555;
+  CUresult result = CALL(cuMemCreate)(&physical[slot(name)], size, &prop, 0);
+  answer(result, physical[slot(name)], 0);
 }
 
 static void memory_command(const char *what, const char *name, size_t size, size_t height) {
@@ -169,6 +179,7 @@ static void command(const char *what, const char *name, unsigned long long a, un
   if (!strcmp(what, "threads")) return run_threads(name[0] - '0', (int)a, (size_t)b);
   if (!strcmp(what, "fill")) return fill((size_t)a);
   if (!strcmp(what, "fork")) return fork_child();
+  if (!strcmp(what, "physical") || !strcmp(what, "let")) return physical_command(what, name, (size_t)a);
   if (!strcmp(what, "pid")) return answer(CUDA_SUCCESS, (unsigned long long)getpid(), 0);
   if (!strcmp(what, "exec")) {
     char mode[] = REACH_DEFAULT, *argv[] = {"client", mode, NULL};

@@ -49,7 +49,7 @@ static void *by_version(const char *symbol) {
   } special[] = {{"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxDestroy_v2", 4000},
                  {"cuDevicePrimaryCtxRelease_v2", 11000}, {"cuDevicePrimaryCtxReset_v2", 11000},
                  {"cuMemAllocManaged", 6000}, {"cuDevicePrimaryCtxRetain", 7000}, {"cuCtxSetCurrent", 4000},
-                 {"cuCtxGetCurrent", 4000}};
+                 {"cuCtxGetCurrent", 4000}, {"cuMemCreate", 10020}, {"cuMemRelease", 10020}};
   char base[64];
   void *found = NULL;
   int suffixed = strstr(symbol, "_v") != NULL, version = suffixed ? 3020 : 2000;
@@ -69,6 +69,7 @@ static const struct {
   void *function;
 } linked[] = {ENTRY(cuInit), ENTRY(cuMemAlloc), ENTRY(cuMemAlloc_v2), ENTRY(cuMemAllocManaged), ENTRY(cuMemAllocPitch),
               ENTRY(cuMemAllocPitch_v2), ENTRY(cuMemFree), ENTRY(cuMemFree_v2), ENTRY(cuMemGetInfo),
+              ENTRY(cuMemCreate), ENTRY(cuMemRelease),
               ENTRY(cuMemGetInfo_v2), ENTRY(cuDeviceTotalMem), ENTRY(cuDeviceTotalMem_v2), ENTRY(cuCtxCreate),
               ENTRY(cuCtxCreate_v2), ENTRY(cuCtxCreate_v3), ENTRY(cuCtxCreate_v4), ENTRY(cuCtxDestroy_v2),
               ENTRY(cuCtxDetach), ENTRY(cuCtxSetCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuDevicePrimaryCtxRetain),

@@ -1,0 +1,43 @@
+/* Physical memory as the parts of virtual memory management see it. It is a file in memory, so that two mappings, or
+ * two processes after an export, see the same bytes, and lives until nothing refers to it.
+ * Knows nothing of pools and blocks. Tests: tests/unit/fakedriver/test_vmm.py, test_vmm_sharing.py. */
+#ifndef FAKE_VMM_H
+#define FAKE_VMM_H
+
+#include "fake_cuda.h"
+#include "fake_handle.h"
+
+enum { GRANULARITY = 2 << 20 };
+
+struct binding;
+struct memory {
+  struct handle handle;
+  uint64_t size, charged; /* charged: 0 for what nobody or somebody else pays */
+  unsigned gpu;
+  int fd; /* -1: nobody has looked at the bytes yet */
+  uint32_t references, mappings; /* mappings: of all kinds, also into arrays and multicast objects */
+  int host, multicast;
+  unsigned devices, devices_wanted; /* of a multicast object: bit mask, number */
+  struct binding *bindings;
+  struct fake_share *share; /* who else refers to it, once exported or imported */
+  CUmemAllocationProp prop;
+};
+
+/* All of the following under the lock. */
+void vmm_lock(void);
+void vmm_unlock(void);
+struct memory *memory_new(void); /* one reference; NULL: too many */
+struct memory *memory_check(CUmemGenericAllocationHandle handle);
+/* After a reference or mapping went: frees what nothing refers to. */
+void memory_settle(struct memory *memory);
+/* Gives it a file. The file's name carries what an importing process has to know, its end who shares it. */
+int memory_back(struct memory *memory);
+/* The memory of this process that has a reference and this file, or NULL. */
+struct memory *memory_of_file(int fd);
+
+void multicast_forget(struct memory *object); /* unbinds everything */
+void share_leave(struct memory *memory);
+/* A further reference to the memory behind FD, possibly of another process. */
+CUresult share_import(int fd, struct memory **out);
+
+#endif

@@ -1,0 +1,1 @@
+"""Python programs that tests run under the library."""

@@ -1,0 +1,110 @@
+"""Physical memory of several processes, and multicast objects: who pays, and until when."""
+
+from __future__ import annotations
+
+import pytest
+
+MIB = 1 << 20
+GIB = 1 << 30
+CONTEXT = 100 * MIB
+PART = 2 * MIB
+LOAD = (
+    "[v := __import__('tests.native.programs.vmm', fromlist=['Driver']), "
+    "globals().update(d=v.Driver(0, 1), prop=v.prop), 0][2]"
+)
+
+
+@pytest.fixture
+def peers(small):
+    """Makes processes with a context on each of two GPUs."""
+
+    def make():
+        peer = small.peer()
+        peer(LOAD)
+        return peer
+
+    return make
+
+
+def paid(small, *peers):
+    used = {process["pid"]: process["used"][0] - CONTEXT for process in small.state()["processes"]}
+    return [used[peer.pid] for peer in peers]
+
+
+def exported(peer, size):
+    _, handle = peer(f"d.create({size}, prop(0, 1, 1))")
+    code, fd = peer(f"d.export({handle})")
+    assert code == 0
+    return handle, fd
+
+
+def test_the_payer_changes_when_it_lets_go(small, peers):
+    first, second, third = peers(), peers(), peers()
+    handle, fd = exported(first, GIB)
+    taken = [peer(f"d.take_in_from({first.pid}, {fd})[1]") for peer in (second, third)]
+    assert paid(small, first, second, third) == [GIB, 0, 0]
+    assert first(f"d.release({handle})") == 0
+    assert sorted(paid(small, first, second, third)) == [0, 0, GIB]
+    assert paid(small, first) == [0]
+    assert second(f"d.release({taken[0]})") == 0
+    assert paid(small, first, second, third) == [0, 0, GIB]
+    assert third(f"d.release({taken[1]})") == 0
+    assert paid(small, first, second, third) == [0, 0, 0]
+
+
+def test_memory_that_only_a_descriptor_knows_is_paid_by_who_imports_it(small, peers):
+    first, second = peers(), peers()
+    handle, fd = exported(first, 20 * GIB)
+    assert first(f"d.release({handle})") == 0
+    assert paid(small, first, second) == [0, 0]
+    code, filler = first(f"d.create({10 * GIB})")
+    assert code == 0
+    assert second(f"d.take_in_from({first.pid}, {fd})[0]") == 2, "no room"
+    assert first(f"d.release({filler})") == 0
+    code, taken = second(f"d.take_in_from({first.pid}, {fd})")
+    assert code == 0
+    assert paid(small, first, second) == [0, 20 * GIB]
+    assert second(f"d.release({taken})") == 0
+    assert paid(small, first, second) == [0, 0]
+
+
+def test_a_dead_payer_pays_no_more(small, peers):
+    first, second = peers(), peers()
+    _, fd = exported(first, GIB)
+    _, taken = second(f"d.take_in_from({first.pid}, {fd})")
+    first.kill()
+    assert small.state()["gpus"][0]["used"] == CONTEXT
+    assert second(f"d.release({taken})") == 0
+    assert small.state()["gpus"][0]["used"] == CONTEXT
+
+
+def test_a_team_wants_all_its_devices_and_binds_each_part_once(small, peers):
+    peer = peers()
+    code, team = peer(f"d.multicast({4 * PART}, 2)")
+    assert code == 0
+    _, memory = peer(f"d.create({2 * PART}, prop(0))")
+    assert peer(f"d.add_device({team}, 0)") == 0
+    assert peer(f"d.add_device({team}, 0)") == 1, "it is there"
+    assert peer(f"d.bind({team}, 0, {memory}, {PART})") == 101, "not all devices are there"
+    assert peer(f"d.add_device({team}, 1)") == 0
+    assert peer(f"d.bind({team}, 0, {memory}, {2 * PART}, 1)") == 101, "on the other device"
+    assert peer(f"d.bind({team}, {3 * PART}, {memory}, {2 * PART})") == 1, "beyond the end"
+    assert peer(f"d.bind({team}, {PART}, {memory}, {2 * PART})") == 0
+    assert peer(f"d.bind({team}, 0, {memory}, {2 * PART})") == 1, "occupied"
+    assert peer(f"d.unbind({team}, 1, {PART}, {2 * PART})") == 1, "of the other device"
+    assert peer(f"d.unbind({team}, 0, {PART}, {PART})") == 1, "not what was bound"
+    assert peer(f"d.release({memory})") == 0
+    assert paid(small, peer) == [2 * PART]
+    assert peer(f"d.unbind({team}, 0, {PART}, {2 * PART})") == 0
+    assert paid(small, peer) == [0]
+
+
+def test_a_handle_is_no_handle_after_its_last_reference(small, peers):
+    peer = peers()
+    base = peer(f"d.reserve({2 * PART})")
+    _, memory = peer(f"d.create({PART})")
+    assert peer(f"[d.map({base}, {PART}, {memory}), d.release({memory})]") == [0, 0]
+    assert peer(f"d.map({base + PART}, {PART}, {memory})") == 1
+    assert peer(f"d.release({memory})") == 1
+    assert peer(f"d.retain({base})") == [0, memory]
+    assert peer(f"d.map({base + PART}, {PART}, {memory})") == 0
