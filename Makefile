@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: all native extension demo test check lint bench test-gpu test-nvidia-smi proto fmt image clean help
+.PHONY: all native extension demo test check lint bench test-gpu test-nvidia-smi test-runtimes proto fmt image clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -52,6 +52,9 @@ lint: $(VENV)
 
 bench: all fakedriver  ## the figures of docs/benchmarks.md
 	PYTHON=$(CURDIR)/$(PY) tests/bench/run
+
+test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
+	$(PY) -m tests.native.runtimes
 
 test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
 	@PYTHON="$(PYTHON)" tests/gpu/run

@@ -114,7 +114,8 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 # --- programs that tests run under the library ------------------------------------------------------------------
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
-  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint)
+  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
+  interposer.so ways-asan ways-tsan)
 
 .PHONY: native-clients
 native-clients: $(CLIENTS)
@@ -128,6 +129,10 @@ $(BUILD)/native/clients/client-linked: tests/native/clients/client.c tests/nativ
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -pthread -o $@ $(filter %.c,$^) -L$(BUILD)/fakedriver -lcuda -ldl
+$(BUILD)/native/clients/ways-asan $(BUILD)/native/clients/ways-tsan: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -fsanitize=$(if $(findstring asan,$@),address,thread) -pthread -o $@ $< -ldl
 # With the driver's place in the file, as a set-user-ID program has no LD_LIBRARY_PATH.
 $(BUILD)/native/clients/ways: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
 	@mkdir -p $(@D)

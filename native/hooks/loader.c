@@ -12,9 +12,11 @@ struct loader loader_real;
 
 static _Atomic int found;
 
-static int find_in(const char *soname, struct loader *out) {
+typedef int find_object(const char *soname, struct object *out);
+
+static int find_in(find_object *find, const char *soname, struct loader *out) {
   struct object object;
-  if (!objects_find_soname(soname, &object)) return 0;
+  if (!find(soname, &object)) return 0;
   *(void **)&out->dlsym = objects_function(&object, "dlsym");
   *(void **)&out->dlvsym = objects_function(&object, "dlvsym");
   *(void **)&out->dlopen = objects_function(&object, "dlopen");
@@ -38,7 +40,8 @@ static void publish(const struct loader *loader) {
 int loader_ready(void) {
   struct loader loader;
   if (atomic_load_explicit(&found, memory_order_acquire)) return 1;
-  if (!find_in("libc.so.6", &loader) && !find_in("libdl.so.2", &loader)) return 0;
+  if (!find_in(objects_find_initial, "libc.so.6", &loader) && !find_in(objects_find_soname, "libdl.so.2", &loader))
+    return 0;
   publish(&loader);
   atomic_store_explicit(&found, 1, memory_order_release);
   return 1;

@@ -11,6 +11,7 @@
 #include "driver.h"
 #include "loader.h"
 #include "lock.h"
+#include "plain.h"
 #include "pointers.h"
 
 static const struct hook hooks[] = {
@@ -53,7 +54,7 @@ static void build(void) {
   lock_take(&lock);
   if (!atomic_load_explicit(&built, memory_order_relaxed)) {
     for (unsigned int i = 0; i < HOOKS; i++) {
-      unsigned int slot = slot_of(hooks[i].name, strlen(hooks[i].name));
+      unsigned int slot = slot_of(hooks[i].name, plain_length(hooks[i].name));
       while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
       slots[slot] = (uint16_t)(i + 1);
     }
@@ -72,11 +73,11 @@ int names_owner(const char *name) {
 
 const struct hook *names_find(const char *name) {
   if (names_owner(name) < 0) return NULL;
-  size_t length = strlen(name);
+  size_t length = plain_length(name);
   if (length < SHORTEST || length > LONGEST) return NULL;
   if (!atomic_load_explicit(&built, memory_order_acquire)) build();
   for (unsigned int slot = slot_of(name, length); slots[slot] != 0; slot = (slot + 1) % SLOTS)
-    if (strcmp(hooks[slots[slot] - 1].name, name) == 0) return &hooks[slots[slot] - 1];
+    if (plain_same(hooks[slots[slot] - 1].name, name)) return &hooks[slots[slot] - 1];
   return NULL;
 }
 

@@ -4,7 +4,8 @@
 #include "objects.h"
 
 #include <stddef.h>
-#include <string.h>
+
+#include "plain.h"
 
 struct search {
   const char *soname;
@@ -19,7 +20,7 @@ static const void *dynamic_pointer(const struct dl_phdr_info *info, uintptr_t va
 
 static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynamic, struct object *out) {
   uintptr_t soname = 0;
-  memset(out, 0, sizeof *out);
+  *out = (struct object){0};
   out->base = info->dlpi_addr;
   out->path = info->dlpi_name != NULL ? info->dlpi_name : "";
   out->soname = "";
@@ -61,7 +62,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
     if (!read_dynamic(info, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), &object)) return 0;
-    if (search->soname != NULL && strcmp(object.soname, search->soname) != 0) return 0;
+    if (search->soname != NULL && !plain_same(object.soname, search->soname)) return 0;
     measure(info, &object);
     *search->out = object;
     return 1;
@@ -72,6 +73,15 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
 int objects_find_soname(const char *soname, struct object *out) {
   struct search search = {.soname = soname, .out = out};
   return dl_iterate_phdr(visit, &search);
+}
+
+/* Walks the loader's own list. What was there when the program started comes first in it and never goes. */
+int objects_find_initial(const char *soname, struct object *out) {
+  for (const struct link_map *map = _r_debug.r_map; map != NULL; map = map->l_next) {
+    const struct dl_phdr_info info = {.dlpi_addr = map->l_addr, .dlpi_name = map->l_name};
+    if (map->l_ld != NULL && read_dynamic(&info, map->l_ld, out) && plain_same(out->soname, soname)) return 1;
+  }
+  return 0;
 }
 
 int objects_find_address(const void *address, struct object *out) {
@@ -106,7 +116,7 @@ int objects_next_is(const void *from, const void *to, const char *function) {
 static void *function_if(const struct object *object, uint32_t index, const char *name) {
   const ElfW(Sym) *symbol = &object->symbols[index];
   if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != STT_FUNC) return NULL;
-  if (strcmp(object->strings + symbol->st_name, name) != 0) return NULL;
+  if (!plain_same(object->strings + symbol->st_name, name)) return NULL;
   return (void *)(object->base + symbol->st_value);
 }
 

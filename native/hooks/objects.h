@@ -20,6 +20,9 @@ struct object {
 
 /* The first loaded object with this DT_SONAME; 0: not loaded. */
 int objects_find_soname(const char *soname, struct object *out);
+/* The same for an object that the program was started with, without a call to the C library: some sanitizers have a
+ * dl_iterate_phdr of their own that does not work before they have started. Its memory is not measured. */
+int objects_find_initial(const char *soname, struct object *out);
 /* The loaded object that ADDRESS lies in; 0: none. */
 int objects_find_address(const void *address, struct object *out);
 /* Whether a search that starts behind the object of FROM meets the object of TO before any other one that defines the

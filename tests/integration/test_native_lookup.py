@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 
-from tests.native.running import CLIENTS, CONTEXT, GIB, LIBRARY, MIB, SUCCESS, Place, run
+from tests.native.check_library import listed_symbols
+from tests.native.running import CLIENTS, CONTEXT, GIB, LIBRARY, MIB, ROOT, SUCCESS, Place, run
 
 HOOKED_IN_LIBCUDA = {"cuInit in libcuda", "cuMemAlloc_v2 in libcuda", "cuGetProcAddress_v2 in libcuda"}
 
@@ -71,6 +73,33 @@ def test_get_proc_address_keeps_its_semantics(place):
     assert "one address per function: 1 1" in plain.stdout
     assert limited.stdout == plain.stdout
     assert inert.stdout == plain.stdout
+
+
+def sweep(env: dict[str, str]) -> list[list[str]]:
+    listed = (ROOT / "tests/fakedriver/cuda.def").read_text()
+    names = sorted({name for pair in re.findall(r"(?m)^SYMBOL\((\w+), (\w+),", listed) for name in pair})
+    done = subprocess.run(
+        [CLIENTS / "proc_address", "sweep"],
+        input="\n".join(names),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_get_proc_address_hands_out_every_function_in_every_version(place):
+    """Both ABIs, all names, many versions, all flags: the driver's codes and functions, hooked ones as ours."""
+    hooked = listed_symbols()
+    plain, limited = sweep(place.plain_env()), sweep(place.env("1GiB"))
+    assert len(plain) > 5000
+    for before, after in zip(plain, limited, strict=True):
+        assert [*after[:6], after[7]] == [*before[:6], before[7]]
+        for symbol, file in (after[5:7], after[7:9]):
+            assert file == (
+                "-" if symbol == "-" else "libvcuda.so" if symbol in hooked else "libcuda.so.1"
+            ), after
 
 
 def test_tail_jump_keeps_the_callers_place_in_the_chain(place):

@@ -18,16 +18,19 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-def words(place: Place, way: str, *arguments: object, **extra: str) -> list[str]:
-    command = [str(CLIENTS / "ways"), way, *map(str, arguments)]
-    done = subprocess.run(
-        command,
+def start(place: Place, *command: object, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
         env=place.env("1GiB") | extra,
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
+
+
+def words(place: Place, way: str, *arguments: object, **extra: str) -> list[str]:
+    done = start(place, CLIENTS / "ways", way, *arguments, **extra)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout.splitlines()
 
@@ -102,3 +105,41 @@ def test_descriptors_closed_behind_the_librarys_back(place):
 def test_without_the_preload_variable_children_go_free(place):
     """LD_PRELOAD is for trying things out: test_native_container.py has the file that cannot be dropped."""
     assert words(place, "drop_preload") == [UNLIMITED]
+
+
+# --- other tools in the process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["before", "behind"])
+@pytest.mark.parametrize("way", ["threads", "constructor"])
+def test_an_allocator_and_tracers_that_ask_for_the_next_function(place, order, way):
+    tools = [CLIENTS / "interposer.so", LIBRARY]
+    preload = ":".join(map(str, tools if order == "before" else tools[::-1]))
+    done = start(place, CLIENTS / "ways", way, CLIENTS / "plugin-constructor.so", LD_PRELOAD=preload)
+    assert set(done.stdout.split()) == {LIMITED}
+    assert done.stderr == "interposed\n"
+
+
+def test_a_tool_with_a_dlsym_of_its_own(place):
+    """Its dlsym is met first and asks ours by dlvsym(RTLD_NEXT)."""
+    log = place.directory / "log"
+    preload = f"{CLIENTS / 'witness.so'}:{LIBRARY}"
+    assert words(place, "simple", LD_PRELOAD=preload, WITNESS_LOG=str(log)) == [LIMITED]
+    assert 'dlsym "cuMemAlloc_v2": 0 cuMemAlloc_v2 libvcuda.so' in log.read_text()
+
+
+ASAN = "verify_asan_link_order=0:detect_leaks=0"  # it wants to be first in the list, whatever is preloaded
+TSAN = "report_bugs=0"  # it sees the driver's stores to shared memory without their order
+
+
+@pytest.mark.parametrize("way", ["simple", "threads", "reopen"])
+@pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
+def test_a_program_under_a_sanitizer(place, sanitizer, way):
+    """Sanitizers look functions up before anything in the process works, themselves included."""
+    unshuffled = ("/usr/bin/setarch", "--addr-no-randomize")  # the thread sanitizer of gcc 12 needs that
+    if subprocess.run([*unshuffled, "/bin/true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("addresses cannot be left unshuffled here")
+    command = (*unshuffled, CLIENTS / f"ways-{sanitizer}", way)
+    done = start(place, *command, ASAN_OPTIONS=ASAN, TSAN_OPTIONS=TSAN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == {LIMITED}

@@ -13,7 +13,27 @@ static const char *describe(const void *found) {
   return found != NULL ? "found" : "NULL";
 }
 
-int main(void) {
+/* Every name on stdin, in both ABIs, at many versions and flags: which function of which file. */
+static int sweep(__typeof__(&cuGetProcAddress) old, __typeof__(&cuGetProcAddress_v2) new) {
+  static const int versions[] = {0, 2000, 3020, 4010, 7000, 11000, 11030, 12000, 12040, 99000};
+  char name[128];
+  while (scanf("%127s", name) == 1)
+    for (size_t i = 0; i < 3 * sizeof versions / sizeof *versions; i++) {
+      Dl_info info[2] = {{0}, {0}};
+      void *found[2] = {NULL, NULL};
+      int version = versions[i / 3], flags = (int)(i % 3);
+      int code = (int)old(name, &found[0], version, (cuuint64_t)flags);
+      int code2 = (int)new(name, &found[1], version, (cuuint64_t)flags, NULL);
+      for (int abi = 0; abi < 2; abi++)
+        if (found[abi] != NULL && !dladdr(found[abi], &info[abi])) return 1;
+      printf("%s %d %d %d %d %s %s %s %s\n", name, version, flags, code, code2, found[0] ? info[0].dli_sname : "-",
+             found[0] ? strrchr(info[0].dli_fname, '/') + 1 : "-", found[1] ? info[1].dli_sname : "-",
+             found[1] ? strrchr(info[1].dli_fname, '/') + 1 : "-");
+    }
+  return 0;
+}
+
+int main(int argc, char **argv) {
   static const struct {
     const char *name;
     int version;
@@ -35,6 +55,7 @@ int main(void) {
   void *handle = dlopen("libcuda.so.1", RTLD_NOW);
   __typeof__(&cuGetProcAddress) old = (__typeof__(old))dlsym(handle, "cuGetProcAddress");
   __typeof__(&cuGetProcAddress_v2) new = (__typeof__(new))dlsym(handle, "cuGetProcAddress_v2");
+  if (argc > 1 && !strcmp(argv[1], "sweep")) return sweep(old, new);
   for (size_t i = 0; i < sizeof query / sizeof *query; i++) {
     void *found = marker, *found2 = marker, *found3 = marker;
     CUdriverProcAddressQueryResult status = (CUdriverProcAddressQueryResult)7;
