@@ -44,9 +44,13 @@ class Config:
     poll_interval: float
     measure_interval: float
     scan_interval: float
+    kube_api: str
+    kubeconfig: Path | None
+    node_name: str
     log_level: str
     log_format: str
     warnings: tuple[str, ...] = ()
+    kubernetes_service: str = ""  # "host:port" of the API server, as the kubelet tells a container
 
     @property
     def socket_name(self) -> str:
@@ -81,6 +85,17 @@ def _absolute_path(text: str) -> Path:
     if "\0" in text or not text.startswith("/"):
         raise ValueError("must be an absolute path: mount sources and sockets are named by it on the host")
     return Path(os.path.normpath(text))
+
+
+def _optional_path(text: str) -> Path | None:
+    return _absolute_path(text) if text else None
+
+
+def _node_name(text: str) -> str:
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    if text and (len(text) > 253 or not re.fullmatch(rf"{label}(\.{label})*", text)):
+        raise ValueError("must be the name that kubectl get nodes shows for this node")
+    return text
 
 
 def _resource_name(text: str) -> str:
@@ -138,6 +153,12 @@ FIELDS: tuple[Field, ...] = (
     Field("measure-interval", "measure_interval", "TIME", _seconds, "2s",
           "how often memory that no allocation call declares is measured through NVML"),
     Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
+    Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",
+          "whether the API server is asked for this node's pods and told events, where there is access to it"),
+    Field("kubeconfig", "kubeconfig", "FILE", _optional_path, "",
+          "how to reach the API server from outside a pod; in one, its service account is used"),
+    Field("node-name", "node_name", "NAME", _node_name, "",
+          "this node's name in the cluster; empty: the host's name, in a pod no access to the API server"),
     Field("log-level", "log_level", "LEVEL", _choice("debug", "info", "warning", "error"), "info",
           "least severity that is logged"),
     Field("log-format", "log_format", "json|console", _choice("json", "console"), "json", "how log lines look"),
@@ -173,7 +194,11 @@ def load(
         except ValueError as error:
             found.append(f"{given.origin} {_quoted(given.text)}: {error}")
     if not found:
-        config = Config(**values, warnings=_unknown_variables(environ))
+        config = Config(
+            **values,
+            warnings=_unknown_variables(environ),
+            kubernetes_service=_kubernetes_service(environ),
+        )
         found.extend(_contradictions(config))
     if found:
         raise ConfigError(found)
@@ -231,6 +256,11 @@ def _contradictions(config: Config) -> list[str]:
         f"--kubelet-dir and --resource: the socket path {config.kubelet_dir / config.socket_name} has {length} bytes, "
         f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
     ]
+
+
+def _kubernetes_service(environ: Mapping[str, str]) -> str:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    return f"{host}:{port}" if host and port.isdigit() else ""
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:

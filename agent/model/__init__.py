@@ -6,6 +6,7 @@ Everything here is frozen; the decisions over these values are in `agent.placeme
 from agent.model.gpu import CORES_PER_CARD, Gpu, count_slices, matches_model
 from agent.model.matrix import TopoMatrix, format_topo_matrix, parse_topo_matrix
 from agent.model.node import Allocation, NodeState, Pool, Usage
+from agent.model.pod import ContainerKind, Pod, PodContainer
 from agent.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
 from agent.model.token import Token, format_token, gpu_tokens, parse_token
 from agent.model.topology import LinkLevel, Topology
@@ -13,11 +14,14 @@ from agent.model.topology import LinkLevel, Topology
 __all__ = [
     "CORES_PER_CARD",
     "Allocation",
+    "ContainerKind",
     "Gpu",
     "Infeasible",
     "LinkLevel",
     "NodeState",
     "Placement",
+    "Pod",
+    "PodContainer",
     "Pool",
     "Prefer",
     "Reason",

@@ -7,6 +7,7 @@ the configuration before touching any state, have the state in order before serv
 from __future__ import annotations
 
 import asyncio
+import platform
 import secrets
 import signal
 import time
@@ -19,6 +20,8 @@ from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
 from agent.errors import ConfigError
+from agent.kube import KubeCluster, NoCluster, find_access
+from agent.kube.wire import Api
 from agent.kubelet import translate
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.plugin import DevicePlugin
@@ -92,8 +95,26 @@ def _check_list_fits(inventory: Inventory, config: Config) -> None:
     )
 
 
+def _cluster(config: Config) -> KubeCluster | NoCluster:
+    """The API server as this node sees it, or nobody. Says in one line of the log which it is, and why."""
+    log = logs.get_logger("node")
+    if config.kube_api == "off":
+        log.info("no access to the API server; annotations and events are off", detail="--kube-api=off")
+        return NoCluster()
+    access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+    node = config.node_name or (platform.node().lower() if config.kubeconfig else "")
+    if access is not None and not node:
+        access, whence = None, "--node-name is not set, and a pod does not know its node's name"
+    if access is None:
+        log.info("no access to the API server; annotations and events are off", detail=whence)
+        return NoCluster()
+    log.info("API server", server=str(access), credentials=whence, node=node)
+    return KubeCluster(Api(access), node)
+
+
 async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
     stop = asyncio.Event()
+    cluster = _cluster(config)
     allocator = Allocator(
         store, inventory, Policy(config.placement), time.time, lambda: secrets.token_hex(16)
     )
@@ -116,6 +137,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         {
             "registration": registration.run(stop),
             "poller": poller.run(),
+            "cluster": cluster.run(),
             "measurer": Measurer(store, source, config.measure_interval).run(),
             "scanner": Scanner(source, inventory, config.scan_interval, plugin.set_inventory).run(),
         }

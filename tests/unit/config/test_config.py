@@ -31,7 +31,9 @@ def test_defaults_are_a_configuration():
 
 def test_the_table_and_the_dataclass_name_the_same_things():
     named = {field.attribute for field in config.FIELDS}
-    assert named | {"warnings"} == {field.name for field in dataclass_fields(config.Config)}
+    assert named | {"warnings", "kubernetes_service"} == {
+        field.name for field in dataclass_fields(config.Config)
+    }
     assert len({field.flag for field in config.FIELDS}) == len(config.FIELDS)
 
 
