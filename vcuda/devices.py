@@ -7,14 +7,14 @@ says goes into frozen values; its exceptions become NoDriverError. Does not watc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pynvml
 
 from vcuda import errors, sizes
 
-__all__ = ["Device", "driver_version", "list_devices", "select_devices"]
+__all__ = ["Device", "driver_version", "list_devices", "process_memory", "select_devices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,34 @@ def select_devices(wanted: Sequence[str], present: Sequence[Device]) -> tuple[De
             raise errors.UsageError(f"GPU {text}", "it is named twice", "name each GPU once")
         chosen.append(device)
     return tuple(chosen)
+
+
+def process_memory(uuids: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Bytes that each process holds of each of these GPUs: UUID to PID to bytes, as NVML says now.
+
+    A GPU that does not answer, a process without a number and a machine without NVML are left out.
+    """
+    try:
+        with _nvml():
+            answers = {uuid: _processes(uuid) for uuid in uuids}
+    except errors.NoDriverError:
+        return {}
+    return {uuid: answer for uuid, answer in answers.items() if answer is not None}
+
+
+def _processes(uuid: str) -> dict[int, int] | None:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
+        listed = [*listed, *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
+    found: dict[int, int] = {}
+    for process in listed:
+        if process.usedGpuMemory is not None:  # a process of both lists has the same number in both
+            found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory)
+    return found
 
 
 def _describe(index: int, handle: object) -> Device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vcuda import errors, sizes
 from vcuda._bridge import checked, ffi, lib, path_bytes
@@ -22,9 +22,10 @@ __all__ = ["LedgerUsage", "ProcessUsage", "create_ledger", "ledger_file_bytes", 
 class ProcessUsage:
     """One process that charged something. Sizes are bytes by GPU UUID.
 
-    ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot is free
-    to be taken over. ``pid_inside`` (in its own namespace), ``start_time`` (clock ticks since boot) and ``name`` are
-    only the process's word. ``refused`` counts charges that were answered with "out of memory".
+    ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process measured
+    on itself. ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot
+    is free to be taken over. ``pid_inside`` (in its own namespace), ``start_time`` (clock ticks since boot), ``name``
+    and all sizes are only the process's word. ``refused`` counts charges that were answered with "out of memory".
     """
 
     slot: int
@@ -35,6 +36,11 @@ class ProcessUsage:
     peak: dict[str, int]
     refused: int
     name: str
+    excess: dict[str, int] = field(default_factory=dict)
+
+    def declared(self, uuid: str) -> int:
+        """Bytes of one GPU that its calls declared."""
+        return self.used[uuid] - self.excess.get(uuid, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,10 @@ class LedgerUsage:
     def used(self, uuid: str) -> int:
         """Bytes that the living processes hold of one GPU."""
         return sum(process.used[uuid] for process in self.processes if process.pid)
+
+    def excess(self, uuid: str) -> int:
+        """The part of that which the processes measured on themselves and never declared."""
+        return sum(process.excess.get(uuid, 0) for process in self.processes if process.pid)
 
 
 def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit], mode: int = 0o666) -> None:
@@ -82,6 +92,7 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
             used=dict(zip(uuids, slot.used, strict=False)),
             peak=dict(zip(uuids, slot.peak, strict=False)),
             refused=slot.refused,
+            excess=dict(zip(uuids, slot.excess, strict=False)),
             name=errors.printable(ffi.string(slot.name, lib.VC_NAME_BYTES).decode("utf-8", "replace")),
         )
         for slot in slots[0:count]

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -349,12 +350,57 @@ def test_ps_shows_what_runs(run: Run, start: Callable[..., subprocess.Popen[str]
     assert gpu["limit_bytes"] == 8 * GIB
     assert 3 * GIB <= gpu["used_bytes"] <= gpu["peak_bytes"] < 4 * GIB  # what it asked for, and its context
     assert entry["pid"] == entry["pid_inside"] == noted["pid"]
-    assert entry["gpus"] == [{key: gpu[key] for key in ("uuid", "used_bytes", "peak_bytes")}]
+    assert entry["gpus"] == [{key: value for key, value in gpu.items() if key in entry["gpus"][0]}]
+    assert gpu["declared_bytes"] == gpu["measured_bytes"] == gpu["used_bytes"] and gpu["drift_bytes"] == 0
     assert (entry["refused"], entry["name"][:6]) == (0, "python")
     table = run("ps").stdout
     assert f"{gpu['used_bytes'] / GIB:.1f} GiB" in table and str(entry["pid"]) in table
     process.communicate()
     assert json.loads(run("ps", "--json").stdout)["quotas"] == []
+
+
+# Loads code after the first allocation, in a way that no call declares, and then asks for its memory.
+LAZY = CLIENT.replace(
+    "print(",
+    """
+library, module, free = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+assert cuda.cuLibraryLoadData(ctypes.byref(library), b"x", None, None, 0, None, None, 0) == 0
+assert cuda.cuLibraryGetModule(ctypes.byref(module), library) == 0
+import time; time.sleep(0.25)
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(""",
+)
+
+
+def test_ps_shows_what_was_declared_and_what_was_measured(
+    run: Run, start: Callable[..., subprocess.Popen[str]], environment: dict[str, str], tmp_path: Path
+) -> None:
+    machine = tmp_path / "machine"
+    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
+    environment["FAKEDRIVER_MACHINE"] = str(machine)
+    process = start("run", "--memory", "8GiB", "--", sys.executable, "-c", LAZY, str(GIB))
+    assert line(process).split()[1] == "0"
+    (quota,) = json.loads(run("ps", "--json").stdout)["quotas"]
+    (gpu,), (entry,) = quota["gpus"], quota["processes"]
+    declared, excess = GIB + (100 << 20), 64 << 20
+    assert (gpu["declared_bytes"], gpu["excess_bytes"], gpu["unhooked_bytes"]) == (declared, excess, 0)
+    assert (gpu["used_bytes"], gpu["measured_bytes"]) == (declared + excess, declared + excess)
+    assert gpu["drift_bytes"] == entry["gpus"][0]["drift_bytes"] == excess
+    heading, row, detail = (re.split(r"\s{2,}", text.strip()) for text in run("ps").stdout.splitlines())
+    assert heading[-6:] == ["LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK"]
+    assert row[-6:] == ["8.0 GiB", "1.2 GiB", "1.1 GiB", "1.2 GiB", "64.0 MiB", "1.1 GiB"]
+    assert detail[-5:] == row[-5:]
+
+
+def test_ps_inside_a_quota_does_not_take_the_librarys_word_for_nvmls(
+    run: Run, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    words = [sys.executable, "-m", "vcuda", "ps", "--json"]
+    nested = f"{CLIENT.rpartition('sys.stdin')[0]}import os; os.system({shlex.join(words)!r})"
+    result = run("run", "--memory", "8GiB", "--", sys.executable, "-c", nested, str(GIB))
+    (quota,) = json.loads(result.stdout.splitlines()[1])["quotas"]
+    (gpu,) = (gpu for gpu in quota["gpus"] if gpu["used_bytes"])
+    assert gpu["measured_bytes"] is None and gpu["declared_bytes"] == gpu["used_bytes"]
 
 
 def test_ps_live_in_a_terminal(

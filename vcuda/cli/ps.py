@@ -13,11 +13,19 @@ line::
         "allocation_id": "00ff…",
         "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
                   "used_bytes": 0,       what counts against the limit: the processes and unhooked_bytes
-                  "unhooked_bytes": 0,   measured by the agent beyond what the processes declared
+                  "declared_bytes": 0,   by the processes' calls
+                  "excess_bytes": 0,     measured by the processes on themselves beyond that
+                  "unhooked_bytes": 0,   measured by the agent beyond both
+                  "measured_bytes": 0,   what NVML says now of these processes; null where it does not
+                  "drift_bytes": 0,      measured less declared; where NVML does not say, excess and unhooked
                   "peak_bytes": 0}],     largest sum of the processes so far
         "processes": [{"pid": 1, "pid_inside": 1, "name": "python", "start_time": 0, "refused": 0,
-                       "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "peak_bytes": 0}]}]}],
+                       "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "excess_bytes": 0,
+                                 "measured_bytes": 0, "drift_bytes": 0, "peak_bytes": 0}]}]}],
      "errors": [{"directory": "…", "error": "…"}]}
+
+A command under a quota of its own is not asked NVML: the library answers there, with what is declared. The table leaves
+out what a narrow terminal has no room for.
 
 Exit code 1 when a quota could not be read; the others are shown all the same.
 """
@@ -28,11 +36,14 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vcuda import contract, errors, quotas, settings, sizes
+from vcuda.ledger import ProcessUsage
+from vcuda.limits import GpuLimit
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,16 +54,45 @@ _WIDE = 200  # columns of a table that goes into a file or a pipe
 _NAME = (12, 60)  # columns of a name, which may be a whole script: at least, at most
 _PID = 7  # the kernel gives at most so many digits
 _SIZE = len("1023.9 GiB")
+_ALL = ("LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK")
+_FEW = ("LIMIT", "USED", "PEAK")
 _UUID = 12  # the beginning of a UUID, which is enough to tell the cards of a machine apart
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look saw: the quotas that could be read, and why the others could not."""
+    """What one look saw: the quotas that could be read, why the others could not, and what NVML says of processes."""
 
     time: float
     quotas: tuple[quotas.Quota, ...]
     errors: tuple[tuple[Path, str], ...]
+    measured: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Bytes of one GPU, of a process or of all of a quota. MEASURED is None where NVML does not tell."""
+
+    used: int
+    declared: int
+    excess: int
+    unhooked: int
+    measured: int | None
+    peak: int
+
+    @property
+    def drift(self) -> int:
+        return self.excess + self.unhooked if self.measured is None else self.measured - self.declared
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "used_bytes": self.used,
+            "declared_bytes": self.declared,
+            "excess_bytes": self.excess,
+            "measured_bytes": self.measured,
+            "drift_bytes": self.drift,
+            "peak_bytes": self.peak,
+        }
 
 
 def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,7 +126,7 @@ def _run(parsed: argparse.Namespace) -> int:
     seconds = _seconds(parsed.watch)
     config = settings.read_settings()
     if seconds is None:
-        look = _look(_directories(parsed.dir, config))
+        look = _look(_directories(parsed.dir, config), config)
         _print_json(look) if parsed.json else _print_table(look)
         return _report(look)
     try:
@@ -125,7 +165,7 @@ def _below(directory: Path) -> list[Path]:
     return quotas.find_quotas(directory)
 
 
-def _look(directories: list[Path]) -> _Look:
+def _look(directories: list[Path], config: settings.Settings) -> _Look:
     seen: list[quotas.Quota] = []
     failed: list[tuple[Path, str]] = []
     for directory in directories:
@@ -134,7 +174,51 @@ def _look(directories: list[Path]) -> _Look:
         except errors.VcudaError as error:
             if directory.exists():  # else it ended between listing and reading
                 failed.append((directory, str(error)))
-    return _Look(time.time(), tuple(seen), tuple(failed))
+    return _Look(time.time(), tuple(seen), tuple(failed), _measured(seen, config))
+
+
+def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mapping[str, Mapping[int, int]]:
+    """What NVML says of the cards on which something runs; nothing where the library would answer in its place."""
+    cards = {
+        uuid
+        for quota in seen
+        for process in quota.usage.processes
+        for uuid in quota.usage.gpu_uuids
+        if process.pid and process.used[uuid]
+    }
+    if not cards or config.own_directory is not None:
+        return {}
+    from vcuda import devices  # NVML, which a look at nothing does without
+
+    return devices.process_memory(sorted(cards))
+
+
+def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
+    measured = look.measured.get(uuid, {}).get(process.pid)
+    return _Memory(
+        process.used[uuid],
+        process.declared(uuid),
+        process.excess.get(uuid, 0),
+        0,
+        0 if measured is None and not process.used[uuid] else measured,
+        process.peak[uuid],
+    )
+
+
+def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
+    """The living processes together, and what an agent measured beyond them."""
+    usage = quota.usage
+    each = [_of_process(look, process, gpu.uuid).measured for process in usage.processes if process.pid]
+    known = [bytes_ for bytes_ in each if bytes_ is not None]
+    used, excess = usage.used(gpu.uuid), usage.excess(gpu.uuid)
+    return _Memory(
+        used + gpu.unhooked_bytes,
+        used - excess,
+        excess,
+        gpu.unhooked_bytes,
+        sum(known) if each and len(known) == len(each) else None,
+        usage.peak[gpu.uuid],
+    )
 
 
 def _report(look: _Look) -> int:
@@ -147,13 +231,13 @@ def _print_json(look: _Look) -> None:
     answer = {
         "version": 1,
         "time": look.time,
-        "quotas": [_quota_object(quota) for quota in look.quotas],
+        "quotas": [_quota_object(look, quota) for quota in look.quotas],
         "errors": [{"directory": str(directory), "error": text} for directory, text in look.errors],
     }
     print(json.dumps(answer))
 
 
-def _quota_object(quota: quotas.Quota) -> dict[str, object]:
+def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
     return {
         "directory": str(quota.directory),
         "kind": quota.kind,
@@ -164,9 +248,8 @@ def _quota_object(quota: quotas.Quota) -> dict[str, object]:
                 "uuid": gpu.uuid,
                 "limit_bytes": gpu.memory_bytes,
                 "cores_percent": gpu.cores_percent,
-                "used_bytes": quota.usage.used(gpu.uuid) + gpu.unhooked_bytes,
                 "unhooked_bytes": gpu.unhooked_bytes,
-                "peak_bytes": quota.usage.peak[gpu.uuid],
+                **_of_quota(look, quota, gpu).as_json(),
             }
             for gpu in quota.limits.gpus
         ],
@@ -178,7 +261,7 @@ def _quota_object(quota: quotas.Quota) -> dict[str, object]:
                 "start_time": process.start_time,
                 "refused": process.refused,
                 "gpus": [
-                    {"uuid": uuid, "used_bytes": process.used[uuid], "peak_bytes": process.peak[uuid]}
+                    {"uuid": uuid, **_of_process(look, process, uuid).as_json()}
                     for uuid in quota.usage.gpu_uuids
                 ],
             }
@@ -192,25 +275,46 @@ def _table(look: _Look, columns: int) -> Table:
     """A row for each GPU of a quota, and below it one for each process that took some of it."""
     from rich.table import Table
 
-    others = _PID + _UUID + 3 * _SIZE + 5 * 2
+    headings = _headings(columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    widest = min(max(_NAME[0], columns - others), _NAME[1])
+    widest = min(max(_NAME[0], columns - _width(headings)), _NAME[1])
     table.add_column("CONTAINER OR COMMAND", overflow="ellipsis", no_wrap=True, max_width=widest)
     table.add_column("PID", min_width=_PID, justify="right")
     table.add_column("GPU", min_width=_UUID, no_wrap=True)
-    for heading in ("LIMIT", "USED", "PEAK"):
+    for heading in headings:
         table.add_column(heading, min_width=_SIZE, justify="right", no_wrap=True)
     for quota in look.quotas:
         for gpu in quota.limits.gpus:
-            used = quota.usage.used(gpu.uuid) + gpu.unhooked_bytes
-            numbers = (gpu.memory_bytes, used, quota.usage.peak[gpu.uuid])
-            table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *map(sizes.about_size, numbers))
+            cells = {"LIMIT": sizes.about_size(gpu.memory_bytes), **_cells(_of_quota(look, quota, gpu))}
+            table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
             for process in quota.usage.processes:
-                if process.pid and process.peak[gpu.uuid]:
-                    took = (process.used[gpu.uuid], process.peak[gpu.uuid])
-                    name = _plain(f"  {process.name}")
-                    table.add_row(name, str(process.pid), gpu.uuid[:_UUID], "", *map(sizes.about_size, took))
+                memory = _of_process(look, process, gpu.uuid)
+                if process.pid and (memory.peak or memory.used):
+                    cells = {"LIMIT": "", **_cells(memory)}
+                    name, pid = _plain(f"  {process.name}"), str(process.pid)
+                    table.add_row(name, pid, gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
     return table
+
+
+def _headings(columns: int) -> tuple[str, ...]:
+    """Columns of sizes that COLUMNS characters have room for."""
+    return _ALL if columns >= _width(_ALL) + _NAME[0] else _FEW
+
+
+def _width(headings: Sequence[str]) -> int:
+    """Characters of all columns but the name."""
+    return _PID + _UUID + len(headings) * _SIZE + (len(headings) + 2) * 2
+
+
+def _cells(memory: _Memory) -> dict[str, str]:
+    sign = "-" if memory.drift < 0 else ""
+    return {
+        "USED": sizes.about_size(memory.used),
+        "DECLARED": sizes.about_size(memory.declared),
+        "MEASURED": "-" if memory.measured is None else sizes.about_size(memory.measured),
+        "DRIFT": sign + sizes.about_size(abs(memory.drift)),
+        "PEAK": sizes.about_size(memory.peak),
+    }
 
 
 def _plain(text: str) -> str:
@@ -236,7 +340,7 @@ def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float
 
     if parsed.json or not sys.stdout.isatty():
         while True:
-            look = _look(_directories(parsed.dir, config))
+            look = _look(_directories(parsed.dir, config), config)
             _print_json(look) if parsed.json else _print_table(look)
             sys.stdout.flush()
             if not parsed.json:
@@ -244,7 +348,7 @@ def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float
             time.sleep(seconds)
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
         while True:
-            look = _look(_directories(parsed.dir, config))
+            look = _look(_directories(parsed.dir, config), config)
             table = _table(look, live.console.width)
             table.caption = _plain("\n".join(text for _, text in look.errors))
             live.update(table, refresh=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from vcuda.cli import ps
 from vcuda.cli.run import split_command
 
 from .conftest import GPU_A, GPU_B, IDENTITY
@@ -138,9 +139,22 @@ def test_ps_as_a_table(
     result = run("ps", "--dir", directory)
     assert (result.returncode, result.stderr) == (0, "")
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert rows[0] == ["CONTAINER", "OR", "COMMAND", "PID", "GPU", "LIMIT", "USED", "PEAK"]
-    assert rows[1] == ["[bold]work", GPU_A[:12], "8.0", "GiB", "5.0", "MiB", "0", "B"]
-    assert rows[2] == ["[bold]work", GPU_B[:12], "12.0", "GiB", "0", "B", "0", "B"]
+    assert rows[0] == [
+        "CONTAINER",
+        "OR",
+        "COMMAND",
+        "PID",
+        "GPU",
+        "LIMIT",
+        "USED",
+        "DECLARED",
+        "MEASURED",
+        "DRIFT",
+        "PEAK",
+    ]
+    measured = ["5.0", "MiB", "0", "B", "-", "5.0", "MiB", "0", "B"]
+    assert rows[1] == ["[bold]work", GPU_A[:12], "8.0", "GiB", *measured]
+    assert rows[2] == ["[bold]work", GPU_B[:12], "12.0", "GiB", "0", "B", "0", "B", "-", "0", "B", "0", "B"]
     assert len(rows) == 3
 
 
@@ -162,7 +176,11 @@ def test_ps_as_json(
                 "limit_bytes": LIMIT,
                 "cores_percent": 30,
                 "used_bytes": 5 << 20,
+                "declared_bytes": 0,
+                "excess_bytes": 0,
                 "unhooked_bytes": 5 << 20,
+                "measured_bytes": None,
+                "drift_bytes": 5 << 20,
                 "peak_bytes": 0,
             },
             {
@@ -170,7 +188,11 @@ def test_ps_as_json(
                 "limit_bytes": 12 << 30,
                 "cores_percent": 0,
                 "used_bytes": 0,
+                "declared_bytes": 0,
+                "excess_bytes": 0,
                 "unhooked_bytes": 0,
+                "measured_bytes": None,
+                "drift_bytes": 0,
                 "peak_bytes": 0,
             },
         ],
@@ -225,3 +247,9 @@ def test_ps_shows_the_quota_it_runs_under(
     assert [found["directory"] for found in answer["quotas"]] == [str(directory)]
     missing = run("ps", "--json", VCUDA_DIR=f"{directory}-not")
     assert (missing.returncode, json.loads(missing.stdout)["quotas"]) == (0, [])
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(80, 3), (106, 3), (107, 6), (200, 6)])
+def test_a_narrow_terminal_shows_fewer_columns(columns: int, shown: int) -> None:
+    assert len(ps._headings(columns)) == shown
+    assert ps._width(ps._headings(columns)) + 12 <= max(columns, 71)
