@@ -76,7 +76,7 @@ native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) native/cuda/format.c native/config.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) native/cuda/format.c native/cuda/ranges.c native/config.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests

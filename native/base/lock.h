@@ -56,6 +56,11 @@ static inline int long_lock_try(struct long_lock *lock, const void *self, unsign
   return 1;
 }
 
+/* This thread has it. */
+static inline int long_lock_is_mine(struct long_lock *lock, const void *self) {
+  return atomic_load_explicit(&lock->holder, memory_order_relaxed) == self;
+}
+
 static inline void long_lock_give(struct long_lock *lock) {
   atomic_store_explicit(&lock->holder, NULL, memory_order_release);
 }

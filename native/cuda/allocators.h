@@ -13,6 +13,10 @@ uint64_t allocators_usage(uint32_t column);
  * Calls itself nothing that charges; a second call on the same thread meanwhile does nothing. */
 int allocators_reclaim(uint32_t column);
 
+/* A context of the column's device is gone, and all charges of its owner are given back: for what belongs to a device
+ * and may have gone too. */
+void allocators_context_gone(uint32_t column);
+
 /* In a forked child, which has no context and no memory. */
 void allocators_after_fork(void);
 

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "cuda_bodies.h"
+#include "allocators.h"
 #include "charge.h"
 #include "context_made.h"
 #include "device.h"
@@ -149,6 +150,7 @@ static void settle(const struct table_entry *entry) {
   contexts_changed();
   charge_forget_owner(entry->owner);
   charge_return(entry->column, entry->bytes);
+  allocators_context_gone(entry->column);
   excess_renew(entry->column);
 }
 
@@ -236,6 +238,7 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   if (owner != 0) charge_forget_owner(owner);
   if (known) charge_return(column, entry.bytes);
   gpu->primary_charged = 0;
+  allocators_context_gone(column);
 }
 
 CUresult context_let_go(const struct letting_go *what) {

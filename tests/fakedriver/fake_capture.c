@@ -38,6 +38,7 @@ CUresult graph_capture_host(CUstream stream, CUhostFn function, void *data) {
 CUresult graph_capture_graph(CUstream stream, CUgraph graph) {
   CUgraphNode node;
   struct node_work work = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+  if (graph_has_memory(graph)) return CUDA_ERROR_NOT_SUPPORTED; /* a child is a clone */
   TRY(graph_copy(graph, &work.child));
   TRY(add(stream, &work, &node));
   work.child->owner = node;

@@ -1,7 +1,9 @@
 /* Contexts: creation, the primary one, the stack of each thread.
  * Must not know how memory is laid out. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_array.h"
+#include "fake_graph.h"
 #include "fake_code.h"
+#include "fake_symbols.h"
 #include "fake_work.h"
 
 #include <pthread.h>
@@ -67,11 +69,18 @@ static CUresult create(CUdevice device, unsigned flags, unsigned api_version, CU
   return CUDA_SUCCESS;
 }
 
+static void drop_green(CUcontext primary_context) {
+  for (unsigned i = 0; i < CONTEXTS; i++)
+    if (atomic_load(&contexts[i].alive) && contexts[i].green_of == primary_context) atomic_store(&contexts[i].alive, 0);
+}
+
 static void destroy(CUcontext context) {
+  drop_green(context);
   work_wait(atomic_load(&context->busy_until));
   module_drop_context(context);
   stream_drop_context(context);
   array_drop_context(context);
+  graph_drop_context(context, atomic_load(&state_own_slot()->contexts[context->gpu]) == 1);
   settings_drop_context(context);
   memory_drop_context(context); /* last: it takes what the others left */
   state_uncharge(context->gpu, context->charged);
@@ -103,6 +112,19 @@ static CUresult create_current(CUcontext *out, unsigned flags, CUdevice device, 
 ENTRY(cuCtxCreate, (CUcontext *out, unsigned flags, CUdevice device), create_current, (out, flags, device, 3010))
 ENTRY(cuCtxCreate_v2, (CUcontext *out, unsigned flags, CUdevice device), create_current, (out, flags, device, 3020))
 
+/* OpenGL's and VDPAU's are contexts like any other; there is no window system to share anything with. */
+ENTRY(cuGLCtxCreate, (CUcontext *out, unsigned flags, CUdevice device), create_current, (out, flags, device, 3010))
+ENTRY(cuGLCtxCreate_v2, (CUcontext *out, unsigned flags, CUdevice device), create_current, (out, flags, device, 3020))
+
+#define VDPAU(symbol, version) \
+  CUresult symbol(CUcontext *out, unsigned flags, CUdevice device, unsigned vdpau, void *lookup) { \
+    ENTER(symbol); \
+    (void)vdpau; \
+    return lookup ? create_current(out, flags, device, version) : CUDA_ERROR_INVALID_VALUE; \
+  }
+VDPAU(cuVDPAUCtxCreate, 3010)
+VDPAU(cuVDPAUCtxCreate_v2, 3020)
+
 CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device) {
   ENTER(cuCtxCreate_v3);
   if (count < 0 || (count > 0 && !params)) return CUDA_ERROR_INVALID_VALUE;
@@ -117,7 +139,7 @@ CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned flag
 
 static CUresult destroy_context(CUcontext context) {
   if (!context_valid(context)) return CUDA_ERROR_INVALID_CONTEXT;
-  if (context->primary) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context->primary || context->green_of) return CUDA_ERROR_INVALID_CONTEXT;
   int depth = context_stack.depth;
   if (depth && context_stack.at[depth - 1] == context) context_stack.depth--;
   pthread_mutex_lock(&mutex);
@@ -147,17 +169,22 @@ CUresult cuCtxDetach(CUcontext context) {
 
 /* --- the primary context of a device ---------------------------------------------------------------------------- */
 
+static CUresult retain_locked(CUdevice device) {
+  if (primary[device]) {
+    primary[device]->references++;
+    return CUDA_SUCCESS;
+  }
+  TRY(create(device, primary_flags[device], 3020, &primary[device]));
+  primary[device]->primary = 1;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
   ENTER(cuDevicePrimaryCtxRetain);
   NONNULL(out);
   if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   pthread_mutex_lock(&mutex);
-  CUresult result = CUDA_SUCCESS;
-  if (primary[device]) {
-    primary[device]->references++;
-  } else if ((result = create(device, primary_flags[device], 3020, &primary[device])) == CUDA_SUCCESS) {
-    primary[device]->primary = 1;
-  }
+  CUresult result = retain_locked(device);
   if (result == CUDA_SUCCESS) *out = primary[device];
   pthread_mutex_unlock(&mutex);
   return result;
@@ -174,6 +201,30 @@ static CUresult release_primary(CUdevice device, int all) {
   pthread_mutex_unlock(&mutex);
   return context || all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
+CUresult context_make_green(CUdevice device, CUcontext *out) {
+  pthread_mutex_lock(&mutex);
+  CUcontext context = NULL;
+  CUresult result = retain_locked(device);
+  for (unsigned i = 0; i < CONTEXTS && !context && result == CUDA_SUCCESS; i++)
+    if (!atomic_load(&contexts[i].alive)) context = &contexts[i];
+  if (result == CUDA_SUCCESS && context) {
+    *context = (struct CUctx_st){.device = device, .gpu = primary[device]->gpu, .id = ++last_id, .api_version = 3020};
+    context->green_of = primary[device];
+    atomic_store(&context->alive, 1);
+    *out = context;
+  }
+  pthread_mutex_unlock(&mutex);
+  if (result != CUDA_SUCCESS || context) return result;
+  release_primary(device, 0);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void context_end_green(CUcontext context) {
+  if (!context_valid(context)) return; /* the primary one was reset */
+  atomic_store(&context->alive, 0);
+  release_primary(context->device, 0);
+}
+
 ENTRY(cuDevicePrimaryCtxRelease, (CUdevice device), release_primary, (device, 0))
 ENTRY(cuDevicePrimaryCtxRelease_v2, (CUdevice device), release_primary, (device, 0))
 ENTRY(cuDevicePrimaryCtxReset, (CUdevice device), release_primary, (device, 1))

@@ -41,6 +41,7 @@ struct CUctx_st {
   int device;   /* ordinal as CUDA counts */
   unsigned gpu; /* index in the machine */
   int primary, references;
+  CUcontext green_of; /* the primary context that this is another handle of; NULL: an ordinary one */
   unsigned flags, api_version;
   unsigned long long id;
   size_t limit[CONTEXT_LIMITS];
@@ -62,7 +63,7 @@ static inline CUresult context_current(CUcontext *out) {
   CUcontext top = context_stack.at[depth - 1];
   if (__builtin_expect(!atomic_load_explicit(&top->alive, memory_order_relaxed), 0))
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  *out = top;
+  *out = top->green_of ? top->green_of : top;
   return CUDA_SUCCESS;
 }
 int context_valid(CUcontext context);
@@ -70,6 +71,9 @@ unsigned context_index(CUcontext context);
 CUcontext context_at(unsigned index);
 void context_reset_after_fork(void);
 void settings_drop_context(CUcontext context);
+/* Another handle of the device's primary context, which it keeps alive until it ends. */
+CUresult context_make_green(CUdevice device, CUcontext *out);
+void context_end_green(CUcontext context);
 
 /* Devices this process may use: CUDA's ordinal to the machine's index. */
 extern int device_count;

@@ -40,8 +40,7 @@ static void remove_dependency(CUgraphNode node, CUgraphNode before) {
 }
 
 static void delete_node(CUgraphNode node) {
-  if (node->work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || node->work->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
-    graph_memory_drop(node->work->memory);
+  if (graph_node_is_memory(node->work)) graph_memory_drop(node->work->memory);
   if (node->work->type == CU_GRAPH_NODE_TYPE_GRAPH) graph_delete(node->work->child);
   free(node->before);
   free(node->work);
@@ -95,8 +94,7 @@ CUresult graph_copy(CUgraph from, CUgraph *out) {
   for (size_t i = 0; i < from->count; i++) {
     CUgraphNode node, old = from->nodes[i];
     struct node_work work = *old->work;
-    if (work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || work.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
-      graph_memory_retain(work.memory);
+    if (graph_node_is_memory(&work)) graph_memory_retain(work.memory);
     if (work.type == CU_GRAPH_NODE_TYPE_GRAPH) TRY(graph_copy(work.child, &work.child));
     TRY(graph_add(&node, to, NULL, 0, &work));
     node->original = old;
@@ -107,6 +105,15 @@ CUresult graph_copy(CUgraph from, CUgraph *out) {
   }
   *out = to;
   return CUDA_SUCCESS;
+}
+
+int graph_has_memory(CUgraph graph) {
+  for (size_t i = 0; i < graph->count; i++) {
+    const struct node_work *work = graph->nodes[i]->work;
+    if (graph_node_is_memory(work)) return 1;
+    if (work->type == CU_GRAPH_NODE_TYPE_GRAPH && graph_has_memory(work->child)) return 1;
+  }
+  return 0;
 }
 
 /* --- graphs ----------------------------------------------------------------------------------------------------- */
@@ -125,7 +132,8 @@ CUresult cuGraphDestroy(CUgraph graph) {
 
 CUresult cuGraphClone(CUgraph *out, CUgraph graph) {
   ENTER(cuGraphClone);
-  return !out || !graph_valid(graph) ? CUDA_ERROR_INVALID_VALUE : graph_copy(graph, out);
+  if (!out || !graph_valid(graph)) return CUDA_ERROR_INVALID_VALUE;
+  return graph_has_memory(graph) ? CUDA_ERROR_NOT_SUPPORTED : graph_copy(graph, out);
 }
 
 CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode original, CUgraph clone) {
@@ -143,6 +151,7 @@ CUresult cuGraphDestroyNode(CUgraphNode node) {
   ENTER(cuGraphDestroyNode);
   if (!graph_node_valid(node)) return CUDA_ERROR_INVALID_VALUE;
   CUgraph graph = node->graph;
+  if (graph_has_memory(graph)) return CUDA_ERROR_NOT_SUPPORTED;
   size_t at = position(graph->nodes, graph->count, node);
   memmove(graph->nodes + at, graph->nodes + at + 1, (--graph->count - at) * sizeof *graph->nodes);
   for (size_t i = 0; i < graph->count; i++) remove_dependency(graph->nodes[i], node);

@@ -44,11 +44,19 @@ struct CUgraph_st {
   CUgraphNode *nodes; /* in the order they were added, which is the order they run in */
   size_t count, capacity;
   CUgraphNode owner; /* of a child graph */
-  uint64_t rest[3];
+  int instantiated;  /* times; at most once when it has memory nodes */
+  int body;          /* of a conditional node */
+  uint64_t rest[2];
 };
+
+static inline int graph_node_is_memory(const struct node_work *work) {
+  return work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || work->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+}
 
 int graph_valid(CUgraph graph);
 int graph_node_valid(CUgraphNode node);
+int graph_has_memory(CUgraph graph);
+void graph_drop_context(CUcontext context, int last_on_gpu);
 CUresult graph_add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                    const struct node_work *work);
 CUresult graph_make(CUgraph *out);
@@ -63,8 +71,18 @@ CUresult graph_memory_make(unsigned gpu, uint64_t bytes, struct graph_memory **o
 struct graph_memory *graph_memory_at(CUdeviceptr address);
 void graph_memory_retain(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);
-/* Device memory for PEAK more bytes than are live; then single allocations cannot fail. */
-CUresult graph_memory_provide(unsigned gpu, uint64_t peak);
+
+/* One launch: the pages that it has taken and that hold no allocation. */
+struct graph_run {
+  CUstream stream;
+  uint64_t busy[FAKE_MAX_GPUS];
+};
+/* Pages for BYTES: those kept for the stream, then nobody's, then new ones. */
+CUresult graph_memory_borrow(struct graph_run *run, unsigned gpu, uint64_t bytes);
+void graph_memory_run(struct graph_run *run); /* allocations and frees of this thread are the run's */
+void graph_memory_return(struct graph_run *run); /* its pages are kept for the stream */
+void graph_memory_keep(unsigned gpu, CUstream stream, uint64_t most); /* no more than its graphs need */
+void graph_memory_drop_gpu(unsigned gpu);
 void graph_memory_live(struct graph_memory *memory);
 uint64_t graph_memory_bytes(const struct graph_memory *memory);
 

@@ -9,6 +9,10 @@ struct CUgraphExec_st {
   CUgraph graph; /* a copy, so nodes of the original can be found by it */
   cuuint64_t flags;
   CUcontext context;
+  CUgraph source; /* NULL: may have others */
+  CUstream stream; /* of the last launch or upload */
+  int mapped;     /* there was one */
+  uint32_t rest[3];
 };
 HANDLE_SIZE_CHECK(struct CUgraphExec_st);
 static struct handles execs = HANDLES(struct CUgraphExec_st, 1 << 16);
@@ -17,11 +21,15 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, cuuint64_t flags) {
   CUcontext context;
   if (!out || !graph_valid(graph) || flags & ~15ull) return CUDA_ERROR_INVALID_VALUE;
   TRY(context_current(&context));
+  int memory = graph_has_memory(graph);
+  if (graph->owner || graph->body || (memory && graph->instantiated)) return CUDA_ERROR_NOT_SUPPORTED;
   CUgraphExec exec = handle_new(&execs);
   if (!exec) return CUDA_ERROR_OUT_OF_MEMORY;
   exec->flags = flags;
   exec->context = context;
+  exec->source = memory ? graph : NULL;
   TRY(graph_copy(graph, &exec->graph));
+  graph->instantiated = memory;
   *out = exec;
   return CUDA_SUCCESS;
 }
@@ -39,30 +47,73 @@ ENTRY(cuGraphInstantiateWithFlags, (CUgraphExec *out, CUgraph graph, unsigned lo
 
 /* --- running ---------------------------------------------------------------------------------------------------- */
 
+/* Pages that the graph's allocations take: all of them at once, each address once. LIVE: also those that hold one. */
 struct demand {
   unsigned gpu;
-  int64_t now, peak;
+  int live;
+  uint64_t bytes;
 };
 
-/* Device memory a run of the graph needs at most beyond what is live. */
+static int seen_before(CUgraph graph, size_t count, const struct graph_memory *memory) {
+  for (size_t i = 0; i < count; i++)
+    if (graph->nodes[i]->work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && graph->nodes[i]->work->memory == memory) return 1;
+  return 0;
+}
+
 static void measure(CUgraph graph, struct demand *demand) {
   for (size_t i = 0; i < graph->count; i++) {
     const struct node_work *work = graph->nodes[i]->work;
     if (work->type == CU_GRAPH_NODE_TYPE_GRAPH) measure(work->child, demand);
-    if (work->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC && work->type != CU_GRAPH_NODE_TYPE_MEM_FREE) continue;
-    if (work->memory->gpu != demand->gpu) continue;
-    int64_t bytes = (int64_t)graph_memory_bytes(work->memory);
-    if (work->type == CU_GRAPH_NODE_TYPE_MEM_FREE) demand->now -= bytes;
-    else if (!work->memory->live) demand->now += bytes;
-    if (demand->now > demand->peak) demand->peak = demand->now;
+    if (work->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || work->memory->gpu != demand->gpu) continue;
+    if (work->memory->live && !demand->live) continue;
+    if (!seen_before(graph, i, work->memory)) demand->bytes += graph_memory_bytes(work->memory);
   }
 }
 
-static CUresult provide(CUgraph graph) {
+static uint64_t demand_of(CUgraph graph, unsigned gpu, int live) {
+  struct demand demand = {.gpu = gpu, .live = live};
+  measure(graph, &demand);
+  return demand.bytes;
+}
+
+struct stream_demand {
+  unsigned gpu;
+  CUstream stream;
+  uint64_t bytes;
+};
+
+static void add_demand(void *item, void *arg) {
+  CUgraphExec exec = item;
+  struct stream_demand *demand = arg;
+  if (exec->mapped && exec->stream == demand->stream) demand->bytes += demand_of(exec->graph, demand->gpu, 1);
+}
+
+/* A stream keeps no more pages than the graphs that last ran there need. */
+static void settle(CUstream stream) {
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++) {
-    struct demand demand = {.gpu = gpu};
-    measure(graph, &demand);
-    if (demand.peak > 0) TRY(graph_memory_provide(gpu, (uint64_t)demand.peak));
+    struct stream_demand demand = {.gpu = gpu, .stream = stream};
+    handle_each(&execs, add_demand, &demand);
+    graph_memory_keep(gpu, stream, demand.bytes);
+  }
+}
+
+static void move_to(CUgraphExec exec, CUstream stream) {
+  CUstream old = exec->stream;
+  int moved = exec->mapped && old != stream;
+  exec->stream = stream;
+  exec->mapped = 1;
+  if (moved) settle(old);
+}
+
+static CUresult provide(CUgraphExec exec, CUstream stream, struct graph_run *run) {
+  move_to(exec, stream);
+  *run = (struct graph_run){.stream = stream};
+  for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++) {
+    uint64_t bytes = demand_of(exec->graph, gpu, 0);
+    CUresult result = bytes ? graph_memory_borrow(run, gpu, bytes) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) continue;
+    graph_memory_return(run);
+    return result;
   }
   return CUDA_SUCCESS;
 }
@@ -119,8 +170,14 @@ static CUresult launch(CUgraphExec exec, CUstream stream) {
   if (own && own->capture) return graph_capture_graph(own, exec->graph);
   if (!(exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) && has_unfreed(exec->graph))
     return CUDA_ERROR_INVALID_VALUE;
-  TRY(provide(exec->graph));
-  return run(exec->graph, context, stream);
+  if (!exec->source) return run(exec->graph, context, stream);
+  struct graph_run pages;
+  TRY(provide(exec, stream, &pages));
+  graph_memory_run(&pages);
+  CUresult result = run(exec->graph, context, stream);
+  graph_memory_return(&pages);
+  settle(stream);
+  return result;
 }
 ENTRY_PTSZ(cuGraphLaunch, (CUgraphExec exec, CUstream stream), launch, (exec, stream))
 
@@ -128,9 +185,31 @@ static CUresult upload(CUgraphExec exec, CUstream stream) {
   CUstream own;
   if (!handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
   TRY(stream_check(stream, &own));
-  return provide(exec->graph);
+  if (!exec->source) return CUDA_SUCCESS;
+  struct graph_run pages;
+  TRY(provide(exec, stream, &pages));
+  graph_memory_return(&pages);
+  settle(stream);
+  return CUDA_SUCCESS;
 }
 ENTRY_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), upload, (exec, stream))
+
+static void delete_exec(CUgraphExec exec) {
+  CUstream stream = exec->stream;
+  if (exec->source && graph_valid(exec->source)) exec->source->instantiated = 0;
+  graph_delete(exec->graph);
+  handle_delete(&execs, exec);
+  settle(stream);
+}
+
+static void drop_of_context(void *item, void *context) {
+  if (((CUgraphExec)item)->context == context) delete_exec(item);
+}
+
+void graph_drop_context(CUcontext context, int last_on_gpu) {
+  handle_each(&execs, drop_of_context, context);
+  if (last_on_gpu) graph_memory_drop_gpu(context->gpu);
+}
 
 static CUresult instantiate_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
   NONNULL(params);
@@ -138,7 +217,12 @@ static CUresult instantiate_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_I
   params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
   TRY(instantiate(out, graph, params->flags));
   params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-  return params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? upload(*out, params->hUploadStream) : CUDA_SUCCESS;
+  if (!(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) return CUDA_SUCCESS;
+  CUresult result = upload(*out, params->hUploadStream);
+  if (result == CUDA_SUCCESS) return result;
+  params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+  delete_exec(*out);
+  return result;
 }
 ENTRY_PTSZ(cuGraphInstantiateWithParams, (CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params),
            instantiate_params, (out, graph, params))
@@ -146,8 +230,7 @@ ENTRY_PTSZ(cuGraphInstantiateWithParams, (CUgraphExec *out, CUgraph graph, CUDA_
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   ENTER(cuGraphExecDestroy);
   if (!handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
-  graph_delete(exec->graph);
-  handle_delete(&execs, exec);
+  delete_exec(exec);
   return CUDA_SUCCESS;
 }
 
@@ -167,9 +250,11 @@ static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphNode *error, CUgr
   int same = old->count == graph->count;
   *result = same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
   for (size_t i = 0; same && i < graph->count; i++) {
-    if (graph->nodes[i]->work->type == old->nodes[i]->work->type) continue;
+    const struct node_work *new_work = graph->nodes[i]->work, *old_work = old->nodes[i]->work;
+    int type_is_same = new_work->type == old_work->type;
+    if (type_is_same && (!graph_node_is_memory(new_work) || new_work->memory == old_work->memory)) continue;
     *error = graph->nodes[i];
-    *result = CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    *result = type_is_same ? CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED : CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
     same = 0;
   }
   if (!same) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;

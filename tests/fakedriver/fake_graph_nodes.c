@@ -143,15 +143,17 @@ CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS 
 static CUresult add_empty(PLACE) { return graph_add(AT, &(struct node_work){.type = CU_GRAPH_NODE_TYPE_EMPTY}); }
 ENTRY(cuGraphAddEmptyNode, (PLACE), add_empty, (AT))
 
-static CUresult add_child(PLACE, CUgraph child) {
-  struct node_work work = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
-  if (!graph_valid(child)) return CUDA_ERROR_INVALID_VALUE;
-  TRY(graph_copy(child, &work.child));
+/* Memory nodes come into a child only when the whole graph moves there. */
+static CUresult add_child(PLACE, CUgraph child, int move) {
+  struct node_work work = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = child};
+  if (!graph_valid(child) || child->owner || child == graph) return CUDA_ERROR_INVALID_VALUE;
+  if (graph_has_memory(child) && (!move || child->instantiated)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!move) TRY(graph_copy(child, &work.child));
   TRY(graph_add(AT, &work));
   work.child->owner = *out;
   return CUDA_SUCCESS;
 }
-ENTRY(cuGraphAddChildGraphNode, (PLACE, CUgraph child), add_child, (AT, child))
+ENTRY(cuGraphAddChildGraphNode, (PLACE, CUgraph child), add_child, (AT, child, 0))
 
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph) {
   ENTER(cuGraphChildGraphNodeGetGraph);
@@ -169,13 +171,56 @@ ENTRY(cuGraphAddEventWaitNode, (PLACE, CUevent event), add_event, (AT, event, CU
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
+static int comes_after(CUgraphNode node, CUgraphNode before) {
+  for (size_t i = 0; i < node->before_count; i++)
+    if (node->before[i] == before || comes_after(node->before[i], before)) return 1;
+  return 0;
+}
+
+/* The node will depend on LIST: is NODE done by then? */
+static int done_before(CUgraphNode node, const CUgraphNode *list, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (list[i] == node || comes_after(list[i], node)) return 1;
+  return 0;
+}
+
+/* Every use of the memory in the graph is over before the new node: allocations and frees pair up, all done. */
+static int is_free_again(CUgraph graph, const struct graph_memory *memory, const CUgraphNode *list, size_t count) {
+  int allocations = 0, frees = 0;
+  for (size_t i = 0; i < graph->count; i++) {
+    const struct node_work *work = graph->nodes[i]->work;
+    if (!graph_node_is_memory(work) || work->memory != memory) continue;
+    if (!done_before(graph->nodes[i], list, count)) return 0;
+    if (work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) allocations++;
+    else frees++;
+  }
+  return allocations && allocations == frees;
+}
+
+/* An address of the same graph that is free again when the node runs, as the driver reuses them. NULL: none. */
+static struct graph_memory *reusable(PLACE, unsigned gpu, uint64_t bytes) {
+  (void)out;
+  if (!graph_valid(graph)) return NULL;
+  for (size_t i = 0; i < count; i++)
+    if (!before || !graph_node_valid(before[i])) return NULL;
+  for (size_t i = 0; i < graph->count; i++) {
+    const struct node_work *work = graph->nodes[i]->work;
+    if (work->type != CU_GRAPH_NODE_TYPE_MEM_FREE || work->memory->gpu != gpu || work->memory->bytes != bytes) continue;
+    if (is_free_again(graph, work->memory, before, count)) return work->memory;
+  }
+  return NULL;
+}
+
 static CUresult add_alloc(PLACE, const CUmemPoolProps *props, size_t bytes, CUdeviceptr *address) {
   struct node_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   if (!bytes || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props->handleTypes)
     return CUDA_ERROR_INVALID_VALUE;
   if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
     return CUDA_ERROR_INVALID_VALUE;
-  TRY(graph_memory_make(device_gpu[props->location.id], bytes, &work.memory));
+  unsigned gpu = device_gpu[props->location.id];
+  work.memory = reusable(AT, gpu, bytes);
+  if (work.memory) graph_memory_retain(work.memory);
+  else TRY(graph_memory_make(gpu, bytes, &work.memory));
   CUresult result = graph_add(AT, &work);
   if (result == CUDA_SUCCESS) *address = work.memory->address;
   else graph_memory_drop(work.memory);
@@ -231,7 +276,7 @@ static CUresult add_any(PLACE, CUgraphNodeParams *p) {
     case CU_GRAPH_NODE_TYPE_HOST:
       return add_host(AT, p->host.fn, p->host.userData);
     case CU_GRAPH_NODE_TYPE_GRAPH:
-      return add_child(AT, p->graph.graph);
+      return add_child(AT, p->graph.graph, p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE);
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return add_empty(AT);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:

@@ -9,7 +9,7 @@ struct usage {
 };
 
 static struct usage usage_of(nvmlDevice_t device) {
-  state_reap();
+  state_reap_if_hinted();
   return (struct usage){.total = nvml_gpu(device)->memory_bytes,
                         .used = atomic_load(&fake_state->gpu[device->gpu].used),
                         .reserved = nvml_gpu(device)->reserved_bytes};

@@ -34,10 +34,6 @@ UNSUPPORTED(cuGraphicsUnmapResources_ptsz, (unsigned, CUgraphicsResource *, CUst
 UNSUPPORTED(cuGraphicsUnregisterResource, (CUgraphicsResource))
 UNSUPPORTED(cuGraphicsResourceGetMappedPointer_v2, (CUdeviceptr *, size_t *, CUgraphicsResource))
 
-UNSUPPORTED(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType))
-UNSUPPORTED(cuCtxGetDevResource, (CUcontext, CUdevResource *, CUdevResourceType))
-UNSUPPORTED(cuGreenCtxDestroy, (CUgreenCtx))
-UNSUPPORTED(cuCtxFromGreenCtx, (CUcontext *, CUgreenCtx))
 UNSUPPORTED(cuDeviceGetNvSciSyncAttributes, (void *, CUdevice, int))
 UNSUPPORTED(cuTensorMapEncodeTiled, (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                      const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,

@@ -55,6 +55,8 @@ def test_the_lists_name_every_version_of_a_family():
         "cuGetProcAddress": ["", "_v2"],
         "cuCtxCreate": ["", "_v2", "_v3", "_v4"],
         "cuCtxDestroy": ["", "_v2"],
+        "cuGLCtxCreate": ["", "_v2"],
+        "cuVDPAUCtxCreate": ["", "_v2"],
         "cuDevicePrimaryCtxRelease": ["", "_v2"],
         "cuDevicePrimaryCtxReset": ["", "_v2"],
         "nvmlDeviceGetMemoryInfo": ["", "_v2"],

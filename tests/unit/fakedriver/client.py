@@ -146,6 +146,68 @@ def value64(name: str, *args: object) -> int:
     return value.value
 
 
+# --- graphs ---------------------------------------------------------------------------------------------------------
+
+
+class AllocNodeParams(ctypes.Structure):
+    """CUDA_MEM_ALLOC_NODE_PARAMS, with CUmemPoolProps written out."""
+
+    _fields_ = [
+        ("allocation_type", c_int),
+        ("handle_types", c_int),
+        ("location_type", c_int),
+        ("device", c_int),
+        ("rest_of_pool", c_char * 72),
+        ("access", c_void_p),
+        ("access_count", c_size_t),
+        ("bytesize", c_size_t),
+        ("address", c_uint64),
+    ]
+
+
+def graph_alloc(graph: int, size: int, device: int = 0, before: int = 0) -> tuple[int, int]:
+    """Node and address of an allocation that depends on the node BEFORE."""
+    node = c_void_p()
+    params = AllocNodeParams(allocation_type=1, location_type=1, device=device, bytesize=size)
+    dependency = byref(c_void_p(before)) if before else None
+    good(
+        "cuGraphAddMemAllocNode",
+        byref(node),
+        c_void_p(graph),
+        dependency,
+        c_size_t(before > 0),
+        byref(params),
+    )
+    return node.value or 0, params.address
+
+
+def graph_free(graph: int, address: int, before: int = 0) -> int:
+    """Node that frees the address, after the node BEFORE."""
+    dependency = byref(c_void_p(before)) if before else None
+    return handles(
+        "cuGraphAddMemFreeNode", c_void_p(graph), dependency, c_size_t(before > 0), c_uint64(address)
+    )
+
+
+def graph_child(graph: int, child: int, move: bool = True) -> int:
+    """A child node; the child graph moves into it, or is cloned. Minus the error code when it may not."""
+    params = (c_uint64 * 32)(4, 0, child, 1 if move else 0)
+    return handles("cuGraphAddNode", c_void_p(graph), None, c_size_t(0), params)
+
+
+def instantiate(graph: int, flags: int = 0) -> int:
+    return handles("cuGraphInstantiateWithFlags", c_void_p(graph), c_uint64(flags))
+
+
+def launch_graph(executable: int, stream: int = 0) -> int:
+    return call("cuGraphLaunch", c_void_p(executable), c_void_p(stream))
+
+
+def reserved(device: int = 0) -> int:
+    """What the driver holds for graphs."""
+    return value64("cuDeviceGetGraphMemAttribute", device, 2)
+
+
 class MemLocation(ctypes.Structure):
     _fields_ = [("type", c_int), ("id", c_int)]
 

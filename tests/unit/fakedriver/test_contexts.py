@@ -118,3 +118,24 @@ def test_peer_access(small):
     assert peer(f"call('cuCtxEnablePeerAccess', c_void_p({other}), 0)") == 0
     assert peer(f"call('cuCtxEnablePeerAccess', c_void_p({other}), 0)") == 704
     assert peer(f"call('cuCtxDisablePeerAccess', c_void_p({other}))") == 0
+
+
+def test_a_green_context_is_a_handle_of_the_primary_one(small):
+    peer = small.peer()
+    peer("good('cuInit', 0)")
+    peer("globals().update(part=ctypes.create_string_buffer(256))")
+    assert peer("call('cuDeviceGetDevResource', 0, part, 1)") == 0
+    desc = peer("handles('cuDevResourceGenerateDesc', part, 1)")
+    green = peer(f"handles('cuGreenCtxCreate', c_void_p({desc}), 0, 1)")
+    assert small.state()["processes"][0]["contexts"] == [1, 0], "it holds the primary context"
+    current = peer(f"handles('cuCtxFromGreenCtx', c_void_p({green}))")
+    assert peer(f"call('cuCtxSetCurrent', c_void_p({current}))") == 0
+    assert peer("handles('cuCtxGetCurrent')") == current
+    assert peer("alloc(4096)") > 0
+    primary = peer("context(0)")
+    assert primary != current
+    assert peer(f"call('cuGreenCtxDestroy', c_void_p({green}))") == 0
+    assert peer(f"call('cuGreenCtxDestroy', c_void_p({green}))") == 201
+    assert peer("used()") == CONTEXT + 4096, "what was allocated in it belongs to the primary context"
+    assert peer("call('cuDevicePrimaryCtxRelease_v2', 0)") == 0
+    assert small.state()["gpus"][0]["used"] == 0

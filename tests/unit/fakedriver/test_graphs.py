@@ -97,6 +97,8 @@ def test_memory_that_outlives_its_launch(small):
     assert peer(f"free({address})") == 1
     assert peer(LAUNCH.format(executable)) == 0
     assert peer(f"call('cuMemFreeAsync', c_uint64({address}), None)") == 0
+    assert instantiate(peer, graph, 1) == -801, "at most one instance of a graph with memory"
+    assert peer(f"call('cuGraphExecDestroy', c_void_p({executable}))") == 0
     again = instantiate(peer, graph, 1)
     assert [peer(LAUNCH.format(again)) for _ in range(2)] == [0, 0], "freed by the launch itself"
 

@@ -1,0 +1,141 @@
+/* Graphs: at instantiation they are read for allocation nodes, at launch and upload those that have some are charged.
+ * Everything else about graphs, capturing included, takes no memory and is not intercepted. cuGraphExecUpdate cannot
+ * change what a graph needs: memory nodes must stay the same.
+ * Knows no accounting. Tests: tests/integration/test_native_graph.py. */
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "graph_exec.h"
+#include "graph_memory.h"
+#include "graph_need.h"
+
+typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
+
+/* In a stream that is being captured a launch becomes a node. */
+static int is_capturing(CUstream stream, int per_thread) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (stream == NULL && per_thread) stream = CU_STREAM_PER_THREAD;
+  return real_cuda.cuStreamIsCapturing != NULL && real_cuda.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static __attribute__((noinline)) CUresult run_with_memory(CUgraphExec handle, CUstream stream, graph_call *call,
+                                                          int per_thread) {
+  struct graph_exec *exec = graph_exec_find(handle);
+  uint64_t key = graph_stream_key(stream, per_thread);
+  int locked;
+  if (exec == NULL || is_capturing(stream, per_thread)) return call(handle, stream);
+  if (graph_memory_is_settled(exec, key)) {
+    CUresult result = call(handle, stream);
+    graph_memory_look(exec, result);
+    return result;
+  }
+  CUresult result = graph_memory_begin(exec, key, &locked);
+  if (result != CUDA_SUCCESS) return result;
+  result = call(handle, stream);
+  if (locked) graph_memory_end(exec, key, result);
+  return result;
+}
+
+#define RUN(symbol, per_thread)                                                         \
+  CUresult vc_##symbol(CUgraphExec exec, CUstream stream) {                             \
+    if (!graph_execs_exist()) return real_cuda.symbol(exec, stream);                    \
+    return run_with_memory(exec, stream, real_cuda.symbol, per_thread);                 \
+  }
+RUN(cuGraphLaunch, 0)
+RUN(cuGraphLaunch_ptsz, 1)
+RUN(cuGraphUpload, 0)
+RUN(cuGraphUpload_ptsz, 1)
+#undef RUN
+
+/* The driver made HANDLE. */
+static CUresult remember(CUgraphExec handle, const struct graph_exec *need) {
+  if (graph_exec_add(handle, need) == VC_OK) return CUDA_SUCCESS;
+  if (real_cuda.cuGraphExecDestroy != NULL) real_cuda.cuGraphExecDestroy(handle);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The graph is read first: the call may upload it. */
+#define INSTANTIATE(symbol, ...)                                                        \
+  struct graph_exec need;                                                               \
+  CUgraphExec made = NULL;                                                              \
+  int has_memory = exec != NULL ? graph_need_read(graph, &need) : 0;                    \
+  if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;                                  \
+  if (!has_memory) return real_cuda.symbol(exec, graph, __VA_ARGS__);                   \
+  CUresult result = real_cuda.symbol(&made, graph, __VA_ARGS__);                        \
+  if (result == CUDA_SUCCESS) result = remember(made, &need);                           \
+  if (result == CUDA_SUCCESS) *exec = made;                                             \
+  return result
+
+CUresult vc_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
+  INSTANTIATE(cuGraphInstantiate, node, log, size);
+}
+
+CUresult vc_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
+  INSTANTIATE(cuGraphInstantiate_v2, node, log, size);
+}
+
+CUresult vc_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+  INSTANTIATE(cuGraphInstantiateWithFlags, flags);
+}
+
+typedef CUresult params_call(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
+
+/* Instantiates and uploads in one call. */
+static CUresult upload(CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                       struct graph_exec *need, params_call *call, int per_thread) {
+  uint64_t key = graph_stream_key(params->hUploadStream, per_thread);
+  int locked;
+  CUresult result = graph_memory_begin(need, key, &locked);
+  if (result != CUDA_SUCCESS) {
+    params->hErrNode_out = NULL;
+    params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+    return result;
+  }
+  result = call(made, graph, params);
+  if (result == CUDA_SUCCESS) result = remember(*made, need);
+  if (locked) graph_memory_end(result == CUDA_SUCCESS ? graph_exec_find(*made) : need, key, result);
+  return result;
+}
+
+static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                                 params_call *call, int per_thread) {
+  struct graph_exec need;
+  CUgraphExec made = NULL;
+  int has_memory = exec != NULL && params != NULL ? graph_need_read(graph, &need) : 0;
+  if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!has_memory) return call(exec, graph, params);
+  CUresult result;
+  if (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
+    result = upload(&made, graph, params, &need, call, per_thread);
+  } else {
+    result = call(&made, graph, params);
+    if (result == CUDA_SUCCESS) result = remember(made, &need);
+  }
+  if (result == CUDA_SUCCESS) *exec = made;
+  return result;
+}
+
+CUresult vc_cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+  return instantiate_with(exec, graph, params, real_cuda.cuGraphInstantiateWithParams, 0);
+}
+
+CUresult vc_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                              CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+  return instantiate_with(exec, graph, params, real_cuda.cuGraphInstantiateWithParams_ptsz, 1);
+}
+
+/* Its pages stay with the driver until they are trimmed, and so does their charge. */
+CUresult vc_cuGraphExecDestroy(CUgraphExec exec) {
+  struct graph_exec *record = graph_execs_exist() ? graph_exec_take(exec) : NULL;
+  CUresult result = real_cuda.cuGraphExecDestroy(exec);
+  if (record == NULL) return result;
+  if (result == CUDA_SUCCESS) {
+    graph_memory_forget(record);
+    graph_exec_drop(record);
+  } else {
+    graph_exec_put_back(exec, record);
+  }
+  return result;
+}
+
+CUresult vc_cuDeviceGraphMemTrim(CUdevice dev) { return graph_memory_trim(dev); }

@@ -1,0 +1,246 @@
+/* Graph memory is taken when a graph is launched or uploaded, kept by the driver when its allocations are free, used
+ * again by other graphs, and given back by trimming. The driver tells how much it has (RESERVED_MEM_CURRENT), so after
+ * every call the charge is set to that; what must be known before a call is how much it may add at most:
+ *
+ *   need of the graph - what the driver has and nobody else can be using (= all it has - graph_exec_others())
+ *
+ * Pages of graphs that run in other streams, and allocations that graphs have left, are not to be had for this launch;
+ * charging only need - RESERVED would exceed the limit in exactly these cases. A graph that ran last in this stream keeps
+ * its pages until something takes them: a trim, or a graph that leaves allocations in pages it shared. Each of these
+ * begins a new epoch; a launch within the epoch and stream of the last one adds nothing and takes no lock here.
+ *
+ * Everything else happens under one lock, which is held while the driver launches: two launches at once would both count
+ * on the same pages, and a trim would take them from under a launch.
+ * Tests: tests/integration/test_native_graph.py. */
+#include "graph_memory.h"
+
+#include "bias.h"
+#include "charge.h"
+#include "device.h"
+#include "driver.h"
+#include "lock.h"
+#include "log.h"
+#include "status.h"
+
+enum { PATIENCE_MS = 20 }; /* while another thread launches */
+
+/* Of one GPU. Written under the lock. */
+struct column {
+  _Atomic uint64_t held; /* charged: what the driver has, and PENDING */
+  uint64_t pending;      /* what a launch under way may add */
+  uint64_t left;         /* allocations that ended graphs may have left */
+  uint64_t chunk;        /* the driver was seen to take more than pages: in multiples of this; 0: pages */
+  _Atomic int device;    /* ordinal + 1 */
+};
+
+enum { LARGE_CHUNK = 32 << 20 }; /* of memory pools, and of graph memory on some drivers */
+
+static struct column columns[VC_MAX_GPUS];
+static struct long_lock lock;
+static _Atomic uint64_t epoch = 1;
+
+static void new_epoch(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
+
+uint64_t graph_stream_key(CUstream stream, int per_thread) {
+  if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread)) return (uintptr_t)bias_self();
+  return stream == NULL ? (uintptr_t)CU_STREAM_LEGACY : (uintptr_t)stream;
+}
+
+void graph_memory_device(uint32_t column, CUdevice device) {
+  atomic_store_explicit(&columns[column].device, device + 1, memory_order_relaxed);
+}
+
+static uint64_t held_in(uint32_t column) {
+  return atomic_load_explicit(&columns[column].held, memory_order_relaxed);
+}
+
+static void hold(uint32_t column, uint64_t bytes) {
+  atomic_store_explicit(&columns[column].held, bytes, memory_order_relaxed);
+}
+
+uint64_t graph_memory_usage(uint32_t column) { return held_in(column); }
+
+static int device_of(uint32_t column) {
+  return atomic_load_explicit(&columns[column].device, memory_order_relaxed) - 1;
+}
+
+/* What the driver has; what we think, when it does not say. */
+static uint64_t reserved_in(uint32_t column) {
+  cuuint64_t bytes = UINT64_MAX;
+  int device = device_of(column);
+  if (device >= 0 && real_cuda.cuDeviceGetGraphMemAttribute != NULL)
+    real_cuda.cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes);
+  return bytes < VC_MAX_BYTES ? bytes : held_in(column) - columns[column].pending;
+}
+
+static __attribute__((noinline, cold)) void say_over(uint64_t bytes) {
+  static _Atomic int said;
+  if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
+    log_line(LOG_ERROR, "the driver took %llu bytes more for a graph than was left", (unsigned long long)bytes);
+}
+
+/* Sets the charge to what the driver has, and what is pending. Returns the sum. Charging may trim, and so come back here
+ * once, hence no number is kept across it. What does not fit is tried again after the next call. */
+static uint64_t adjust(uint32_t column) {
+  uint64_t bytes;
+  while ((bytes = reserved_in(column) + columns[column].pending) > held_in(column)) {
+    uint64_t more = bytes - held_in(column);
+    if (charge_column(column, more) != CUDA_SUCCESS) {
+      say_over(more);
+      return bytes;
+    }
+    hold(column, held_in(column) + more);
+  }
+  charge_return(column, held_in(column) - bytes);
+  hold(column, bytes);
+  if (columns[column].left > bytes) columns[column].left = bytes;
+  if (bytes == 0) graph_exec_unmap(column);
+  return bytes;
+}
+
+static uint64_t most_that_may_come(const struct graph_exec *exec, uint32_t column, uint64_t stream) {
+  uint64_t need = exec->need[column].bytes, chunk = columns[column].chunk;
+  uint64_t has = reserved_in(column), others = columns[column].left + graph_exec_others(exec, column, stream);
+  uint64_t usable = has > others ? has - others : 0;
+  if (chunk != 0) need = (need + chunk - 1) / chunk * chunk;
+  return need > usable ? need - usable : 0;
+}
+
+/* Room for the launch in one column. Making room may trim the very pages that were counted on, hence the loop: a second
+ * trim finds nothing, so it ends. */
+static CUresult reserve(const struct graph_exec *exec, uint32_t column, uint64_t stream) {
+  uint64_t *pending = &columns[column].pending;
+  for (uint64_t wanted; (wanted = most_that_may_come(exec, column, stream)) > *pending;) {
+    uint64_t more = wanted - *pending;
+    if (charge_column(column, more) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
+    hold(column, held_in(column) + more);
+    *pending = wanted;
+  }
+  return CUDA_SUCCESS;
+}
+
+/* Nothing is pending any more: what was is the driver's now, or given back. Returns what the driver has. */
+static uint64_t finish(uint32_t column) {
+  columns[column].pending = 0;
+  return adjust(column);
+}
+
+static CUresult reserve_all(const struct graph_exec *exec, uint64_t stream) {
+  CUresult result = exec->denied ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  for (uint32_t column = 0; column < VC_MAX_GPUS && result == CUDA_SUCCESS; column++)
+    if (exec->columns >> column & 1) result = reserve(exec, column, stream);
+  for (uint32_t column = 0; column < VC_MAX_GPUS && result != CUDA_SUCCESS; column++)
+    if (columns[column].pending != 0) finish(column);
+  return result;
+}
+
+int graph_memory_is_settled(const struct graph_exec *exec, uint64_t stream) {
+  return atomic_load_explicit(&exec->stream, memory_order_relaxed) == stream &&
+         atomic_load_explicit(&exec->epoch, memory_order_relaxed) == atomic_load_explicit(&epoch, memory_order_acquire);
+}
+
+CUresult graph_memory_begin(struct graph_exec *exec, uint64_t stream, int *locked) {
+  *locked = long_lock_take(&lock, bias_self());
+  if (!*locked) return CUDA_SUCCESS; /* a profiler's launch inside of our own call: the outer one adjusts */
+  CUresult result = reserve_all(exec, stream);
+  if (result == CUDA_SUCCESS) return result;
+  long_lock_give(&lock);
+  *locked = 0;
+  return result;
+}
+
+static int leaves_allocations(const struct graph_exec *exec) {
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (exec->need[column].unfreed != 0) return 1;
+  return 0;
+}
+
+void graph_memory_end(struct graph_exec *exec, uint64_t stream, CUresult result) {
+  if (result == CUDA_SUCCESS) {
+    if (leaves_allocations(exec)) new_epoch();
+    atomic_store_explicit(&exec->mapped, exec->columns, memory_order_relaxed);
+    atomic_store_explicit(&exec->stream, stream, memory_order_relaxed);
+    atomic_store_explicit(&exec->epoch, atomic_load_explicit(&epoch, memory_order_relaxed), memory_order_relaxed);
+  } else {
+    atomic_store_explicit(&exec->epoch, 0, memory_order_relaxed);
+  }
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
+    if (!(exec->columns >> column & 1)) continue;
+    uint64_t expected = held_in(column);
+    if (finish(column) > expected) columns[column].chunk = LARGE_CHUNK;
+  }
+  long_lock_give(&lock);
+}
+
+void graph_memory_look(struct graph_exec *exec, CUresult result) {
+  if (result != CUDA_SUCCESS) atomic_store_explicit(&exec->epoch, 0, memory_order_relaxed);
+  if (!long_lock_try(&lock, bias_self(), 0)) return; /* whoever has it looks when he is done */
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (exec->columns >> column & 1) adjust(column);
+  long_lock_give(&lock);
+}
+
+void graph_memory_forget(const struct graph_exec *exec) {
+  uint32_t mapped = atomic_load_explicit(&exec->mapped, memory_order_relaxed);
+  if (mapped == 0 || !leaves_allocations(exec)) return;
+  int locked = long_lock_take(&lock, bias_self());
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (mapped >> column & 1) columns[column].left += exec->need[column].unfreed;
+  if (locked) long_lock_give(&lock);
+}
+
+/* Under the lock. 1: the driver has less than before. */
+static int adjust_after_trim(uint32_t column) {
+  uint64_t before = held_in(column);
+  if (adjust(column) >= before) return 0;
+  new_epoch();
+  return 1;
+}
+
+CUresult graph_memory_trim(CUdevice device) {
+  int column = device_column(device);
+  if (column < 0 || !long_lock_take(&lock, bias_self())) return real_cuda.cuDeviceGraphMemTrim(device);
+  CUresult result = real_cuda.cuDeviceGraphMemTrim(device);
+  graph_memory_device((uint32_t)column, device);
+  adjust_after_trim((uint32_t)column);
+  long_lock_give(&lock);
+  return result;
+}
+
+/* Not allowed while a stream of this thread is being captured, unless the thread says that it knows. */
+static CUresult trim_even_in_capture(CUdevice device) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  int exchanged = real_cuda.cuThreadExchangeStreamCaptureMode != NULL &&
+                  real_cuda.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  CUresult result = real_cuda.cuDeviceGraphMemTrim(device);
+  if (exchanged) real_cuda.cuThreadExchangeStreamCaptureMode(&mode);
+  return result;
+}
+
+int graph_memory_reclaim(uint32_t column) {
+  int device = device_of(column);
+  if (held_in(column) == 0 || device < 0 || real_cuda.cuDeviceGraphMemTrim == NULL) return 0;
+  /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
+  int taken = !long_lock_is_mine(&lock, bias_self());
+  if (taken && !long_lock_try(&lock, bias_self(), PATIENCE_MS)) return 0;
+  int given_back = trim_even_in_capture(device) == CUDA_SUCCESS && adjust_after_trim(column);
+  if (taken) long_lock_give(&lock);
+  return given_back;
+}
+
+void graph_memory_context_gone(uint32_t column) {
+  if (held_in(column) == 0) return;
+  int taken = long_lock_take(&lock, bias_self());
+  adjust_after_trim(column);
+  if (taken) long_lock_give(&lock);
+}
+
+void graph_memory_after_fork(void) {
+  graph_exec_after_fork();
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
+    hold(column, 0);
+    columns[column].pending = columns[column].left = 0;
+  }
+  new_epoch();
+  long_lock_give(&lock);
+}
