@@ -18,7 +18,7 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.roles import node, status
+from agent.roles import node, status, topology
 
 __all__ = ["main"]
 
@@ -81,6 +81,14 @@ def _dispatch(arguments: list[str]) -> int:
     if known.command == "version":
         print(f"gigaslice {vcuda.__version__}")
         return _OK
+    if known.command == "topology":
+        settings = config.load(
+            {"inventory": known.inventory, "slice": known.slice}, config.environment(), mistakes=mistakes
+        )
+        inventory = node.look(settings)
+        _report(_OK, *settings.warnings, *inventory.warnings)
+        print(topology.FORMATS[known.format](topology.draw(inventory)))
+        return _OK
     rows = status.collect(Path(known.state_dir))
     print(json.dumps(status.as_json(rows), indent=2) if known.json else status.as_table(rows))
     return _OK
@@ -112,6 +120,23 @@ def _parser() -> argparse.ArgumentParser:
     status_parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
     status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     status_parser.set_defaults(flags=["--state-dir", "--json"])
+    topology_parser = commands.add_parser(
+        "topology",
+        help="show how the GPUs are joined and what that costs",
+        description="The resource-access-cost tree by which cards are chosen: the farther apart, the higher.",
+        allow_abbrev=False,
+    )
+    for name in ("inventory", "slice"):
+        field = next(field for field in config.FIELDS if field.flag == name)
+        text = f"{field.help} (default: {field.default})"
+        topology_parser.add_argument(f"--{name}", metavar=field.metavar, help=text)
+    topology_parser.add_argument(
+        "--format",
+        choices=tuple(topology.FORMATS),
+        default="text",
+        help="text (default), Graphviz dot, or SVG",
+    )
+    topology_parser.set_defaults(flags=["--inventory", "--slice", "--format"])
     version_parser = commands.add_parser("version", help="show the version", allow_abbrev=False)
     version_parser.set_defaults(flags=[])
     return parser

@@ -1,12 +1,14 @@
 """What every test may rely on: an environment without the settings of whoever runs it.
 
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are
-gone before the first import of the code under test.
+gone before the first import of the code under test. Signals that whoever runs the tests ignores (nohup, a job in the
+background of a script) would be ignored by every program that a test starts.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -18,6 +20,15 @@ STEERING = (
     "NVIDIA_VISIBLE_DEVICES",
     "LD_PRELOAD",
 )
+
+
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ hardly any divisions.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
+from operator import le
 
 from agent.model import LinkLevel, Topology
 from agent.placement.subset import Search, Weights, cheapest
@@ -55,16 +56,18 @@ def best_effort(
     if not 0 < size <= len(pool) or len(must) > size or not set(must) <= set(pool):
         return None
     division = _Division(topology, pool, must, size)
-    best: tuple[int, int, tuple[int, ...]] | None = None
+    best: tuple[int, int] = (0, 0)
+    winners: list[_Counts] = []
     try:
-        for counts, score in division.sets(division.all_cards, size, division.forced):
-            total = score + division.best_total(_minus(division.all_cards, counts))
-            key = (-total, -score, division.cards_of(counts))
-            if best is None or key < best:
-                best = key
+        for counts, score in division.sets(division.all_cards, size, division.forced, alike=division.forced):
+            key = (-score - division.best_total(_minus(division.all_cards, counts)), -score)
+            if not winners or key < best:
+                best, winners = key, []
+            if key == best:
+                winners.append(counts)
     except _TooManySetsError:
         return _greatest_sum(topology, pool, must, size)
-    return best[2] if best else None
+    return min((division.lowest_cards(counts) for counts in winners), default=None)
 
 
 def _greatest_sum(
@@ -97,6 +100,7 @@ class _Division:
         self.all_cards: _Counts = tuple(len(group) for group in self._groups)
         self.forced: _Counts = tuple(int(group[0] in must) for group in self._groups)
         self._alike = self._exchangeable_groups()
+        self._kind = {group: number for number, kin in enumerate(self._alike) for group in kin}
 
     def _exchangeable_groups(self) -> list[list[int]]:
         """Return the groups of twins, grouped again: what is left in two such groups may be swapped."""
@@ -121,11 +125,27 @@ class _Division:
                 counts[group] = count
         return tuple(counts)
 
-    def cards_of(self, counts: _Counts) -> tuple[int, ...]:
-        """Return the lowest cards that make up such a set."""
-        return tuple(
-            sorted(card for group, n in zip(self._groups, counts, strict=True) for card in group[:n])
-        )
+    def lowest_cards(self, counts: _Counts) -> tuple[int, ...]:
+        """Return the lowest cards among all sets that these counts stand for."""
+        chosen: list[int] = []
+        for members in self._exchangeable(self.forced):
+            wanted = sorted((counts[group] for group in members), reverse=True)
+            taken = dict.fromkeys(members, 0)
+            owned = ((card, group) for group in members for card in self._groups[group])
+            for card, group in sorted(owned):
+                taken[group] += 1
+                if all(map(le, sorted(taken.values(), reverse=True), wanted)):
+                    chosen.append(card)
+                else:
+                    taken[group] -= 1
+        return tuple(sorted(chosen))
+
+    def _exchangeable(self, alike: _Counts) -> list[list[int]]:
+        """Return the groups in classes whose members stand for one another as long as all cards are there."""
+        classes: dict[tuple[int, int, int], list[int]] = {}
+        for group, n in enumerate(self.all_cards):
+            classes.setdefault((self._kind[group], n, alike[group]), []).append(group)
+        return list(classes.values())
 
     def best_total(self, left: _Counts) -> int:
         """Return the greatest total of all divisions of what is left."""
@@ -144,31 +164,57 @@ class _Division:
         best = max(
             score + self.best_total(_minus(left, counts))
             for size in sizes
-            for counts, score in self.sets(left, size, tuple(forced))
+            for counts, score in self.sets(left, size, tuple(forced), alike=left)
         )
         self._totals[left] = best
         return best
 
-    def sets(self, left: _Counts, size: int, at_least: _Counts) -> Iterator[tuple[_Counts, int]]:
-        """Yield every set of `size` cards out of `left` that has `at_least` these, with its score."""
-        room = [sum(left[group:]) for group in range(len(left) + 1)]
-        owed = [sum(at_least[group:]) for group in range(len(left) + 1)]
+    def sets(
+        self, left: _Counts, size: int, at_least: _Counts, alike: _Counts
+    ) -> Iterator[tuple[_Counts, int]]:
+        """Yield the sets of `size` cards out of `left` that have `at_least` these, with their scores.
 
-        def extend(counts: _Counts, missing: int, score: int) -> Iterator[tuple[_Counts, int]]:
-            group = len(counts)
-            if group == len(left):
+        Of sets that differ only in which of several exchangeable groups gives how many, the one in which earlier groups
+        give more stands for all. Groups are exchangeable only where they are equal in `alike`.
+        """
+        groups = [group for group, n in enumerate(left) if n]
+        room = [*accumulate((left[group] for group in reversed(groups)), initial=0)][::-1]
+        owed = [*accumulate((at_least[group] for group in reversed(groups)), initial=0)][::-1]
+        twin = self._earlier_twins(left, groups, alike)
+        counts = [0] * len(left)
+
+        def extend(place: int, missing: int, score: int) -> Iterator[tuple[_Counts, int]]:
+            if missing == 0 or place == len(groups):
                 self._tried += 1
                 if self._tried > _MOST_SETS:
                     raise _TooManySetsError
-                yield counts, score
+                yield tuple(counts), score
                 return
-            low = max(at_least[group], missing - room[group + 1])
-            join = sum(n * self._between[group][other] for other, n in enumerate(counts) if n)
-            for n in range(low, min(left[group], missing - owed[group + 1]) + 1):
+            group = groups[place]
+            low = max(at_least[group], missing - room[place + 1])
+            high = min(left[group], missing - owed[place + 1])
+            if group in twin:
+                high = min(high, counts[twin[group]])
+            row = self._between[group]
+            join = sum(counts[other] * row[other] for other in groups[:place])
+            for n in range(low, high + 1):
+                counts[group] = n
                 gained = n * join + n * (n - 1) // 2 * self._within[group]
-                yield from extend((*counts, n), missing - n, score + gained)
+                yield from extend(place + 1, missing - n, score + gained)
+            counts[group] = 0
 
-        yield from extend((), size, 0)
+        yield from extend(0, size, 0)
+
+    def _earlier_twins(self, left: _Counts, groups: Sequence[int], alike: _Counts) -> dict[int, int]:
+        """Return for each group the one before it that is exchangeable with it and has as many cards left."""
+        latest: dict[tuple[int, int, int], int] = {}
+        found = {}
+        for group in groups:
+            kind = (self._kind[group], left[group], alike[group])
+            if kind in latest:
+                found[group] = latest[kind]
+            latest[kind] = group
+        return found
 
 
 def _minus(left: _Counts, counts: _Counts) -> _Counts:

@@ -35,7 +35,7 @@ from agent.state.measurer import Measurer
 from agent.state.store import Store
 from agent.telemetry import logs
 
-__all__ = ["run"]
+__all__ = ["look", "run"]
 
 _MAX_SLICES = 200_000  # the largest list that fits a message has fewer; more would not even fit the memory
 
@@ -69,6 +69,15 @@ def run(config: Config) -> None:
         store.close()
         source.close()
     log.info("stopped")
+
+
+def look(config: Config) -> Inventory:
+    """The GPUs as an agent of this configuration would find them now. Raises MissingError or InventoryError."""
+    source = _source(config)
+    try:
+        return source.scan()
+    finally:
+        source.close()
 
 
 def _source(config: Config) -> Source:

@@ -63,9 +63,15 @@ def status_options() -> str:
     return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["status"]))
 
 
+def topology_options() -> str:
+    """The options of `gigaslice topology`."""
+    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["topology"]))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gigaslice node": node_settings,
     "gigaslice status": status_options,
+    "gigaslice topology": topology_options,
     "vcuda": vcuda_options,
 }
 
