@@ -219,7 +219,13 @@ def test_a_reboot(node, agent):
     pods = [node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     cards = [card_of(one.container("c0")) for one in pods]
     agent.kill()
-    node.reboot(before_start=agent.start)
+
+    def boot():
+        """The kubelet admits a second after its start; a slow machine's agent must be up by then to be in time."""
+        agent.start()
+        agent.wait_event("state loaded", count=2)
+
+    node.reboot(before_start=boot)
     wait_until(lambda: all(one.container("c0").running for one in pods), "the pods")
     assert [card_of(one.container("c0")) for one in pods] == cards
     assert len(agent.events("allocated")) == 3, "the kubelet replays, nothing is allocated anew"
