@@ -94,6 +94,11 @@ void machine_uuid_text(const uint8_t uuid[16], char out[41]) {
   }
 }
 
+void machine_gpu_name(const struct fake_machine *machine, const struct fake_gpu *gpu, char out[41]) {
+  machine_uuid_text(gpu->uuid, out);
+  if (machine->mig) memcpy(out, "MIG", 3);
+}
+
 /* --- keys of one GPU -------------------------------------------------------------------------------------------- */
 
 static int set_model(struct fake_gpu *g, const char *v) {

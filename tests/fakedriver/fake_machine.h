@@ -46,7 +46,7 @@ struct fake_machine {
   uint32_t counters;         /* count every call */
   uint32_t accounting;       /* NVML's accounting mode is on */
   uint32_t confidential;     /* all memory is protected (confidential computing) */
-  uint32_t mig;              /* NVML shows the GPUs as MIG devices */
+  uint32_t mig;              /* the GPUs are MIG devices */
   uint64_t context_bytes;    /* cost of one context */
   uint64_t module_bytes;     /* cost of one loaded module */
   uint64_t granularity;      /* device memory is taken in multiples of this */
@@ -82,5 +82,7 @@ int machine_parse_time(const char *text, uint64_t *ns);
 const char *machine_level_name(unsigned level);
 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"; OUT has room for 41 bytes. */
 void machine_uuid_text(const uint8_t uuid[16], char out[41]);
+/* The same for a GPU as programs name it; of a MIG device: "MIG-" and the same bytes. */
+void machine_gpu_name(const struct fake_machine *machine, const struct fake_gpu *gpu, char out[41]);
 
 #endif

@@ -48,17 +48,11 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *device) {
 ENTRY(nvmlDeviceGetHandleByIndex, (unsigned index, nvmlDevice_t *device), by_index, (index, device))
 ENTRY(nvmlDeviceGetHandleByIndex_v2, (unsigned index, nvmlDevice_t *device), by_index, (index, device))
 
-/* The bytes of a MIG device's UUID follow "MIG-". */
-static void uuid_text(const struct fake_gpu *gpu, char text[41]) {
-  machine_uuid_text(gpu->uuid, text);
-  if (fake_state->machine.mig) memcpy(text, "MIG", 3);
-}
-
 static nvmlReturn_t by_uuid(const char *uuid, nvmlDevice_t *device) {
   if (!uuid || !device) return NVML_ERROR_INVALID_ARGUMENT;
   for (unsigned i = 0; i < nvml_count; i++) {
     char text[41];
-    uuid_text(nvml_gpu(&nvml_devices[i]), text);
+    machine_gpu_name(&fake_state->machine, nvml_gpu(&nvml_devices[i]), text);
     if (!strcasecmp(text, uuid)) return answer(i, device);
   }
   return NVML_ERROR_NOT_FOUND;
@@ -123,7 +117,7 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length)
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
   ENTER_DEVICE(nvmlDeviceGetUUID, device);
   char text[41];
-  uuid_text(nvml_gpu(device), text);
+  machine_gpu_name(&fake_state->machine, nvml_gpu(device), text);
   return nvml_text(uuid, length, text);
 }
 

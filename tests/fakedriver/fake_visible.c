@@ -19,7 +19,7 @@ static int find(const struct fake_machine *machine, const char *name, const unsi
   size_t length = strlen(name);
   for (int i = 0; i < count && length > 4; i++) {
     char uuid[41];
-    machine_uuid_text(machine->gpu[candidates[i]].uuid, uuid);
+    machine_gpu_name(machine, &machine->gpu[candidates[i]], uuid);
     if (strncasecmp(uuid, name, length) != 0) continue;
     if (found >= 0) return -1;
     found = i;
@@ -61,7 +61,7 @@ int visible_to_cuda(const struct fake_machine *machine, const char *text, const 
                     unsigned chosen[FAKE_MAX_GPUS]) {
   if (!text) {
     memcpy(chosen, present, (size_t)count * sizeof *present);
-    return count;
+    return machine->mig && count > 1 ? 1 : count; /* a program has one MIG device, the first */
   }
   char copy[2048], *rest = copy, *item;
   int used[FAKE_MAX_GPUS] = {0}, number = 0;
@@ -72,5 +72,5 @@ int visible_to_cuda(const struct fake_machine *machine, const char *text, const 
     if (used[index]++) return 0;
     chosen[number++] = present[index];
   }
-  return number;
+  return machine->mig && number > 1 ? 1 : number;
 }

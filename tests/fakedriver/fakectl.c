@@ -85,7 +85,7 @@ static int order_counting(const char *text) {
 static void print_gpu(unsigned index) {
   const struct fake_gpu *gpu = &fake_state->machine.gpu[index];
   char uuid[41];
-  machine_uuid_text(gpu->uuid, uuid);
+  machine_gpu_name(&fake_state->machine, gpu, uuid);
   printf("%s\n    {\"index\": %u, \"uuid\": \"%s\", \"memory\": %llu, \"used\": %llu, \"lost\": %s}", index ? "," : "",
          index, uuid, (unsigned long long)gpu->memory_bytes,
          (unsigned long long)atomic_load(&fake_state->gpu[index].used),
