@@ -24,9 +24,9 @@ static __attribute__((noinline)) CUresult run_with_memory(CUgraphExec handle, CU
   uint64_t key = graph_stream_key(stream, per_thread);
   int locked;
   if (exec == NULL || is_capturing(stream, per_thread)) return call(handle, stream);
-  if (graph_memory_is_settled(exec, key)) {
+  if (graph_memory_pass(exec, key)) {
     CUresult result = call(handle, stream);
-    graph_memory_look(exec, result);
+    graph_memory_passed(exec, result);
     return result;
   }
   CUresult result = graph_memory_begin(exec, key, &locked);

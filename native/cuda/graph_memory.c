@@ -7,10 +7,11 @@
  * Pages of graphs that run in other streams, and allocations that graphs have left, are not to be had for this launch;
  * charging only need - RESERVED would exceed the limit in exactly these cases. A graph that ran last in this stream keeps
  * its pages until something takes them: a trim, or a graph that leaves allocations in pages it shared. Each of these
- * begins a new epoch; a launch within the epoch and stream of the last one adds nothing and takes no lock here.
+ * begins a new epoch; a launch within the epoch and stream of the last one adds nothing ("settled").
  *
  * Everything else happens under one lock, which is held while the driver launches: two launches at once would both count
- * on the same pages, and a trim would take them from under a launch.
+ * on the same pages, and a trim would take them from under a launch. Settled launches of many threads pass it together,
+ * through a gate that the holder of the lock closes.
  * Tests: tests/integration/test_native_graph.py. */
 #include "graph_memory.h"
 
@@ -22,7 +23,7 @@
 #include "log.h"
 #include "status.h"
 
-enum { PATIENCE_MS = 20 }; /* while another thread launches */
+enum { PATIENCE_MS = 20 }; /* with other threads' launches */
 
 /* Of one GPU. Written under the lock. */
 struct column {
@@ -38,6 +39,8 @@ enum { LARGE_CHUNK = 32 << 20 }; /* of memory pools, and of graph memory on some
 static struct column columns[VC_MAX_GPUS];
 static struct long_lock lock;
 static _Atomic uint64_t epoch = 1;
+static _Atomic uint32_t passing; /* settled launches inside the driver */
+static _Atomic int closed;
 
 static void new_epoch(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
 
@@ -134,17 +137,44 @@ static CUresult reserve_all(const struct graph_exec *exec, uint64_t stream) {
   return result;
 }
 
-int graph_memory_is_settled(const struct graph_exec *exec, uint64_t stream) {
+/* Waits for those that are passing, but not for ever: a launch may stand in the driver until another of the program's
+ * threads has done something. */
+static void close_gate(void) {
+  atomic_store(&closed, 1);
+  for (int tries = 0; atomic_load(&passing) != 0 && tries < PATIENCE_MS * 20; tries++) os_sleep_us(50);
+}
+
+/* 0: this thread is inside already, the driver having called back (a profiler); whoever entered first adjusts. */
+static int enter(void) {
+  if (!long_lock_take(&lock, bias_self())) return 0;
+  close_gate();
+  return 1;
+}
+
+static void leave(void) {
+  atomic_store(&closed, 0);
+  long_lock_give(&lock);
+}
+
+static int is_settled(const struct graph_exec *exec, uint64_t stream) {
   return atomic_load_explicit(&exec->stream, memory_order_relaxed) == stream &&
          atomic_load_explicit(&exec->epoch, memory_order_relaxed) == atomic_load_explicit(&epoch, memory_order_acquire);
 }
 
+int graph_memory_pass(const struct graph_exec *exec, uint64_t stream) {
+  if (!is_settled(exec, stream)) return 0;
+  atomic_fetch_add(&passing, 1);
+  if (VC_LIKELY(!atomic_load(&closed) && is_settled(exec, stream))) return 1;
+  atomic_fetch_sub(&passing, 1);
+  return 0;
+}
+
 CUresult graph_memory_begin(struct graph_exec *exec, uint64_t stream, int *locked) {
-  *locked = long_lock_take(&lock, bias_self());
-  if (!*locked) return CUDA_SUCCESS; /* a profiler's launch inside of our own call: the outer one adjusts */
+  *locked = enter();
+  if (!*locked) return CUDA_SUCCESS;
   CUresult result = reserve_all(exec, stream);
   if (result == CUDA_SUCCESS) return result;
-  long_lock_give(&lock);
+  leave();
   *locked = 0;
   return result;
 }
@@ -169,10 +199,11 @@ void graph_memory_end(struct graph_exec *exec, uint64_t stream, CUresult result)
     uint64_t expected = held_in(column);
     if (finish(column) > expected) columns[column].chunk = LARGE_CHUNK;
   }
-  long_lock_give(&lock);
+  leave();
 }
 
-void graph_memory_look(struct graph_exec *exec, CUresult result) {
+void graph_memory_passed(struct graph_exec *exec, CUresult result) {
+  atomic_fetch_sub(&passing, 1);
   if (result != CUDA_SUCCESS) atomic_store_explicit(&exec->epoch, 0, memory_order_relaxed);
   if (!long_lock_try(&lock, bias_self(), 0)) return; /* whoever has it looks when he is done */
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
@@ -183,10 +214,10 @@ void graph_memory_look(struct graph_exec *exec, CUresult result) {
 void graph_memory_forget(const struct graph_exec *exec) {
   uint32_t mapped = atomic_load_explicit(&exec->mapped, memory_order_relaxed);
   if (mapped == 0 || !leaves_allocations(exec)) return;
-  int locked = long_lock_take(&lock, bias_self());
+  int locked = enter();
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
     if (mapped >> column & 1) columns[column].left += exec->need[column].unfreed;
-  if (locked) long_lock_give(&lock);
+  if (locked) leave();
 }
 
 /* Under the lock. 1: the driver has less than before. */
@@ -199,11 +230,11 @@ static int adjust_after_trim(uint32_t column) {
 
 CUresult graph_memory_trim(CUdevice device) {
   int column = device_column(device);
-  if (column < 0 || !long_lock_take(&lock, bias_self())) return real_cuda.cuDeviceGraphMemTrim(device);
+  if (column < 0 || !enter()) return real_cuda.cuDeviceGraphMemTrim(device);
   CUresult result = real_cuda.cuDeviceGraphMemTrim(device);
   graph_memory_device((uint32_t)column, device);
   adjust_after_trim((uint32_t)column);
-  long_lock_give(&lock);
+  leave();
   return result;
 }
 
@@ -223,16 +254,17 @@ int graph_memory_reclaim(uint32_t column) {
   /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
   int taken = !long_lock_is_mine(&lock, bias_self());
   if (taken && !long_lock_try(&lock, bias_self(), PATIENCE_MS)) return 0;
+  if (taken) close_gate();
   int given_back = trim_even_in_capture(device) == CUDA_SUCCESS && adjust_after_trim(column);
-  if (taken) long_lock_give(&lock);
+  if (taken) leave();
   return given_back;
 }
 
 void graph_memory_context_gone(uint32_t column) {
   if (held_in(column) == 0) return;
-  int taken = long_lock_take(&lock, bias_self());
+  int taken = enter();
   adjust_after_trim(column);
-  if (taken) long_lock_give(&lock);
+  if (taken) leave();
 }
 
 void graph_memory_after_fork(void) {
@@ -242,5 +274,6 @@ void graph_memory_after_fork(void) {
     columns[column].pending = columns[column].left = 0;
   }
   new_epoch();
-  long_lock_give(&lock);
+  atomic_store(&passing, 0);
+  leave();
 }

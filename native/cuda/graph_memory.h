@@ -9,8 +9,10 @@
  * that each thread has. PER_THREAD: the call means that stream by 0. */
 uint64_t graph_stream_key(CUstream stream, int per_thread);
 
-/* 1: a launch into the stream finds all its pages mapped as its last one left them. */
-int graph_memory_is_settled(const struct graph_exec *exec, uint64_t stream);
+/* 1: a launch into the stream finds all its pages mapped as its last one left them, and nobody takes them until
+ * graph_memory_passed(), which must follow the launch. */
+int graph_memory_pass(const struct graph_exec *exec, uint64_t stream);
+void graph_memory_passed(struct graph_exec *exec, CUresult result);
 
 /* Before a launch or upload: charges what the driver may take for it. *LOCKED: graph_memory_end() must follow.
  * CUDA_ERROR_OUT_OF_MEMORY: no room; nothing happened. */
@@ -18,9 +20,6 @@ CUresult graph_memory_begin(struct graph_exec *exec, uint64_t stream, int *locke
 
 /* After it: the charge becomes what the driver says that it has. */
 void graph_memory_end(struct graph_exec *exec, uint64_t stream, CUresult result);
-
-/* After a settled launch. */
-void graph_memory_look(struct graph_exec *exec, CUresult result);
 
 /* The graph has ended; what it left allocated stays. */
 void graph_memory_forget(const struct graph_exec *exec);

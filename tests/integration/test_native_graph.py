@@ -13,6 +13,8 @@ from tests.unit.fakedriver.conftest import Machine, Peer
 
 AUTO_FREE, UPLOAD = 1, 2
 NOT_SUPPORTED = 801
+ATTRIBUTE = "'cuDeviceGetGraphMemAttribute', 0"
+RESET = "good('cuDeviceSetGraphMemAttribute', 0, 3, byref(c_uint64(0)))"
 
 
 @pytest.fixture
@@ -21,8 +23,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
     place = Place(tmp_path)
     peers: list[Peer] = []
 
-    def begin(limit: str = "1GiB") -> Peer:
-        peers.append(Peer(place.env(limit, PYTHONPATH=str(ROOT))))
+    def begin(limit: str = "1GiB", **extra: str) -> Peer:
+        peers.append(Peer(place.env(limit, PYTHONPATH=str(ROOT), **extra)))
         peers[-1]("context(0)")
         return peers[-1]
 
@@ -145,6 +147,17 @@ def test_graphs_of_one_stream_share_pages_and_those_of_two_do_not(start):
         assert charged(peer) == 200 * MIB
 
 
+def test_a_graph_in_a_stream_of_its_own_must_fit_beside_the_others(start):
+    """What the driver holds for the first would be enough, if the second did not need pages of its own."""
+    peer = start(str(CONTEXT + 150 * MIB))
+    first, second = executable(peer, 100 * MIB), executable(peer, 100 * MIB)
+    stream = peer("handles('cuStreamCreate', 1)")
+    assert launch(peer, first) == SUCCESS
+    assert launch(peer, second, stream) == SUCCESS, "after the first one's pages are trimmed"
+    assert charged(peer) == 100 * MIB
+    assert peer(f"value64({ATTRIBUTE}, 3)") == 100 * MIB, "never both at once"
+
+
 def test_many_graphs_of_one_stream_fit_where_one_does(start):
     peer = start(str(CONTEXT + 102 * MIB))
     handles = [executable(peer, 98 * MIB) for _ in range(20)]
@@ -161,6 +174,15 @@ def test_a_graph_that_needs_pages_which_another_left_allocated_is_refused(start)
     assert launch(peer, other) == OUT_OF_MEMORY
     assert charged(peer) == 100 * MIB
     assert launch(peer, keeps) == INVALID_VALUE, "the driver's own error: not freed yet"
+    assert charged(peer) == 100 * MIB
+
+
+def test_a_relaunch_whose_pages_another_graph_keeps_needs_new_ones(start):
+    peer = start(str(CONTEXT + 150 * MIB))
+    shares, keeps = executable(peer, 100 * MIB), executable(peer, 100 * MIB, freed=False)
+    assert [launch(peer, shares), launch(peer, keeps)] == [SUCCESS, SUCCESS]
+    assert charged(peer) == 100 * MIB
+    assert launch(peer, shares) == OUT_OF_MEMORY
     assert charged(peer) == 100 * MIB
 
 
@@ -418,6 +440,22 @@ def test_a_driver_that_fails_a_launch_leaves_books_exact(start, tmp_path):
     assert charged(peer) == 100 * MIB
 
 
+def test_threads_that_launch_and_trim_never_pass_the_limit(start):
+    """Three graphs of 100 MiB in streams of their own where two fit: trims take pages from under relaunches."""
+    room = 250 * MIB
+    peer = start(str(CONTEXT + room), FAKEDRIVER_LATENCY="cuGraphLaunch=100us")
+    calls = []
+    for size in (100, 100, 100):
+        stream = peer("handles('cuStreamCreate', 1)")
+        calls.append(f"('cuGraphLaunch', {executable(peer, size * MIB)}, {stream})")
+    for _ in range(2):
+        codes = peer(f"race(150, {', '.join(calls)}, ('cuDeviceGraphMemTrim', 0))")
+        assert codes[3] == [SUCCESS]
+        assert {code for each in codes[:3] for code in each} <= {SUCCESS, OUT_OF_MEMORY}
+        assert charged(peer) <= room
+        assert peer(f"value64({ATTRIBUTE}, 3)") <= room, "not even for a moment"
+
+
 class Walk:
     """A program that does random things with graphs; the books are compared after each."""
 
@@ -482,11 +520,13 @@ class Walk:
         action = self.random.choices(
             (self.make, self.launch, self.destroy, self.trim, self.free, self.block), (2, 12, 1, 1, 3, 2)
         )[0]
+        before = sum(size for _, size in self.blocks)
         action()
-        used, reserved = self.peer("[used(), reserved()]")
+        used, reserved, highest = self.peer(f"[used(), reserved(), value64({ATTRIBUTE}, 3), {RESET}][:3]")
         blocks = sum(size for _, size in self.blocks)
         assert used == CONTEXT + blocks + reserved, action.__name__
         assert used <= CONTEXT + self.room, action.__name__
+        assert blocks != before or highest + blocks <= self.room, f"{action.__name__}: not even for a moment"
 
 
 @pytest.mark.parametrize("seed", range(6))
