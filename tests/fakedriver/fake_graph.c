@@ -42,6 +42,7 @@ static void remove_dependency(CUgraphNode node, CUgraphNode before) {
 static void delete_node(CUgraphNode node) {
   if (graph_node_is_memory(node->work)) graph_memory_drop(node->work->memory);
   if (node->work->type == CU_GRAPH_NODE_TYPE_GRAPH) graph_delete(node->work->child);
+  if (node->work->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) graph_condition_drop(node->work->condition);
   free(node->before);
   free(node->work);
   handle_delete(&nodes, node);
@@ -53,11 +54,27 @@ void graph_delete(CUgraph graph) {
   handle_delete(&graphs, graph);
 }
 
+static int may_be_in_body(const struct node_work *work) {
+  switch ((int)work->type) {
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return !graph_has_memory(work->child);
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
 /* WORK's references become the node's. */
 CUresult graph_add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                    const struct node_work *work) {
   if (!out || (count && !before)) return CUDA_ERROR_INVALID_VALUE;
   if (!graph_valid(graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->body && !may_be_in_body(work)) return CUDA_ERROR_NOT_SUPPORTED;
   for (size_t i = 0; i < count; i++)
     if (!graph_node_valid(before[i]) || before[i]->graph != graph) return CUDA_ERROR_INVALID_VALUE;
   if (graph->count == graph->capacity) {
@@ -96,6 +113,7 @@ CUresult graph_copy(CUgraph from, CUgraph *out) {
     struct node_work work = *old->work;
     if (graph_node_is_memory(&work)) graph_memory_retain(work.memory);
     if (work.type == CU_GRAPH_NODE_TYPE_GRAPH) TRY(graph_copy(work.child, &work.child));
+    if (work.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) TRY(graph_condition_copy(work.condition, &work.condition));
     TRY(graph_add(&node, to, NULL, 0, &work));
     node->original = old;
     for (size_t d = 0; d < old->before_count; d++) {

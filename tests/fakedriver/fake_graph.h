@@ -16,6 +16,13 @@ struct graph_memory {
   int live;
 };
 
+/* A conditional node: its bodies, and which of them runs. */
+struct graph_condition {
+  CUgraphConditionalNodeType type;
+  unsigned size, value;
+  CUgraph body[];
+};
+
 struct node_work {
   CUgraphNodeType type;
   union {
@@ -26,6 +33,7 @@ struct node_work {
     CUgraph child;
     CUevent event;
     struct graph_memory *memory; /* alloc and free */
+    struct graph_condition *condition;
   };
 };
 
@@ -49,6 +57,18 @@ struct CUgraph_st {
   uint64_t rest[2];
 };
 
+struct CUgraphExec_st {
+  struct handle handle;
+  CUgraph graph; /* a copy, so nodes of the original can be found by it */
+  cuuint64_t flags;
+  CUcontext context;
+  CUgraph source; /* NULL: may have others */
+  CUstream stream; /* of the last launch or upload */
+  int mapped;     /* there was one */
+  uint32_t rest[3];
+};
+extern struct handles graph_execs;
+
 static inline int graph_node_is_memory(const struct node_work *work) {
   return work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || work->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
 }
@@ -63,11 +83,19 @@ CUresult graph_make(CUgraph *out);
 void graph_delete(CUgraph graph);
 CUresult graph_copy(CUgraph from, CUgraph *out);
 
+/* P names the bodies afterwards. */
+CUresult graph_condition_make(CUDA_CONDITIONAL_NODE_PARAMS *p, struct graph_condition **out);
+CUresult graph_condition_copy(const struct graph_condition *from, struct graph_condition **out);
+void graph_condition_drop(struct graph_condition *condition);
+CUgraph graph_condition_body(const struct graph_condition *condition); /* NULL: none runs */
+
 CUresult graph_kernel_work(const void *params, size_t size, struct node_work *work);
 CUresult graph_add_free(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr address);
 CUresult graph_capture_graph(CUstream stream, CUgraph graph);
 
 CUresult graph_memory_make(unsigned gpu, uint64_t bytes, struct graph_memory **out);
+struct graph_memory *graph_memory_reusable(CUgraph graph, const CUgraphNode *before, size_t count, unsigned gpu,
+                                           uint64_t bytes);
 struct graph_memory *graph_memory_at(CUdeviceptr address);
 void graph_memory_retain(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);

@@ -4,18 +4,8 @@
 
 #include <stdlib.h>
 
-struct CUgraphExec_st {
-  struct handle handle;
-  CUgraph graph; /* a copy, so nodes of the original can be found by it */
-  cuuint64_t flags;
-  CUcontext context;
-  CUgraph source; /* NULL: may have others */
-  CUstream stream; /* of the last launch or upload */
-  int mapped;     /* there was one */
-  uint32_t rest[3];
-};
 HANDLE_SIZE_CHECK(struct CUgraphExec_st);
-static struct handles execs = HANDLES(struct CUgraphExec_st, 1 << 16);
+struct handles graph_execs = HANDLES(struct CUgraphExec_st, 1 << 16);
 
 static CUresult instantiate(CUgraphExec *out, CUgraph graph, cuuint64_t flags) {
   CUcontext context;
@@ -23,7 +13,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, cuuint64_t flags) {
   TRY(context_current(&context));
   int memory = graph_has_memory(graph);
   if (graph->owner || graph->body || (memory && graph->instantiated)) return CUDA_ERROR_NOT_SUPPORTED;
-  CUgraphExec exec = handle_new(&execs);
+  CUgraphExec exec = handle_new(&graph_execs);
   if (!exec) return CUDA_ERROR_OUT_OF_MEMORY;
   exec->flags = flags;
   exec->context = context;
@@ -92,7 +82,7 @@ static void add_demand(void *item, void *arg) {
 static void settle(CUstream stream) {
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++) {
     struct stream_demand demand = {.gpu = gpu, .stream = stream};
-    handle_each(&execs, add_demand, &demand);
+    handle_each(&graph_execs, add_demand, &demand);
     graph_memory_keep(gpu, stream, demand.bytes);
   }
 }
@@ -151,6 +141,9 @@ static CUresult run_node(const struct node_work *work, CUcontext context, CUstre
       return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return graph_memory_free(work->memory->address);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return graph_condition_body(work->condition) ? run(graph_condition_body(work->condition), context, stream)
+                                                   : CUDA_SUCCESS;
     default:
       return CUDA_SUCCESS;
   }
@@ -164,7 +157,7 @@ static CUresult run(CUgraph graph, CUcontext context, CUstream stream) {
 static CUresult launch(CUgraphExec exec, CUstream stream) {
   CUcontext context;
   CUstream own;
-  if (!handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
+  if (!handle_valid(&graph_execs, exec)) return CUDA_ERROR_INVALID_VALUE;
   TRY(stream_context(stream, &context));
   TRY(stream_check(stream, &own));
   if (own && own->capture) return graph_capture_graph(own, exec->graph);
@@ -183,7 +176,7 @@ ENTRY_PTSZ(cuGraphLaunch, (CUgraphExec exec, CUstream stream), launch, (exec, st
 
 static CUresult upload(CUgraphExec exec, CUstream stream) {
   CUstream own;
-  if (!handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
+  if (!handle_valid(&graph_execs, exec)) return CUDA_ERROR_INVALID_VALUE;
   TRY(stream_check(stream, &own));
   if (!exec->source) return CUDA_SUCCESS;
   struct graph_run pages;
@@ -198,7 +191,7 @@ static void delete_exec(CUgraphExec exec) {
   CUstream stream = exec->stream;
   if (exec->source && graph_valid(exec->source)) exec->source->instantiated = 0;
   graph_delete(exec->graph);
-  handle_delete(&execs, exec);
+  handle_delete(&graph_execs, exec);
   settle(stream);
 }
 
@@ -207,7 +200,7 @@ static void drop_of_context(void *item, void *context) {
 }
 
 void graph_drop_context(CUcontext context, int last_on_gpu) {
-  handle_each(&execs, drop_of_context, context);
+  handle_each(&graph_execs, drop_of_context, context);
   if (last_on_gpu) graph_memory_drop_gpu(context->gpu);
 }
 
@@ -229,90 +222,14 @@ ENTRY_PTSZ(cuGraphInstantiateWithParams, (CUgraphExec *out, CUgraph graph, CUDA_
 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   ENTER(cuGraphExecDestroy);
-  if (!handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
+  if (!handle_valid(&graph_execs, exec)) return CUDA_ERROR_INVALID_VALUE;
   delete_exec(exec);
   return CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags) {
   ENTER(cuGraphExecGetFlags);
-  if (!flags || !handle_valid(&execs, exec)) return CUDA_ERROR_INVALID_VALUE;
+  if (!flags || !handle_valid(&graph_execs, exec)) return CUDA_ERROR_INVALID_VALUE;
   *flags = exec->flags;
-  return CUDA_SUCCESS;
-}
-
-/* --- changing ----------------------------------------------------------------------------------------------------- */
-
-/* The same kinds of nodes in the same order can take over; anything else cannot. */
-static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphNode *error, CUgraphExecUpdateResult *result) {
-  if (!handle_valid(&execs, exec) || !graph_valid(graph)) return CUDA_ERROR_INVALID_VALUE;
-  CUgraph old = exec->graph, fresh;
-  int same = old->count == graph->count;
-  *result = same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-  for (size_t i = 0; same && i < graph->count; i++) {
-    const struct node_work *new_work = graph->nodes[i]->work, *old_work = old->nodes[i]->work;
-    int type_is_same = new_work->type == old_work->type;
-    if (type_is_same && (!graph_node_is_memory(new_work) || new_work->memory == old_work->memory)) continue;
-    *error = graph->nodes[i];
-    *result = type_is_same ? CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED : CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-    same = 0;
-  }
-  if (!same) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-  TRY(graph_copy(graph, &fresh));
-  graph_delete(old);
-  exec->graph = fresh;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, CUgraphExecUpdateResult *result) {
-  ENTER(cuGraphExecUpdate);
-  if (!error || !result) return CUDA_ERROR_INVALID_VALUE;
-  *error = NULL;
-  return update(exec, graph, error, result);
-}
-
-CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
-  ENTER(cuGraphExecUpdate_v2);
-  NONNULL(info);
-  memset(info, 0, sizeof *info);
-  return update(exec, graph, &info->errorNode, &info->result);
-}
-
-/* The work of the exec's own copy of NODE, if it is of TYPE. */
-static struct node_work *own_work(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type) {
-  if (!handle_valid(&execs, exec)) return NULL;
-  for (size_t i = 0; i < exec->graph->count; i++) {
-    CUgraphNode own = exec->graph->nodes[i];
-    if (own->original == node && own->work->type == type) return own->work;
-  }
-  return NULL;
-}
-
-static CUresult set_kernel(CUgraphExec exec, CUgraphNode node, const void *params, size_t size) {
-  struct node_work work, *own = own_work(exec, node, CU_GRAPH_NODE_TYPE_KERNEL);
-  if (!own || !params) return CUDA_ERROR_INVALID_VALUE;
-  TRY(graph_kernel_work(params, size, &work));
-  *own = work;
-  return CUDA_SUCCESS;
-}
-ENTRY(cuGraphExecKernelNodeSetParams, (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p),
-      set_kernel, (exec, node, p, sizeof *p))
-ENTRY(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p),
-      set_kernel, (exec, node, p, sizeof *p))
-
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *box,
-                                        CUcontext context) {
-  ENTER(cuGraphExecMemcpyNodeSetParams);
-  struct node_work *own = own_work(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY);
-  if (!own || !box || !context_valid(context)) return CUDA_ERROR_INVALID_VALUE;
-  own->copy = *box;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS *params) {
-  ENTER(cuGraphExecHostNodeSetParams);
-  struct node_work *own = own_work(exec, node, CU_GRAPH_NODE_TYPE_HOST);
-  if (!own || !params || !params->fn) return CUDA_ERROR_INVALID_VALUE;
-  own->host = *params;
   return CUDA_SUCCESS;
 }

@@ -171,46 +171,6 @@ ENTRY(cuGraphAddEventWaitNode, (PLACE, CUevent event), add_event, (AT, event, CU
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
-static int comes_after(CUgraphNode node, CUgraphNode before) {
-  for (size_t i = 0; i < node->before_count; i++)
-    if (node->before[i] == before || comes_after(node->before[i], before)) return 1;
-  return 0;
-}
-
-/* The node will depend on LIST: is NODE done by then? */
-static int done_before(CUgraphNode node, const CUgraphNode *list, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    if (list[i] == node || comes_after(list[i], node)) return 1;
-  return 0;
-}
-
-/* Every use of the memory in the graph is over before the new node: allocations and frees pair up, all done. */
-static int is_free_again(CUgraph graph, const struct graph_memory *memory, const CUgraphNode *list, size_t count) {
-  int allocations = 0, frees = 0;
-  for (size_t i = 0; i < graph->count; i++) {
-    const struct node_work *work = graph->nodes[i]->work;
-    if (!graph_node_is_memory(work) || work->memory != memory) continue;
-    if (!done_before(graph->nodes[i], list, count)) return 0;
-    if (work->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) allocations++;
-    else frees++;
-  }
-  return allocations && allocations == frees;
-}
-
-/* An address of the same graph that is free again when the node runs, as the driver reuses them. NULL: none. */
-static struct graph_memory *reusable(PLACE, unsigned gpu, uint64_t bytes) {
-  (void)out;
-  if (!graph_valid(graph)) return NULL;
-  for (size_t i = 0; i < count; i++)
-    if (!before || !graph_node_valid(before[i])) return NULL;
-  for (size_t i = 0; i < graph->count; i++) {
-    const struct node_work *work = graph->nodes[i]->work;
-    if (work->type != CU_GRAPH_NODE_TYPE_MEM_FREE || work->memory->gpu != gpu || work->memory->bytes != bytes) continue;
-    if (is_free_again(graph, work->memory, before, count)) return work->memory;
-  }
-  return NULL;
-}
-
 static CUresult add_alloc(PLACE, const CUmemPoolProps *props, size_t bytes, CUdeviceptr *address) {
   struct node_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   if (!bytes || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props->handleTypes)
@@ -218,7 +178,7 @@ static CUresult add_alloc(PLACE, const CUmemPoolProps *props, size_t bytes, CUde
   if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
     return CUDA_ERROR_INVALID_VALUE;
   unsigned gpu = device_gpu[props->location.id];
-  work.memory = reusable(AT, gpu, bytes);
+  work.memory = graph_memory_reusable(graph, before, count, gpu, bytes);
   if (work.memory) graph_memory_retain(work.memory);
   else TRY(graph_memory_make(gpu, bytes, &work.memory));
   CUresult result = graph_add(AT, &work);
@@ -262,6 +222,12 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *address) {
   return CUDA_SUCCESS;
 }
 
+static CUresult add_condition(PLACE, CUDA_CONDITIONAL_NODE_PARAMS *p) {
+  struct node_work work = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+  TRY(graph_condition_make(p, &work.condition));
+  return graph_add(AT, &work);
+}
+
 /* --- any kind --------------------------------------------------------------------------------------------------- */
 
 static CUresult add_any(PLACE, CUgraphNodeParams *p) {
@@ -287,6 +253,8 @@ static CUresult add_any(PLACE, CUgraphNodeParams *p) {
       return add_alloc(AT, &p->alloc.poolProps, p->alloc.bytesize, &p->alloc.dptr);
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return graph_add_free(AT, p->free.dptr);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return add_condition(AT, &p->conditional);
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }

@@ -15,7 +15,8 @@ FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena
                   fake_stream fake_module fake_launch fake_capture fake_proc fake_array fake_format fake_copy fake_fill \
                   fake_host fake_managed fake_vmm fake_share fake_multicast fake_sparse fake_ipc \
                   fake_settings fake_attributes fake_memop \
-                  fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_link fake_texture fake_green \
+                  fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_graph_update \
+                  fake_graph_reuse fake_graph_conditional fake_link fake_texture fake_green \
                   fake_unsupported
 FAKE_NVML      := $(FAKE_SHARED) fake_nvml_system fake_nvml_device fake_nvml_memory fake_nvml_private fake_nvml_accounting \
                   fake_nvml_topology fake_nvml_sensors fake_nvml_event fake_nvml_unsupported

@@ -256,6 +256,23 @@ def test_child_graphs_count_at_any_depth(start):
     assert charged(peer) == 300 * MIB
 
 
+def test_conditional_nodes_hold_no_memory_and_hide_none(start):
+    """The driver allows none in their bodies; what stands beside them counts."""
+    peer = start(str(CONTEXT + 104 * MIB))
+    graph = made(peer, 100 * MIB)
+    (body,) = peer(f"graph_condition({graph}, 1, 1)")
+    assert peer(f"graph_child({body}, {made(peer, MIB)})") == -NOT_SUPPORTED
+    inner = peer("handles('cuGraphCreate', 0)")
+    assert peer(f"handles('cuGraphAddEmptyNode', c_void_p({inner}), None, c_size_t(0))") > 0
+    assert peer(f"graph_child({body}, {inner}, False)") > 0
+    handle = peer(f"instantiate({graph})")
+    kept = peer("alloc(10 * MIB)")
+    assert launch(peer, handle) == OUT_OF_MEMORY
+    assert peer(f"free({kept})") == SUCCESS
+    assert launch(peer, handle) == SUCCESS
+    assert charged(peer) == 100 * MIB
+
+
 def test_a_graph_with_memory_cannot_be_cloned_nor_updated_into_another_size(start):
     peer = start()
     graph = made(peer, 100 * MIB)

@@ -196,6 +196,17 @@ def graph_child(graph: int, child: int, move: bool = True) -> int:
     return handles("cuGraphAddNode", c_void_p(graph), None, c_size_t(0), params)
 
 
+def graph_condition(graph: int, kind: int, value: int, size: int = 1) -> list[int]:
+    """Bodies of a new conditional node (kind 0: if, 1: while, 2: switch) whose condition is VALUE at each launch."""
+    context = c_void_p()
+    good("cuCtxGetCurrent", byref(context))
+    handle = c_uint64()
+    good("cuGraphConditionalHandleCreate", byref(handle), c_void_p(graph), context, c_uint(value), c_uint(1))
+    params = (c_uint64 * 32)(13, 0, handle.value, kind | size << 32, 0, context.value or 0)
+    good("cuGraphAddNode", byref(c_void_p()), c_void_p(graph), None, c_size_t(0), params)
+    return list((c_uint64 * size).from_address(params[4]))
+
+
 def instantiate(graph: int, flags: int = 0) -> int:
     return handles("cuGraphInstantiateWithFlags", c_void_p(graph), c_uint64(flags))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 MIB = 1 << 20
 GIB = 1 << 30
 CONTEXT = 100 * MIB
@@ -166,3 +168,29 @@ def test_children_and_clones(small):
         assert peer(f"call('cuGraphDestroy', c_void_p({child}))") == 0
     assert peer(LAUNCH.format(instantiate(peer, parent))) == 0
     assert small.state()["processes"][0]["launches"] == 2
+
+
+def test_conditional_nodes(small):
+    peer, _ = started(small)
+    kernel = peer("function()")
+    runs = 0
+    # kind (if, while, switch), first value, bodies, the one that runs
+    for kind, value, size, index in (
+        (0, 1, 1, 0),
+        (0, 0, 1, None),
+        (0, 0, 2, 1),
+        (1, 7, 1, 0),
+        (2, 2, 3, 2),
+        (2, 3, 3, None),
+    ):
+        graph = peer("handles('cuGraphCreate', 0)")
+        bodies = peer(f"graph_condition({graph}, {kind}, {value}, {size})")
+        for number, body in enumerate(bodies):
+            for _ in range(number + 1):
+                peer(KERNEL.format(kernel=kernel, graph=body, before="None, c_size_t(0)"))
+        assert peer(LAUNCH.format(instantiate(peer, graph))) == 0
+        runs += 0 if index is None else index + 1
+        assert small.state()["processes"][0]["launches"] == runs, (kind, value, size)
+    assert peer(f"handles('cuGraphAddEmptyNode', c_void_p({bodies[0]}), None, c_size_t(0))") > 0
+    with pytest.raises(AssertionError, match="cuGraphAddMemAllocNode returned 801"):
+        peer(f"graph_alloc({bodies[0]}, 4096)")
