@@ -8,16 +8,18 @@
 #include "graph_memory.h"
 #include "holding.h"
 #include "limit.h"
+#include "pool.h"
 #include "vmm.h"
 
 uint64_t allocators_usage(uint32_t column) {
   return charge_usage(column) + context_usage(column) + graph_memory_usage(column) +
-         holding_usage(column) + excess_bytes(column);
+         pool_usage(column) + holding_usage(column) + excess_bytes(column);
 }
 
 static int reclaim(uint32_t column) {
   int given_back = 0;
   given_back |= graph_memory_reclaim(column);
+  given_back |= pool_reclaim(column);
   given_back |= excess_shrink(column); /* last: what the others gave back is measured no more */
   return given_back;
 }
@@ -31,7 +33,10 @@ int allocators_reclaim(uint32_t column) {
   return given_back;
 }
 
-void allocators_context_gone(uint32_t column) { graph_memory_context_gone(column); }
+void allocators_context_gone(uint32_t column) {
+  graph_memory_context_gone(column);
+  pool_context_gone(column);
+}
 
 void allocators_after_fork(void) {
   charge_after_fork();
@@ -40,5 +45,6 @@ void allocators_after_fork(void) {
   holding_after_fork();
   vmm_after_fork();
   limit_after_fork();
+  pool_after_fork();
   excess_after_fork();
 }

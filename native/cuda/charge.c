@@ -35,6 +35,11 @@ CUresult charge_column(uint32_t column, uint64_t bytes) {
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
 }
 
+CUresult charge_try(uint32_t column, uint64_t bytes) {
+  int status = bytes == 0 ? VC_OK : ledger_charge(guest_ledger, column, bytes);
+  return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
+}
+
 void charge_return(uint32_t column, uint64_t bytes) { ledger_uncharge(guest_ledger, column, bytes); }
 
 static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, uint64_t bytes) {

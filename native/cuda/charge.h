@@ -52,6 +52,9 @@ void charge_cancel(struct charge *charge);
 CUresult charge_column(uint32_t column, uint64_t bytes);
 void charge_return(uint32_t column, uint64_t bytes);
 
+/* charge_column() without the reclaiming, for callers that hold what a reclaim needs, or have a smaller wish. */
+CUresult charge_try(uint32_t column, uint64_t bytes);
+
 /* BYTES rounded up to what a charge is a multiple of. */
 uint64_t charge_round(uint64_t bytes);
 

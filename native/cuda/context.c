@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "allocators.h"
 #include "cuda_bodies.h"
 #include "allocators.h"
 #include "charge.h"

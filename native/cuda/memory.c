@@ -4,6 +4,7 @@
 #include "cuda_bodies.h"
 #include "charge.h"
 #include "driver.h"
+#include "pool.h"
 
 static CUresult free_v1(CUdeviceptr address) { return real_cuda.cuMemFree((CUdeviceptr_v1)address); }
 
@@ -96,6 +97,18 @@ CUresult vc_cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned 
   return CUDA_SUCCESS;
 }
 
-CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return charge_free(BOOK_LINEAR, dptr, real_cuda.cuMemFree_v2); }
+/* Blocks of pools may be freed like linear memory. */
+static inline CUresult release(CUdeviceptr address, charge_call *call) {
+  struct table_entry entry;
+  if (!charge_take(BOOK_LINEAR, address, &entry)) return pool_free(address, call);
+  CUresult result = call(address);
+  if (VC_LIKELY(result == CUDA_SUCCESS))
+    charge_return(entry.column, entry.bytes);
+  else
+    charge_put_back(BOOK_LINEAR, &entry);
+  return result;
+}
 
-CUresult vc_cuMemFree(CUdeviceptr_v1 dptr) { return charge_free(BOOK_LINEAR, dptr, free_v1); }
+CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return release(dptr, real_cuda.cuMemFree_v2); }
+
+CUresult vc_cuMemFree(CUdeviceptr_v1 dptr) { return release(dptr, free_v1); }

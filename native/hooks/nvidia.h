@@ -19,6 +19,13 @@ CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice 
 CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev, unsigned int vdpau,
                                      void *lookup);
 
+/* The twins whose stream 0 is the thread's own are declared only for programs that are compiled to use them. */
+__typeof__(cuMemAllocAsync) cuMemAllocAsync_ptsz;
+__typeof__(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
+__typeof__(cuMemFreeAsync) cuMemFreeAsync_ptsz;
+__typeof__(cuStreamIsCapturing) cuStreamIsCapturing_ptsz;
+__typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
+
 #define VC_EXPORT __attribute__((visibility("default")))
 #define VC_LIKELY(x) __builtin_expect(!!(x), 1)
 

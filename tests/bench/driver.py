@@ -126,6 +126,11 @@ def main() -> None:
                 row(f"  at random places, {live} live", "random", 4096, 20000)
         for side in (plain_side, hooked_side):
             side.time("hold", 4096, 0)
+        for side in (plain_side, hooked_side):
+            side.time("synchronize", 0, 1)
+        row("cuStreamSynchronize, nothing freed", "synchronize", 0, 200000)
+        default = row("cuMemAllocAsync+cuMemFreeAsync 4 KiB", "alloc_free_async", 4096, 50000)
+        row("  on a stream of its own", "alloc_free_stream", 4096, 50000)
         row("cuMemGetInfo", "mem_info", 0, 200000)
         row("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000)
         row("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000)
@@ -156,6 +161,8 @@ def main() -> None:
     )
     pair = min(added.values())
     console.print(f"with a driver whose pair costs 50 ns: {(50 + pair) / 50:.2f} times native")
+    added_async = default[1] - default[0]
+    console.print(f"and whose stream-ordered pair costs 50 ns: {(50 + added_async) / 50:.2f} times native")
     console.print(starts)
 
 

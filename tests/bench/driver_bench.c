@@ -18,6 +18,9 @@
 static struct {
   CUresult (*mem_alloc)(CUdeviceptr *, size_t);
   CUresult (*mem_free)(CUdeviceptr);
+  CUresult (*alloc_async)(CUdeviceptr *, size_t, CUstream);
+  CUresult (*free_async)(CUdeviceptr, CUstream);
+  CUresult (*stream_sync)(CUstream);
   CUresult (*mem_info)(size_t *, size_t *);
   CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                      void **, void **);
@@ -65,6 +68,9 @@ static void open_driver(void) {
   *(void **)&set_current = symbol(driver, "cuCtxSetCurrent");
   *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
   *(void **)&api.mem_free = symbol(driver, "cuMemFree_v2");
+  *(void **)&api.alloc_async = symbol(driver, "cuMemAllocAsync");
+  *(void **)&api.free_async = symbol(driver, "cuMemFreeAsync");
+  *(void **)&api.stream_sync = symbol(driver, "cuStreamSynchronize");
   *(void **)&api.mem_info = symbol(driver, "cuMemGetInfo_v2");
   *(void **)&api.launch = symbol(driver, "cuLaunchKernel");
   *(void **)&api.get_proc = symbol(driver, "cuGetProcAddress_v2");
@@ -86,6 +92,23 @@ static void alloc_free(size_t size, long count) {
     check((int)api.mem_alloc(&block, size), "cuMemAlloc");
     check((int)api.mem_free(block), "cuMemFree");
   }
+}
+
+static void async_pairs(CUstream stream, size_t size, long count) {
+  CUdeviceptr block;
+  for (long i = 0; i < count; i++) {
+    check((int)api.alloc_async(&block, size, stream), "cuMemAllocAsync");
+    check((int)api.free_async(block, stream), "cuMemFreeAsync");
+  }
+}
+
+/* On the default stream, and on one that could be captured. */
+static void alloc_free_async(size_t size, long count, int own) {
+  static CUstream stream;
+  CUresult (*create)(CUstream *, unsigned);
+  *(void **)&create = symbol(driver, "cuStreamCreate");
+  if (own && !stream) check((int)create(&stream, 0), "cuStreamCreate");
+  async_pairs(own ? stream : NULL, size, count);
 }
 
 /* COUNT allocations are left alive for the commands that follow. */
@@ -114,7 +137,11 @@ static void refused(size_t size, long count) {
 
 static void run(const char *name, size_t size, long count) {
   if (strcmp(name, "alloc_free") == 0) alloc_free(size, count);
-  else if (strcmp(name, "hold") == 0) hold(size, count);
+  else if (strcmp(name, "alloc_free_async") == 0) alloc_free_async(size, count, 0);
+  else if (strcmp(name, "alloc_free_stream") == 0) alloc_free_async(size, count, 1);
+  else if (strcmp(name, "synchronize") == 0) {
+    for (long i = 0; i < count; i++) check((int)api.stream_sync(NULL), "cuStreamSynchronize");
+  } else if (strcmp(name, "hold") == 0) hold(size, count);
   else if (strcmp(name, "random") == 0) random_pairs(size, count);
   else if (strcmp(name, "refused") == 0) refused(size, count);
   else if (strcmp(name, "mem_info") == 0) {

@@ -5,9 +5,11 @@
 #include "fake_graph.h"
 
 static _Atomic unsigned long long last_id;
-static _Thread_local CUstreamCaptureMode thread_mode;
+static _Thread_local CUstreamCaptureMode thread_mode; /* its address also tells the threads apart */
+static _Atomic unsigned captures;                    /* streams that capture */
 
 static CUresult add(CUstream stream, const struct node_work *work, CUgraphNode *out) {
+  if (stream->capture_broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   TRY(graph_add(out, stream->capture, &stream->last_captured, stream->last_captured != NULL, work));
   stream->last_captured = *out;
   return CUDA_SUCCESS;
@@ -62,9 +64,65 @@ CUresult graph_capture_free(CUstream stream, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
+/* --- what a capture forbids ------------------------------------------------------------------------------------- */
+
+struct offence {
+  CUcontext legacy; /* whose default stream is used; NULL: a call that may synchronise */
+  int found;
+};
+
+static int forbids(const struct CUstream_st *stream, const struct offence *offence) {
+  if (!stream->capture) return 0;
+  if (offence->legacy) return stream->context == offence->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING);
+  if (stream->capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return 0;
+  return stream->capture_thread == &thread_mode || (thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                                                    stream->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+static void look_for(void *item, void *arg) {
+  struct offence *offence = arg;
+  offence->found |= forbids(item, offence);
+}
+
+static void look_and_break(void *item, void *arg) {
+  CUstream stream = item;
+  struct offence *offence = arg;
+  if (!forbids(stream, offence)) return;
+  stream->capture_broken = 1;
+  offence->found = 1;
+}
+
+CUresult capture_broken(CUstream stream, CUresult result) {
+  stream->capture_broken = 1;
+  return result;
+}
+
+CUresult capture_forbids_unsafe(void) {
+  struct offence offence = {NULL, 0};
+  if (__builtin_expect(atomic_load(&captures) == 0, 1)) return CUDA_SUCCESS;
+  if (thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED) stream_each(look_and_break, &offence);
+  return offence.found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult capture_forbids_legacy(CUstream stream, CUcontext context) {
+  struct offence offence = {context, 0};
+  if (__builtin_expect(atomic_load(&captures) == 0, 1)) return CUDA_SUCCESS;
+  if (stream == NULL || stream == CU_STREAM_LEGACY) stream_each(look_and_break, &offence);
+  return offence.found ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+}
+
+void capture_forget(CUstream stream) {
+  if (stream->capture) atomic_fetch_sub(&captures, 1);
+  stream->capture = NULL;
+}
+
 /* --- beginning and end ------------------------------------------------------------------------------------------ */
 
-static CUresult begin_in(CUstream stream, CUgraph graph, CUgraphNode after) {
+static CUresult begin_in(CUstream stream, CUgraph graph, CUgraphNode after, CUstreamCaptureMode mode) {
+  stream->capture_mode = mode;
+  stream->capture_thread = &thread_mode;
+  stream->capture_broken = 0;
+  atomic_fetch_add(&captures, 1);
   stream->capture_id = atomic_fetch_add(&last_id, 1) + 1;
   stream->last_captured = after;
   stream->capture = graph;
@@ -80,7 +138,7 @@ static CUresult begin(CUstream stream, CUstreamCaptureMode mode) {
   if (!own) return CUDA_ERROR_NOT_SUPPORTED; /* the simulated per-thread stream has no state */
   if (own->capture) return CUDA_ERROR_ILLEGAL_STATE;
   TRY(graph_make(&graph));
-  return begin_in(own, graph, NULL);
+  return begin_in(own, graph, NULL, mode);
 }
 ENTRY_PTSZ(cuStreamBeginCapture, (CUstream stream), begin, (stream, CU_STREAM_CAPTURE_MODE_GLOBAL))
 ENTRY_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), begin, (stream, mode))
@@ -93,7 +151,7 @@ static CUresult begin_to_graph(CUstream stream, CUgraph graph, const CUgraphNode
   TRY(stream_check(stream, &own));
   if (!graph_valid(graph) || !own || count > 1 || (count && !graph_node_valid(before[0])))
     return CUDA_ERROR_INVALID_VALUE;
-  return own->capture ? CUDA_ERROR_ILLEGAL_STATE : begin_in(own, graph, count ? before[0] : NULL);
+  return own->capture ? CUDA_ERROR_ILLEGAL_STATE : begin_in(own, graph, count ? before[0] : NULL, mode);
 }
 #define TO_GRAPH \
   (CUstream stream, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *data, size_t count, \
@@ -105,9 +163,9 @@ static CUresult end(CUstream stream, CUgraph *out) {
   NONNULL(out);
   TRY(stream_check(stream, &own));
   if (!own || !own->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  *out = own->capture;
-  own->capture = NULL;
-  return CUDA_SUCCESS;
+  *out = own->capture_broken ? NULL : own->capture;
+  capture_forget(own);
+  return own->capture_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 ENTRY_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *out), end, (stream, out))
 
@@ -115,10 +173,18 @@ static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
   CUstream own;
   NONNULL(status);
   TRY(stream_check(stream, &own));
-  *status = own && own->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
+  *status = !own || !own->capture  ? CU_STREAM_CAPTURE_STATUS_NONE
+            : own->capture_broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                  : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if ((stream && stream != CU_STREAM_LEGACY) || atomic_load(&captures) == 0) return CUDA_SUCCESS;
+  struct offence offence = {NULL, 0};
+  TRY(context_current(&offence.legacy));
+  stream_each(look_for, &offence);
+  return offence.found ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
-ENTRY_PTSZ(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), is_capturing, (stream, status))
+#define STATUS (CUstream stream, CUstreamCaptureStatus *status)
+ENTRY(cuStreamIsCapturing, STATUS, is_capturing, (stream, status))
+ENTRY(cuStreamIsCapturing_ptsz, STATUS, is_capturing, (OWN_DEFAULT(stream), status))
 
 static CUresult info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                      const CUgraphNode **before, const CUgraphEdgeData **data, size_t *count) {

@@ -84,7 +84,7 @@ static void destroy(CUcontext context) {
   settings_drop_context(context);
   memory_drop_context(context); /* last: it takes what the others left */
   state_uncharge(context->gpu, context->charged);
-  atomic_fetch_sub(&state_own_slot()->contexts[context->gpu], 1);
+  if (atomic_fetch_sub(&state_own_slot()->contexts[context->gpu], 1) == 1) pool_drop_device(context->device);
   atomic_store(&context->alive, 0);
 }
 
@@ -325,6 +325,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
 
 static CUresult synchronize(CUcontext context) {
   TRY(context_or_current(&context));
+  TRY(capture_forbids_unsafe());
   work_wait(atomic_load(&context->busy_until));
   pool_trim_after_sync(context);
   return CUDA_SUCCESS;

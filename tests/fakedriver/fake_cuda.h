@@ -139,6 +139,10 @@ void memory_drop_context(CUcontext context); /* all that the context owns */
 void *memory_reach(CUdeviceptr address, uint64_t bytes);
 
 CUresult external_free(CUdeviceptr address); /* a buffer of external memory */
+/* 64 bytes with which another process maps a block of KIND; they fill the SIZE bytes of OUT. */
+CUresult ipc_export(void *out, size_t size, CUdeviceptr address, enum block_kind kind);
+CUresult ipc_import(CUdeviceptr *out, const void *handle);
+CUresult ipc_close(CUdeviceptr address); /* CUDA_ERROR_INVALID_VALUE: not an imported block */
 void ipc_forget(CUdeviceptr address); /* the block was shared with other processes and is gone */
 
 /* --- time ------------------------------------------------------------------------------------------------------- */
@@ -147,6 +151,14 @@ void work_launch(CUcontext context, CUstream stream, uint64_t ns); /* adds a pie
 void work_wait(uint64_t until);                                    /* sleeps until CLOCK_MONOTONIC is UNTIL */
 void pool_returned(unsigned pool, uint64_t bytes);                 /* a block of the pool was freed */
 void pool_release_unused(unsigned gpu);                            /* before memory is refused */
+void pool_drop_device(CUdevice device);                            /* its last context is gone */
+
+/* A default stream in an entry point whose name ends in _ptsz is the thread's own. */
+#define OWN_DEFAULT(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
+/* Whether what other streams are capturing forbids a call, which then ends those captures: a call that may
+ * synchronise, and one on the default stream that all share. */
+CUresult capture_forbids_unsafe(void);
+CUresult capture_forbids_legacy(CUstream stream, CUcontext context);
 
 /* Memory operations on a stream that is being captured become nodes of its graph. */
 CUresult graph_capture_alloc(CUstream stream, unsigned gpu, uint64_t bytes, CUdeviceptr *out);

@@ -47,27 +47,31 @@ static CUresult share(CUdeviceptr base, struct block *block, const struct token 
   return CUDA_SUCCESS;
 }
 
-CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
-  ENTER(cuIpcGetMemHandle);
+CUresult ipc_export(void *out, size_t size, CUdeviceptr address, enum block_kind kind) {
   CUdeviceptr base;
-  NONNULL(out);
   struct block *block = arena_find(address, &base);
-  if (!block || block->kind != BLOCK_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (!block || block->kind != kind) return CUDA_ERROR_INVALID_VALUE;
   if (block->size < 4096) return CUDA_ERROR_NOT_SUPPORTED; /* shares its page with other blocks */
   struct token token = {
       .magic = MAGIC, .size = block->size, .serial = base, .owner = state_own_slot()->pid_inside, .gpu = block->gpu};
   TRY(share(base, block, &token));
-  memset(out, 0, sizeof *out);
+  memset(out, 0, size);
   memcpy(out, &token, sizeof token);
   return CUDA_SUCCESS;
 }
 
-static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
+  ENTER(cuIpcGetMemHandle);
+  NONNULL(out);
+  return ipc_export(out, sizeof *out, address, BLOCK_DEVICE);
+}
+
+CUresult ipc_import(CUdeviceptr *out, const void *handle) {
   struct token token;
   CUcontext context;
   TRY(context_current(&context));
-  memcpy(&token, &handle, sizeof token);
-  if (!out || flags & ~1u || token.magic != MAGIC) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(&token, handle, sizeof token);
+  if (token.magic != MAGIC) return CUDA_ERROR_INVALID_VALUE;
   if (token.owner == state_own_slot()->pid_inside)
     return CUDA_ERROR_INVALID_CONTEXT; /* not in the process it is from */
   int fd = open_shared(&token, 0);
@@ -88,16 +92,24 @@ static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle handle, unsigned fl
   *out = range.base;
   return CUDA_SUCCESS;
 }
+
+static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+  return !out || flags & ~1u ? CUDA_ERROR_INVALID_VALUE : ipc_import(out, &handle);
+}
 ENTRY(cuIpcOpenMemHandle, (CUdeviceptr *out, CUipcMemHandle handle, unsigned flags), open_handle, (out, handle, flags))
 ENTRY(cuIpcOpenMemHandle_v2, (CUdeviceptr *out, CUipcMemHandle handle, unsigned flags), open_handle,
       (out, handle, flags))
 
-CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-  ENTER(cuIpcCloseMemHandle);
+CUresult ipc_close(CUdeviceptr address) {
   struct range range;
   if (range_remove(address, RANGE_IPC, &range)) return CUDA_ERROR_INVALID_VALUE;
   munmap((void *)(uintptr_t)address, (range.size + 4095) & ~4095ull);
   return CUDA_SUCCESS;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+  ENTER(cuIpcCloseMemHandle);
+  return ipc_close(address);
 }
 
 /* Removes the file of a block that is being freed. */

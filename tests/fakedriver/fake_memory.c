@@ -133,7 +133,8 @@ static CUresult release(CUdeviceptr address) {
   CUcontext context;
   TRY(context_current(&context));
   if (!address) return CUDA_SUCCESS;
-  if (__builtin_expect(!arena_contains(address), 0)) return free_low(address);
+  if (__builtin_expect(!arena_contains(address), 0))
+    return ipc_close(address) == CUDA_SUCCESS ? CUDA_SUCCESS : free_low(address);
   return memory_give(address);
 }
 

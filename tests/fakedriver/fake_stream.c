@@ -70,6 +70,7 @@ ENTRY(cuStreamCreateWithPriority, (CUstream *out, unsigned flags, int priority),
 
 static CUresult destroy(CUstream stream) {
   if (!handle_valid(&streams, stream)) return CUDA_ERROR_INVALID_HANDLE;
+  capture_forget(stream);
   handle_delete(&streams, stream);
   return CUDA_SUCCESS;
 }
@@ -77,8 +78,11 @@ ENTRY(cuStreamDestroy, (CUstream stream), destroy, (stream))
 ENTRY(cuStreamDestroy_v2, (CUstream stream), destroy, (stream))
 
 static void drop(void *item, void *context) {
-  if (((CUstream)item)->context == context) handle_delete(&streams, item);
+  if (((CUstream)item)->context != context) return;
+  capture_forget(item);
+  handle_delete(&streams, item);
 }
+void stream_each(void (*visit)(void *stream, void *arg), void *arg) { handle_each(&streams, visit, arg); }
 void stream_drop_context(CUcontext context) { handle_each(&streams, drop, context); }
 
 CUresult stream_synchronize(CUstream stream) {
@@ -86,12 +90,15 @@ CUresult stream_synchronize(CUstream stream) {
   CUstream own;
   TRY(stream_context(stream, &context));
   TRY(stream_check(stream, &own));
-  if (own && own->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (own && own->capture) return capture_broken(own, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  TRY(capture_forbids_legacy(stream, context));
+  TRY(capture_forbids_unsafe());
   work_wait(atomic_load(own ? &own->busy_until : &context->busy_until));
   pool_trim_after_sync(context);
   return CUDA_SUCCESS;
 }
-ENTRY_PTSZ(cuStreamSynchronize, (CUstream stream), stream_synchronize, (stream))
+ENTRY(cuStreamSynchronize, (CUstream stream), stream_synchronize, (stream))
+ENTRY(cuStreamSynchronize_ptsz, (CUstream stream), stream_synchronize, (OWN_DEFAULT(stream)))
 
 static CUresult query(CUstream stream) {
   CUcontext context;

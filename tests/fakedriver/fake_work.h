@@ -15,7 +15,11 @@ struct CUstream_st {
   _Atomic uint64_t busy_until;
   CUgraph capture; /* graph that records the stream's work, NULL: none */
   unsigned long long capture_id;
+  CUstreamCaptureMode capture_mode;
+  uint32_t capture_broken; /* it was invalidated; only its end is left */
+  const void *capture_thread;
   CUgraphNode last_captured;
+  uint64_t padding[6];
 };
 
 /* The stream's own structure; the default streams have none and give NULL. CUDA_ERROR_INVALID_HANDLE: not a stream. */
@@ -25,6 +29,9 @@ CUresult stream_context(CUstream stream, CUcontext *context);
 CUresult event_record(CUevent event, CUstream stream);
 CUresult event_wait(CUevent event, CUstream stream);
 CUresult stream_synchronize(CUstream stream);
+void stream_each(void (*visit)(void *stream, void *arg), void *arg);
+void capture_forget(CUstream stream); /* the stream captures no longer */
+CUresult capture_broken(CUstream stream, CUresult result); /* invalidates what the stream captures; RESULT */
 void stream_drop_context(CUcontext context);
 void work_reset_after_fork(void);
 

@@ -17,9 +17,11 @@ from tests.fakedriver.env import ROOT, driver_env, library_directory
 class Peer:
     """A process on the driver that evaluates expressions (see client.py)."""
 
-    def __init__(self, env: dict[str, str], wrapper: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, env: dict[str, str], wrapper: tuple[str, ...] = (), module: str = "tests.unit.fakedriver.client"
+    ) -> None:
         self.process = subprocess.Popen(
-            [*wrapper, sys.executable, "-m", "tests.unit.fakedriver.client"],
+            [*wrapper, sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -125,7 +125,6 @@ def test_a_captured_stream_does_nothing_until_its_graph_runs(small):
     assert peer(f"launch(function(), {stream})") == 0
     inner = peer(f"handles('cuMemAllocAsync', c_size_t({GIB}), c_void_p({stream}))")
     assert peer(f"call('cuMemFreeAsync', c_uint64({inner}), c_void_p({stream}))") == 0
-    assert peer(f"call('cuStreamSynchronize', c_void_p({stream}))") == 900
     graph = peer(f"[g := c_void_p(), good('cuStreamEndCapture', c_void_p({stream}), byref(g)), g.value][2]")
     assert peer(f"read({address}, 4)") == "00000000"
     assert peer("used()") == CONTEXT + 64

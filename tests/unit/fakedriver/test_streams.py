@@ -118,3 +118,49 @@ def test_bad_launches(small):
         peer(f"call('cuLaunchCooperativeKernel', c_void_p({kernel}), 1, 1, 1, 1, 1, 1, 0, None, None)") == 0
     )
     assert small.state()["processes"][0]["launches"] == 3
+
+
+BEGIN = "call('cuStreamBeginCapture_v2', c_void_p({}), {})"
+END = "[g := c_void_p(), call('cuStreamEndCapture', c_void_p({}), byref(g))][1]"
+STATUS = "[s := c_int(), call('cuStreamIsCapturing', c_void_p({}), byref(s)), s.value][1:]"
+MODE = "call('cuThreadExchangeStreamCaptureMode', byref(c_int({})))"
+GLOBAL, RELAXED = 0, 2
+
+
+def test_waiting_for_a_stream_ends_what_it_captures(small):
+    peer = small.peer()
+    peer("context(0)")
+    stream = peer("handles('cuStreamCreate', 0)")
+    assert peer(BEGIN.format(stream, RELAXED)) == 0
+    assert peer(STATUS.format(stream)) == [0, 1]
+    assert peer(f"call('cuStreamSynchronize', c_void_p({stream}))") == 900
+    assert peer(STATUS.format(stream)) == [0, 2]
+    assert peer(END.format(stream)) == 901
+    assert peer(STATUS.format(stream)) == [0, 0]
+
+
+def test_a_capture_forbids_waiting_unless_the_thread_takes_it_upon_itself(small):
+    peer = small.peer()
+    peer("context(0)")
+    stream, other = peer("handles('cuStreamCreate', 1)"), peer("handles('cuStreamCreate', 1)")
+    assert peer(BEGIN.format(stream, GLOBAL)) == 0
+    assert peer(MODE.format(RELAXED)) == 0
+    assert peer(f"call('cuStreamSynchronize', c_void_p({other}))") == 0
+    assert peer(END.format(stream)) == 0
+    assert peer(BEGIN.format(stream, GLOBAL)) == 0
+    assert peer(MODE.format(GLOBAL)) == 0
+    assert peer(f"call('cuStreamSynchronize', c_void_p({other}))") == 900
+    assert peer(END.format(stream)) == 901
+
+
+def test_the_shared_default_stream_is_out_of_reach_while_another_is_captured(small):
+    peer = small.peer()
+    peer("context(0)")
+    stream = peer("handles('cuStreamCreate', 0)")
+    assert peer(BEGIN.format(stream, RELAXED)) == 0
+    assert peer(STATUS.format(0))[0] == 906
+    assert peer(STATUS.format(stream)) == [0, 1], "asking does no harm"
+    assert peer(MODE.format(RELAXED)) == 0
+    assert peer("call('cuStreamSynchronize', None)") == 906
+    assert peer(END.format(stream)) == 901
+    assert peer("call('cuStreamSynchronize', None)") == 0

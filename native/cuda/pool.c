@@ -1,0 +1,268 @@
+/* Stream-ordered memory and pools: the bodies of the hooks, the book of live blocks, and what is done before a refusal.
+ * pool_account.h tells what is charged. Host memory and imported pools cost nothing: the exporter pays.
+ * Knows no ledger. Tests: tests/integration/test_native_pool.py. */
+#include "pool.h"
+
+#include "allocators.h"
+#include "capture_mode.h"
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "pool_find.h"
+#include "shm.h"
+
+/* Address -> bytes; column and owner are both the number of the pool. */
+static struct table blocks;
+
+/* A stream, and whether 0 means the thread's own default stream in it (_ptsz) or the one that all share. */
+struct line {
+  CUstream stream;
+  int ptsz;
+};
+
+/* --- streams ----------------------------------------------------------------------------------------------------- */
+
+static CUresult capture_status(const struct line *line, CUstreamCaptureStatus *status) {
+  __typeof__(&cuStreamIsCapturing) ask = line->ptsz ? real_cuda.cuStreamIsCapturing_ptsz : real_cuda.cuStreamIsCapturing;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask != NULL ? ask(line->stream, status) : CUDA_SUCCESS;
+}
+
+/* The shared default stream cannot be captured. An error is the driver's to report, by the call itself. */
+static inline int is_capturing(const struct line *line) {
+  CUstreamCaptureStatus status;
+  if ((line->stream == NULL && !line->ptsz) || line->stream == CU_STREAM_LEGACY) return 0;
+  return capture_status(line, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static CUresult synchronize(const struct line *line) {
+  return line->ptsz ? real_cuda.cuStreamSynchronize_ptsz(line->stream) : real_cuda.cuStreamSynchronize(line->stream);
+}
+
+/* Not while the stream is captured, nor the shared default stream while any other is: asking about it is an error then,
+ * and waiting for it would end that capture. */
+static void wait_for(const struct line *line) {
+  CUstreamCaptureStatus status;
+  if (capture_status(line, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE) return;
+  CUstreamCaptureMode mode = capture_relax();
+  synchronize(line);
+  capture_restore(mode);
+}
+
+static CUresult free_async(CUdeviceptr address, const struct line *line) {
+  return line->ptsz ? real_cuda.cuMemFreeAsync_ptsz(address, line->stream)
+                    : real_cuda.cuMemFreeAsync(address, line->stream);
+}
+
+/* --- making room ------------------------------------------------------------------------------------------------- */
+
+struct sum {
+  uint32_t column;
+  uint64_t result;
+};
+
+static int counts(const struct pool *pool, uint32_t column) {
+  return atomic_load_explicit(&pool->kind, memory_order_relaxed) == POOL_COUNTED &&
+         atomic_load_explicit(&pool->column, memory_order_relaxed) == column;
+}
+
+static void add_charge(struct pool *pool, void *data) {
+  struct sum *sum = data;
+  if (counts(pool, sum->column)) sum->result += atomic_load_explicit(&pool->charge, memory_order_relaxed);
+}
+
+uint64_t pool_usage(uint32_t column) {
+  struct sum sum = {column, 0};
+  pool_each(add_charge, &sum);
+  return sum.result;
+}
+
+static void give_back(struct pool *pool, void *data) {
+  struct sum *sum = data;
+  if (!counts(pool, sum->column) || atomic_load_explicit(&pool->charge, memory_order_relaxed) == 0) return;
+  sum->result |= (uint64_t)pool_reread(pool, 0);
+  pool_trim(pool);
+  sum->result |= (uint64_t)pool_reread(pool, 0);
+}
+
+int pool_reclaim(uint32_t column) {
+  struct sum sum = {column, 0};
+  pool_each(give_back, &sum);
+  return sum.result != 0;
+}
+
+static void look_for_waiting(struct pool *pool, void *data) {
+  struct sum *sum = data;
+  if (counts(pool, sum->column)) sum->result |= (uint64_t)pool_waits(pool);
+}
+
+/* TRY again with everything given back that may be: what is not needed, then what waits for the stream. */
+static __attribute__((noinline, cold)) CUresult make_room(struct pool *pool, const struct line *line, uint64_t bytes,
+                                                         CUresult (*try)(struct pool *pool, uint64_t bytes)) {
+  struct sum waiting = {atomic_load(&pool->column), 0};
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (allocators_reclaim(waiting.column)) result = try(pool, bytes);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+  pool_each(look_for_waiting, &waiting);
+  if (!waiting.result) return result;
+  wait_for(line);
+  pool_synchronized();
+  allocators_reclaim(waiting.column);
+  return try(pool, bytes);
+}
+
+static CUresult try_correct(struct pool *pool, uint64_t bytes) {
+  (void)bytes;
+  return pool_correct(pool);
+}
+
+/* --- allocating -------------------------------------------------------------------------------------------------- */
+
+/* The driver's call, of which there are four. */
+typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
+
+static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdeviceptr block, uint64_t bytes,
+                                                    const struct line *line) {
+  free_async(block, line);
+  pool_released(pool, bytes, 1);
+  pool_trim(pool);
+  pool_reread(pool, 0);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult book(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
+  const struct table_entry entry = {block, bytes, pool_number(pool), pool_number(pool)};
+  struct table_entry old;
+  int status = table_put(&blocks, &entry, &old);
+  if (status == 1) pool_released(pool_numbered(old.column), old.bytes, 0); /* it was freed where we do not look */
+  return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static inline CUresult allocate(CUdeviceptr *dptr, size_t size, struct pool *pool, CUmemoryPool handle,
+                                const struct line *line, allocate_call *call) {
+  CUdeviceptr block = 0;
+  if (pool == NULL) return call(dptr, size, handle, line);
+  int kind = atomic_load_explicit(&pool->kind, memory_order_relaxed);
+  if (kind == POOL_FREE || is_capturing(line)) return call(dptr, size, handle, line);
+  if (kind == POOL_NO_SHARE || size > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t bytes = charge_round(size);
+  CUresult result = pool_begin(pool, bytes);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) result = make_room(pool, line, bytes, pool_begin);
+  if (result != CUDA_SUCCESS) return result;
+  result = call(&block, size, handle, line);
+  if (result != CUDA_SUCCESS) {
+    pool_cancel(pool, bytes);
+    return result;
+  }
+  result = pool_settle(pool);
+  if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) result = book(pool, block, bytes);
+  if (result != CUDA_SUCCESS) return undo(pool, block, bytes, line);
+  *dptr = block;
+  return CUDA_SUCCESS;
+}
+
+static inline CUresult call_current(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {
+  (void)handle;
+  return line->ptsz ? real_cuda.cuMemAllocAsync_ptsz(out, bytes, line->stream)
+                    : real_cuda.cuMemAllocAsync(out, bytes, line->stream);
+}
+
+static inline CUresult call_from(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {
+  return line->ptsz ? real_cuda.cuMemAllocFromPoolAsync_ptsz(out, bytes, handle, line->stream)
+                    : real_cuda.cuMemAllocFromPoolAsync(out, bytes, handle, line->stream);
+}
+
+static inline CUresult allocate_current(CUdeviceptr *dptr, size_t bytes, CUstream stream, int ptsz) {
+  const struct line line = {stream, ptsz};
+  struct pool *pool = dptr != NULL && bytes != 0 ? pool_of_stream(stream) : NULL;
+  return allocate(dptr, bytes, pool, NULL, &line, call_current);
+}
+
+static inline CUresult allocate_from(CUdeviceptr *dptr, size_t bytes, CUmemoryPool handle, CUstream stream, int ptsz) {
+  const struct line line = {stream, ptsz};
+  struct pool *pool = dptr != NULL && bytes != 0 ? pool_of_handle(handle) : NULL;
+  return allocate(dptr, bytes, pool, handle, &line, call_from);
+}
+
+CUresult vc_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
+  return allocate_current(dptr, bytes, stream, 0);
+}
+
+CUresult vc_cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream) {
+  return allocate_current(dptr, bytes, stream, 1);
+}
+
+CUresult vc_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  return allocate_from(dptr, bytes, pool, stream, 0);
+}
+
+CUresult vc_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  return allocate_from(dptr, bytes, pool, stream, 1);
+}
+
+/* --- freeing ----------------------------------------------------------------------------------------------------- */
+
+/* Out of the book before the driver frees: another thread may be given the same address at once. */
+static inline void freed(const struct table_entry *entry, CUresult result, int async) {
+  struct table_entry old;
+  if (VC_LIKELY(result == CUDA_SUCCESS))
+    pool_released(pool_numbered(entry->column), entry->bytes, async);
+  else
+    table_put(&blocks, entry, &old);
+}
+
+CUresult pool_free(CUdeviceptr address, charge_call *call) {
+  struct table_entry entry;
+  int known = address != 0 && table_take(&blocks, address, &entry);
+  CUresult result = call(address);
+  if (known) freed(&entry, result, 0);
+  return result;
+}
+
+/* Linear memory may be freed in stream order too. Nothing of it waits in a pool, so it is given back at once. */
+static CUresult free_linear(CUdeviceptr address, const struct line *line) {
+  struct table_entry entry;
+  int known = charge_take(BOOK_LINEAR, address, &entry);
+  CUresult result = free_async(address, line);
+  if (known && result == CUDA_SUCCESS) charge_return(entry.column, entry.bytes);
+  if (known && result != CUDA_SUCCESS) charge_put_back(BOOK_LINEAR, &entry);
+  return result;
+}
+
+static inline CUresult release(CUdeviceptr address, CUstream stream, int ptsz) {
+  struct table_entry entry;
+  const struct line line = {stream, ptsz};
+  if (address == 0 || !table_take(&blocks, address, &entry)) return free_linear(address, &line);
+  CUresult result = free_async(address, &line);
+  freed(&entry, result, 1);
+  return result;
+}
+
+CUresult vc_cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) { return release(dptr, stream, 0); }
+
+CUresult vc_cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) { return release(dptr, stream, 1); }
+
+/* --- when blocks die without being freed ------------------------------------------------------------------------- */
+
+static void drop(const struct table_entry *entry, void *data) {
+  struct pool *pool = data;
+  pool_released(pool, entry->bytes, 0);
+}
+
+static void ask_what_is_left(struct pool *pool, void *data) {
+  const struct sum *sum = data;
+  if (!counts(pool, sum->column)) return;
+  if (pool_was_emptied(pool)) table_take_owner(&blocks, pool_number(pool), drop, pool);
+}
+
+void pool_context_gone(uint32_t column) {
+  struct sum sum = {column, 0};
+  pool_each(ask_what_is_left, &sum);
+  pool_current_changed();
+}
+
+void pool_after_fork(void) {
+  table_reset(&blocks);
+  pool_find_after_fork();
+  atomic_store(&pool_any_dirty, 0);
+}

@@ -1,0 +1,28 @@
+/* Stream-ordered memory and pools, as the rest of the library sees them.
+ * Tests: tests/integration/test_native_pool.py. */
+#ifndef VC_CUDA_POOL_H
+#define VC_CUDA_POOL_H
+
+#include <stdint.h>
+
+#include "charge.h"
+
+/* Frees ADDRESS, which no other book has, with CALL; blocks of pools go out of the pool's books. */
+CUresult pool_free(CUdeviceptr address, charge_call *call);
+
+/* Bytes charged for the pools of this process in a column. */
+uint64_t pool_usage(uint32_t column);
+
+/* Pools of the column give back to the driver, and out of the charge, what they do not need. 1: something did. */
+int pool_reclaim(uint32_t column);
+
+/* Something was synchronised: pools of which something had been freed are read again. */
+void pool_synchronized(void);
+
+/* The driver destroyed a context of the column's device, and with it perhaps the blocks of the device's pools. */
+void pool_context_gone(uint32_t column);
+
+/* In a forked child. */
+void pool_after_fork(void);
+
+#endif

@@ -1,0 +1,260 @@
+/* See pool_account.h.
+ * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
+#include "pool_account.h"
+
+#include "capture_mode.h"
+#include "charge.h"
+#include "driver.h"
+#include "excess.h"
+
+static const uint64_t smallest_step = UINT64_C(2) << 20, largest_step = UINT64_C(32) << 20;
+
+_Atomic int pool_any_dirty;
+static _Thread_local char self;
+
+static inline uint64_t charged(const struct pool *pool) {
+  return atomic_load_explicit(&pool->charge, memory_order_relaxed);
+}
+
+static inline uint32_t column_of(const struct pool *pool) {
+  return atomic_load_explicit(&pool->column, memory_order_relaxed);
+}
+
+static inline void set_charge(struct pool *pool, uint64_t bytes) {
+  atomic_store_explicit(&pool->charge, bytes, memory_order_relaxed);
+}
+
+static inline uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+static uint64_t in_chunks(const struct pool *pool, uint64_t bytes) {
+  uint64_t step = pool->step != 0 ? pool->step : smallest_step;
+  return (bytes + step - 1) & ~(step - 1);
+}
+
+void pool_mark_dirty(struct pool *pool) {
+  atomic_store_explicit(&pool->dirty, 1, memory_order_relaxed);
+  if (!atomic_load_explicit(&pool_any_dirty, memory_order_relaxed))
+    atomic_store_explicit(&pool_any_dirty, 1, memory_order_release);
+}
+
+/* --- reading ----------------------------------------------------------------------------------------------------- */
+
+static inline CUresult ask(const struct pool *pool, CUmemPool_attribute attribute, cuuint64_t *out) {
+  if (real_cuda.cuMemPoolGetAttribute == NULL) return CUDA_ERROR_NOT_FOUND;
+  return real_cuda.cuMemPoolGetAttribute(atomic_load_explicit(&pool->handle, memory_order_relaxed), attribute, out);
+}
+
+/* The largest power of two that divides every size seen. Learned too large it costs nothing but a second try. */
+static void learn(struct pool *pool, uint64_t reserved) {
+  uint64_t step = reserved & -reserved;
+  if (step > largest_step) step = largest_step;
+  if (step < smallest_step) step = smallest_step;
+  if (reserved != 0 && (pool->step == 0 || step < pool->step)) pool->step = step;
+}
+
+/* A pool that cannot be asked keeps what was known of it. */
+static inline void look(struct pool *pool) {
+  cuuint64_t reserved;
+  if (VC_LIKELY(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
+    if (VC_LIKELY(reserved == pool->reserved)) return;
+    learn(pool, reserved);
+    pool->reserved = reserved;
+  }
+}
+
+/* While others are in the driver the whole chunks that they were charged for stay charged. */
+static inline uint64_t due(const struct pool *pool) {
+  return larger(pool->reserved, VC_LIKELY(pool->flights == 0) ? pool->live : in_chunks(pool, pool->live));
+}
+
+static inline void lower(struct pool *pool) {
+  uint64_t want = due(pool), have = charged(pool);
+  if (VC_LIKELY(have <= want)) return;
+  set_charge(pool, want);
+  charge_return(column_of(pool), have - want);
+}
+
+/* --- allocating -------------------------------------------------------------------------------------------------- */
+
+/* Charges what NEED lacks, in whole chunks if they fit. */
+static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) {
+  uint64_t have = charged(pool), want = in_chunks(pool, need);
+  CUresult result = charge_try(column_of(pool), want - have);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && need < want) result = charge_try(column_of(pool), (want = need) - have);
+  if (result != CUDA_SUCCESS) return result;
+  set_charge(pool, want);
+  pool->growing++;
+  excess_hold(column_of(pool)); /* what the driver takes now may be more, and is charged afterwards */
+  return CUDA_SUCCESS;
+}
+
+static inline void land(struct pool *pool) {
+  if (--pool->flights != 0) return;
+  for (; pool->growing != 0; pool->growing--) excess_release(column_of(pool));
+}
+
+/* What the pool was last seen to hold beyond its charge is paid first: without that each refused allocation could
+ * leave another chunk behind that waits for its stream. */
+CUresult pool_begin(struct pool *pool, uint64_t bytes) {
+  CUresult result = CUDA_SUCCESS;
+  if (!long_lock_take(&pool->lock, &self)) return CUDA_ERROR_OUT_OF_MEMORY; /* from inside the driver */
+  uint64_t need = larger(pool->live + bytes, pool->reserved);
+  if (need > charged(pool)) result = add(pool, need);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) {
+    pool->live += bytes;
+    pool->flights++;
+  }
+  long_lock_give(&pool->lock);
+  return result;
+}
+
+/* Until it is paid the debt is the pool's, not an excess of the process. */
+static void owe(struct pool *pool, int owing) {
+  if (owing && !pool->owing) excess_hold(column_of(pool));
+  if (!owing && pool->owing) excess_release(column_of(pool));
+  pool->owing = (uint8_t)owing;
+}
+
+static CUresult correct(struct pool *pool) {
+  look(pool);
+  uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
+  if (VC_LIKELY(need <= have && !pool->owing)) return CUDA_SUCCESS;
+  CUresult result = need <= have ? CUDA_SUCCESS : charge_try(column_of(pool), need - have);
+  if (result == CUDA_SUCCESS && need > have) set_charge(pool, need);
+  owe(pool, result != CUDA_SUCCESS);
+  return result;
+}
+
+CUresult pool_settle(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return CUDA_SUCCESS;
+  CUresult result = correct(pool);
+  land(pool);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) lower(pool);
+  long_lock_give(&pool->lock);
+  return result;
+}
+
+CUresult pool_correct(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return CUDA_SUCCESS;
+  CUresult result = correct(pool);
+  long_lock_give(&pool->lock);
+  return result;
+}
+
+static void forget_bytes(struct pool *pool, uint64_t bytes) { pool->live -= bytes < pool->live ? bytes : pool->live; }
+
+void pool_cancel(struct pool *pool, uint64_t bytes) {
+  if (!long_lock_take(&pool->lock, &self)) return;
+  land(pool);
+  forget_bytes(pool, bytes);
+  look(pool);
+  lower(pool);
+  long_lock_give(&pool->lock);
+}
+
+/* --- giving back ------------------------------------------------------------------------------------------------- */
+
+/* A destroyed pool whose last block is freed; the place can be used again. */
+static int bury(struct pool *pool) {
+  uint64_t bytes = charged(pool);
+  if (pool->live != 0 || pool->flights != 0) return 0;
+  owe(pool, 0);
+  set_charge(pool, 0);
+  if (bytes != 0) charge_return(column_of(pool), bytes);
+  pool->reserved = pool->step = 0;
+  pool->pending = 0;
+  atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
+  atomic_store_explicit(&pool->kind, POOL_UNUSED, memory_order_release);
+  return bytes != 0;
+}
+
+static inline int is_destroyed(const struct pool *pool) {
+  return atomic_load_explicit(&pool->handle, memory_order_relaxed) == NULL;
+}
+
+void pool_released(struct pool *pool, uint64_t bytes, int async) {
+  int ours = long_lock_take(&pool->lock, &self);
+  forget_bytes(pool, bytes);
+  pool->pending |= (uint8_t)async;
+  if (VC_LIKELY(!is_destroyed(pool)) || pool->pending || pool->live != 0)
+    pool_mark_dirty(pool);
+  else
+    bury(pool);
+  if (ours) long_lock_give(&pool->lock);
+}
+
+/* Whether a later synchronisation will still bring something back. */
+static int expects_more(struct pool *pool) {
+  cuuint64_t threshold = 0;
+  if (pool->owing) return 1;
+  if (pool->reserved <= in_chunks(pool, pool->live)) return 0;
+  if (ask(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS) return 0;
+  return pool->reserved > threshold;
+}
+
+int pool_reread(struct pool *pool, int after_sync) {
+  if (!long_lock_take(&pool->lock, &self)) return 0;
+  uint64_t before = charged(pool);
+  int destroyed = is_destroyed(pool);
+  if (after_sync) {
+    atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
+    pool->pending = 0;
+  }
+  if (atomic_load_explicit(&pool->kind, memory_order_relaxed) != POOL_COUNTED) {
+    destroyed = 1;
+  } else if (destroyed) {
+    if (!pool->pending) bury(pool);
+  } else {
+    correct(pool);
+    lower(pool);
+  }
+  if (after_sync && !destroyed && expects_more(pool)) pool_mark_dirty(pool);
+  int less = charged(pool) < before;
+  long_lock_give(&pool->lock);
+  return less;
+}
+
+void pool_trim(struct pool *pool) {
+  CUmemoryPool handle = atomic_load(&pool->handle);
+  CUstreamCaptureMode mode = capture_relax();
+  if (handle != NULL && real_cuda.cuMemPoolTrimTo != NULL) real_cuda.cuMemPoolTrimTo(handle, 0);
+  capture_restore(mode);
+}
+
+int pool_owes(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return 0;
+  int owes = pool->owing;
+  long_lock_give(&pool->lock);
+  return owes;
+}
+
+int pool_was_emptied(struct pool *pool) {
+  cuuint64_t reserved, used = 0;
+  if (is_destroyed(pool) || !long_lock_take(&pool->lock, &self)) return 0;
+  int gone = ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS;
+  int known = gone || ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS;
+  int emptied = pool->flights == 0 && known && used == 0;
+  if (pool->flights == 0 && known && used < pool->live) pool->live = used;
+  if (gone) pool->reserved = 0;
+  correct(pool);
+  lower(pool);
+  long_lock_give(&pool->lock);
+  return emptied;
+}
+
+void pool_destroyed(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return;
+  atomic_store_explicit(&pool->handle, NULL, memory_order_relaxed);
+  if ((pool->pending && pool->reserved != 0) || pool->live != 0 || pool->flights != 0)
+    pool_mark_dirty(pool);
+  else
+    bury(pool);
+  long_lock_give(&pool->lock);
+}
+
+int pool_waits(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return 0;
+  int waits = is_destroyed(pool) ? pool->pending : pool->reserved > in_chunks(pool, pool->live);
+  long_lock_give(&pool->lock);
+  return waits;
+}

@@ -1,0 +1,82 @@
+/* What a memory pool is charged: the larger of what it has reserved and what lives in it.
+ *
+ * A pool takes memory from the GPU in chunks and gives it back when it is trimmed or something synchronises. How much it
+ * holds only the driver knows, so it is asked after each allocation, and again after a synchronisation when something
+ * has been freed. In between the charge may be more than the pool holds, and less only while a call is on its way:
+ *   begin    the sum of the live blocks must be charged before the driver is called, rounded up to whole chunks
+ *   settle   what the pool really reserved is charged or given back; the caller undoes what does not fit
+ * Nobody who holds a pool's lock waits for another one's.
+ * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
+#ifndef VC_CUDA_POOL_ACCOUNT_H
+#define VC_CUDA_POOL_ACCOUNT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "lock.h"
+#include "nvidia.h"
+
+enum pool_kind {
+  POOL_UNUSED,   /* the place is empty */
+  POOL_COUNTED,
+  POOL_NO_SHARE, /* on a device of which the container has no share: every allocation is refused */
+  POOL_FREE,     /* host memory, or another process pays */
+};
+
+/* Guarded by its lock; what is atomic is also read without it. */
+struct pool {
+  struct long_lock lock;
+  _Atomic(CUmemoryPool) handle; /* NULL: destroyed; blocks may live on */
+  _Atomic uint64_t charge;      /* in the ledger */
+  uint64_t live;                /* blocks in the books, and those on their way */
+  uint64_t reserved;            /* as last read */
+  uint64_t step;                /* chunk as far as was seen; 0: nothing yet */
+  _Atomic uint32_t column;
+  uint32_t flights; /* allocations between begin and settle */
+  uint32_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
+  _Atomic uint8_t kind;
+  _Atomic uint8_t dirty;   /* something was freed since the last reading */
+  uint8_t owing;           /* it holds more than could be charged, and nobody measures that as something else */
+  uint8_t pending;         /* asynchronously, and nothing synchronised since */
+} __attribute__((aligned(64)));
+
+/* Some pool is dirty: what a synchronising call looks at. */
+extern _Atomic int pool_any_dirty __attribute__((visibility("hidden")));
+
+/* An allocation of BYTES. CUDA_ERROR_OUT_OF_MEMORY: it does not fit as things are; nothing happened. */
+CUresult pool_begin(struct pool *pool, uint64_t bytes);
+
+/* After the driver succeeded. CUDA_ERROR_OUT_OF_MEMORY: the pool has grown by more than fits; the caller makes room and
+ * asks pool_correct(), or frees the block and calls pool_released(). */
+CUresult pool_settle(struct pool *pool);
+CUresult pool_correct(struct pool *pool);
+
+/* After the driver refused what was begun. */
+void pool_cancel(struct pool *pool, uint64_t bytes);
+
+/* A block was freed; ASYNC: in stream order. */
+void pool_released(struct pool *pool, uint64_t bytes, int async);
+
+/* Reads what the pool holds and gives back what it no longer does. 1: it was charged more before.
+ * AFTER_SYNC: its frees may have been carried out. */
+int pool_reread(struct pool *pool, int after_sync);
+
+/* The driver gives back what the pool does not need. */
+void pool_trim(struct pool *pool);
+
+/* 1: the pool holds more than it is charged, because an allocation that had to be undone made it grow. */
+int pool_owes(struct pool *pool);
+
+/* A context of the pool's device is gone, and perhaps the pool's blocks. 1: everything in it; the caller forgets them. */
+int pool_was_emptied(struct pool *pool);
+
+/* The driver destroyed the pool, which was trimmed and read before: what lives in it, or waits for its stream, stays
+ * charged until it is freed, or something synchronises. Nobody can ask how much that is any more. */
+void pool_destroyed(struct pool *pool);
+
+/* 1: the pool holds more than its live blocks explain, although it was trimmed: frees are waiting in some stream. */
+int pool_waits(struct pool *pool);
+
+void pool_mark_dirty(struct pool *pool);
+
+#endif

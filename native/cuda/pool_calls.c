@@ -1,0 +1,104 @@
+/* Pools as objects, and the calls at which they give memory back.
+ * Knows no sizes. Tests: tests/integration/test_native_pool.py. */
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "pool.h"
+#include "pool_find.h"
+
+CUresult vc_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
+  CUmemoryPool handle = NULL;
+  uint32_t column;
+  if (pool == NULL || props == NULL) return real_cuda.cuMemPoolCreate(pool, props);
+  CUresult result = real_cuda.cuMemPoolCreate(&handle, props);
+  if (result != CUDA_SUCCESS) return result;
+  enum pool_kind kind = pool_place(&props->location, props->allocType, &column);
+  if (pool_enter(handle, kind, column) == NULL) {
+    if (real_cuda.cuMemPoolDestroy != NULL) real_cuda.cuMemPoolDestroy(handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *pool = handle;
+  return CUDA_SUCCESS;
+}
+
+/* Whose memory this is pays for it. The entry keeps the handle from being taken for a default pool. */
+CUresult vc_cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, CUmemAllocationHandleType type,
+                                               unsigned long long flags) {
+  CUresult result = real_cuda.cuMemPoolImportFromShareableHandle(pool, handle, type, flags);
+  if (result == CUDA_SUCCESS) pool_enter(*pool, POOL_FREE, 0);
+  return result;
+}
+
+CUresult vc_cuMemPoolDestroy(CUmemoryPool handle) {
+  struct pool *pool = pool_take_handle(handle);
+  if (pool == NULL) return real_cuda.cuMemPoolDestroy(handle);
+  pool_trim(pool);
+  pool_reread(pool, 0); /* for the last time */
+  CUresult result = real_cuda.cuMemPoolDestroy(handle);
+  if (result == CUDA_SUCCESS)
+    pool_destroyed(pool);
+  else
+    pool_put_handle_back(pool);
+  pool_current_changed();
+  return result;
+}
+
+CUresult vc_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
+  CUresult result = real_cuda.cuMemPoolTrimTo(handle, keep);
+  struct pool *pool = pool_known(handle);
+  if (pool != NULL) pool_reread(pool, 0);
+  return result;
+}
+
+/* A lower threshold lets the next synchronisation give back what the pool kept so far. */
+CUresult vc_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
+  CUresult result = real_cuda.cuMemPoolSetAttribute(handle, attribute, value);
+  struct pool *pool = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? pool_known(handle) : NULL;
+  if (pool != NULL) pool_mark_dirty(pool);
+  return result;
+}
+
+CUresult vc_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
+  CUresult result = real_cuda.cuDeviceSetMemPool(dev, pool);
+  pool_current_changed();
+  return result;
+}
+
+CUresult vc_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool) {
+  CUresult result = real_cuda.cuMemSetMemPool(location, type, pool);
+  pool_current_changed();
+  return result;
+}
+
+/* --- synchronisation --------------------------------------------------------------------------------------------- */
+
+static void read_if_dirty(struct pool *pool, void *data) {
+  (void)data;
+  if (!atomic_load_explicit(&pool->dirty, memory_order_relaxed)) return;
+  pool_reread(pool, 1);
+  if (VC_LIKELY(!pool_owes(pool))) return;
+  pool_trim(pool); /* its threshold keeps what it must not */
+  pool_reread(pool, 1);
+}
+
+__attribute__((noinline)) void pool_synchronized(void) {
+  atomic_exchange(&pool_any_dirty, 0);
+  pool_each(read_if_dirty, NULL);
+}
+
+/* A failed synchronisation may have given something back as well. */
+static inline CUresult synchronized(CUresult result) {
+  if (atomic_load_explicit(&pool_any_dirty, memory_order_relaxed)) pool_synchronized();
+  return result;
+}
+
+CUresult vc_cuStreamSynchronize(CUstream stream) { return synchronized(real_cuda.cuStreamSynchronize(stream)); }
+
+CUresult vc_cuStreamSynchronize_ptsz(CUstream stream) {
+  return synchronized(real_cuda.cuStreamSynchronize_ptsz(stream));
+}
+
+CUresult vc_cuEventSynchronize(CUevent event) { return synchronized(real_cuda.cuEventSynchronize(event)); }
+
+CUresult vc_cuCtxSynchronize(void) { return synchronized(real_cuda.cuCtxSynchronize()); }
+
+CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { return synchronized(real_cuda.cuCtxSynchronize_v2(ctx)); }

@@ -1,0 +1,41 @@
+/* The pools of this process: which one a handle is, and which one an allocation without a handle comes from.
+ * Knows handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
+#ifndef VC_CUDA_POOL_FIND_H
+#define VC_CUDA_POOL_FIND_H
+
+#include "pool_account.h"
+
+enum { POOLS = 4096 };
+
+/* The pool of a handle that the program got somewhere, NULL: no pool of ours; the driver will say what it thinks. */
+struct pool *pool_of_handle(CUmemoryPool handle);
+
+/* The same without asking the driver: NULL also for a pool that was never allocated from. */
+struct pool *pool_known(CUmemoryPool handle);
+
+/* The pool that cuMemAllocAsync takes from. Needs no current context where the stream has one. NULL as above. */
+struct pool *pool_of_stream(CUstream stream);
+
+/* Another handle: KIND and COLUMN (of POOL_COUNTED) are known. NULL: too many pools. */
+struct pool *pool_enter(CUmemoryPool handle, enum pool_kind kind, uint32_t column);
+
+/* Takes a handle out before the driver is asked to destroy it, and puts it back when the driver does not. */
+struct pool *pool_take_handle(CUmemoryPool handle);
+void pool_put_handle_back(struct pool *pool);
+
+/* The current pool of some device is another one now. */
+void pool_current_changed(void);
+
+/* Kind and column of a pool at a place that the program named. */
+enum pool_kind pool_place(const CUmemLocation *location, CUmemAllocationType type, uint32_t *column);
+
+/* What blocks remember of a pool. */
+uint32_t pool_number(const struct pool *pool);
+struct pool *pool_numbered(uint32_t number);
+
+/* Every place that is in use. */
+void pool_each(void (*visit)(struct pool *pool, void *data), void *data);
+
+void pool_find_after_fork(void);
+
+#endif

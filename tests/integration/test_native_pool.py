@@ -1,0 +1,485 @@
+"""Stream-ordered memory counts: what a pool holds, not what lives in it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.native.running import (
+    CONTEXT,
+    GIB,
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    KIB,
+    MIB,
+    NOT_INITIALIZED,
+    OUT_OF_MEMORY,
+    ROOT,
+    Place,
+)
+from tests.unit.fakedriver.conftest import Peer
+
+DEVICE, HOST, NOWHERE = 1, 2, 0
+CHUNK = 32 * MIB  # of pools on the simulated machines
+
+
+class Pools:
+    """Processes of one container, and one outside that sees what is physically used."""
+
+    def __init__(self, place: Place, limit: str) -> None:
+        self.place, self.limit = place, limit
+        self.peers: list[Peer] = []
+        self.outside = self.start(place.plain_env())
+
+    def start(self, env: dict[str, str]) -> Peer:
+        peer = Peer(env | {"PYTHONPATH": str(ROOT)}, module="tests.native.pool_client")
+        self.peers.append(peer)
+        return peer
+
+    def peer(self, device: int = 0, **extra: str) -> Peer:
+        """A process under the quota with a current context."""
+        peer = self.start(self.place.env(self.limit, **extra))
+        peer(f"context({device})")
+        return peer
+
+    def physical(self, gpu: int = 0) -> int:
+        """Bytes used on the GPU, contexts included."""
+        return int(self.outside(f"gpu_used({gpu})"))
+
+
+@pytest.fixture
+def pools(tmp_path):
+    started = []
+
+    def start(limit: str = "1GiB", machine: str = "two-24g") -> Pools:
+        started.append(Pools(Place(tmp_path, machine=machine), limit))
+        return started[-1]
+
+    yield start
+    for each in started:
+        for peer in each.peers:
+            peer.kill()
+
+
+@pytest.mark.parametrize("twin", ["", "_ptsz"])
+def test_a_pool_costs_what_it_holds(pools, twin):
+    here = pools()
+    peer = here.peer()
+    first = peer(f"take({MIB}, twin='{twin}')")
+    assert first > 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    second = peer(f"take({100 * MIB}, twin='{twin}')")
+    assert peer("used()") == CONTEXT + 4 * CHUNK == here.physical()
+    assert peer(f"give({second}, twin='{twin}')") == 0
+    assert peer("used()") == CONTEXT + 4 * CHUNK, "the pool holds it until something synchronises"
+    assert peer(f"sync(twin='{twin}')") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"give({first}, twin='{twin}')") == 0
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+def test_a_refusal_touches_nothing(pools):
+    here = pools(str(CONTEXT + 4 * CHUNK))
+    peer = here.peer()
+    assert peer(f"take({4 * CHUNK})") > 0
+    assert peer("used()") == CONTEXT + 4 * CHUNK
+    assert peer("take(1)") == -OUT_OF_MEMORY
+    assert peer(f"take({1 << 62})") == -OUT_OF_MEMORY
+    assert peer("take(0)") == -INVALID_VALUE
+    assert peer(f"call('cuMemAllocAsync', None, c_size_t({MIB}), None)") == INVALID_VALUE
+    assert peer("used()") == CONTEXT + 4 * CHUNK == here.physical()
+    assert peer("alloc(1)") == -OUT_OF_MEMORY
+
+
+def test_a_chunk_that_does_not_fit_is_given_back(pools):
+    here = pools(str(CONTEXT + CHUNK + 8 * MIB))
+    peer = here.peer()
+    first = peer(f"take({MIB})")
+    assert first > 0
+    assert peer(f"take({35 * MIB})") == -OUT_OF_MEMORY, "36 MiB would fit, two chunks do not"
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"take({31 * MIB})") > 0, "what is there can be used to the end"
+    assert peer("alloc(8 << 20)") > 0
+
+
+def test_chunks_of_another_size_are_learned(pools, tmp_path):
+    machine = tmp_path / "machine.txt"
+    machine.write_text("gpus: 1\npool_granularity: 2MiB\n")
+    here = pools("1GiB", str(machine))
+    peer = here.peer()
+    before = peer("used()")
+    blocks = [peer(f"take({size})") for size in (1, 3 * MIB, 5 * MIB)]
+    assert peer("used()") == before + 10 * MIB == here.physical()
+    for block in blocks:
+        assert peer(f"give({block})") == 0
+    assert peer("call('cuCtxSynchronize')") == 0
+    assert peer("used()") == before == here.physical()
+
+
+@pytest.mark.parametrize("way", ["sync()", "event_sync(0)", "call('cuCtxSynchronize')", "sync(twin='_ptsz')"])
+def test_a_synchronisation_gives_back(pools, way):
+    here = pools()
+    peer, other = here.peer(), here.peer()
+    assert peer(f"give(take({800 * MIB}))") == 0
+    assert other(f"alloc({500 * MIB})") == -OUT_OF_MEMORY
+    assert peer(way) == 0
+    assert other(f"alloc({500 * MIB})") > 0
+    assert peer("used()") == 2 * CONTEXT + 500 * MIB == here.physical()
+
+
+def test_what_a_pool_keeps_counts_until_it_is_trimmed(pools):
+    here = pools()
+    peer, other = here.peer(), here.peer()
+    peer("globals().update(pool=default_pool())")
+    assert peer("keep(pool, 2**64 - 1)") == 0
+    assert peer(f"give(take({800 * MIB}))") == 0
+    assert peer("sync()") == 0
+    assert peer("used()") == 2 * CONTEXT + 25 * CHUNK == here.physical()
+    assert other(f"take({500 * MIB})") == -OUT_OF_MEMORY, "it is another process's to give"
+    assert peer(f"trim(pool, {10 * CHUNK})") == 0
+    assert peer("used()") == 2 * CONTEXT + 10 * CHUNK == here.physical()
+    assert other(f"take({400 * MIB})") > 0
+    assert peer("keep(pool, 0)") == 0
+    assert peer("sync()") == 0
+    assert peer("used()") == 2 * CONTEXT + 13 * CHUNK == here.physical()
+
+
+def test_own_pools_are_trimmed_before_anything_is_refused(pools):
+    here = pools()
+    peer = here.peer()
+    assert peer("keep(default_pool(), 2**64 - 1)") == 0
+    assert peer(f"give(take({800 * MIB}))") == 0
+    assert peer("sync()") == 0
+    block = peer(f"alloc({500 * MIB})")
+    assert block > 0
+    assert peer("used()") == CONTEXT + 500 * MIB == here.physical()
+    assert peer(f"take({400 * MIB})") > 0
+    assert peer(f"free({block})") == 0
+    assert peer(f"take({400 * MIB}, pool=make_pool())") > 0
+    assert peer("used()") == here.physical()
+
+
+def test_an_allocation_waits_for_what_its_own_stream_frees(pools):
+    here = pools()
+    peer = here.peer()
+    peer("globals().update(s=make_stream(1), kernel=function('work_200ms'))")
+    block = peer(f"take({800 * MIB}, s)")
+    assert peer("launch(kernel, s)") == 0
+    assert peer(f"give({block}, s)") == 0
+    assert peer(f"take({500 * MIB}, s, make_pool())") > 0
+    assert peer("used()") == CONTEXT + 16 * CHUNK == here.physical()
+
+
+@pytest.mark.parametrize("mode", ["GLOBAL", "RELAXED"])
+def test_a_capture_is_neither_charged_nor_disturbed(pools, mode):
+    here = pools()
+    peer = here.peer()
+    peer("globals().update(s=make_stream(1), c=make_stream(1), kernel=function('work_100ms'))")
+    before = peer(f"[take({500 * MIB}, s), used()][1]")
+    assert peer(f"begin_capture(c, {mode})") == 0
+    node = peer(f"take({20 * GIB}, c)")
+    assert node > 0
+    assert peer(f"give({node}, c)") == 0
+    assert peer("used()") == before
+    assert peer(f"launch(kernel, s) or give(take({350 * MIB}, s), s)") == 0
+    assert peer(f"take({600 * MIB}, c)") > 0, "a node, whatever the quota has left"
+    assert peer(f"take({450 * MIB}, s, make_pool())") == -OUT_OF_MEMORY
+    assert peer("end_capture(c)") > 0, "the refusal has synchronised another stream, and nobody noticed"
+    assert peer("used()") == before == here.physical()
+
+
+def test_either_call_frees_either_kind(pools):
+    here = pools()
+    peer = here.peer()
+    linear, pooled, twice = peer(f"alloc({MIB})"), peer(f"take({MIB})"), peer(f"take({MIB})")
+    assert peer(f"give({linear})") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"give({linear})") == INVALID_VALUE
+    assert peer(f"free({pooled})") == 0
+    assert peer(f"free({pooled})") == INVALID_VALUE
+    assert peer(f"give({pooled})") == INVALID_VALUE
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"[call('cuCtxSetCurrent', None), give({twice})][1]") == INVALID_CONTEXT
+    peer("context()")
+    assert peer(f"give({twice}) or sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+    assert peer("give(0x1234500)") == INVALID_VALUE
+
+
+def test_a_destroyed_pool_costs_until_its_last_block_is_freed(pools):
+    here = pools()
+    peer = here.peer()
+    peer("globals().update(pool=make_pool())")
+    blocks = [peer(f"take({40 * MIB}, pool=pool)") for _ in range(2)]
+    assert peer("used()") == CONTEXT + 3 * CHUNK
+    assert peer("destroy(pool)") == 0
+    assert peer("destroy(pool)") == INVALID_VALUE
+    assert peer("take(1, pool=pool)") == -INVALID_VALUE
+    assert peer(f"give({blocks[0]}) or sync()") == 0
+    assert peer("used()") == CONTEXT + 3 * CHUNK == here.physical()
+    assert peer(f"give({blocks[1]}) or sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+    peer("globals().update(pool=make_pool())")
+    peer(f"globals().update(block=take({MIB}, pool=pool))")
+    assert peer("destroy(pool) or free(block)") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+    assert peer(f"give(take({MIB}, pool=(pool := make_pool()))) or destroy(pool) or sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+def test_a_thousand_pools_come_and_go(pools):
+    peer = pools().peer()
+    for _ in range(5):
+        assert (
+            peer(f"any(give(take({MIB}, pool=(p := make_pool()))) or destroy(p) for _ in range(1000))")
+            is False
+        )
+        assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT
+
+
+def test_the_default_pool_ends_with_its_device(pools):
+    here = pools()
+    peer = here.peer()
+    block = peer(f"take({MIB})")
+    assert peer("call('cuDevicePrimaryCtxReset_v2', 0)") == 0
+    peer("context()")
+    assert peer("used()") == CONTEXT == here.physical()
+    assert peer(f"give({block})") == INVALID_VALUE
+    blocks = [peer(f"take({MIB})") for _ in range(3)]
+    assert peer(f"give({blocks[0]}) or sync()") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+
+
+def test_another_context_of_the_device_ends_nothing(pools):
+    here = pools()
+    peer = here.peer()
+    block = peer(f"take({MIB})")
+    peer("globals().update(second=handles('cuCtxCreate_v2', 0, 0))")
+    assert peer("call('cuCtxDestroy_v2', c_void_p(second))") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"give({block}) or sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+def test_a_pool_costs_on_its_own_device(pools):
+    here = pools("0=1GiB,1=2GiB")
+    peer = here.peer()
+    assert peer(f"take({1536 * MIB})") == -OUT_OF_MEMORY
+    block = peer(f"take({1536 * MIB}, pool=make_pool(1))")
+    assert block > 0
+    assert peer("used()") == CONTEXT
+    assert peer("take(600 << 20, pool=default_pool(1))") == -OUT_OF_MEMORY, (
+        "1536 MiB and 600 do not fit into 2 GiB"
+    )
+    assert peer(f"give({block})") == 0
+    peer("context(1)")
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical(1)
+
+
+def test_the_stream_tells_the_device_and_no_context_is_needed(pools):
+    here = pools("0=1GiB,1=2GiB")
+    peer = here.peer()
+    peer("context(1) and globals().update(s=make_stream())")
+    peer("context(0)")
+    assert peer(f"take({1536 * MIB}, s)") > 0
+    assert peer("used()") == CONTEXT
+    peer("call('cuCtxSetCurrent', None)")
+    assert peer(f"take({400 * MIB}, s)") == -OUT_OF_MEMORY
+    assert peer(f"take({100 * MIB}, s)") > 0
+    assert peer("take(1)") == -INVALID_CONTEXT
+    peer("context(1)")
+    assert peer("used()") == here.physical(1)
+
+
+def test_a_device_without_a_share_gives_nothing(pools):
+    here = pools("0=1GiB")
+    peer = here.peer()
+    assert peer("take(1, pool=make_pool(1))") == -OUT_OF_MEMORY
+    assert peer("take(1, pool=default_pool(1))") == -OUT_OF_MEMORY
+    assert here.physical(1) == 0
+
+
+def test_another_current_pool_is_noticed(pools):
+    here = pools()
+    peer = here.peer()
+    assert peer(f"take({MIB})") > 0
+    peer("globals().update(pool=make_pool())")
+    assert peer("keep(pool, 2**64 - 1)") == 0
+    assert peer("call('cuDeviceSetMemPool', 0, c_void_p(pool))") == 0
+    block = peer(f"take({MIB})")
+    assert peer("used()") == CONTEXT + 2 * CHUNK == here.physical()
+    assert peer(f"give({block}) or destroy(pool) or sync()") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+    assert peer(f"take({CHUNK})") > 0
+    assert peer("used()") == CONTEXT + 2 * CHUNK == here.physical()
+
+
+def test_host_memory_is_free_and_managed_memory_is_not(pools):
+    here = pools("1GiB", "one-h200")
+    peer = here.peer()
+    before = peer("used()")
+    assert peer(f"take({2 * GIB}, pool=make_pool(where=HOST))") > 0
+    assert peer("used()") == before == here.physical()
+    for where in (DEVICE, HOST, NOWHERE):
+        assert peer(f"take({MIB}, pool=make_pool(where={where}, kind=MANAGED))") > 0
+        before += CHUNK
+        assert peer("used()") == before == here.physical()
+    managed = "handles('cuMemGetDefaultMemPool', byref(MemLocation({}, 0)), MANAGED)"
+    for where in (DEVICE, NOWHERE):
+        assert peer(f"take({MIB}, pool={managed.format(where)})") > 0
+        before += CHUNK
+        assert peer("used()") == before == here.physical()
+    assert peer(f"take({GIB}, pool=make_pool(kind=MANAGED))") == -OUT_OF_MEMORY
+    assert peer("call('cuCtxSynchronize_v2', None)") == 0
+
+
+def test_a_pool_keeps_its_own_maximum(pools):
+    here = pools()
+    peer = here.peer()
+    peer(f"globals().update(pool=make_pool(most={50 * MIB}))")
+    assert peer(f"take({40 * MIB}, pool=pool)") > 0
+    assert peer(f"take({20 * MIB}, pool=pool)") == -OUT_OF_MEMORY
+    assert peer("used()") == CONTEXT + 2 * CHUNK == here.physical()
+
+
+def test_an_imported_pool_costs_its_owner_alone(pools):
+    here = pools()
+    owner, peer = here.peer(), here.peer()
+    owner("globals().update(pool=make_pool(handle_types=1))")
+    block = owner(f"take({MIB}, pool=pool)")
+    owner("globals().update(fd=c_int())")
+    assert owner("call('cuMemPoolExportToShareableHandle', byref(fd), c_void_p(pool), 1, c_uint64(0))") == 0
+    fd = owner("fd.value")
+    owner("globals().update(data=(c_char * 64)())")
+    assert owner(f"call('cuMemPoolExportPointer', data, c_uint64({block}))") == 0
+    data = owner("data.raw.hex()")
+    peer(f"globals().update(fd=os.open('/proc/{owner.pid}/fd/{fd}', os.O_RDONLY))")
+    peer("globals().update(pool=handles('cuMemPoolImportFromShareableHandle', c_void_p(fd), 1, c_uint64(0)))")
+    assert peer("take(1, pool=pool)") == -INVALID_VALUE
+    there = peer(f"handles('cuMemPoolImportPointer', c_void_p(pool), bytes.fromhex('{data}'))")
+    assert there > 0
+    assert peer("used()") == 2 * CONTEXT + CHUNK == here.physical()
+    assert peer(f"give({there}) or destroy(pool) or sync()") == 0
+    assert owner("used()") == 2 * CONTEXT + CHUNK
+    assert owner(f"give({block}) or sync()") == 0
+    assert peer("used()") == 2 * CONTEXT == here.physical()
+
+
+def test_what_the_driver_refuses_is_given_back(pools):
+    here = pools()
+    peer = here.peer()
+    here.outside("context()")
+    fill = "any(alloc(size) > 0 and 0 for size in (1 << 30, 1 << 25, 1 << 20) for _ in range(2000))"
+    here.outside(fill)
+    before = peer("used()")
+    assert peer(f"take({100 * MIB})") == -OUT_OF_MEMORY
+    assert peer("used()") == before
+
+
+def test_a_forked_child_holds_nothing(pools):
+    here = pools()
+    peer = here.peer()
+    assert peer(f"take({MIB})") > 0
+    assert (
+        peer("in_child(lambda: call('cuMemAllocAsync', byref(c_uint64()), c_size_t(1), None))")
+        == NOT_INITIALIZED
+    )
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_race_for_the_last_chunks_of_a_pool(pools, own):
+    limit = CONTEXT + 6 * CHUNK
+    here = pools(str(limit))
+    peer = here.peer()
+    peer(f"globals().update(pool={'make_pool()' if own else 0})")
+    assert set(peer(f"race(8, 150, {CHUNK}, pool)")) <= {OUT_OF_MEMORY}
+    assert peer("sync()") == 0
+    assert peer("used()") == CONTEXT == here.physical()
+
+
+class Model:
+    """What a program with three pools and three streams believes to hold."""
+
+    def __init__(self, peer: Peer, seed: int) -> None:
+        self.peer, self.chance = peer, random.Random(seed)
+        self.streams = [0, peer("make_stream(0)"), peer("make_stream(1)")]
+        self.pools = [peer("default_pool()"), peer("make_pool()"), peer("make_pool()")]
+        self.live: dict[int, int] = {}
+        self.refused = 0
+
+    def take(self) -> None:
+        size = self.chance.choice([1, 700, 64 * KIB, 5 * MIB, 40 * MIB, 150 * MIB])
+        pool = self.chance.choice([0, *self.pools])
+        stream = self.chance.choice(self.streams)
+        address = self.peer(f"take({size}, {stream}, {pool})")
+        assert address > 0 or address == -OUT_OF_MEMORY
+        if address > 0:
+            self.live[address] = size
+        else:
+            self.refused += 1
+
+    def take_linear(self) -> None:
+        size = self.chance.choice([256, 9 * MIB])
+        address = self.peer(f"alloc({size})")
+        assert address > 0 or address == -OUT_OF_MEMORY
+        if address > 0:
+            self.live[address] = size
+
+    def give(self) -> None:
+        if self.live:
+            address = self.chance.choice(list(self.live))
+            call = self.chance.choice(["free({})", "give({}, {})", "give({}, {})"])
+            assert self.peer(call.format(address, self.chance.choice(self.streams))) == 0
+            del self.live[address]
+
+    def work(self) -> None:
+        self.peer(f"launch(kernel, {self.chance.choice(self.streams)})")
+
+    def trim(self) -> None:
+        assert self.peer(f"trim({self.chance.choice(self.pools)}, {self.chance.choice([0, 70 * MIB])})") == 0
+
+    def keep(self) -> None:
+        threshold = self.chance.choice([0, 64 * MIB, 2**64 - 1])
+        assert self.peer(f"keep({self.chance.choice(self.pools)}, {threshold})") == 0
+
+    def destroy(self) -> None:
+        which = self.chance.choice([1, 2])
+        assert self.peer(f"destroy({self.pools[which]})") == 0
+        self.pools[which] = self.peer("make_pool()")
+
+    def sync(self) -> None:
+        assert self.peer(f"sync({self.chance.choice(self.streams)})") == 0
+
+    def step(self) -> None:
+        often = [self.take] * 8 + [self.give] * 7 + [self.sync] * 2
+        self.chance.choice([*often, self.take_linear, self.work, self.trim, self.keep, self.destroy])()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_ledger_follows_whatever_a_program_does(pools, seed):
+    limit = CONTEXT + 16 * CHUNK
+    here = pools(str(limit))
+    peer = here.peer()
+    peer("globals().update(kernel=function('work_300us'))")
+    model = Model(peer, seed)
+    for turn in range(300):
+        model.step()
+        used = peer("used()")
+        assert CONTEXT + sum(model.live.values()) <= used <= limit, turn
+        if turn % 20 == 0:
+            assert peer("call('cuCtxSynchronize')") == 0
+            assert peer("used()") == here.physical(), turn
+    assert model.refused > 0
+    for address in model.live:
+        assert peer(f"free({address})") == 0
+    for pool in model.pools:
+        assert peer(f"keep({pool}, 0)") == 0
+    assert peer("call('cuCtxSynchronize')") == 0
+    assert peer("used()") == CONTEXT == here.physical()
