@@ -2,7 +2,7 @@
 
 The kubelet's choice of tokens is advice. Tokens whose names are a placement that fits are followed; any other set is
 counted, and placement decides. What time can mend is never refused here but at the start gate: a refused allocation
-fails its pod for good.
+fails its pod for good. That goes for annotations too, which a person can change while the pod waits.
 """
 
 from __future__ import annotations
@@ -10,20 +10,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent import units
 from agent.discovery.source import Inventory
 from agent.errors import GigasliceError, TokenError
-from agent.model import Infeasible, NodeState, Placement, Request, parse_token
-from agent.placement import Policy, place_slices, place_waiting, preferred_tokens
+from agent.kubelet.whose import Admitted, Verdict
+from agent.model import (
+    Infeasible,
+    NodeState,
+    Placement,
+    Request,
+    SliceUnit,
+    Wish,
+    parse_token,
+    parse_wish,
+)
+from agent.placement import Policy, place, place_waiting, preferred_tokens
 from agent.state import gate
-from agent.state.records import Book, Grant, assign_tokens
+from agent.state.records import Book, Grant, GrantPolicy, assign_tokens
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
-__all__ = ["Allocator", "ImpossibleError"]
+__all__ = ["Allocator", "ImpossibleError", "Settled"]
+
+_RESOURCE = "gigaslice.io/vgpu-memory"
 
 
 class ImpossibleError(GigasliceError):
     """A request that this node can never serve; the text reaches the pod's event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a grant that was undecided. reason: why it cannot go on, None when it can. remake: only a new pod
+    can get what is asked for.
+    """
+
+    reason: str | None = None
+    remake: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a container asks for, ready for placement. mistakes: what of it makes no sense and was left out."""
+
+    request: Request
+    wish: Wish
+    mistakes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +65,10 @@ class _Chosen:
 
 
 class Allocator:
-    """Decides over STORE's book and the present inventory. NOW gives Unix time in seconds, NEW_ID 32 hex digits."""
+    """Decides over STORE's book and the present inventory.
+
+    NOW gives Unix time in seconds, NEW_ID 32 hex digits. RESOURCE is what pods ask for, in slices of SLICE_BYTES.
+    """
 
     def __init__(
         self,
@@ -42,43 +77,66 @@ class Allocator:
         policy: Policy,
         now: Callable[[], float],
         new_id: Callable[[], str],
+        *,
+        resource: str = _RESOURCE,
+        slice_bytes: int = 1 << 30,
     ) -> None:
         self.inventory = inventory
+        self.resource = resource
         self._store = store
         self._policy = policy
         self._now = now
         self._new_id = new_id
+        self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._log = get_logger("allocator")
 
-    def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    def prefer(
+        self,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        admitted: Admitted | None = None,
+    ) -> tuple[str, ...]:
         """SIZE tokens named after the cards that placement would choose; fewer or none when in doubt.
 
         The call also tells which tokens the kubelet holds free, so whoever had one of them in the book is gone.
         """
         book = self._store.book.given_back(frozenset(available) - frozenset(must_include))
         self._store.remember(book)
-        after, _ = book.taken_over(must_include)
-        return preferred_tokens(self._node(after), available, must_include, size, policy=self._policy)
+        uid = admitted.pod.uid if admitted else ""
+        after, _ = book.taken_over(must_include, pod=uid)
+        node = self._node(after, uid)
+        asked = self._asked(node, after, admitted, max(1, size))
+        if isinstance(asked, Infeasible):
+            return ()
+        return preferred_tokens(
+            node, available, must_include, size, request=asked.request, policy=self._policy
+        )
 
-    def allocate(self, requests: Sequence[Sequence[str]]) -> tuple[Grant, ...]:
+    def allocate(
+        self, requests: Sequence[Sequence[str]], verdict: Verdict | None = None
+    ) -> tuple[Grant, ...]:
         """One grant per request, recorded and with its directory made. All or none.
 
-        Raises ImpossibleError for what can never fit, StorageError when nothing can be recorded.
+        VERDICT says for whom the only request is; None where nobody can know. Raises ImpossibleError for what can never
+        fit, StorageError when nothing can be recorded.
         """
         book = self._store.book
         fresh: list[Grant] = []
         for tokens in requests:
-            book, grant = self._add(book, frozenset(tokens))
+            book, grant = self._add(book, frozenset(tokens), verdict)
             fresh.append(grant)
         self._store.commit(book, fresh)
         for grant in fresh:
             self._log.info(
                 "allocated",
                 allocation=grant.id,
+                container=grant.name,
                 slices=len(grant.tokens),
                 bytes=grant.quota(),
                 supersedes=list(grant.supersedes),
                 waiting=grant.waiting,
+                undecided=grant.undecided,
             )
         return tuple(fresh)
 
@@ -100,13 +158,61 @@ class Allocator:
             self._store.update(book.replaced([replace(grant, waiting=False)]))
         return None
 
-    def _add(self, book: Book, tokens: frozenset[str]) -> tuple[Book, Grant]:
+    def age(self, grant: Grant) -> float:
+        """Seconds since GRANT was made."""
+        return self._now() - grant.created
+
+    def remarks(self, admitted: Admitted) -> tuple[str, ...]:
+        """What its people should know about its annotations: mistakes in one sentence, and what has no effect."""
+        wish = self._wish(admitted)
+        mistakes = wish.mistakes + wish.contradictions(admitted.container.requests.get(self.resource, 1))
+        return (*([_to_correct(mistakes)] if mistakes else []), *wish.notes)
+
+    def settle(self, grant: Grant, admitted: Admitted | None) -> Settled:
+        """Looks at an undecided grant again, now that ADMITTED is whom it is for; None: nobody will ever know.
+
+        Its cards stay what they are, since the runtime has been told; all else is brought into agreement with the wish.
+        """
+        book = self._store.book
+        if admitted is None:
+            self._store.update(book.replaced([replace(grant, undecided=False)]))
+            return Settled()
+        wish = self._wish(admitted)
+        mistakes = wish.mistakes + wish.contradictions(len(grant.tokens))
+        if mistakes:
+            return Settled(_to_correct(mistakes))
+        others = book.without([grant.id])
+        placement = self._as_wished(self._node(others, admitted.pod.uid), others, grant, admitted)
+        if placement is None:
+            return Settled(
+                "its GPUs were chosen before its annotations could be read or made sense, and these ask for others; "
+                "delete the pod, so that it is allocated again",
+                remake=True,
+            )
+        changed = replace(
+            grant,
+            owner=admitted.owner,
+            policy=_policy(wish),
+            holds=assign_tokens(grant.tokens, placement, self.inventory.gpus),
+            undecided=False,
+        )
+        self._store.remake(changed)
+        return Settled()
+
+    def _add(self, book: Book, tokens: frozenset[str], verdict: Verdict | None) -> tuple[Book, Grant]:
         if not tokens:
             raise ImpossibleError(
                 "the kubelet asked for a container without devices; report this with its version"
             )
-        after, superseded = book.taken_over(tokens)
-        chosen = self._choose(self._node(after), tokens)
+        admitted = verdict.admitted if verdict else None
+        uid = admitted.pod.uid if admitted else ""
+        after, superseded = book.taken_over(tokens, pod=uid)
+        node = self._node(after, uid)
+        asked = self._asked(node, after, admitted, len(tokens))
+        if isinstance(asked, Infeasible):
+            raise ImpossibleError(f"{asked.detail} ({len(tokens)} slices in all)")
+        chosen = self._choose(node, tokens, asked.request)
+        suspects = (str(admitted.pod),) if admitted else (verdict.unseen if verdict else ())
         grant = Grant(
             id=self._new_id(),
             number=after.next_number,
@@ -115,25 +221,91 @@ class Allocator:
             library=self._store.library,
             supersedes=superseded,
             waiting=chosen.waiting,
+            owner=admitted.owner if admitted else None,
+            suspects=suspects or None,
+            policy=_policy(asked.wish),
+            undecided=bool(asked.mistakes) or (verdict is not None and admitted is None),
         )
         return after.with_grant(grant), grant
 
-    def _choose(self, node: NodeState, tokens: frozenset[str]) -> _Chosen:
+    def _wish(self, admitted: Admitted) -> Wish:
+        return parse_wish(admitted.pod.annotations, admitted.container.name, self._unit)
+
+    def _asked(
+        self, node: NodeState, book: Book, admitted: Admitted | None, slices: int
+    ) -> _Asked | Infeasible:
+        """What is asked for, or why this node can never have it."""
+        if admitted is None:
+            return _Asked(Request(total=slices), Wish())
+        wish = self._wish(admitted)
+        mistakes = wish.mistakes
+        if odd := wish.contradictions(slices):
+            mistakes += odd
+            wish = replace(wish, gpus=None, parts=(), max_slices=None)
+        allowed = wish.cards(node.gpus)
+        if isinstance(allowed, Infeasible):
+            return allowed
+        only = allowed if len(allowed) < len(node.gpus) else frozenset[str]()
+        request = wish.request(slices, only)
+        own = frozenset(gpu for grant in book.of_pod(admitted.pod.uid) for gpu in grant.quota())
+        if wish.same_gpu:
+            request = self._together(node, request, own, admitted, slices)
+        if wish.exclusive and own:
+            beside = replace(request, exclusive=False, only=own & only if only else own)
+            if beside.only and isinstance(place(node, beside, self._policy), Placement):
+                request = beside
+        return _Asked(request, wish, mistakes)
+
+    def _together(
+        self, node: NodeState, request: Request, own: frozenset[str], admitted: Admitted, slices: int
+    ) -> Request:
+        """REQUEST on the cards that the pod has already, or on those that have room for all its containers."""
+        gpus = request.gpus if request.gpus or request.parts else 1
+        request = replace(request, gpus=gpus)
+        if own:
+            return replace(request, only=own)
+        most = max(slices, admitted.pod.most_at_once(self.resource))
+        whole = replace(request, gpus=len(request.parts) or gpus, parts=(), total=most)
+        found = place_waiting(node, whole, self._policy)
+        return (
+            request
+            if isinstance(found, Infeasible)
+            else replace(request, only=frozenset(found.placement.uuids))
+        )
+
+    def _choose(self, node: NodeState, tokens: frozenset[str], request: Request) -> _Chosen:
         named = frozenset(uuid for token in tokens if (uuid := _card_name(token)))
-        followed = self._place(node, len(tokens), named)
+        followed = self._place_on(node, named, request)
         if isinstance(followed, Placement) and frozenset(followed.uuids) == named:
             return _Chosen(followed, waiting=False)
         for cards in (self._same_numa_node(named), frozenset[str]()):
-            placement = self._place(node, len(tokens), cards)
+            placement = self._place_on(node, cards, request)
             if isinstance(placement, Placement):
                 return _Chosen(placement, waiting=False)
-        waiting = place_waiting(node, Request(total=len(tokens)), self._policy)
+        waiting = place_waiting(node, request, self._policy)
         if isinstance(waiting, Infeasible):
             raise ImpossibleError(f"{waiting.detail} ({len(tokens)} slices in all)")
         return _Chosen(waiting.placement, waiting=bool(waiting.missing))
 
-    def _place(self, node: NodeState, slices: int, only: frozenset[str]) -> Placement | Infeasible:
-        return place_slices(node, slices, Request(only=only), self._policy)
+    def _place_on(self, node: NodeState, cards: frozenset[str], request: Request) -> Placement | None:
+        """The placement on CARDS (empty: any) that REQUEST allows."""
+        only = cards & request.only if cards and request.only else cards or request.only
+        if cards and not only:
+            return None
+        placed = place(node, replace(request, only=only), self._policy)
+        return placed if isinstance(placed, Placement) else None
+
+    def _as_wished(self, node: NodeState, book: Book, grant: Grant, admitted: Admitted) -> Placement | None:
+        """How ADMITTED's wish can be had on the very cards that GRANT has; None when it cannot."""
+        slices, cards = len(grant.tokens), frozenset(grant.quota())
+        asked = self._asked(node, book, admitted, slices)
+        if isinstance(asked, Infeasible) or (asked.request.only and not cards <= asked.request.only):
+            return None
+        gpus = asked.request.gpus if asked.request.gpus or asked.request.parts else len(cards)
+        found = place_waiting(node, replace(asked.request, only=cards, gpus=gpus), self._policy)
+        if isinstance(found, Infeasible) or frozenset(found.placement.uuids) != cards:
+            return None
+        return found.placement
 
     def _same_numa_node(self, named: frozenset[str]) -> frozenset[str]:
         """The cards of the NUMA node that all named cards share: the kubelet may have aligned CPUs with it."""
@@ -142,14 +314,28 @@ class Allocator:
             return frozenset()
         return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.numa_node in nodes)
 
-    def _node(self, book: Book) -> NodeState:
+    def _node(self, book: Book, pod: str = "") -> NodeState:
         gpus = self.inventory.gpus
-        return NodeState.build(gpus, self.inventory.topology, book.allocations(gpus))
+        return NodeState.build(gpus, self.inventory.topology, book.allocations(gpus, pod))
 
     def _present(self, book: Book, grant: Grant) -> Mapping[str, Mapping[str, int]]:
         cards = set(grant.quota())
         neighbours = (other for other in book.grants if other.id != grant.id and cards & set(other.quota()))
         return {other.id: self._store.reading(other.id).present() for other in neighbours}
+
+
+def _policy(wish: Wish) -> GrantPolicy:
+    return GrantPolicy(
+        cores=wish.cores,
+        exclusive=wish.exclusive,
+        elastic=wish.elastic,
+        max_slices=wish.max_slices,
+        oversubscribe=wish.oversubscribe,
+    )
+
+
+def _to_correct(mistakes: Sequence[str]) -> str:
+    return f"annotations to be corrected: {'; '.join(mistakes)}; kubectl annotate --overwrite will do, the pod waits"
 
 
 def _card_name(token: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from agent.discovery.source import Inventory
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
+from agent.kubelet.whose import ListedPod
 from agent.model import Gpu, gpu_tokens
 from agent.state.reconcile import Listed, Listing
 from agent.state.records import ContainerRef, Grant
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "container_response",
     "device_list",
+    "listed_pods",
     "listing",
     "plugin_options",
     "register_request",
@@ -100,3 +102,17 @@ def listing(answer: podresources.ListPodResourcesResponse, resource: str) -> Lis
             if tokens:
                 found.append(Listed(ContainerRef(pod.namespace, pod.name, container.name), tokens))
     return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources))
+
+
+def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) -> tuple[ListedPod, ...]:
+    """All pods, with the containers that hold devices of RESOURCE and those that do not."""
+    found = []
+    for pod in answer.pod_resources:
+        holding = frozenset(
+            container.name
+            for container in pod.containers
+            if any(devices.resource_name == resource for devices in container.devices)
+        )
+        bare = frozenset(container.name for container in pod.containers) - holding
+        found.append(ListedPod(pod.namespace, pod.name, holding, bare))
+    return tuple(found)

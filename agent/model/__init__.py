@@ -10,10 +10,13 @@ from agent.model.pod import ContainerKind, Pod, PodContainer
 from agent.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
 from agent.model.token import Token, format_token, gpu_tokens, parse_token
 from agent.model.topology import LinkLevel, Topology
+from agent.model.wish import ANNOTATIONS, Annotation, SliceUnit, Wish, parse_wish
 
 __all__ = [
+    "ANNOTATIONS",
     "CORES_PER_CARD",
     "Allocation",
+    "Annotation",
     "ContainerKind",
     "Gpu",
     "Infeasible",
@@ -28,10 +31,12 @@ __all__ = [
     "Request",
     "Shape",
     "Share",
+    "SliceUnit",
     "Token",
     "TopoMatrix",
     "Topology",
     "Usage",
+    "Wish",
     "count_slices",
     "format_token",
     "format_topo_matrix",
@@ -39,4 +44,5 @@ __all__ = [
     "matches_model",
     "parse_token",
     "parse_topo_matrix",
+    "parse_wish",
 ]

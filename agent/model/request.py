@@ -30,15 +30,17 @@ class Prefer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. The size is given in one of three ways:
+    """What is asked for. The size is given in one of four ways:
 
     * `gpus` different cards (1 if None) with `slices` each (None: whole cards);
     * `total` slices altogether, on `gpus` cards or as few as will hold them: the way a container counts;
+    * `parts`, the slices of each of several different cards, where they are not to be equal;
     * `gpu_units`, the scalar of the Gaia paper in cards: 0.5, 1, 2, or 2.5 in the given `shape`.
 
     model: words that must occur in the card's model name. only, exclude: UUIDs (empty `only`: any card).
     cores: guaranteed compute share per card in per cent, 0 = none. elastic, max_slices: may use more of a
-    card while alone on it, up to `max_slices` per card if given.
+    card while alone on it, up to `max_slices` per card if given. exclusive: only cards without other holders, in whose
+    books the rest of the card then counts as taken.
     """
 
     gpus: int | None = None
@@ -53,6 +55,8 @@ class Request:
     elastic: bool = False
     max_slices: int | None = None
     prefer: Prefer = Prefer.FRAGMENTS
+    parts: tuple[int, ...] = ()
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

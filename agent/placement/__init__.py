@@ -5,12 +5,12 @@ same picture. The semantics are those of the Gaia Scheduler paper (Song et al., 
 the docstrings name.
 """
 
-from agent.placement.dispatch import place, place_slices
 from agent.placement.elastic import Limit, elastic_limits, limit_slices, start_shortfall
 from agent.placement.pairs import best_effort, pair_score, set_score
 from agent.placement.policy import Policy
 from agent.placement.preferred import preferred_tokens
-from agent.placement.waiting import Missing, Waiting, place_waiting
+from agent.placement.waiting import Missing, Waiting
+from agent.placement.wanted import place, place_slices, place_waiting
 
 __all__ = [
     "Limit",

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from agent.model import NodeState, Placement, Request, Share, Token, format_token, parse_token
-from agent.placement.dispatch import in_total, place
+from agent.placement.dispatch import in_total
 from agent.placement.pairs import best_effort, pair_score
 from agent.placement.policy import Policy
-from agent.placement.waiting import Waiting, place_waiting
+from agent.placement.waiting import Waiting
+from agent.placement.wanted import place, place_waiting
 
 
 def preferred_tokens(

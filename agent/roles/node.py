@@ -23,6 +23,7 @@ from agent.errors import ConfigError
 from agent.kube import KubeCluster, NoCluster, find_access
 from agent.kube.wire import Api
 from agent.kubelet import translate
+from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.plugin import DevicePlugin
 from agent.kubelet.podresources import PodResourcesClient
@@ -125,7 +126,13 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     stop = asyncio.Event()
     cluster = _cluster(config)
     allocator = Allocator(
-        store, inventory, Policy(config.placement), time.time, lambda: secrets.token_hex(16)
+        store,
+        inventory,
+        Policy(config.placement),
+        time.time,
+        lambda: secrets.token_hex(16),
+        resource=config.resource,
+        slice_bytes=config.slice_bytes,
     )
     kubelet = PodResourcesClient(config.pod_resources, config.resource)
     poller = Poller(store, allocator, kubelet, config.poll_interval, time.time)
@@ -137,7 +144,16 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         stop.set()
         registration.wake()
 
-    plugin = DevicePlugin(store, allocator, config.visible_devices, poller.wake, streams_changed)
+    admissions = Admissions(store, kubelet, cluster, config.resource)
+    plugin = DevicePlugin(
+        store,
+        allocator,
+        config.visible_devices,
+        poller.wake,
+        streams_changed,
+        admissions=admissions,
+        cluster=cluster,
+    )
     registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -66,7 +66,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _row(grant: Grant, hold: Hold, reading: Reading) -> Row:
-    owner = grant.container
+    owner = grant.ref
     pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
     return Row(
         allocation=grant.id,

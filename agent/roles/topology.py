@@ -28,9 +28,7 @@ class Drawing:
 def draw(inventory: Inventory) -> tuple[Drawing, ...]:
     """One tree per pool, in pool order."""
     state = NodeState.build(inventory.gpus, inventory.topology)
-    return tuple(
-        _pool(state, build_tree(state.topology, pool.members)) for pool in state.pools()
-    )
+    return tuple(_pool(state, build_tree(state.topology, pool.members)) for pool in state.pools())
 
 
 def _pool(state: NodeState, tree: Tree) -> Drawing:

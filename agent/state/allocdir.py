@@ -110,21 +110,23 @@ class AllocationDirs:
     def write_owner(self, grant_id: str, container: ContainerRef) -> None:
         """Notes whose allocation it is, beside the files of the container."""
         target = self.path(grant_id) / contract.OWNER_FILE
-        document = {"namespace": container.namespace, "pod": container.pod, "container": container.container}
         fresh = target.with_name(target.name + ".new")
         try:
-            fresh.write_text(json.dumps(document), encoding="utf-8")
+            fresh.write_bytes(_owner_document(container))
             fresh.replace(target)
         except OSError as error:
             raise _storage_error("write", target, error) from error
 
     def _fill(self, path: Path, grant: Grant) -> None:
         identity = bytes.fromhex(grant.id)
-        gpus = [vcuda.GpuLimit(gpu, memory) for gpu, memory in grant.quota().items()]
+        cores = grant.policy.cores
+        gpus = [vcuda.GpuLimit(gpu, memory, cores) for gpu, memory in grant.quota().items()]
         vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
         vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
         _write(path / contract.PRELOAD_FILE, _preload_line(grant).encode(), contract.PRELOAD_MODE)
         _write(path / _GRANT_FILE, codec.encode_grant(grant), 0o600)
+        if grant.owner:
+            _write(path / contract.OWNER_FILE, _owner_document(grant.owner.ref), 0o600)
 
     def _read(self, name: str) -> Grant | None:
         path = self._root / name
@@ -134,6 +136,8 @@ class AllocationDirs:
             return None
         if grant.id != name:
             return None
+        if grant.owner:
+            return grant  # says it itself; that its container was listed too is learned again
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             owner = json.loads((path / contract.OWNER_FILE).read_text(encoding="utf-8"))
             return replace(
@@ -150,6 +154,11 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
+
+
+def _owner_document(container: ContainerRef) -> bytes:
+    document = {"namespace": container.namespace, "pod": container.pod, "container": container.container}
+    return json.dumps(document).encode("ascii")
 
 
 def _preload_line(grant: Grant) -> str:

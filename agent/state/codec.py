@@ -17,11 +17,12 @@ from typing import Any
 
 from agent.errors import CheckpointError, CheckpointVersionError, TokenError
 from agent.model import format_token, parse_token
-from agent.state.records import Book, ContainerRef, Grant, Hold
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, Owner
 
 __all__ = ["VERSION", "decode_book", "decode_grant", "encode_book", "encode_grant"]
 
-VERSION = 1
+VERSION = 2
+"""1: the first. 2: owner, policy and undecided of a grant; a grant of version 1 has none of them."""
 _ENVELOPE = re.compile(rb'\{"version":(\d{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _GRANT_ID = re.compile(r"[0-9a-f]{32}")
 _LIBRARY = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._+]{0,127}")
@@ -119,6 +120,22 @@ def _new_grant_json(grant: Grant) -> bytes:
         document["gone"] = True
     if grant.waiting:
         document["waiting"] = True
+    if grant.owner:
+        document["owner"] = {
+            "uid": grant.owner.uid,
+            "name": [grant.owner.namespace, grant.owner.pod, grant.owner.container],
+            "init": grant.owner.init,
+        }
+    if grant.policy != GrantPolicy():
+        document["policy"] = {
+            "cores": grant.policy.cores,
+            "exclusive": grant.policy.exclusive,
+            "elastic": grant.policy.elastic,
+            "maxSlices": grant.policy.max_slices,
+            "oversubscribe": grant.policy.oversubscribe,
+        }
+    if grant.undecided:
+        document["undecided"] = True
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
@@ -144,6 +161,25 @@ def _grant(item: Mapping[str, Any]) -> Grant:
         suspects=None if suspects is None else tuple(_string(pod) for pod in suspects),
         gone=item.get("gone", False) is True,
         waiting=item.get("waiting", False) is True,
+        owner=_owner(item["owner"]) if item.get("owner") else None,
+        policy=_policy(item.get("policy", {})),
+        undecided=item.get("undecided", False) is True,
+    )
+
+
+def _owner(item: Mapping[str, Any]) -> Owner:
+    namespace, pod, container = (_string(part) for part in item["name"])
+    return Owner(_string(item["uid"]), namespace, pod, container, item.get("init", False) is True)
+
+
+def _policy(item: Mapping[str, Any]) -> GrantPolicy:
+    cores, most = item.get("cores", 0), item.get("maxSlices")
+    return GrantPolicy(
+        cores=_positive(cores) if cores else 0,
+        exclusive=item.get("exclusive", False) is True,
+        elastic=item.get("elastic", False) is True,
+        max_slices=None if most is None else _positive(most),
+        oversubscribe=item.get("oversubscribe", False) is True,
     )
 
 

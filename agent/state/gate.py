@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent import units
-from agent.model import Allocation, NodeState, Share
+from agent.model import CORES_PER_CARD, Allocation, NodeState, Share
 from agent.placement import Missing, start_shortfall
 from agent.state.records import Book, Grant
 
@@ -26,25 +26,49 @@ def shortfall(
     and GPU. A neighbour counts with what it was promised, or with what it uses where that is more: one whose slices the
     kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
     itself and came later counts with its use only, and so does a later container of the same pod, which cannot run
-    while an init container starts.
+    while an init container starts. A card that a pod has for itself is promised to it altogether, and one that GRANT's
+    pod is to have for itself must be free of everybody else.
     """
     others: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    whole = {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in node.gpus}
     for other in book.grants:
         if other.id == grant.id:
             continue
         behind = (other.waiting and other.number > grant.number) or (
             grant.id in other.supersedes and not grant.gone
         )
+        ours = _same_pod(grant, other)
+        if ours and grant.policy.exclusive:
+            continue
         promised = {} if behind else _promised(other)
+        if other.policy.exclusive and not ours:
+            promised = {gpu: max(count, whole.get(gpu, 0)) for gpu, count in promised.items()}
         present = used.get(other.id, {})
+        for gpu in promised:
+            cores[gpu] = cores.get(gpu, 0) + other.policy.cores
         for gpu in {*promised, *present}:
             others[gpu] = others.get(gpu, 0) + max(promised.get(gpu, 0), present.get(gpu, 0))
     unit = {gpu.uuid: gpu.slice_bytes for gpu in node.gpus}
+    slices = {gpu.uuid: gpu.slices for gpu in node.gpus} if grant.policy.exclusive else {}
     shares = tuple(
-        Share(hold.gpu, -(-hold.memory_bytes // unit.get(hold.gpu, hold.slice_bytes))) for hold in grant.holds
+        Share(
+            hold.gpu,
+            max(slices.get(hold.gpu, 0), -(-hold.memory_bytes // unit.get(hold.gpu, hold.slice_bytes))),
+        )
+        for hold in grant.holds
     )
     alone = NodeState.build(node.gpus, node.topology, [Allocation(grant.id, shares)])
-    return start_shortfall(alone, grant.id, others)
+    lacks = start_shortfall(alone, grant.id, others)
+    over = {
+        hold.gpu: cores.get(hold.gpu, 0) + grant.policy.cores - CORES_PER_CARD
+        for hold in grant.holds
+        if grant.policy.cores
+    }
+    short = {lack.gpu for lack in lacks}
+    return lacks + tuple(
+        Missing(gpu, 0, 0, cores=count) for gpu, count in over.items() if count > 0 and gpu not in short
+    )
 
 
 def describe(
@@ -52,10 +76,7 @@ def describe(
 ) -> str:
     """One sentence for the pod's event: what is waited for, on which card, and who holds it."""
     cards = {lack.gpu for lack in missing}
-    lacks = ", ".join(
-        f"{lack.gpu} is not healthy" if lack.sick else f"{units.format_bytes(lack.bytes)} of {lack.gpu}"
-        for lack in missing
-    )
+    lacks = ", ".join(_lack(lack, alone=grant.policy.exclusive) for lack in missing)
     holders = ", ".join(
         _holder(other, used.get(other.id, {}), cards)
         for other in book.grants
@@ -67,6 +88,18 @@ def describe(
         + (f"; held by {holders}" if holders else "")
         + "; starts by itself once that is free"
     )
+
+
+def _lack(lack: Missing, *, alone: bool) -> str:
+    if lack.sick:
+        return f"{lack.gpu} is not healthy"
+    if not lack.bytes:
+        return f"{lack.cores}% of the compute of {lack.gpu}"
+    return f"{units.format_bytes(lack.bytes)} of {lack.gpu}" + (", which is to be its alone" if alone else "")
+
+
+def _same_pod(grant: Grant, other: Grant) -> bool:
+    return grant.owner is not None and other.is_of(grant.owner.uid)
 
 
 def _promised(grant: Grant) -> dict[str, int]:
@@ -83,4 +116,5 @@ def _holder(grant: Grant, present: Mapping[str, int], cards: set[str]) -> str:
         memory = sum(count for gpu, count in present.items() if gpu in cards)
         return f"{grant.name} (ended, its processes still hold {units.format_bytes(memory)})"
     memory = sum(count for gpu, count in _promised(grant).items() if gpu in cards)
-    return f"{grant.name} ({units.format_bytes(memory)})"
+    alone = ", exclusively" if grant.policy.exclusive else ""
+    return f"{grant.name} ({units.format_bytes(memory)}{alone})"

@@ -183,7 +183,9 @@ def _living(book: Book, listing: Listing) -> frozenset[str]:
             living.add(grant.id)
         elif takers and not grant.held:
             living |= {grant.id} if takers & living else set()
-        elif listing.pods.intersection(grant.suspects) - _cleared(book, grant):
+        elif listing.pods.intersection(grant.suspects) - (
+            _cleared(book, grant) if not grant.owner else set()
+        ):
             living.add(grant.id)
     return frozenset(living)
 

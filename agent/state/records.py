@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agent.errors import StateError, TokenError
-from agent.model import Allocation, Gpu, Placement, Share, parse_token
+from agent.model import CORES_PER_CARD, Allocation, Gpu, Placement, Share, parse_token
 
-__all__ = ["Book", "ContainerRef", "Grant", "Hold", "assign_tokens"]
+__all__ = ["Book", "ContainerRef", "Grant", "GrantPolicy", "Hold", "Owner", "assign_tokens"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,6 +28,37 @@ class ContainerRef:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The container that a grant was made for, as found out during Allocate. init: a plain init container."""
+
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    init: bool = False
+
+    @property
+    def ref(self) -> ContainerRef:
+        """The names alone."""
+        return ContainerRef(self.namespace, self.pod, self.container)
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPolicy:
+    """What was asked for beside memory; kept with the grant, since a pod's annotations can change.
+
+    cores: per cent of each card's compute, 0 for no share. exclusive: its cards are its pod's alone. elastic: may use
+    more while alone, up to max_slices of a card if given. oversubscribe: may use lent host memory.
+    """
+
+    cores: int = 0
+    exclusive: bool = False
+    elastic: bool = False
+    max_slices: int | None = None
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +84,9 @@ class Grant:
     of the same pod, or an unknown one, has taken over. supersedes: ids of grants it took tokens from. container: known
     once the kubelet has listed it. suspects: until then, the pods ("namespace/name") one of which it is for; None
     before the kubelet was asked. gone: the kubelet has given its tokens back, so its slices count no more.
-    waiting: a card had no room for it at Allocate, and the start gate has not let it pass yet.
+    waiting: a card had no room for it at Allocate, and the start gate has not let it pass yet. owner: whom it was made
+    for, where that was found out during Allocate; a listed container is in `container` besides. undecided: its
+    annotations were not known, or made no sense, and the start gate looks at them again.
     """
 
     id: str
@@ -67,6 +100,9 @@ class Grant:
     suspects: tuple[str, ...] | None = None
     gone: bool = False
     waiting: bool = False
+    owner: Owner | None = None
+    policy: GrantPolicy = GrantPolicy()
+    undecided: bool = False
 
     @cached_property
     def tokens(self) -> frozenset[str]:
@@ -81,7 +117,17 @@ class Grant:
     @property
     def name(self) -> str:
         """How people know it: its container, or its id before the kubelet has named one."""
-        return str(self.container) if self.container else f"allocation {self.id[:8]}"
+        known = self.ref
+        return str(known) if known else f"allocation {self.id[:8]}"
+
+    @property
+    def ref(self) -> ContainerRef | None:
+        """The container it is for, listed or not; None while nobody knows."""
+        return self.container or (self.owner.ref if self.owner else None)
+
+    def is_of(self, uid: str) -> bool:
+        """Whether it was made for the pod of that UID."""
+        return self.owner is not None and self.owner.uid == uid
 
     def quota(self) -> dict[str, int]:
         """Bytes it may use of each card."""
@@ -145,7 +191,9 @@ class Book:
         dropped = frozenset(ids)
         return replace(self, grants=tuple(grant for grant in self.grants if grant.id not in dropped))
 
-    def taken_over(self, tokens: Iterable[str], before: int | None = None) -> tuple[Book, tuple[str, ...]]:
+    def taken_over(
+        self, tokens: Iterable[str], before: int | None = None, pod: str = ""
+    ) -> tuple[Book, tuple[str, ...]]:
         """The book after the kubelet hands TOKENS to a new container, and the ids of the grants that had them.
 
         A holder that the kubelet has listed is no plain init container, so it lends nothing: its pod is gone, and with
@@ -154,7 +202,7 @@ class Book:
         """
         wanted = frozenset(tokens)
         changed = [
-            replace(grant, gone=True) if grant.container else replace(grant, lent=grant.lent | common)
+            replace(grant, lent=grant.lent | common) if _lends(grant, pod) else replace(grant, gone=True)
             for grant in self.grants
             if (before is None or grant.number < before) and (common := grant.held & wanted)
         ]
@@ -165,11 +213,38 @@ class Book:
         free = frozenset(free_tokens)
         return self.replaced(replace(grant, gone=True) for grant in self.grants if grant.held & free)
 
-    def allocations(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
-        """What counts on the cards, in their present slices, for `agent.model.NodeState`."""
+    def allocations(self, gpus: Sequence[Gpu], pod: str = "") -> tuple[Allocation, ...]:
+        """What counts on the cards, in their present slices, for `agent.model.NodeState`.
+
+        A card that another pod than the one with the UID POD has for itself counts as taken altogether.
+        """
         unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
-        counted = (grant for grant in self.grants if grant.shares)
-        return tuple(Allocation(grant.id, grant.shares_of(unit)) for grant in counted)
+        whole = {gpu.uuid: gpu.slices for gpu in gpus}
+        found = []
+        for grant in self.grants:
+            shares = grant.shares_of(unit) if grant.shares else ()
+            if shares and grant.policy.exclusive and not grant.is_of(pod):
+                shares = tuple(
+                    Share(share.gpu, max(share.slices, whole.get(share.gpu, 0)), CORES_PER_CARD)
+                    for share in shares
+                )
+            elif shares and grant.policy.cores:
+                shares = tuple(replace(share, cores=grant.policy.cores) for share in shares)
+            if shares:
+                found.append(Allocation(grant.id, shares))
+        return tuple(found)
+
+    def of_pod(self, uid: str) -> tuple[Grant, ...]:
+        """The grants that count for the pod of that UID, in order."""
+        return tuple(grant for grant in self.grants if grant.is_of(uid) and not grant.gone)
+
+
+def _lends(grant: Grant, pod: str) -> bool:
+    if grant.owner is not None and pod:
+        return grant.owner.init and grant.owner.uid == pod
+    if grant.owner is not None:
+        return grant.owner.init and grant.container is None
+    return grant.container is None
 
 
 def assign_tokens(tokens: Iterable[str], placement: Placement, gpus: Sequence[Gpu]) -> tuple[Hold, ...]:

@@ -138,6 +138,16 @@ class Store:
         self.dirs.rebuild(grant)
         self._log.warning("allocation rebuilt", allocation=grant.id, container=grant.name, detail=problem)
 
+    def remake(self, grant: Grant) -> None:
+        """Puts GRANT in the place of the one with its id, and makes its files say the same. Raises StorageError.
+
+        Only for a container that has not started yet: its files are made anew where they change.
+        """
+        known = self._book.find(grant.id)
+        self.update(self._book.replaced([grant]))
+        if known is None or (known.quota(), known.policy.cores) != (grant.quota(), grant.policy.cores):
+            self.dirs.rebuild(grant)
+
     def reading(self, grant_id: str) -> ledgers.Reading:
         """One grant's ledger, read now."""
         return ledgers.read(self.dirs.path(grant_id))

@@ -9,6 +9,6 @@ Plain HTTP on a free port of the loopback; a watch is a chunked answer with one 
 it.
 """
 
-from tests.fakes.kubeapi.server import KubeApi, pod_document
+from tests.fakes.kubeapi.server import KubeApi, pod_document, published
 
-__all__ = ["KubeApi", "pod_document"]
+__all__ = ["KubeApi", "pod_document", "published"]

@@ -67,6 +67,22 @@ def pod_document(
     }
 
 
+def published(spec: Any, uid: str, node: str = NODE) -> dict[str, Any]:
+    """The document of a pod of the kubelet stand-in (a PodSpec)."""
+
+    def container(one: Any) -> dict[str, Any]:
+        limits = {name: str(count) for name, count in one.resources.items()}
+        more = {"restartPolicy": "Always"} if one.sidecar else {}
+        return {"name": one.name, "image": "x", "resources": {"limits": limits}, **more}
+
+    document = pod_document(
+        spec.name, namespace=spec.namespace, annotations=spec.annotations, node=node, uid=uid
+    )
+    document["spec"]["initContainers"] = [container(one) for one in spec.init_containers]
+    document["spec"]["containers"] = [container(one) for one in spec.containers]
+    return document
+
+
 class KubeApi:
     """The server. Everything public may be called from any thread while it runs."""
 

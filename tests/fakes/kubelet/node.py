@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.fakes.kubeapi import KubeApi, published
 from tests.fakes.kubelet.admission import SyncLoop, admit
 from tests.fakes.kubelet.devices import DeviceManager
 from tests.fakes.kubelet.podresources import PodResources
@@ -58,6 +59,8 @@ class FakeKubelet:
         policy: str = "none",
         settings: Settings | None = None,
         runtime: Runtime | None = None,
+        *,
+        api: KubeApi | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"topology policy {policy!r} is none of {', '.join(POLICIES)}")
@@ -65,6 +68,7 @@ class FakeKubelet:
         self.policy = policy
         self.settings = settings or Settings()
         self.runtime = runtime or Runtime()
+        self.api = api  # told of every pod before the kubelet sees it, as a real one is told by it
         self.rng = random.Random(seed)
         self.pods: list[Pod] = []
         self._running: _Kubelet | None = None
@@ -198,6 +202,8 @@ class FakeKubelet:
         if (spec.namespace, spec.name) in names:
             raise ValueError(f"pod {spec.namespace}/{spec.name} exists")
         pod = Pod(spec)
+        if self.api is not None:
+            self.api.put(published(spec, pod.uid))
         self.pods.append(pod)
         self.manager.changed.set()
         return pod
@@ -218,11 +224,15 @@ class FakeKubelet:
         if force:
             pod.deleted = True
         pod.deleting.set()
+        if self.api is not None and force:
+            self.api.remove(pod.spec.namespace, pod.spec.name)
         if not pod.bound or (self._running is not None and pod.uid not in self._running.workers):
             pod.deleted = True
             pod.ended.set()
         if not force and not pod.ended.wait(timeout_s):
             raise TimeoutError(f"{pod!r} still runs {timeout_s} s after its deletion")
+        if self.api is not None and not force:
+            self.api.remove(pod.spec.namespace, pod.spec.name)
         if self._running is not None:
             self._running.manager.changed.set()
         pod.notify()

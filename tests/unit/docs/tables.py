@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent import cli as agent_cli
 from agent import config
+from agent.model.wish import ANNOTATIONS, PREFIX
 from vcuda import cli as vcuda_cli
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
@@ -68,7 +69,22 @@ def topology_options() -> str:
     return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["topology"]))
 
 
+def annotations() -> str:
+    """Every annotation of a pod with its other names."""
+    rows = [
+        (
+            f"`{PREFIX}{row.name}`",
+            row.form,
+            row.meaning,
+            ", ".join(f"`{alias}`" for alias in row.aliases) or "-",
+        )
+        for row in ANNOTATIONS
+    ]
+    return markdown(("annotation", "example", "meaning", "also taken"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "annotations": annotations,
     "gigaslice node": node_settings,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.errors import CheckpointError, CheckpointVersionError
 from agent.state import codec
-from agent.state.records import Book, ContainerRef, Grant, Hold
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, Owner
 from tests.fakes.nodes import GIB, LIBRARY, grant, uuid
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -30,6 +30,16 @@ grants = st.builds(
     suspects=st.none() | st.lists(names, max_size=3).map(tuple),
     gone=st.booleans(),
     waiting=st.booleans(),
+    owner=st.none() | st.builds(Owner, names, names, names, names, st.booleans()),
+    policy=st.builds(
+        GrantPolicy,
+        st.integers(0, 100),
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.integers(1, 99),
+        st.booleans(),
+    ),
+    undecided=st.booleans(),
 )
 
 
@@ -65,8 +75,8 @@ def sealed(version, state):
 
 
 def test_a_newer_version_is_told_from_damage():
-    with pytest.raises(CheckpointVersionError, match="version 2"):
-        codec.decode_book(sealed(2, '{"anything":1}'))
+    with pytest.raises(CheckpointVersionError, match=f"version {codec.VERSION + 1}"):
+        codec.decode_book(sealed(codec.VERSION + 1, '{"anything":1}'))
 
 
 GOOD = {
@@ -136,3 +146,31 @@ def test_every_cut_is_noticed():
             codec.decode_book(raw[:length])
     with pytest.raises(CheckpointError):
         codec.decode_book(raw + raw)
+
+
+def test_a_checkpoint_of_the_first_version_is_read_and_means_what_it_meant():
+    """As written by 0.1.0: no owner, no policy."""
+    state = json.dumps(
+        {
+            "next": 8,
+            "grants": [
+                {
+                    "id": f"{7:032x}",
+                    "number": 7,
+                    "created": 1700000000.5,
+                    "library": LIBRARY,
+                    "holds": [{"gpu": uuid(0), "sliceBytes": GIB, "tokens": [f"{uuid(0)}/0-7"]}],
+                    "container": ["default", "a", "main"],
+                    "suspects": ["default/a"],
+                }
+            ],
+        }
+    )
+    found = codec.decode_book(sealed(1, state))
+    ref = ContainerRef("default", "a", "main")
+    assert found == Book((grant(7, (0, range(8)), container=ref, suspects=("default/a",)),), 8)
+    assert (found.grants[0].owner, found.grants[0].policy, found.grants[0].undecided) == (
+        None,
+        GrantPolicy(),
+        False,
+    )

@@ -1,0 +1,36 @@
+"""A cluster in memory: pods that the test puts in, events and evictions that it looks at."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent.model import Pod
+
+
+class MemoryCluster:
+    def __init__(self) -> None:
+        self.expected = self.synced = True
+        self.pods: dict[tuple[str, str], Pod] = {}
+        self.events: list[tuple[str, str, str, str]] = []  # pod, reason, text, container
+        self.evicted: list[Pod] = []
+
+    def put(self, pod: Pod) -> Pod:
+        self.pods[pod.namespace, pod.name] = pod
+        return pod
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        return self.pods.get((namespace, name))
+
+    def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
+        self.events.append((str(pod), reason, text, container))
+
+    def said(self, reason: str) -> list[str]:
+        return [text for _, one, text, _ in self.events if one == reason]
+
+    async def evict(self, pod: Pod) -> str | None:
+        self.evicted.append(pod)
+        return None
+
+    async def news(self, timeout: float) -> bool:
+        await asyncio.sleep(timeout)
+        return False

@@ -1,0 +1,142 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import units
+from agent.model import ANNOTATIONS, Infeasible, SliceUnit, Wish, parse_wish
+from tests.fakes.nodes import GIB, inventory, uuid
+
+UNIT = SliceUnit(GIB, units.parse_bytes)
+
+
+def wish(container="main", unit=UNIT, **annotations):
+    """Names with "_" for "-"; those without "/" get our prefix."""
+    full = {
+        name if "/" in name else "gigaslice.io/" + name.replace("_", "-"): text
+        for name, text in annotations.items()
+    }
+    return parse_wish(full, container, unit)
+
+
+def test_nothing_said_is_nothing_asked():
+    assert wish() == Wish()
+    assert parse_wish({"example.com/gpus": "x", "hami.io/vgpu-node": "n"}, "main", UNIT) == Wish()
+
+
+@pytest.mark.parametrize("name, text, field, value", [
+    ("gpus", "2", "gpus", 2),
+    ("gpus", " 16 ", "gpus", 16),
+    ("memory", "8GiB,16GiB", "parts", (8, 16)),
+    ("memory", "8, 16", "parts", (8, 16)),
+    ("gpu_type", "A100, H100", "types", ("A100", "H100")),
+    ("exclude_gpu_type", "T4", "not_types", ("T4",)),
+    ("gpu_uuid", "GPU-1a,GPU-2b,GPU-1a", "uuids", ("GPU-1a", "GPU-2b")),
+    ("exclude_gpu_uuid", "GPU-1a", "not_uuids", ("GPU-1a",)),
+    ("exclusive", "true", "exclusive", True),
+    ("exclusive", "False", "exclusive", False),
+    ("same_gpu", "yes", "same_gpu", True),
+    ("cores", "30", "cores", 30),
+    ("elastic", "true", "elastic", True),
+    ("elastic", "16GiB", "max_slices", 16),
+    ("oversubscribe", "true", "oversubscribe", True),
+    ("gpu_type", "", "types", ()),
+])  # fmt: skip
+def test_each_annotation(name, text, field, value):
+    found = wish(**{name: text})
+    assert getattr(found, field) == value
+    assert found.mistakes == ()
+
+
+@pytest.mark.parametrize("name, text, says", [
+    ("gpus", "0", 'gigaslice.io/gpus: "0" must be a whole number from 1 to 16, such as "2"'),
+    ("gpus", "two", "whole number"),
+    ("gpus", "-1", "whole number"),
+    ("gpus", "9" * 30, "whole number"),
+    ("gpus", "", "whole number"),
+    ("memory", "8GB,1", "one size per GPU"),
+    ("memory", "1.5GiB", "whole slices of 1024 MiB"),
+    ("memory", "8,,8", "one size per GPU"),
+    ("memory", "0", "1 slice or more"),
+    ("memory", ",".join("1" * 17), "at most 16 sizes"),
+    ("gpu_type", "*", "must name models"),
+    ("gpu_uuid", "0,1", "indices change with reboots"),
+    ("exclusive", "maybe", 'must be "true" or "false"'),
+    ("cores", "101", "from 0 to 100"),
+    ("cores", "30%", "from 0 to 100"),
+    ("elastic", "much", '"true", "false" or the most'),
+    ("oversubscribe", "2", 'must be "true" or "false"'),
+])  # fmt: skip
+def test_a_mistake_is_a_sentence_that_says_what_to_write(name, text, says):
+    (sentence,) = wish(**{name: text}).mistakes
+    assert says in sentence
+    assert sentence.startswith("gigaslice.io/" + name.replace("_", "-"))
+    assert "\n" not in sentence
+
+
+def test_all_mistakes_come_at_once_and_the_rest_still_counts():
+    found = wish(gpus="x", cores="y", exclusive="true")
+    assert len(found.mistakes) == 2
+    assert found.exclusive
+
+
+def test_names_of_others_are_taken_and_ours_win():
+    found = wish(**{"nvidia.com/use-gputype": "A100", "nvidia.com/nouse-gpuuuid": "GPU-1"})
+    assert (found.types, found.not_uuids) == (("A100",), ("GPU-1",))
+    both = wish(gpu_type="L4", **{"nvidia.com/use-gputype": "A100"})
+    assert both.types == ("L4",)
+    assert wish(**{"nvidia.com/include-gpu-uuid": "GPU-3"}).uuids == ("GPU-3",)
+
+
+def test_a_container_of_its_own():
+    annotations = {"gigaslice.io/gpus": "2", "gigaslice.io/gpus.side": "1"}
+    assert parse_wish(annotations, "main", UNIT).gpus == 2
+    assert parse_wish(annotations, "side", UNIT).gpus == 1
+
+
+def test_a_name_that_is_nearly_one_is_mentioned_and_others_are_left_alone():
+    (note,) = wish(gpuz="2", dataset="imagenet", allocation="x").notes
+    assert "gigaslice.io/gpuz" in note and 'did you mean "gigaslice.io/gpus"?' in note
+
+
+def test_contradictions():
+    assert "3 sizes for 2 GPUs" in wish(gpus="2", memory="1,2,3").mistakes[0]
+    assert "leave one of the two out" in wish(gpu_uuid="GPU-1", exclude_gpu_uuid="GPU-1").mistakes[0]
+    assert "3 GPUs cannot share 2 slices" in wish(gpus="3").contradictions(2)[0]
+    assert "make the limit 24" in wish(memory="8,16").contradictions(20)[0]
+    assert "less than what the container is given" in wish(memory="8,16", elastic="4").contradictions(24)[0]
+    assert wish(memory="8,16", gpus="2", elastic="20").contradictions(24) == ()
+
+
+def test_the_size_of_a_slice_counts():
+    coarse = SliceUnit(8 * GIB, units.parse_bytes)
+    assert wish(unit=coarse, memory="8GiB,16GiB").parts == (1, 2)
+    assert "whole slices of 8192 MiB" in wish(unit=coarse, memory="12GiB").mistakes[0]
+
+
+def test_which_cards_are_allowed():
+    gpus = inventory(3).gpus
+    everything = frozenset(gpu.uuid for gpu in gpus)
+    assert wish().cards(gpus) == everything
+    assert wish(gpu_type="l4").cards(gpus) == everything
+    assert wish(exclude_gpu_uuid=uuid(1).replace("6e1b", "6E1B")).cards(gpus) == everything - {uuid(1)}
+    assert wish(gpu_uuid=uuid(2)).cards(gpus) == {uuid(2)}
+    for said, words in (
+        ({"gpu_type": "A100"}, "no GPU of type A100 on this node; it has NVIDIA L4"),
+        ({"gpu_type": "L"}, "no GPU of type L"),
+        ({"exclude_gpu_type": "NVIDIA"}, "no GPU other than NVIDIA"),
+        ({"gpu_uuid": "GPU-0"}, uuid(0)),
+    ):
+        answer = wish(**said).cards(gpus)
+        assert isinstance(answer, Infeasible) and answer.permanent and words in answer.detail
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"gigaslice.io/{row.name}" for row in ANNOTATIONS]), st.text(max_size=30)
+    )
+)
+def test_no_text_breaks_it(annotations):
+    found = parse_wish(annotations, "main", UNIT)
+    assert all("\n" not in sentence for sentence in found.mistakes)
+    found.contradictions(8)
+    found.cards(inventory().gpus)
