@@ -14,17 +14,30 @@
 #include "plain.h"
 #include "pointers.h"
 
-static const struct hook hooks[] = {
+static struct {
 #define NEED(symbol)
-#define HOOK(body, symbol, params, args) {#symbol, (void *)symbol, HOOK_CUDA, (void *const *)&real_cuda.symbol},
+#define HOOK(body, symbol, params, args) _Atomic int symbol;
 #include "cuda.def"
-#undef HOOK
-#define HOOK(body, symbol, params, args) {#symbol, (void *)symbol, HOOK_NVML, (void *const *)&real_nvml.symbol},
 #include "nvml.def"
 #undef HOOK
 #undef NEED
-    {"dlsym", (void *)dlsym, HOOK_LOADER, (void *const *)&loader_real.dlsym},
-    {"dlvsym", (void *)dlvsym, HOOK_LOADER, (void *const *)&loader_real.dlvsym},
+  _Atomic int dlsym, dlvsym;
+} firsts;
+
+#define ENTRY(symbol, kind, table) \
+  {#symbol, sizeof #symbol - 1, (void *)symbol, kind, (void *const *)&table.symbol, &firsts.symbol}
+
+static const struct hook hooks[] = {
+#define NEED(symbol)
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_CUDA, real_cuda),
+#include "cuda.def"
+#undef HOOK
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_NVML, real_nvml),
+#include "nvml.def"
+#undef HOOK
+#undef NEED
+    ENTRY(dlsym, HOOK_LOADER, loader_real),
+    ENTRY(dlvsym, HOOK_LOADER, loader_real),
 };
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOT_BITS = 10, SLOTS = 1 << SLOT_BITS };
@@ -54,7 +67,7 @@ static void build(void) {
   lock_take(&lock);
   if (!atomic_load_explicit(&built, memory_order_relaxed)) {
     for (unsigned int i = 0; i < HOOKS; i++) {
-      unsigned int slot = slot_of(hooks[i].name, plain_length(hooks[i].name));
+      unsigned int slot = slot_of(hooks[i].name, hooks[i].length);
       while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
       slots[slot] = (uint16_t)(i + 1);
     }
@@ -71,13 +84,17 @@ int names_owner(const char *name) {
   return name[0] == 'd' && name[1] == 'l' ? HOOK_LOADER : -1;
 }
 
+static int is_named(const struct hook *hook, const char *name, size_t length) {
+  return hook->length == length && plain_same_length(hook->name, name, length);
+}
+
 const struct hook *names_find(const char *name) {
   if (names_owner(name) < 0) return NULL;
   size_t length = plain_length(name);
   if (length < SHORTEST || length > LONGEST) return NULL;
   if (!atomic_load_explicit(&built, memory_order_acquire)) build();
   for (unsigned int slot = slot_of(name, length); slots[slot] != 0; slot = (slot + 1) % SLOTS)
-    if (plain_same(hooks[slots[slot] - 1].name, name)) return &hooks[slots[slot] - 1];
+    if (is_named(&hooks[slots[slot] - 1], name, length)) return &hooks[slots[slot] - 1];
   return NULL;
 }
 

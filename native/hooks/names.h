@@ -9,9 +9,11 @@ enum hook_kind { HOOK_CUDA, HOOK_NVML, HOOK_LOADER };
 
 struct hook {
   const char *name;
+  size_t length; /* of the name */
   void *wrapper; /* the exported function of this library */
   enum hook_kind kind;
   void *const *real; /* where the driver's function is, or will be */
+  _Atomic int *first; /* RTLD_DEFAULT finds our wrapper, and the driver behind it; written by resolve.c */
 };
 
 /* NULL: not ours. Costs a few nanoseconds for names that begin like ours, less for all others. */

@@ -124,28 +124,50 @@ static void *look_closer(const struct hook *hook, const struct lookup *lookup, c
   return ours ? hook->wrapper : replace(hook, lookup->name, found);
 }
 
+/* In the global scope objects come in the order of loading and new ones come last. So once our wrapper was found first
+ * and the driver, which stays loaded, behind it, no later search can end differently; it need only not leave the error
+ * of an earlier one behind. */
+static int is_settled(const struct hook *hook, const struct lookup *lookup) {
+  if (lookup->handle != RTLD_DEFAULT || lookup->version != NULL) return 0;
+  if (!atomic_load_explicit(hook->first, memory_order_relaxed)) return 0;
+  loader_real.dlerror();
+  return 1;
+}
+
+static void *find_default(const struct hook *hook, const struct lookup *lookup, const void *caller) {
+  void *found = look_closer(hook, lookup, caller, ask(lookup, lookup->handle));
+  if (found == hook->wrapper && lookup->handle == RTLD_DEFAULT && lookup->version == NULL &&
+      hook->kind != HOOK_LOADER && *hook->real != NULL &&
+      atomic_load_explicit(&behind_us[driver_of(hook)], memory_order_relaxed))
+    atomic_store_explicit(hook->first, 1, memory_order_relaxed);
+  return found;
+}
+
 static struct route decide(const struct lookup *lookup, const void *caller, void *real) {
   const struct hook *hook = names_find(lookup->name);
   if (hook == NULL) return (struct route){real, NULL};
   if (lookup->handle == RTLD_NEXT) return decide_next(hook, lookup, caller, real);
-  return (struct route){NULL, look_closer(hook, lookup, caller, ask(lookup, lookup->handle))};
+  if (is_settled(hook, lookup)) return (struct route){NULL, hook->wrapper};
+  return (struct route){NULL, find_default(hook, lookup, caller)};
 }
 
-static inline void *by_handle(const struct lookup *lookup) {
-  void *found = ask(lookup, lookup->handle);
-  if (VC_LIKELY(pointers_know(found))) return pointers_replace(found);
-  if (found == NULL || names_owner(lookup->name) < 0) return found;
-  return look_closer(names_find(lookup->name), lookup, NULL, found);
+static __attribute__((noinline)) void *look_at_name(void *handle, const char *name, const char *version_text,
+                                                    void *found) {
+  const struct lookup lookup = {handle, name, version_text};
+  if (found == NULL || names_owner(name) < 0) return found;
+  return look_closer(names_find(name), &lookup, NULL, found);
 }
 
 void *resolve_by_handle(void *handle, const char *name) {
-  const struct lookup lookup = {handle, name, NULL};
-  return loader_ready() ? by_handle(&lookup) : NULL;
+  if (loader_real.dlsym == NULL && !loader_ready()) return NULL;
+  void *found = loader_real.dlsym(handle, name);
+  return VC_LIKELY(pointers_know(found)) ? pointers_replace(found) : look_at_name(handle, name, NULL, found);
 }
 
 void *resolve_version_by_handle(void *handle, const char *name, const char *version_text) {
-  const struct lookup lookup = {handle, name, version_text};
-  return loader_ready() ? by_handle(&lookup) : NULL;
+  if (loader_real.dlvsym == NULL && !loader_ready()) return NULL;
+  void *found = loader_real.dlvsym(handle, name, version_text);
+  return VC_LIKELY(pointers_know(found)) ? pointers_replace(found) : look_at_name(handle, name, version_text, found);
 }
 
 struct route resolve_dlsym(void *handle, const char *name, const void *caller) {

@@ -84,14 +84,41 @@ def gpu_uuid(env: dict[str, str]) -> str:
     ).stdout.strip()
 
 
-def spawn(env: dict[str, str], hooked: dict[str, str], count: int, *argv: str) -> tuple[float, float, float]:
-    """Median microseconds of a process start: plain, under the library, paired difference."""
+def starts(env: dict[str, str], hooked: dict[str, str], count: int, turns: int, *argv: str) -> list[float]:
+    """COUNT processes at once, TURNS times: see start_pairs() in driver_bench.c for the eight numbers."""
     env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
-    command = [str(HARNESS), "spawn", str(count), hooked["LD_PRELOAD"], *argv]
-    plain, with_library, difference = subprocess.run(
-        command, env=env, check=True, capture_output=True, text=True
-    ).stdout.split()
-    return float(plain), float(with_library), float(difference)
+    command = [str(HARNESS), "start", str(count), str(turns), hooked["LD_PRELOAD"], *argv]
+    output = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    return [float(number) for number in output.split()]
+
+
+def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
+    """Starts of processes, one by one and many at once."""
+    processes = Table(
+        *(
+            "program",
+            "native",
+            "with vCUDA",
+            "difference",
+            "ratio",
+            "processor time, difference",
+            "ratio",
+        ),
+        title="process start (µs)",
+    )
+    for column in processes.columns[1:]:
+        column.justify = "right"
+    for label, count, turns, argv in (
+        ("/bin/true", 1, 1500, ("/bin/true",)),
+        ("cuInit + context + first allocation", 1, 400, (str(HARNESS), "first")),
+        ("300 of them at once", 300, 9, (str(HARNESS), "first")),
+    ):
+        native, ours, more, ratio, _, _, cpu_more, cpu_ratio = starts(env, hooked, count, turns, *argv)
+        processes.add_row(
+            *(label, f"{native:.0f}", f"{ours:.0f}", f"{more:+.0f}", f"{ratio:.2f}"),
+            *(f"{cpu_more:+.0f}", f"{cpu_ratio:.2f}"),
+        )
+    return processes
 
 
 def main() -> None:
@@ -136,21 +163,16 @@ def main() -> None:
         row("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000)
         row("cuLaunchKernel, no compute limit", "launch", 0, 200000)
         row("dlsym of a hooked name", "dlsym", 0, 50000)
-        row("dlsym of another name", "dlsym_other", 0, 50000)
-        row("cuGetProcAddress", "get_proc", 0, 50000)
+        row("dlsym of another name of the driver", "dlsym_other", 0, 50000)
+        row("dlsym of a hooked name in RTLD_DEFAULT", "dlsym_default", 0, 50000)
+        row("dlsym of anything else", "dlsym_foreign", 0, 50000)
+        row("cuGetProcAddress of a hooked name", "get_proc", 0, 50000)
+        row("cuGetProcAddress of another name", "get_proc_other", 0, 50000)
         refusal = only(hooked_side, "refused", 65 << 30, 20000)
         table.add_row("refusal over the limit", "", f"{refusal:.1f}", "", "")
         plain_side.close()
         hooked_side.close()
-        starts = Table("program", "native", "with vCUDA", "paired difference", title="process start (µs)")
-        for column in starts.columns[1:]:
-            column.justify = "right"
-        for label, count, argv in (
-            ("/bin/true", 1500, ("/bin/true",)),
-            ("cuInit + context + first allocation", 400, (str(HARNESS), "first")),
-        ):
-            native, ours, difference = spawn(env, hooked, count, *argv)
-            starts.add_row(label, f"{native:.0f}", f"{ours:.0f}", f"{difference:+.0f}")
+        processes = start_table(env, hooked)
     console = Console(width=110)
     console.print(table)
     added = dict(flat)
@@ -163,7 +185,7 @@ def main() -> None:
     console.print(f"with a driver whose pair costs 50 ns: {(50 + pair) / 50:.2f} times native")
     added_async = default[1] - default[0]
     console.print(f"and whose stream-ordered pair costs 50 ns: {(50 + added_async) / 50:.2f} times native")
-    console.print(starts)
+    console.print(processes)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,6 +41,13 @@ static double now_ns(void) {
   return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
+/* Time that this program itself ran: other programs' turns on the machine do not count. */
+static double now_cpu_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
 static void check(int result, const char *what) {
   if (result == 0) return;
   fprintf(stderr, "driver_bench: %s failed with %d\n", what, result);
@@ -60,7 +68,7 @@ static void open_driver(void) {
   CUresult (*set_current)(CUcontext);
   nvmlReturn_t (*nvml_init)(void);
   nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
-  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
   if (!driver || !nvml) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
   *(void **)&init = symbol(driver, "cuInit");
@@ -158,7 +166,14 @@ static void run(const char *name, size_t size, long count) {
   } else if (strcmp(name, "dlsym") == 0) {
     for (long i = 0; i < count; i++) symbol(driver, "cuMemAlloc_v2");
   } else if (strcmp(name, "dlsym_other") == 0) {
-    for (long i = 0; i < count; i++) symbol(driver, "cuCtxSynchronize");
+    for (long i = 0; i < count; i++) symbol(driver, "cuDriverGetVersion");
+  } else if (strcmp(name, "dlsym_default") == 0) {
+    for (long i = 0; i < count; i++) symbol(RTLD_DEFAULT, "cuMemAlloc_v2");
+  } else if (strcmp(name, "dlsym_foreign") == 0) {
+    for (long i = 0; i < count; i++) symbol(RTLD_DEFAULT, "strerror");
+  } else if (strcmp(name, "get_proc_other") == 0) {
+    void *address;
+    for (long i = 0; i < count; i++) check((int)api.get_proc("cuDriverGetVersion", &address, 12000, 0, NULL), "cuGetProcAddress");
   } else if (strcmp(name, "get_proc") == 0) {
     void *address;
     for (long i = 0; i < count; i++) check((int)api.get_proc("cuMemAlloc", &address, 12000, 0, NULL), "cuGetProcAddress");
@@ -168,43 +183,79 @@ static void run(const char *name, size_t size, long count) {
   }
 }
 
-/* `driver_bench spawn COUNT PRELOAD PROGRAM [ARGS]`: starts PROGRAM alternately plain and with LD_PRELOAD; prints the
- * median microseconds of both and of the paired difference. */
 static int by_value(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
-static double start_once(char **argv, char **environment) {
-  pid_t pid;
-  int status;
-  double begin = now_ns();
-  check(posix_spawn(&pid, argv[0], NULL, NULL, argv, environment), "posix_spawn");
-  waitpid(pid, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fprintf(stderr, "driver_bench: %s failed\n", argv[0]), exit(1);
-  return (now_ns() - begin) / 1e3;
+/* Microseconds that processes of ours took: by the clock, and on a processor (other programs' turns do not count). */
+struct cost {
+  double wall, cpu;
+};
+
+static double children_cpu_us(void) {
+  struct rusage usage;
+  getrusage(RUSAGE_CHILDREN, &usage);
+  return ((double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec) * 1e6 + (double)usage.ru_utime.tv_usec +
+         (double)usage.ru_stime.tv_usec;
 }
 
-static int spawn_pairs(int count, const char *preload, char **argv) {
-  extern char **environ;
+/* COUNT processes at the same time, until the last has ended. */
+static struct cost start_many(int count, char **argv, char **environment) {
+  pid_t *pids = calloc((size_t)count, sizeof *pids);
+  int status, failed = 0;
+  double begin = now_ns(), cpu = children_cpu_us();
+  for (int i = 0; i < count; i++) check(posix_spawn(&pids[i], argv[0], NULL, NULL, argv, environment), "posix_spawn");
+  for (int i = 0; i < count; i++) {
+    waitpid(pids[i], &status, 0);
+    failed += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+  }
+  struct cost cost = {(now_ns() - begin) / 1e3, children_cpu_us() - cpu};
+  if (failed) fprintf(stderr, "driver_bench: %d of %d %s failed\n", failed, count, argv[0]), exit(1);
+  free(pids);
+  return cost;
+}
+
+static char **with_preload(const char *preload) {
+  static char assignment[4096];
   int n = 0;
   while (environ[n]) n++;
-  char **with = calloc((size_t)n + 2, sizeof *with), assignment[4096];
+  char **with = calloc((size_t)n + 2, sizeof *with);
   memcpy(with, environ, sizeof *with * (size_t)n);
   snprintf(assignment, sizeof assignment, "LD_PRELOAD=%s", preload);
   with[n] = assignment;
-  double *plain = calloc((size_t)count, sizeof *plain), *hooked = calloc((size_t)count, sizeof *hooked),
-         *difference = calloc((size_t)count, sizeof *difference);
-  for (int i = 0; i < count; i++) {
-    if (i % 2) hooked[i] = start_once(argv, with);
-    plain[i] = start_once(argv, environ);
-    if (i % 2 == 0) hooked[i] = start_once(argv, with);
-    difference[i] = hooked[i] - plain[i];
+  return with;
+}
+
+static void print_medians(double (*time)[2], int turns) {
+  double *sorted[4]; /* plain, hooked, difference, ratio */
+  for (int i = 0; i < 4; i++) sorted[i] = calloc((size_t)turns, sizeof *sorted[i]);
+  for (int i = 0; i < turns; i++) {
+    sorted[0][i] = time[i][0];
+    sorted[1][i] = time[i][1];
+    sorted[2][i] = time[i][1] - time[i][0];
+    sorted[3][i] = time[i][1] / time[i][0];
   }
-  qsort(plain, (size_t)count, sizeof *plain, by_value);
-  qsort(hooked, (size_t)count, sizeof *hooked, by_value);
-  qsort(difference, (size_t)count, sizeof *difference, by_value);
-  printf("%.1f %.1f %.1f\n", plain[count / 2], hooked[count / 2], difference[count / 2]);
+  for (int i = 0; i < 4; i++) qsort(sorted[i], (size_t)turns, sizeof *sorted[i], by_value);
+  for (int i = 0; i < 4; i++) printf("%.3f ", sorted[i][turns / 2]);
+}
+
+/* `driver_bench start COUNT TURNS PRELOAD PROGRAM [ARGS]`: starts COUNT times PROGRAM at once, alternately plain and with
+ * LD_PRELOAD. Prints medians over the turns: microseconds plain, with, difference and ratio within a turn, all by the
+ * clock, then the same four of processor time. */
+static int start_pairs(int count, int turns, const char *preload, char **argv) {
+  char **with = with_preload(preload);
+  double(*wall)[2] = calloc((size_t)turns, sizeof *wall), (*cpu)[2] = calloc((size_t)turns, sizeof *cpu);
+  for (int i = 0; i < turns; i++)
+    for (int side = 0; side < 2; side++) {
+      int hooked = side ^ (i % 2);
+      struct cost cost = start_many(count, argv, hooked ? with : environ);
+      wall[i][hooked] = cost.wall;
+      cpu[i][hooked] = cost.cpu;
+    }
+  print_medians(wall, turns);
+  print_medians(cpu, turns);
+  printf("\n");
   return 0;
 }
 
@@ -212,7 +263,8 @@ int main(int argc, char **argv) {
   char name[64];
   size_t size;
   long count;
-  if (argc > 4 && strcmp(argv[1], "spawn") == 0) return spawn_pairs(atoi(argv[2]), argv[3], argv + 4);
+  if (argc > 5 && strcmp(argv[1], "start") == 0)
+    return start_pairs(atoi(argv[2]), atoi(argv[3]), argv[4], argv + 5);
   open_driver();
   if (argc > 1 && strcmp(argv[1], "first") == 0) { /* cuInit, context and first allocation, then end */
     alloc_free(4096, 1);
@@ -220,9 +272,9 @@ int main(int argc, char **argv) {
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
   while (scanf("%63s %zu %ld", name, &size, &count) == 3) {
-    double begin = now_ns();
+    double begin = now_cpu_ns();
     run(name, size, count);
-    printf("%.3f\n", (now_ns() - begin) / (double)(count > 0 ? count : 1));
+    printf("%.3f\n", (now_cpu_ns() - begin) / (double)(count > 0 ? count : 1));
   }
   return 0;
 }

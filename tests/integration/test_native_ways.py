@@ -40,6 +40,11 @@ def test_the_program_tells_limited_from_unlimited(place):
     assert words(place, "simple", LD_PRELOAD="") == [UNLIMITED]
 
 
+def test_errors_of_lookups_are_the_c_librarys(place):
+    assert words(place, "errors") == [LIMITED] * 2
+    assert words(place, "errors", LD_PRELOAD="") == [UNLIMITED] * 2
+
+
 @pytest.mark.parametrize("driver", ["libcuda.so.1", SECOND_DRIVER], ids=["by name", "by path"])
 def test_a_driver_that_the_program_loads_into_a_namespace_of_its_own(place, driver):
     assert words(place, "own_namespace", driver) == [LIMITED]

@@ -37,6 +37,25 @@ static void simple(const char *file) {
   say(use_driver(by_handle));
 }
 
+/* A lookup that succeeds leaves no error, however it was answered; one that fails leaves its own. */
+static void errors(const char *file) {
+  (void)file;
+  void *scopes[] = {RTLD_DEFAULT, dlopen(NULL, RTLD_NOW), dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL)};
+  for (int round = 0; round < 3; round++)
+    for (int i = 0; i < 3; i++) {
+      void *hooked = dlsym(scopes[i], "cuMemAlloc_v2"), *error;
+      dlsym(scopes[i], "cuNoSuchFunction");
+      if (dlsym(scopes[i], "cuMemAlloc_v2") != hooked || hooked == NULL || dlerror() != NULL) say("an error is left");
+      dlsym(scopes[i], "cuNoSuchFunction");
+      if (dlsym(scopes[i], "cuDriverGetVersion") == NULL || dlerror() != NULL) say("an error is left");
+      if (dlsym(scopes[i], "cuNoSuchFunction") != NULL || (error = dlerror()) == NULL) say("no error");
+      else if (strstr(error, "cuNoSuchFunction") == NULL) say(error);
+    }
+  handle = RTLD_DEFAULT;
+  say(use_driver(by_handle));
+  say(use_driver(by_handle));
+}
+
 /* --- copies of the driver ---------------------------------------------------------------------------------------- */
 
 /* The program makes a namespace for the driver and looks into it from outside. */
@@ -209,7 +228,7 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     void (*go)(const char *file);
-  } ways[] = {{"simple", simple},           {"own_namespace", own_namespace}, {"two_drivers", two_drivers},
+  } ways[] = {{"simple", simple}, {"errors", errors},           {"own_namespace", own_namespace}, {"two_drivers", two_drivers},
               {"reopen", reopen},           {"local_plugin", local_plugin},   {"deep_plugin", deep_plugin},
               {"far_plugin", far_plugin},   {"constructor", constructor},     {"threads", threads},
               {"forks", forks},             {"clones", clones},               {"clean", clean},
