@@ -19,6 +19,7 @@ from tests.native.running import (
     Place,
 )
 from tests.unit.fakedriver.conftest import Peer
+from vcuda import read_ledger
 
 DEVICE, HOST, NOWHERE = 1, 2, 0
 CHUNK = 32 * MIB  # of pools on the simulated machines
@@ -42,6 +43,10 @@ class Pools:
         peer = self.start(self.place.env(self.limit, **extra))
         peer(f"context({device})")
         return peer
+
+    def peak(self) -> int:
+        """The most that the ledger ever held of GPU 0."""
+        return max(read_ledger(self.place.quota / "ledger").peak.values())
 
     def physical(self, gpu: int = 0) -> int:
         """Bytes used on the GPU, contexts included."""
@@ -103,6 +108,18 @@ def test_a_chunk_that_does_not_fit_is_given_back(pools):
     assert peer("used()") == CONTEXT + CHUNK == here.physical()
     assert peer(f"take({31 * MIB})") > 0, "what is there can be used to the end"
     assert peer("alloc(8 << 20)") > 0
+
+
+def test_a_refused_growth_is_given_back_whatever_the_pool_would_keep(pools):
+    here = pools(str(CONTEXT + CHUNK + 8 * MIB))
+    peer = here.peer()
+    assert peer("keep(default_pool(), 2**64 - 1)") == 0
+    assert peer(f"take({MIB})") > 0
+    for _ in range(3):
+        assert peer(f"take({35 * MIB}, make_stream(1))") == -OUT_OF_MEMORY
+        assert here.physical() <= CONTEXT + 2 * CHUNK
+    assert peer("event_sync(0)") == 0
+    assert peer("used()") == CONTEXT + CHUNK == here.physical()
 
 
 def test_chunks_of_another_size_are_learned(pools, tmp_path):
@@ -400,6 +417,7 @@ def test_threads_race_for_the_last_chunks_of_a_pool(pools, own):
     peer = here.peer()
     peer(f"globals().update(pool={'make_pool()' if own else 0})")
     assert set(peer(f"race(8, 150, {CHUNK}, pool)")) <= {OUT_OF_MEMORY}
+    assert limit - CHUNK < here.peak() <= limit
     assert peer("sync()") == 0
     assert peer("used()") == CONTEXT == here.physical()
 
@@ -477,6 +495,7 @@ def test_the_ledger_follows_whatever_a_program_does(pools, seed):
             assert peer("call('cuCtxSynchronize')") == 0
             assert peer("used()") == here.physical(), turn
     assert model.refused > 0
+    assert here.peak() <= limit
     for address in model.live:
         assert peer(f"free({address})") == 0
     for pool in model.pools:
