@@ -18,7 +18,7 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.roles import node, status, topology
+from agent.roles import doctor, node, status, topology
 
 __all__ = ["main"]
 
@@ -68,13 +68,16 @@ def _dispatch(arguments: list[str]) -> int:
     parser = _parser()
     known, unknown = parser.parse_known_args(arguments)
     mistakes = tuple(_unknown(one, known.flags) for one in unknown)
-    if known.command == "node":
+    if known.command in ("node", "doctor"):
         flags = {
             key.replace("_", "-"): value
             for key, value in vars(known).items()
             if key not in ("command", "flags")
         }
-        node.run(config.load(flags, config.environment(), mistakes=mistakes))
+        settings = config.load(flags, config.environment(), mistakes=mistakes)
+        if known.command == "doctor":
+            return _examine(settings)
+        node.run(settings)
         return _OK
     if mistakes:
         raise ConfigError(mistakes)
@@ -94,6 +97,14 @@ def _dispatch(arguments: list[str]) -> int:
     return _OK
 
 
+def _examine(settings: config.Config) -> int:
+    failed = False
+    for finding, line in doctor.as_lines(doctor.examine(settings, node.look)):
+        failed = failed or finding.level == "fail"
+        print(line, flush=True)
+    return _FAILED if failed else _OK
+
+
 def _unknown(argument: str, flags: Sequence[str]) -> str:
     name = argument.partition("=")[0]
     near = difflib.get_close_matches(name, flags, n=1)
@@ -104,17 +115,21 @@ def _unknown(argument: str, flags: Sequence[str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    node_parser = commands.add_parser(
-        "node",
-        help="serve the GPUs of this node to the kubelet",
-        description="Every flag can also be set in the environment (GIGASLICE_STATE_DIR) or in the file (stateDir).",
-        allow_abbrev=False,
-    )
-    node_parser.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
-    for field in config.FIELDS:
-        text = f"{field.help} (default: {field.default})".replace("%", "%%")
-        node_parser.add_argument(f"--{field.flag}", metavar=field.metavar, help=text)
-    node_parser.set_defaults(flags=["--config", *(f"--{field.flag}" for field in config.FIELDS)])
+    for name, text in (
+        ("node", "serve the GPUs of this node to the kubelet"),
+        ("doctor", "look whether an agent with these settings would work here"),
+    ):
+        one = commands.add_parser(
+            name,
+            help=text,
+            description="Flags can also be set in the environment (GIGASLICE_STATE_DIR) or in the file (stateDir).",
+            allow_abbrev=False,
+        )
+        one.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
+        for field in config.FIELDS:
+            meaning = f"{field.help} (default: {field.default})".replace("%", "%%")
+            one.add_argument(f"--{field.flag}", metavar=field.metavar, help=meaning)
+        one.set_defaults(flags=["--config", *(f"--{field.flag}" for field in config.FIELDS)])
     status_parser = commands.add_parser("status", help="show who holds what on this node", allow_abbrev=False)
     state_dir = next(field.default for field in config.FIELDS if field.flag == "state-dir")
     status_parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")

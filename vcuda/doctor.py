@@ -23,7 +23,7 @@ from typing import Literal
 from vcuda import contract, devices, errors, install, program, quotas, settings
 from vcuda.limits import GpuLimit, read_limits
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "check_locks", "examine"]
 
 _PROBE = Path(__file__).with_name("probe.py")
 _CHILD_SECONDS = 30
@@ -104,28 +104,32 @@ def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("ok", "CUDA driver", f"CUDA {version // 1000}.{version % 1000 // 10}")
 
 
+def check_locks(directory: Path, remedy: str) -> Finding:
+    """Whether the kernel tells who holds a record lock on a file in DIRECTORY, on which the ledger's slots rest."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
+            fcntl.fcntl(file, fcntl.F_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0))
+            owner = _lock_owner(file.name)
+    except OSError as error:
+        return Finding("fail", "record locks", f"cannot lock a file in {directory}: {error.strerror}", remedy)
+    if owner == os.getpid():
+        return Finding("ok", "record locks", "the kernel tells the owner")
+    return Finding(
+        "fail", "record locks", f"the file system of {directory} does not tell who owns a lock", remedy
+    )
+
+
 def _check_directory(base: Path) -> Iterator[Finding]:
     try:
         quotas.private_base(base)
-        with tempfile.NamedTemporaryFile(dir=base, prefix=".doctor-") as file:
-            fcntl.fcntl(file, fcntl.F_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0))
-            owner = _lock_owner(file.name)
     except errors.VcudaError as error:
         yield Finding("fail", "permissions", f"{error.what}: {error.cause}", error.remedy)
         return
     except OSError as error:
-        yield Finding("fail", "permissions", f"cannot lock a file in {base}: {error}", "set XDG_RUNTIME_DIR")
+        yield Finding("fail", "permissions", f"{base}: {error}", "set XDG_RUNTIME_DIR")
         return
     yield Finding("ok", "permissions", f"{base} is yours alone")
-    if owner == os.getpid():
-        yield Finding("ok", "record locks", "the kernel tells the owner")
-    else:
-        yield Finding(
-            "fail",
-            "record locks",
-            f"the file system of {base} does not tell who owns a lock",
-            "set XDG_RUNTIME_DIR to a directory on a local file system",
-        )
+    yield check_locks(base, "set XDG_RUNTIME_DIR to a directory on a local file system")
 
 
 def _lock_owner(path: str) -> int:

@@ -1,0 +1,189 @@
+"""Looks whether an agent of this configuration would work on this node: one finding per question, with what to do.
+
+Meant to run where the agent runs (in its pod, or as root on the node), before it or beside it. Takes no lock, changes
+nothing that an agent owns, and asks each question on its own, so that one answer does not hide the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+import vcuda
+from agent import units
+from agent.config import Config
+from agent.discovery.source import Inventory
+from agent.errors import GigasliceError
+from agent.kube import find_access
+from agent.kubelet.podresources import PodResourcesClient
+from vcuda.doctor import Finding, check_locks
+
+__all__ = ["as_lines", "examine"]
+
+_HOST_PID_NAMESPACE = (
+    0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the first namespace has this number everywhere
+)
+_CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def examine(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
+    """All findings, in an order in which an early failure explains later ones. LOOK finds the GPUs."""
+    yield from _check_gpus(config, look)
+    yield _check_library()
+    yield from _check_state(config.state_dir)
+    yield from _check_kubelet(config)
+    yield _check_pod_resources(config)
+    yield _check_pid_namespace(Path("/proc/self/ns/pid"))
+    yield _check_api(config)
+    if config.visible_devices == "cdi":
+        yield _check_cdi(_CDI_DIRECTORIES)
+
+
+def as_lines(findings: Iterator[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Each finding with its line for people."""
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        yield finding, f"{finding.level:<5} {finding.subject:<16} {finding.text}{remedy}"
+
+
+def _check_gpus(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
+    try:
+        inventory = look(config)
+    except GigasliceError as error:
+        yield Finding("fail", "GPUs", str(error))
+        return
+    except vcuda.VcudaError as error:
+        yield Finding("fail", "GPUs", f"{error.what}: {error.cause}", error.remedy)
+        return
+    for gpu in inventory.gpus:
+        numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
+        text = f"{gpu.model}, {gpu.slices} slices of {units.format_bytes(gpu.slice_bytes)}{numa}, {gpu.uuid}"
+        if gpu.healthy:
+            yield Finding("ok", f"GPU {gpu.index}", text)
+        else:
+            yield Finding(
+                "warn", f"GPU {gpu.index}", text, "it is not healthy: see the agent's log and dmesg"
+            )
+    for sentence in inventory.warnings:
+        yield Finding("warn", "GPUs", sentence, "the agent works, with what it knows")
+
+
+def _check_library() -> Finding:
+    try:
+        path = vcuda.library_path()
+    except vcuda.VcudaError as error:
+        return Finding("fail", "library", f"{error.what}: {error.cause}", error.remedy)
+    return Finding("ok", "library", f"{path.name} of version {vcuda.__version__}")
+
+
+def _nearest(path: Path) -> Path:
+    """PATH, or the closest directory above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _check_state(directory: Path) -> Iterator[Finding]:
+    present = _nearest(directory)
+    if not os.access(present, os.W_OK | os.X_OK):
+        yield Finding(
+            "fail", "state", f"{present} cannot be written", "run as root, or choose another --state-dir"
+        )
+        return
+    missing = "" if present == directory else ", which the agent will make"
+    yield Finding("ok", "state", f"{directory}{missing}")
+    yield check_locks(present, "choose a --state-dir on a local file system (ext4, xfs, btrfs)")
+    free = os.statvfs(present)
+    if free.f_bavail * free.f_frsize < 64 << 20:
+        size = units.format_bytes(free.f_bavail * free.f_frsize)
+        yield Finding("warn", "state", f"only {size} free", "each allocation takes 340 KiB")
+
+
+def _check_kubelet(config: Config) -> Iterator[Finding]:
+    directory, path = config.kubelet_dir, config.kubelet_dir / "kubelet.sock"
+    if not directory.is_dir():
+        remedy = "mount it, or say where the kubelet of this distribution has it with --kubelet-dir"
+        yield Finding("fail", "kubelet", f"{directory} does not exist", remedy)
+        return
+    if not os.access(directory, os.W_OK):
+        yield Finding("fail", "kubelet", f"{directory} cannot be written", "run as root, mount it writable")
+        return
+    if problem := _unreachable(path):
+        yield Finding(
+            "fail", "kubelet", f"{path}: {problem}", "is the kubelet running, and this its directory?"
+        )
+        return
+    yield Finding("ok", "kubelet", f"{path} answers")
+    own = directory / config.socket_name
+    if own.exists() and not _unreachable(own):
+        yield Finding("ok", "agent", f"one serves {config.resource} already")
+
+
+def _unreachable(path: Path) -> str:
+    """Why nobody answers on a Unix socket; nothing when somebody does."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return "is no socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            probe.connect(str(path))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _check_pod_resources(config: Config) -> Finding:
+    client = PodResourcesClient(config.pod_resources, config.resource)
+    try:
+        asyncio.run(client.list())
+    except (GigasliceError, grpc.RpcError) as error:
+        return Finding("fail", "pod resources", str(error), "or name another socket with --pod-resources")
+    return Finding("ok", "pod resources", f"{config.pod_resources} answers")
+
+
+def _check_pid_namespace(path: Path) -> Finding:
+    try:
+        inside = path.stat().st_ino != _HOST_PID_NAMESPACE
+    except OSError as error:
+        return Finding("warn", "PIDs", f"{path}: {error.strerror}", "mount /proc")
+    if inside:
+        remedy = "set hostPID: true, or memory that no call declares is not measured"
+        return Finding("fail", "PIDs", "this is not the host's PID namespace", remedy)
+    return Finding("ok", "PIDs", "these are the host's")
+
+
+def _check_api(config: Config) -> Finding:
+    if config.kube_api == "off":
+        return Finding("ok", "API server", "not to be asked (--kube-api=off)")
+    try:
+        access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+    except GigasliceError as error:
+        return Finding("fail", "API server", str(error))
+    if access is None:
+        remedy = "annotations are not read and pods get no events; --kubeconfig names credentials"
+        return Finding("warn", "API server", whence, remedy)
+    if not config.node_name:
+        return Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
+    return Finding("ok", "API server", f"{access}, {whence}, node {config.node_name}")
+
+
+def _check_cdi(directories: tuple[Path, ...]) -> Finding:
+    files = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
+    if any("nvidia.com/gpu" in _text(path) for path in files):
+        return Finding("ok", "CDI", "devices nvidia.com/gpu are described")
+    where = " or ".join(map(str, directories))
+    remedy = "nvidia-ctk cdi generate --device-name-strategy=uuid; in a pod, mount that directory to have it checked"
+    return Finding("warn", "CDI", f"no description of nvidia.com/gpu in {where}", remedy)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,99 @@
+"""Preflight: each thing that can be wrong with a node is told on a line of its own, with what to do."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent import cli, config
+from agent.discovery.source import Inventory
+from agent.errors import MissingError
+from agent.model import Gpu, Topology
+from agent.roles import doctor
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.nodes import GIB, uuid
+
+
+def inventory(**more):
+    return Inventory((Gpu(uuid(0), 0, "NVIDIA L4", 24 * GIB, 24, GIB, **more),), Topology.flat(1))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def load(**flags):
+        given = {"state-dir": str(tmp_path / "state"), "kube-api": "off"}
+        given |= {"kubelet-dir": str(tmp_path / "nowhere"), "pod-resources": str(tmp_path / "no.sock")}
+        return config.load(given | {name.replace("_", "-"): value for name, value in flags.items()}, {})
+
+    return load
+
+
+def findings(settings, look=lambda _: inventory()):
+    found = list(doctor.as_lines(doctor.examine(settings, look)))
+    assert all("\n" not in line for _, line in found)
+    assert all(one.remedy or one.level == "ok" or one.subject == "GPUs" for one, _ in found)
+    return {one.subject: one for one, _ in found}
+
+
+def test_a_node_that_is_ready(settings):
+    with tempfile.TemporaryDirectory(prefix="gs-") as short, FakeKubelet(Path(short)) as kubelet:
+        found = findings(
+            settings(
+                kubelet_dir=str(kubelet.plugin_directory), pod_resources=str(kubelet.pod_resources_socket)
+            )
+        )
+    assert {one.level for one in found.values() if one.subject != "PIDs"} == {"ok"}
+    assert "24 slices of 1 GiB" in found["GPU 0"].text
+
+
+def test_a_node_without_a_kubelet_where_it_was_looked_for(settings, tmp_path):
+    found = findings(settings())
+    assert found["kubelet"].level == found["pod resources"].level == "fail"
+    assert "--kubelet-dir" in found["kubelet"].remedy
+    (tmp_path / "nowhere").mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "nowhere" / "kubelet.sock"))
+    found = findings(settings())
+    assert (found["kubelet"].level, "refused" in found["kubelet"].text) == ("fail", True)
+
+
+def test_no_driver_and_a_sick_card(settings):
+    def nothing(_):
+        raise MissingError("no driver; install it")
+
+    assert findings(settings(), nothing)["GPUs"].text == "no driver; install it"
+    assert findings(settings(), lambda _: inventory(healthy=False))["GPU 0"].level == "warn"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_state_directory_that_cannot_be_written(settings):
+    assert findings(settings(state_dir="/proc/state"))["state"].level == "fail"
+
+
+def test_the_pid_namespace_is_told_by_its_number(tmp_path):
+    assert doctor._check_pid_namespace(tmp_path).level == "fail"
+    assert doctor._check_pid_namespace(tmp_path / "missing").level == "warn"
+
+
+def test_cdi_descriptions_are_looked_for(tmp_path):
+    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
+    (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
+    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
+
+
+def test_the_command_fails_when_anything_does(tmp_path, capsys):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(f"gpus:\n  - {{uuid: {uuid(0)}, model: NVIDIA L4, memory: 24GiB}}\n")
+    words = ["doctor", "--inventory", str(path), "--state-dir", str(tmp_path), "--kube-api", "off"]
+    assert cli.main([*words, "--kubelet-dir", str(tmp_path / "x")]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("ok    GPU 0") and "\nfail  kubelet" in out
+    assert cli.main(["doctor", "--slice", "8 apples"]) == 2
+
+
+def test_nothing_is_left_behind(settings, tmp_path):
+    before = sorted(Path(tmp_path).rglob("*"))
+    findings(settings())
+    assert sorted(Path(tmp_path).rglob("*")) == before
