@@ -114,7 +114,7 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 # --- programs that tests run under the library ------------------------------------------------------------------
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
-  ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
+  vmm-race ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
   interposer.so ways-asan ways-tsan)
 
 .PHONY: native-clients
@@ -124,6 +124,10 @@ $(BUILD)/native/clients/client: tests/native/clients/client.c tests/native/clien
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@ $(filter %.c,$^) -ldl
+$(BUILD)/native/clients/vmm-race: tests/native/clients/vmm_race.c $(BUILD)/fakedriver/libcuda.so | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@ $< -L$(BUILD)/fakedriver -lcuda
 $(BUILD)/native/clients/client-linked: tests/native/clients/client.c tests/native/clients/reach.c tests/native/clients/reach.h \
     $(BUILD)/fakedriver/libcuda.so | $(VENV)
 	@mkdir -p $(@D)

@@ -27,7 +27,6 @@ uint32_t store_new(struct store *store) {
   if (number != 0) {
     uint32_t *record = store_at(store, number);
     store->free = *record;
-    *record = 0;
     return number;
   }
   if (store->fresh + 1 >= store->capacity && !grow(store)) return 0;
@@ -36,7 +35,6 @@ uint32_t store_new(struct store *store) {
 
 void store_delete(struct store *store, uint32_t number) {
   uint32_t *record = store_at(store, number);
-  memset(record, 0, store->size);
   *record = store->free;
   store->free = number;
 }

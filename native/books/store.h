@@ -14,11 +14,12 @@ struct store {
   uint32_t capacity, fresh, free;
 };
 
-/* Number of a zeroed record; 0: no memory. */
+/* Number of a record, which holds whatever its last user left there; zero but for its first word when it had none.
+ * 0: no memory. */
 uint32_t store_new(struct store *store);
 void store_delete(struct store *store, uint32_t number);
 
-/* Numbers that were ever given out are 1 ... store->fresh; a deleted record is zero but for its first word. */
+/* Numbers that were ever given out are 1 ... store->fresh. */
 static inline void *store_at(const struct store *store, uint32_t number) {
   return store->records + (size_t)number * store->size;
 }

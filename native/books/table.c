@@ -87,16 +87,28 @@ int table_put(struct table *table, const struct table_entry *entry, struct table
   return result;
 }
 
+int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old) {
+  return put(shard_of(table, entry->key), entry, old);
+}
+
+static int get(struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  if (shard->count == 0) return 0;
+  const struct table_entry *slot = find(shard, key);
+  if (slot->key == 0) return 0;
+  *out = *slot;
+  return 1;
+}
+
 int table_get(struct table *table, uint64_t key, struct table_entry *out) {
   struct table_shard *shard = shard_of(table, key);
-  int found = 0, biased = enter(table, shard);
-  if (shard->count != 0) {
-    const struct table_entry *slot = find(shard, key);
-    found = slot->key != 0;
-    if (found) *out = *slot;
-  }
+  int biased = enter(table, shard);
+  int found = get(shard, key, out);
   leave(table, shard, biased);
   return found;
+}
+
+int table_get_locked(struct table *table, uint64_t key, struct table_entry *out) {
+  return get(shard_of(table, key), key, out);
 }
 
 /* Closes the gap: every following entry that may move into it without passing its home does. */
@@ -111,19 +123,25 @@ static void remove_slot(struct table_shard *shard, uint32_t gap) {
   shard->count--;
 }
 
+static int take(struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  if (shard->count == 0) return 0;
+  struct table_entry *slot = find(shard, key);
+  if (slot->key == 0) return 0;
+  *out = *slot;
+  remove_slot(shard, (uint32_t)(slot - shard->slots));
+  return 1;
+}
+
 int table_take(struct table *table, uint64_t key, struct table_entry *out) {
   struct table_shard *shard = shard_of(table, key);
-  int found = 0, biased = enter(table, shard);
-  if (shard->count != 0) {
-    struct table_entry *slot = find(shard, key);
-    found = slot->key != 0;
-    if (found) {
-      *out = *slot;
-      remove_slot(shard, (uint32_t)(slot - shard->slots));
-    }
-  }
+  int biased = enter(table, shard);
+  int found = take(shard, key, out);
   leave(table, shard, biased);
   return found;
+}
+
+int table_take_locked(struct table *table, uint64_t key, struct table_entry *out) {
+  return take(shard_of(table, key), key, out);
 }
 
 /* Takes entries of the owner from slot *NEXT on, at most MAX. A removal moves entries back across *NEXT only from

@@ -41,6 +41,11 @@ int table_put(struct table *table, const struct table_entry *entry, struct table
 int table_get(struct table *table, uint64_t key, struct table_entry *out);
 int table_take(struct table *table, uint64_t key, struct table_entry *out);
 
+/* The same three for a table whose every user holds one and the same lock of his own: they take none. */
+int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old);
+int table_get_locked(struct table *table, uint64_t key, struct table_entry *out);
+int table_take_locked(struct table *table, uint64_t key, struct table_entry *out);
+
 /* Removes every entry of OWNER and hands each to VISIT, with no lock held that VISIT could need. */
 typedef void table_visit(const struct table_entry *entry, void *data);
 void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, void *data);

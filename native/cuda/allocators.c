@@ -9,6 +9,7 @@
 #include "holding.h"
 #include "limit.h"
 #include "pool.h"
+#include "sparse.h"
 #include "vmm.h"
 
 uint64_t allocators_usage(uint32_t column) {
@@ -38,12 +39,18 @@ void allocators_context_gone(uint32_t column) {
   pool_context_gone(column);
 }
 
+void allocators_forget_owner(uint32_t owner) {
+  charge_forget_owner(owner);
+  sparse_forget_owner(owner);
+}
+
 void allocators_after_fork(void) {
   charge_after_fork();
   context_after_fork();
   graph_memory_after_fork();
   holding_after_fork();
   vmm_after_fork();
+  sparse_after_fork();
   limit_after_fork();
   pool_after_fork();
   excess_after_fork();

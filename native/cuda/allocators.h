@@ -17,6 +17,9 @@ int allocators_reclaim(uint32_t column);
  * and may have gone too. */
 void allocators_context_gone(uint32_t column);
 
+/* A context is gone (context.h), and what died with it is given back. */
+void allocators_forget_owner(uint32_t owner);
+
 /* In a forked child, which has no context and no memory. */
 void allocators_after_fork(void);
 

@@ -5,15 +5,20 @@
 #include "charge.h"
 #include "driver.h"
 #include "format.h"
+#include "sparse.h"
 
-static CUresult destroy_array(CUdeviceptr key) {
+static CUresult free_array(CUdeviceptr key) {
   return real_cuda.cuArrayDestroy != NULL ? real_cuda.cuArrayDestroy((CUarray)(uintptr_t)key) : CUDA_ERROR_NOT_FOUND;
 }
 
-static CUresult destroy_mipmap(CUdeviceptr key) {
+static CUresult free_mipmap(CUdeviceptr key) {
   if (real_cuda.cuMipmappedArrayDestroy == NULL) return CUDA_ERROR_NOT_FOUND;
   return real_cuda.cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)key);
 }
+
+static CUresult destroy_array(CUdeviceptr key) { return sparse_destroy(key, free_array); }
+
+static CUresult destroy_mipmap(CUdeviceptr key) { return sparse_destroy(key, free_mipmap); }
 
 #define SHAPE_2D(d)                                                                                        \
   {                                                                                                        \
@@ -25,19 +30,24 @@ static CUresult destroy_mipmap(CUdeviceptr key) {
     .channels = (d)->NumChannels, .flags = (d)->Flags                                                         \
   }
 
+static CUresult made_without_memory(CUresult result, uint64_t array, unsigned int flags) {
+  if (result == CUDA_SUCCESS) sparse_begin(array, flags);
+  return result;
+}
+
 /* The four creators differ in their descriptor alone. */
-#define CREATE(symbol, SHAPE)                                                           \
-  if (array == NULL || desc == NULL) return real_cuda.symbol(array, desc);              \
-  const struct array_shape shape = SHAPE(desc);                                         \
-  struct charge charge;                                                                 \
-  CUarray made = NULL;                                                                  \
-  uint64_t bytes = array_bytes(&shape);                                                 \
-  if (bytes == 0) return real_cuda.symbol(array, desc);                                 \
-  CUresult result = charge_begin(&charge, bytes);                                       \
-  if (result != CUDA_SUCCESS) return result;                                            \
-  result = real_cuda.symbol(&made, desc);                                               \
-  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_array);     \
-  if (result == CUDA_SUCCESS) *array = made;                                            \
+#define CREATE(symbol, SHAPE)                                                                  \
+  if (array == NULL || desc == NULL) return real_cuda.symbol(array, desc);                     \
+  const struct array_shape shape = SHAPE(desc);                                                \
+  struct charge charge;                                                                        \
+  CUarray made = NULL;                                                                         \
+  uint64_t bytes = array_bytes(&shape);                                                        \
+  CUresult result = bytes == 0 ? real_cuda.symbol(array, desc) : charge_begin(&charge, bytes); \
+  if (bytes == 0) return made_without_memory(result, (uintptr_t)*array, shape.flags);          \
+  if (result != CUDA_SUCCESS) return result;                                                   \
+  result = real_cuda.symbol(&made, desc);                                                      \
+  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_array);            \
+  if (result == CUDA_SUCCESS) *array = made;                                                   \
   return result
 
 CUresult vc_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *desc) { CREATE(cuArrayCreate, SHAPE_2D); }
@@ -59,8 +69,8 @@ CUresult vc_cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_
   struct charge charge;
   CUmipmappedArray made = NULL;
   uint64_t bytes = mipmap_bytes(&shape, levels);
-  if (bytes == 0) return real_cuda.cuMipmappedArrayCreate(mipmap, desc, levels);
-  CUresult result = charge_begin(&charge, bytes);
+  CUresult result = bytes == 0 ? real_cuda.cuMipmappedArrayCreate(mipmap, desc, levels) : charge_begin(&charge, bytes);
+  if (bytes == 0) return made_without_memory(result, (uintptr_t)*mipmap, shape.flags);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMipmappedArrayCreate(&made, desc, levels);
   result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_mipmap);

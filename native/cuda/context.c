@@ -125,7 +125,7 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   const struct table_entry entry = {(uintptr_t)context, cost, column, owner};
   struct table_entry old;
   if (table_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
-    charge_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
+    allocators_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
     charge_return(old.column, old.bytes);
   }
   contexts_changed();
@@ -149,7 +149,7 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation) {
 
 static void settle(const struct table_entry *entry) {
   contexts_changed();
-  charge_forget_owner(entry->owner);
+  allocators_forget_owner(entry->owner);
   charge_return(entry->column, entry->bytes);
   allocators_context_gone(entry->column);
   excess_renew(entry->column);
@@ -236,7 +236,7 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   uint32_t owner = atomic_exchange(&gpu->primary_owner, new_owner());
   int known = gpu->primary_charged && table_take(&contexts, gpu->primary_context, &entry);
   contexts_changed();
-  if (owner != 0) charge_forget_owner(owner);
+  if (owner != 0) allocators_forget_owner(owner);
   if (known) charge_return(column, entry.bytes);
   gpu->primary_charged = 0;
   allocators_context_gone(column);

@@ -5,7 +5,7 @@
 #include "store.h"
 
 struct holding {
-  uint32_t next; /* in the list of those that wait for the watchers */
+  uint32_t next; /* the store's */
   uint32_t column;
   uint64_t handle; /* 0: the number stands for something else by now, or for nothing */
   uint64_t bytes;
@@ -14,7 +14,6 @@ struct holding {
   uint32_t tied;       /* ties of others to this */
   uint32_t ties;       /* the first of its own */
   CUdevice dev;
-  uint32_t waits; /* 1: in that list */
 };
 
 struct tie_record {
@@ -28,7 +27,6 @@ static struct lock lock;
 static struct store holdings = {.size = sizeof(struct holding)};
 static struct store ties = {.size = sizeof(struct tie_record)};
 static struct table numbers; /* handle -> number of its holding, as the owner */
-static uint32_t watchers, waiting;
 
 static int enter(void) {
   int biased = bias_enter(&bias);
@@ -47,7 +45,7 @@ static struct holding *at(uint32_t number) { return store_at(&holdings, number);
 
 static uint32_t find(uint64_t handle) {
   struct table_entry entry;
-  return handle != 0 && table_get(&numbers, handle, &entry) ? entry.owner : 0;
+  return handle != 0 && table_get_locked(&numbers, handle, &entry) ? entry.owner : 0;
 }
 
 static void settle(uint32_t number);
@@ -62,23 +60,18 @@ static void untie(uint32_t *link) {
   settle(to);
 }
 
-/* Under the lock, whenever a count went down. Its handle dies with the last reference and mapping, so the driver may
- * give the number out again while a multicast object still keeps the memory. */
+/* Under the lock, whenever a count went down: ends what nothing holds. Its handle dies with the last reference and
+ * mapping, so the driver may give the number out again while a multicast object still keeps the memory. */
 static void settle(uint32_t number) {
   struct holding *holding = at(number);
   struct table_entry entry;
-  if (holding->references != 0 || holding->holds != 0 || holding->waits) return;
-  if (watchers != 0) {
-    holding->waits = 1;
-    holding->next = waiting;
-    waiting = number;
-    return;
-  }
-  if (holding->handle != 0) table_take(&numbers, holding->handle, &entry);
+  if (holding->references != 0 || holding->holds != 0) return;
+  if (holding->handle != 0) table_take_locked(&numbers, holding->handle, &entry);
   holding->handle = 0;
   if (holding->tied != 0) return;
   while (holding->ties != 0) untie(&holding->ties);
   if (holding->bytes != 0) charge_return(holding->column, holding->bytes);
+  holding->bytes = 0;
   store_delete(&holdings, number);
 }
 
@@ -95,15 +88,13 @@ int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev) {
   int biased = enter();
   uint32_t number = store_new(&holdings);
   const struct table_entry entry = {handle, 0, 0, number};
-  if (number != 0 && table_put(&numbers, &entry, &old) < 0) {
+  if (number != 0 && table_put_locked(&numbers, &entry, &old) < 0) {
     store_delete(&holdings, number);
     number = 0;
   }
   if (number != 0) {
     struct holding *holding = at(number);
-    holding->handle = handle;
-    holding->references = 1;
-    holding->dev = dev;
+    *holding = (struct holding){.handle = handle, .references = 1, .dev = dev};
     if (charge != NULL && charge->taken) {
       holding->column = charge->column;
       holding->bytes = charge->bytes;
@@ -122,6 +113,13 @@ uint32_t holding_take(uint64_t handle) {
   return number;
 }
 
+void holding_again(uint32_t number) {
+  if (number == 0) return;
+  int biased = enter();
+  at(number)->holds++;
+  leave(biased);
+}
+
 static void give(uint32_t number, int reference) {
   if (number == 0) return;
   int biased = enter();
@@ -136,31 +134,12 @@ void holding_give(uint32_t number) { give(number, 0); }
 
 void holding_give_reference(uint32_t number) { give(number, 1); }
 
-void holding_watch(void) {
-  int biased = enter();
-  watchers++;
-  leave(biased);
-}
-
 int holding_found(uint64_t handle) {
   int biased = enter();
   uint32_t number = find(handle);
   if (number != 0) at(number)->references++;
   leave(biased);
   return number != 0;
-}
-
-void holding_watch_end(void) {
-  int biased = enter();
-  watchers--;
-  while (watchers == 0 && waiting != 0) {
-    uint32_t number = waiting;
-    struct holding *holding = at(number);
-    waiting = holding->next;
-    holding->waits = 0;
-    settle(number);
-  }
-  leave(biased);
 }
 
 uint32_t holding_tie_new(void) {
@@ -215,5 +194,4 @@ void holding_after_fork(void) {
   store_reset(&holdings);
   store_reset(&ties);
   table_reset(&numbers);
-  watchers = waiting = 0;
 }

@@ -18,16 +18,14 @@ int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev);
 /* One more hold on what HANDLE stands for. Returns the holding, 0 for a handle that is in no book; every function takes
  * a 0 and does nothing. */
 uint32_t holding_take(uint64_t handle);
+void holding_again(uint32_t holding); /* and another one on the same */
 void holding_give(uint32_t holding);
 
 /* holding_give(), after the driver has taken back a reference of the handle as well. */
 void holding_give_reference(uint32_t holding);
 
-/* Around a driver call that answers with a handle whose holding cannot be found beforehand: nothing ends in between.
- * holding_found() adds a reference; 0: HANDLE is in no book. */
-void holding_watch(void);
+/* The driver gave out one more reference of HANDLE. 0: it is in no book. */
 int holding_found(uint64_t handle);
-void holding_watch_end(void);
 
 /* A tie: the holding OF keeps the holding TO alive until the tie is cut or OF ends. */
 struct tie {

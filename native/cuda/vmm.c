@@ -92,30 +92,34 @@ CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   return result;
 }
 
-/* Two calls are answered with a handle that may be an old acquaintance. */
-
+/* A handle that is in no book is none of ours, a pool's for example; or it was, and while the driver answered another
+ * thread let go of the last that held it. Then nothing is mapped at ADDR any more, and asking again shows it. */
 CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr) {
-  holding_watch();
-  CUresult result = real_cuda.cuMemRetainAllocationHandle(handle, addr);
-  if (result == CUDA_SUCCESS) holding_found(*handle);
-  holding_watch_end();
+  CUmemGenericAllocationHandle found = 0;
+  if (handle == NULL) return real_cuda.cuMemRetainAllocationHandle(handle, addr);
+  CUresult result = real_cuda.cuMemRetainAllocationHandle(&found, addr);
+  if (result == CUDA_SUCCESS && !holding_found(found)) {
+    real_cuda.cuMemRelease(found);
+    result = real_cuda.cuMemRetainAllocationHandle(&found, addr);
+    if (result == CUDA_SUCCESS) holding_found(found);
+  }
+  if (result == CUDA_SUCCESS) *handle = found;
   return result;
 }
 
+/* The handle may be one that the process has already, with one reference more. */
 CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                            CUmemAllocationHandleType type) {
   CUmemGenericAllocationHandle made = 0;
   if (handle == NULL) return real_cuda.cuMemImportFromShareableHandle(handle, os_handle, type);
-  holding_watch();
   CUresult result = real_cuda.cuMemImportFromShareableHandle(&made, os_handle, type);
-  int booked = result != CUDA_SUCCESS || holding_found(made) || holding_open(made, NULL, -1);
-  holding_watch_end();
-  if (!booked) {
+  if (result != CUDA_SUCCESS) return result;
+  if (!holding_found(made) && !holding_open(made, NULL, -1)) {
     real_cuda.cuMemRelease(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (result == CUDA_SUCCESS) *handle = made;
-  return result;
+  *handle = made;
+  return CUDA_SUCCESS;
 }
 
 void vmm_after_fork(void) {

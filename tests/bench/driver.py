@@ -24,6 +24,20 @@ ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "build/bench/driver_bench"
 MACHINE = "one-h200"
 TURNS = 41
+# Label, command of the harness, size, count.
+REST = (
+    ("cuMemCreate+cuMemRelease 2 MiB", "create_release", 2 << 20, 50000),
+    ("cuMemGetInfo", "mem_info", 0, 200000),
+    ("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000),
+    ("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000),
+    ("cuLaunchKernel, no compute limit", "launch", 0, 200000),
+    ("dlsym of a hooked name", "dlsym", 0, 50000),
+    ("dlsym of another name of the driver", "dlsym_other", 0, 50000),
+    ("dlsym of a hooked name in RTLD_DEFAULT", "dlsym_default", 0, 50000),
+    ("dlsym of anything else", "dlsym_foreign", 0, 50000),
+    ("cuGetProcAddress of a hooked name", "get_proc", 0, 50000),
+    ("cuGetProcAddress of another name", "get_proc_other", 0, 50000),
+)
 
 
 class Side:
@@ -158,16 +172,8 @@ def main() -> None:
         row("cuStreamSynchronize, nothing freed", "synchronize", 0, 200000)
         default = row("cuMemAllocAsync+cuMemFreeAsync 4 KiB", "alloc_free_async", 4096, 50000)
         row("  on a stream of its own", "alloc_free_stream", 4096, 50000)
-        row("cuMemGetInfo", "mem_info", 0, 200000)
-        row("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000)
-        row("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000)
-        row("cuLaunchKernel, no compute limit", "launch", 0, 200000)
-        row("dlsym of a hooked name", "dlsym", 0, 50000)
-        row("dlsym of another name of the driver", "dlsym_other", 0, 50000)
-        row("dlsym of a hooked name in RTLD_DEFAULT", "dlsym_default", 0, 50000)
-        row("dlsym of anything else", "dlsym_foreign", 0, 50000)
-        row("cuGetProcAddress of a hooked name", "get_proc", 0, 50000)
-        row("cuGetProcAddress of another name", "get_proc_other", 0, 50000)
+        for rest in REST:
+            row(*rest)
         refusal = only(hooked_side, "refused", 65 << 30, 20000)
         table.add_row("refusal over the limit", "", f"{refusal:.1f}", "", "")
         plain_side.close()

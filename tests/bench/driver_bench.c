@@ -22,6 +22,8 @@ static struct {
   CUresult (*alloc_async)(CUdeviceptr *, size_t, CUstream);
   CUresult (*free_async)(CUdeviceptr, CUstream);
   CUresult (*stream_sync)(CUstream);
+  CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+  CUresult (*release)(CUmemGenericAllocationHandle);
   CUresult (*mem_info)(size_t *, size_t *);
   CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                      void **, void **);
@@ -79,6 +81,8 @@ static void open_driver(void) {
   *(void **)&api.alloc_async = symbol(driver, "cuMemAllocAsync");
   *(void **)&api.free_async = symbol(driver, "cuMemFreeAsync");
   *(void **)&api.stream_sync = symbol(driver, "cuStreamSynchronize");
+  *(void **)&api.create = symbol(driver, "cuMemCreate");
+  *(void **)&api.release = symbol(driver, "cuMemRelease");
   *(void **)&api.mem_info = symbol(driver, "cuMemGetInfo_v2");
   *(void **)&api.launch = symbol(driver, "cuLaunchKernel");
   *(void **)&api.get_proc = symbol(driver, "cuGetProcAddress_v2");
@@ -119,6 +123,16 @@ static void alloc_free_async(size_t size, long count, int own) {
   async_pairs(own ? stream : NULL, size, count);
 }
 
+static void create_release(size_t size, long count) {
+  const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  CUmemGenericAllocationHandle handle;
+  for (long i = 0; i < count; i++) {
+    check((int)api.create(&handle, size, &prop, 0), "cuMemCreate");
+    check((int)api.release(handle), "cuMemRelease");
+  }
+}
+
 /* COUNT allocations are left alive for the commands that follow. */
 static void hold(size_t size, long count) {
   for (; live_count > count; live_count--) check((int)api.mem_free(live[live_count - 1]), "cuMemFree");
@@ -145,6 +159,7 @@ static void refused(size_t size, long count) {
 
 static void run(const char *name, size_t size, long count) {
   if (strcmp(name, "alloc_free") == 0) alloc_free(size, count);
+  else if (strcmp(name, "create_release") == 0) create_release(size, count);
   else if (strcmp(name, "alloc_free_async") == 0) alloc_free_async(size, count, 0);
   else if (strcmp(name, "alloc_free_stream") == 0) alloc_free_async(size, count, 1);
   else if (strcmp(name, "synchronize") == 0) {

@@ -36,3 +36,8 @@ int fake_env_import_is_same(void) {
   const char *value = filled("FAKEDRIVER_IMPORT");
   return value && !strcmp(value, "same");
 }
+
+uint64_t fake_env_linger_ns(void) {
+  const char *value = filled("FAKEDRIVER_LINGER");
+  return value ? strtoull(value, NULL, 10) * 1000 : 0;
+}

@@ -3,6 +3,7 @@
  *
  * Physical memory is charged to its creator; fake_share.c knows who pays once others share it. */
 #include "fake_vmm.h"
+#include "fake_env.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -185,6 +186,17 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
   return CUDA_SUCCESS;
 }
 
+/* Some time between what a call did and its return, for others to do something. */
+static void linger(void) {
+  static _Atomic int known;
+  static uint64_t ns;
+  if (!atomic_load(&known)) {
+    ns = fake_env_linger_ns();
+    atomic_store(&known, 1);
+  }
+  if (ns) work_wait(state_now_ns() + ns);
+}
+
 static CUresult map(CUdeviceptr address, size_t size, size_t offset, struct memory *memory) {
   struct range reserved;
   if (range_find_kind(address, RANGE_RESERVED, &reserved) || size > reserved.base + reserved.size - address)
@@ -211,6 +223,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
   struct memory *memory = memory_check(handle);
   CUresult result = memory ? map(address, size, offset, memory) : CUDA_ERROR_INVALID_VALUE;
   vmm_unlock();
+  linger();
   return result;
 }
 
@@ -267,6 +280,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *ad
     *out = (CUmemGenericAllocationHandle)(uintptr_t)memory;
   }
   vmm_unlock();
+  linger();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 

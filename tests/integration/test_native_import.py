@@ -191,17 +191,18 @@ def test_ipc_handles_cost_and_refund_nothing(place):
             f"d.good(d.cuda.cuIpcGetMemHandle(byref(t), c_uint64({block}))), t.raw.hex()][3]"
         )
         importer("d.current(0)")
-        for opener in ("cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"):
+        twice = ("cuIpcCloseMemHandle", "cuIpcCloseMemHandle")
+        wrongly = ("cuMemFree_v2", "cuIpcCloseMemHandle")
+        for opener, ends in (("cuIpcOpenMemHandle", twice), ("cuIpcOpenMemHandle_v2", wrongly)):
             opened = importer(
                 f"[H := type('H', (ctypes.Structure,), dict(_fields_=[('t', c_char * 64)])), p := c_uint64(), "
                 f"d.current(0), h := H.from_buffer_copy(bytes.fromhex('{token}')), "
                 f"d.good(d.cuda.{opener}(byref(p), h, 1)), p.value][5]"
             )
             assert importer("d.used()") == 2 * CONTEXT + BLOCK
-            assert importer(f"[d.current(0), d.cuda.cuMemFree_v2(c_uint64({opened}))][1]") == INVALID_VALUE
-            assert importer("d.used()") == 2 * CONTEXT + BLOCK
-            assert importer(f"[d.current(0), d.cuda.cuIpcCloseMemHandle(c_uint64({opened}))][1]") == SUCCESS
-            assert importer("d.used(), d.really_used()") == [2 * CONTEXT + BLOCK] * 2
+            for end in ends:
+                importer(f"[d.current(0), d.cuda.{end}(c_uint64({opened}))]")
+                assert importer("d.used(), d.really_used()") == [2 * CONTEXT + BLOCK] * 2
         assert exporter(f"[d.current(0), d.cuda.cuMemFree_v2(c_uint64({block}))][1]") == SUCCESS
         assert exporter("d.used(), d.really_used()") == [2 * CONTEXT] * 2
 

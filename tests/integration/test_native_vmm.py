@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.native.running import (
+    CLIENTS,
     CONTEXT,
     GIB,
     INVALID_DEVICE,
@@ -217,6 +220,21 @@ def test_fork_gives_the_child_nothing_of_its_parent(place):
             0,
             CONTEXT + PART,
         ]
+
+
+@pytest.mark.parametrize("linger", [0, 200], ids=["a prompt driver", "a slow driver"])
+def test_threads_that_race_for_the_same_handles_leave_the_books_exact(place, linger):
+    rounds = "60" if linger else "500"
+    done = place.run(CLIENTS / "vmm-race", rounds, limit="1GiB", FAKEDRIVER_LINGER=str(linger))
+    assert done.returncode == 0, done.stderr
+    before, between, held, after, *_ = map(int, done.stdout.split())
+    assert (before, between, held, after) == (
+        GIB - CONTEXT,
+        GIB - CONTEXT,
+        GIB - CONTEXT - PART,
+        GIB - CONTEXT,
+    )
+    assert json.loads(place.fakectl("state"))["gpus"][0]["used"] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,20 @@
+/* Sparse and deferred arrays, whose memory is somebody's physical memory: what is mapped into them holds it.
+ * Knows no counts, holding.c has them. Tests: tests/integration/test_native_sparse.py. */
+#ifndef VC_CUDA_SPARSE_H
+#define VC_CUDA_SPARSE_H
+
+#include "nvidia.h"
+
+/* An array or mipmapped array was made with FLAGS of its descriptor; others than sparse and deferred ones are ignored. */
+void sparse_begin(uint64_t array, unsigned int flags);
+
+/* Destroys an array with CALL, and lets go of what was mapped into it. For arrays that are in no other book. */
+CUresult sparse_destroy(uint64_t array, CUresult (*call)(CUdeviceptr key));
+
+/* Its arrays die with a context. */
+void sparse_forget_owner(uint32_t owner);
+
+/* In a forked child. */
+void sparse_after_fork(void);
+
+#endif
