@@ -10,6 +10,7 @@ import argparse
 import difflib
 import json
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.roles import doctor, node, status, topology
+from agent.roles import cordon, doctor, node, status, topology
 
 __all__ = ["main"]
 
@@ -92,8 +93,18 @@ def _dispatch(arguments: list[str]) -> int:
         _report(_OK, *settings.warnings, *inventory.warnings)
         print(topology.FORMATS[known.format](topology.draw(inventory)))
         return _OK
-    rows = status.collect(Path(known.state_dir))
-    print(json.dumps(status.as_json(rows), indent=2) if known.json else status.as_table(rows))
+    state_dir = Path(known.state_dir)
+    if known.command == "cordon":
+        print(cordon.cordon(state_dir, known.gpu, known.reason, time.time()))
+        return _OK
+    if known.command == "uncordon":
+        print(cordon.uncordon(state_dir, known.gpu))
+        return _OK
+    rows, gpus = status.collect(state_dir), status.cards(state_dir)
+    if known.json:
+        print(json.dumps(status.as_json(rows, gpus), indent=2))
+    else:
+        print("\n\n".join([status.as_table(rows), *([status.cards_table(gpus)] if gpus else [])]))
     return _OK
 
 
@@ -135,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     status_parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
     status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     status_parser.set_defaults(flags=["--state-dir", "--json"])
+    _add_cordon(commands, state_dir)
     topology_parser = commands.add_parser(
         "topology",
         help="show how the GPUs are joined and what that costs",
@@ -155,3 +167,16 @@ def _parser() -> argparse.ArgumentParser:
     version_parser = commands.add_parser("version", help="show the version", allow_abbrev=False)
     version_parser.set_defaults(flags=[])
     return parser
+
+
+def _add_cordon(commands: argparse._SubParsersAction[_Parser], state_dir: str) -> None:
+    for name, text in (
+        ("cordon", "give a GPU to no new container; what runs on it goes on"),
+        ("uncordon", "give a GPU to new containers again"),
+    ):
+        parser = commands.add_parser(name, help=text, allow_abbrev=False)
+        parser.add_argument("gpu", metavar="GPU", help="UUID, the beginning of one, or index as in status")
+        if name == "cordon":
+            parser.add_argument("--reason", metavar="TEXT", default="", help="shown wherever the cordon is")
+        parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
+        parser.set_defaults(flags=["--reason", "--state-dir"] if name == "cordon" else ["--state-dir"])

@@ -44,6 +44,7 @@ class Config:
     poll_interval: float
     measure_interval: float
     scan_interval: float
+    health_probation: float
     kube_api: str
     kubeconfig: Path | None
     node_name: str
@@ -154,6 +155,8 @@ FIELDS: tuple[Field, ...] = (
     Field("measure-interval", "measure_interval", "TIME", _seconds, "2s",
           "how often memory that no allocation call declares is measured through NVML"),
     Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
+    Field("health-probation", "health_probation", "TIME", _seconds, "10m",
+          "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
     Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",
           "whether the API server is asked for this node's pods and told events, where there is access to it"),
     Field("kubeconfig", "kubeconfig", "FILE", _optional_path, "",

@@ -1,8 +1,8 @@
-"""GPUs of this machine through NVML: the agent's only door to `pynvml`.
+"""GPUs of this machine through NVML: with `nvml_health` the agent's only door to `pynvml`.
 
 Drivers answer single queries with errors (a card that fell off the bus, a link that is not supported), and a node must
 not be lost to one of them: what fails is left out with a warning, and only a driver that cannot be reached, or shows
-no usable card at all, is an error. Health events are not read here. Every method may block.
+no usable card at all, is an error. Every method may block.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import pynvml
 
 from agent import units
-from agent.discovery import sysfs
-from agent.discovery.source import Inventory
+from agent.discovery import nvml_health, sysfs
+from agent.discovery.source import CardEvent, Inventory, Vitals
 from agent.errors import MissingError
 from agent.model import Gpu, Topology, count_slices
 
@@ -44,7 +44,11 @@ class NvmlSource:
     def __init__(self, slice_bytes: int, sysfs_root: Path = sysfs.SYSFS) -> None:
         self._slice_bytes = slice_bytes
         self._sysfs_root = sysfs_root
-        self._cards: dict[str, Any] = {}
+        self._cards: dict[
+            str, Any
+        ] = {}  # every card that was ever found: a lost one is still asked how it is
+        self._listener = nvml_health.Listener()
+        self._lost: frozenset[str] = frozenset()
         self._open = False
 
     def scan(self) -> Inventory:
@@ -55,7 +59,10 @@ class NvmlSource:
         if not cards:
             detail = f" ({'; '.join(warnings)})" if warnings else ""
             raise MissingError(f"the NVIDIA driver shows no usable GPU{detail}: {_REMEDY}")
-        self._cards = {card.gpu.uuid: card.handle for card in cards}
+        found = {card.gpu.uuid: card.handle for card in cards}
+        if not found.keys() <= self._cards.keys():
+            self._listener.renew()
+        self._cards = {**self._cards, **found}
         topology = Topology.build(_levels(cards), _nvlinks(cards, warnings))
         return Inventory(tuple(card.gpu for card in cards), topology, (*warnings, *topology.degraded))
 
@@ -65,9 +72,23 @@ class NvmlSource:
         known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         return known or None
 
+    def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
+        """Waits for Xids and memory errors."""
+        return self._listener.wait(self._cards, seconds)
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """Asks every card how it is. One that is back is listened to again."""
+        found = {uuid: nvml_health.vitals(handle) for uuid, handle in self._cards.items()}
+        lost = frozenset(uuid for uuid, one in found.items() if one.lost)
+        if self._lost - lost:
+            self._listener.renew()
+        self._lost = lost
+        return found
+
     def close(self) -> None:
         """Lets go of the driver."""
         if self._open:
+            self._listener.close()
             self._open = False
             _asked(pynvml.nvmlShutdown)
 

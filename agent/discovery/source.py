@@ -8,26 +8,53 @@ business of `nvml` and `static`; this module has values, a Protocol and one pure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from agent.model import Gpu, Topology
 
-__all__ = ["Inventory", "Source", "merge"]
+__all__ = ["CardEvent", "Inventory", "Source", "Vitals", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log."""
+    """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log.
+
+    sick: why those cards are not healthy, where that is known. cordoned: cards that are not healthy for no other reason
+    than that people have said so: what runs on them goes on.
+    """
 
     gpus: tuple[Gpu, ...]
     topology: Topology
     warnings: tuple[str, ...] = ()
+    sick: Mapping[str, str] = field(default_factory=dict)
+    cordoned: frozenset[str] = frozenset()
 
     @property
     def uuids(self) -> tuple[str, ...]:
         """Names of the cards, in order."""
         return tuple(gpu.uuid for gpu in self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class CardEvent:
+    """An error that a card reports. gpu: its UUID, empty when the driver did not say. xid: None: a memory error."""
+
+    gpu: str
+    xid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a card says of itself. uncorrectable: memory errors since its last reset, None where it does not count.
+
+    recovery: what the driver asks for, in words; empty: nothing, or it cannot tell.
+    """
+
+    lost: bool = False
+    uncorrectable: int | None = None
+    remap_failed: bool = False
+    recovery: str = ""
 
 
 class Source(Protocol):
@@ -39,6 +66,14 @@ class Source(Protocol):
 
     def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
         """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where nobody measures that."""
+        ...
+
+    def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
+        """Waits up to SECONDS for errors of the cards, in a thread of its own; None where nobody reports any."""
+        ...
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """The vital signs of every card that was ever found, by UUID; None where there are none."""
         ...
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from typing import TypeVar
 import yaml
 
 from agent import units
-from agent.discovery.source import Inventory
+from agent.discovery.source import CardEvent, Inventory, Vitals
 from agent.errors import GigasliceError, InventoryError, TopologyTextError
 from agent.model import Gpu, Topology, TopoMatrix, count_slices, parse_topo_matrix
 
@@ -59,6 +59,15 @@ class StaticSource:
 
     def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
         """None: nobody measures cards that are only listed."""
+        return None
+
+    def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
+        """None: cards that are only listed report nothing."""
+        del seconds
+        return None
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """None: nobody asks them."""
         return None
 
     def close(self) -> None:

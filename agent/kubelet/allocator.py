@@ -151,9 +151,12 @@ class Allocator:
         """
         book = self._store.book
         used = self._present(book, grant)
-        missing = gate.shortfall(book, grant, self._node(book), used)
+        node = self._node(book)
+        for uuid in () if grant.waiting else self.inventory.cordoned:
+            node = node.with_health(uuid, True)  # a container that was there before the cordon may restart
+        missing = gate.shortfall(book, grant, node, used)
         if missing:
-            return gate.describe(missing, book, grant, used)
+            return gate.describe(missing, book, grant, used, self.inventory.sick)
         if grant.waiting:
             self._store.update(book.replaced([replace(grant, waiting=False)]))
         return None

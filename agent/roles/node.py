@@ -20,6 +20,7 @@ from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
 from agent.errors import ConfigError
+from agent.health.keeper import Keeper
 from agent.kube import KubeCluster, NoCluster, find_access
 from agent.kube.wire import Api
 from agent.kubelet import translate
@@ -31,6 +32,7 @@ from agent.kubelet.poller import Poller
 from agent.kubelet.registration import Registration
 from agent.kubelet.scanner import Scanner
 from agent.placement import Policy
+from agent.roles.news import card_news
 from agent.roles.supervise import run_together
 from agent.state.measurer import Measurer
 from agent.state.store import Store
@@ -125,9 +127,22 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
 async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
     stop = asyncio.Event()
     cluster = _cluster(config)
+
+    async def cards_changed(found: Inventory) -> None:
+        await plugin.set_inventory(found)
+
+    keeper = Keeper(
+        source,
+        config.state_dir,
+        probation=config.health_probation,
+        interval=config.scan_interval,
+        now=time.time,
+        changed=cards_changed,
+        told=card_news(cluster, store),
+    )
     allocator = Allocator(
         store,
-        inventory,
+        keeper.open(inventory),
         Policy(config.placement),
         time.time,
         lambda: secrets.token_hex(16),
@@ -164,6 +179,8 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "poller": poller.run(),
             "cluster": cluster.run(),
             "measurer": Measurer(store, source, config.measure_interval).run(),
-            "scanner": Scanner(source, inventory, config.scan_interval, plugin.set_inventory).run(),
+            "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
+            "health": keeper.run(),
+            "listener": keeper.listen(),
         }
     )

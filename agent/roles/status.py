@@ -1,19 +1,21 @@
-"""Who holds what on this node, read from the state directory alone: works whether an agent runs or not.
+"""Who holds what on this node and how its cards are, read from the state directory alone, with an agent or without.
 
 Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent import units
+from agent.health.files import Card, read_report
 from agent.state.ledgers import Reading
 from agent.state.records import Grant, Hold
 from agent.state.store import read_only
 
-__all__ = ["Row", "as_json", "as_table", "collect"]
+__all__ = ["Row", "as_json", "as_table", "cards", "cards_table", "collect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,28 @@ def collect(state_dir: Path) -> tuple[Row, ...]:
     return tuple(_row(grant, hold, readings[grant.id]) for grant in book.grants for hold in grant.holds)
 
 
-def as_json(rows: tuple[Row, ...]) -> dict[str, object]:
-    """The rows for programs."""
-    return {"version": 1, "allocations": [asdict(row) for row in rows]}
+def cards(state_dir: Path) -> tuple[Card, ...]:
+    """The cards as the agent has last seen them; none before it did. Raises StateError."""
+    report = read_report(state_dir)
+    return report.cards if report else ()
+
+
+def as_json(rows: tuple[Row, ...], gpus: tuple[Card, ...] = ()) -> dict[str, object]:
+    """Rows and cards for programs."""
+    return {
+        "version": 1,
+        "allocations": [asdict(row) for row in rows],
+        "gpus": [asdict(card) for card in gpus],
+    }
+
+
+def cards_table(gpus: tuple[Card, ...]) -> str:
+    """The cards for people."""
+    lines = [("CARD", "GPU", "SLICES", "STATE", "WHY")]
+    for card in gpus:
+        state = "healthy" if card.healthy else "cordoned" if card.cordoned else "unhealthy"
+        lines.append((str(card.index), card.uuid, str(card.slices), state, card.detail or "-"))
+    return _aligned(lines)
 
 
 def as_table(rows: tuple[Row, ...]) -> str:
@@ -51,10 +72,14 @@ def as_table(rows: tuple[Row, ...]) -> str:
         return "no container holds a GPU slice"
     head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
     cells = [head, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    return _aligned(cells)
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
+        for line in lines
     )
 
 

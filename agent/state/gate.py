@@ -72,11 +72,19 @@ def shortfall(
 
 
 def describe(
-    missing: tuple[Missing, ...], book: Book, grant: Grant, used: Mapping[str, Mapping[str, int]]
+    missing: tuple[Missing, ...],
+    book: Book,
+    grant: Grant,
+    used: Mapping[str, Mapping[str, int]],
+    sick: Mapping[str, str] | None = None,
 ) -> str:
-    """One sentence for the pod's event: what is waited for, on which card, and who holds it."""
+    """One sentence for the pod's event: what is waited for, on which card, and who holds it.
+
+    sick: what is wrong with cards, where that is known.
+    """
+    why = {gpu: f" ({text})" for gpu, text in (sick or {}).items()}
     cards = {lack.gpu for lack in missing}
-    lacks = ", ".join(_lack(lack, alone=grant.policy.exclusive) for lack in missing)
+    lacks = ", ".join(_lack(lack, why, alone=grant.policy.exclusive) for lack in missing)
     holders = ", ".join(
         _holder(other, used.get(other.id, {}), cards)
         for other in book.grants
@@ -90,9 +98,9 @@ def describe(
     )
 
 
-def _lack(lack: Missing, *, alone: bool) -> str:
+def _lack(lack: Missing, why: Mapping[str, str], *, alone: bool) -> str:
     if lack.sick:
-        return f"{lack.gpu} is not healthy"
+        return f"{lack.gpu} is not healthy{why.get(lack.gpu, '')}"
     if not lack.bytes:
         return f"{lack.cores}% of the compute of {lack.gpu}"
     return f"{units.format_bytes(lack.bytes)} of {lack.gpu}" + (", which is to be its alone" if alone else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.discovery.source import Inventory
+from agent.discovery.source import Inventory, Vitals
 from agent.model import Gpu, Topology, gpu_tokens
 from agent.state.reconcile import Listed, Listing
 from agent.state.records import Grant, Hold
@@ -76,6 +76,7 @@ class FixedSource:
         self.found: Inventory | Exception = found
         self.memory: dict[str, dict[int, int]] | None = None
         self.closed = False
+        self.health: dict[str, Vitals] | None = None
 
     def scan(self) -> Inventory:
         if isinstance(self.found, Exception):
@@ -84,6 +85,12 @@ class FixedSource:
 
     def process_memory(self):
         return self.memory
+
+    def events(self, seconds):
+        return None
+
+    def vitals(self):
+        return self.health
 
     def close(self) -> None:
         self.closed = True

@@ -159,7 +159,8 @@ def agent(directory, kubelet):
     yield made
     if made.process is not None:
         made.kill()
-    assert "Traceback" not in made.output.read_text() if made.output.exists() else True
+    text = made.output.read_text() if made.output.exists() else ""
+    assert "Traceback" not in text, text[text.index("Traceback") :]
 
 
 @pytest.fixture

@@ -83,11 +83,21 @@ def annotations() -> str:
     return markdown(("annotation", "example", "meaning", "also taken"), rows)
 
 
+def cordon_options() -> str:
+    """The options and arguments of `gigaslice cordon` and `gigaslice uncordon`."""
+    parsers = subcommands(agent_cli._parser())
+    rows = [
+        (f"`gigaslice {name}`", *pair) for name in ("cordon", "uncordon") for pair in options(parsers[name])
+    ]
+    return markdown(("command", "option", "meaning"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "gigaslice node": node_settings,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
+    "gigaslice cordon": cordon_options,
     "vcuda": vcuda_options,
 }
 

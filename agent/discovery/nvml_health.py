@@ -1,0 +1,120 @@
+"""What NVML tells of the cards' health: events as they happen, and vital signs when asked.
+
+Beside `nvml` the only module that calls `pynvml`. Handles come from there; everything here may block or fail for a
+single card, and a card that fails has no answer or is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pynvml
+
+from agent.discovery.source import CardEvent, Vitals
+
+__all__ = ["Listener", "vitals"]
+
+_T = TypeVar("_T")
+_WANTED = int(pynvml.nvmlEventTypeXidCriticalError) | int(pynvml.nvmlEventTypeDoubleBitEccError)
+_LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+_ACTIONS = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "reset of the GPU",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "reboot of the node",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "end of all programs that use peer access",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "end of all programs and reset of the GPU",
+}
+
+
+def vitals(handle: Any) -> Vitals:
+    """The vital signs of one card."""
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return Vitals(lost=error.value in _LOST)
+    rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    count = _asked(
+        lambda: pynvml.nvmlDeviceGetTotalEccErrors(
+            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+    )
+    return Vitals(
+        lost=False,
+        uncorrectable=None if count is None else int(count),
+        remap_failed=rows is not None and bool(rows[3]),
+        recovery=_recovery(handle),
+    )
+
+
+def _recovery(handle: Any) -> str:
+    values = _asked(
+        lambda: pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    )
+    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return ""
+    return _ACTIONS.get(int(values[0].value.uiVal), "")
+
+
+class Listener:
+    """Waits for events of cards. For one thread; `renew` may be called from any."""
+
+    def __init__(self) -> None:
+        self._set: Any = None
+        self._names: dict[int, str] = {}
+        self._stale = threading.Event()
+
+    def renew(self) -> None:
+        """Has every card registered anew before the next wait: some may be new, or back."""
+        self._stale.set()
+
+    def wait(self, cards: Mapping[str, Any], seconds: float) -> tuple[CardEvent, ...]:
+        """The events of CARDS (handles by UUID) that come within SECONDS: as soon as there is one."""
+        try:
+            if self._set is None or self._stale.is_set():
+                self._register(cards)
+            data = pynvml.nvmlEventSetWait(self._set, int(seconds * 1000))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                self.close()  # a lost card can end every wait at once: begin again without it, and not at full speed
+                time.sleep(seconds)
+            return ()
+        name = self._names.get(_address(data.device), "")
+        if int(data.eventType) == pynvml.nvmlEventTypeXidCriticalError:
+            return (CardEvent(name, int(data.eventData)),)
+        return (CardEvent(name, None),)
+
+    def close(self) -> None:
+        """Lets go of the event set."""
+        found, self._set = self._set, None
+        if found is not None:
+            _asked(lambda: pynvml.nvmlEventSetFree(found))
+
+    def _register(self, cards: Mapping[str, Any]) -> None:
+        self.close()
+        self._stale.clear()
+        self._set = pynvml.nvmlEventSetCreate()
+        self._names = {_address(handle): uuid for uuid, handle in cards.items()}
+        for handle in cards.values():
+            types = _asked(lambda handle=handle: pynvml.nvmlDeviceGetSupportedEventTypes(handle))  # type: ignore[misc]
+            wanted = _WANTED & int(types or 0)
+            if wanted:
+                _asked(
+                    lambda handle=handle, wanted=wanted: pynvml.nvmlDeviceRegisterEvents(
+                        handle, wanted, self._set
+                    )  # type: ignore[misc]
+                )
+
+
+def _address(handle: Any) -> int:
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+
+
+def _asked(query: Callable[[], _T]) -> _T | None:
+    """The answer, or None where the driver has none."""
+    try:
+        return query()
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,257 @@
+"""Keeps the health of the node's cards: listens, asks, reads cordons, and says which cards may be given out.
+
+Stands between the scanner, which knows what is there, and the plugin, which tells the kubelet: every inventory passes
+here and leaves with sick and cordoned cards unhealthy. What it knows outlives the agent in health.json; after a reboot
+the cards are new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from agent.discovery.source import CardEvent, Inventory, Source
+from agent.errors import StateError
+from agent.health.files import CORDON, Card, Cordon, Report, read_cordons, read_report, write_report
+from agent.health.rules import Ailment, CardHealth, settled, standing, struck
+from agent.health.xids import Verdict, judge
+from agent.model import Gpu
+from agent.telemetry.logs import get_logger
+
+__all__ = ["BOOT_ID", "Keeper"]
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LISTEN_SECONDS = 0.5  # an end of the agent waits as long at most
+_LOOK_SECONDS = 0.5
+_WELL = CardHealth()
+
+
+class Keeper:
+    """Health of the cards of SOURCE, over files in STATE_DIR.
+
+    PROBATION: seconds. INTERVAL: seconds between two questions for vital signs. NOW gives Unix time. CHANGED is awaited
+    with each other inventory to work with; TOLD is called with UUID, whether it is well, and a sentence, when a card
+    falls sick or is well again.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        state_dir: Path,
+        *,
+        probation: float,
+        interval: float,
+        now: Callable[[], float],
+        changed: Callable[[Inventory], Awaitable[None]],
+        told: Callable[[str, bool, str], None],
+        boot_id: Path = BOOT_ID,
+    ) -> None:
+        self.cordons: Mapping[str, Cordon] = {}
+        self.cards: Mapping[str, CardHealth] = {}
+        self.xids: dict[tuple[str, int], int] = {}
+        self._source = source
+        self._state_dir = state_dir
+        self._probation = probation
+        self._interval = interval
+        self._now = now
+        self._changed = changed
+        self._told = told
+        self._boot = _boot_id(boot_id)
+        self._raw: Inventory | None = None
+        self._effective: Inventory | None = None
+        self._stamp: tuple[int, int] | None = None
+        self._problems: dict[str, str] = {}
+        self._log = get_logger("health")
+
+    def open(self, found: Inventory) -> Inventory:
+        """Takes up what is known of the cards of FOUND; the inventory to work with."""
+        self._raw = found
+        try:
+            report = read_report(self._state_dir)
+            if report is not None and report.boot == self._boot:
+                self.cards = report.health
+        except StateError as error:
+            self._problem("health", str(error))
+        self._read_cordons()
+        for uuid, card in self.cards.items():
+            if card.sick:
+                self._log.warning("gpu is sick", gpu=uuid, detail=card.text)
+        self._effective = self._overlay(found)
+        self._save()
+        return self._effective
+
+    async def set_inventory(self, found: Inventory) -> None:
+        """Takes over what the scanner has found."""
+        self._raw = found
+        await self._publish()
+
+    async def run(self) -> None:
+        """Works until cancelled: asks for vital signs, looks for cordons, ends probations."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if loop.time() >= due:
+                due = loop.time() + self._interval
+                await self.examine()
+            await self.review()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def listen(self) -> None:
+        """Works until cancelled: waits for what the cards report."""
+        while True:
+            events = await asyncio.to_thread(self._source.events, _LISTEN_SECONDS)
+            if events is None:
+                await asyncio.Event().wait()
+            for event in events or ():
+                await self.heard(event)
+
+    async def heard(self, event: CardEvent) -> None:
+        """Takes note of one EVENT."""
+        if event.xid is None:
+            await self._strike({event.gpu: (Ailment("ecc", "an uncorrectable memory error"),)})
+            return
+        row = judge(event.xid)
+        self.xids[event.gpu, event.xid] = self.xids.get((event.gpu, event.xid), 0) + 1
+        level = self._log.warning if row.verdict.fatal else self._log.info
+        level("xid", gpu=event.gpu, xid=row.number, meaning=row.meaning, verdict=row.verdict.value)
+        if row.verdict.fatal:
+            todo = {
+                Verdict.RESET: "; reset the GPU when it is empty",
+                Verdict.REBOOT: "; start the machine anew",
+            }
+            text = f"Xid {row.number}: {row.meaning}{todo.get(row.verdict, '')}"
+            await self._strike({event.gpu: (Ailment(f"xid-{row.number}", text),)})
+
+    async def examine(self) -> None:
+        """Asks every card how it is."""
+        found = await asyncio.to_thread(self._source.vitals)
+        strikes: dict[str, tuple[Ailment, ...]] = {}
+        cards = dict(self.cards)
+        for uuid, vitals in (found or {}).items():
+            cards[uuid], strikes[uuid] = standing(cards.get(uuid, _WELL), vitals)
+        counted = cards != self.cards
+        self.cards = cards
+        await self._strike(strikes)
+        if counted:
+            self._save()
+
+    async def review(self) -> None:
+        """Ends probations that are over, and reads the cordons when they have changed."""
+        now = self._now()
+        after = {uuid: settled(card, self._probation, now) for uuid, card in self.cards.items()}
+        well = [uuid for uuid, card in after.items() if self.cards[uuid].sick and not card.sick]
+        changed = after != self.cards
+        self.cards = after
+        for uuid in well:
+            self._log.warning("gpu is well again", gpu=uuid)
+            self._told(uuid, True, f"{uuid} has been quiet for its probation and gets new containers again")
+        if self._read_cordons() or changed:
+            await self._publish()
+
+    def reason(self, uuid: str) -> str:
+        """Why that card gets no new containers; empty when nothing is known against it."""
+        card, cordon = self.cards.get(uuid, _WELL), self.cordons.get(uuid)
+        parts = [card.text] if card.sick else []
+        if cordon is not None:
+            parts.append("cordoned" + (f": {cordon.reason}" if cordon.reason else ""))
+        return "; ".join(parts)
+
+    async def _strike(self, strikes: Mapping[str, tuple[Ailment, ...]]) -> None:
+        now = self._now()
+        after = dict(self.cards)
+        news = False
+        for uuid, ailments in strikes.items():
+            if self._raw is None or uuid not in self._raw.uuids:
+                continue
+            before = after.get(uuid, _WELL)
+            card = after[uuid] = struck(before, ailments, now)
+            fresh = [one for one in card.ailments if one.code not in {old.code for old in before.ailments}]
+            news |= bool(fresh)
+            if fresh:
+                text = "; ".join(ailment.text for ailment in fresh)
+                wait = round(card.probation(self._probation))
+                self._log.error("gpu is sick", gpu=uuid, detail=text, probation_seconds=wait)
+                self._told(
+                    uuid, False, f"{uuid}: {text}; no new containers until it was quiet for {wait} seconds"
+                )
+        self.cards = after
+        if news:
+            await self._publish()
+
+    async def _publish(self) -> None:
+        """Hands out the inventory to work with when it is another one, and writes down why."""
+        if self._raw is None:
+            return
+        inventory = self._overlay(self._raw)
+        differs = inventory != self._effective
+        self._effective = inventory
+        self._save()
+        if differs:
+            await self._changed(inventory)
+
+    def _overlay(self, found: Inventory) -> Inventory:
+        sick = {uuid: card.text for uuid, card in self.cards.items() if card.sick and uuid in found.uuids}
+        out = frozenset(uuid for uuid in found.uuids if uuid in self.cordons)
+        gpus = tuple(
+            replace(gpu, healthy=False) if gpu.uuid in sick or gpu.uuid in out else gpu for gpu in found.gpus
+        )
+        alone = frozenset(
+            gpu.uuid for gpu in found.gpus if gpu.uuid in out and gpu.healthy and gpu.uuid not in sick
+        )
+        return replace(found, gpus=gpus, sick=sick, cordoned=alone)
+
+    def _read_cordons(self) -> bool:
+        """Reads the file when it is another one than last time; whether that changed anything."""
+        try:
+            status = (self._state_dir / CORDON).stat()
+            stamp: tuple[int, int] | None = (status.st_ino, status.st_mtime_ns)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            after = read_cordons(self._state_dir)
+        except StateError as error:
+            self._problem("cordons", str(error))  # what was cordoned stays so
+            return False
+        before, self.cordons = self.cordons, after
+        for uuid in after.keys() - before.keys():
+            self._log.warning("gpu cordoned", gpu=uuid, reason=after[uuid].reason)
+        for uuid in before.keys() - after.keys():
+            self._log.info("gpu uncordoned", gpu=uuid)
+        return before != after
+
+    def _save(self) -> None:
+        inventory = self._effective
+        if inventory is None:
+            return
+        cards = tuple(self._card(gpu) for gpu in inventory.gpus)
+        try:
+            write_report(self._state_dir, Report(self._boot, cards, self.cards))
+        except StateError as error:
+            self._problem("health", str(error))
+        else:
+            self._problems.pop("health", None)
+
+    def _card(self, gpu: Gpu) -> Card:
+        cordon, card = self.cordons.get(gpu.uuid), self.cards.get(gpu.uuid, _WELL)
+        detail = self.reason(gpu.uuid) or ("" if gpu.healthy else "not there, or declared sick")
+        since = card.since if card.sick else cordon.since if cordon else 0.0
+        return Card(
+            gpu.uuid, gpu.index, gpu.model, gpu.slices, gpu.healthy, cordon is not None, detail, since
+        )
+
+    def _problem(self, about: str, text: str) -> None:
+        if self._problems.get(about) != text:
+            self._problems[about] = text
+            self._log.error("health file cannot be used", detail=text)
+
+
+def _boot_id(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""

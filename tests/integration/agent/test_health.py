@@ -1,0 +1,120 @@
+"""Cards that err, vanish or are taken out of service, and what becomes of the node and its containers."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakedriver.env import library_directory
+from tests.integration.agent.conftest import RESOURCE, ROOT, card_of, pod, wait_until
+from tests.native.running import GIB, SUCCESS
+
+
+@pytest.fixture
+def fakectl(gpu_node, agent):
+    def order(*words):
+        subprocess.run([library_directory() / "fakectl", *map(str, words)], env=agent.driver, check=True)
+
+    return order
+
+
+def command(agent, *words):
+    run = [sys.executable, "-m", "agent", *words, "--state-dir", str(agent.state)]
+    return subprocess.run(
+        run, cwd=ROOT, capture_output=True, text=True, check=True, env=agent.environment()
+    ).stdout
+
+
+def slices(agent):
+    """Of one card; the cards of the simulated node are alike."""
+    return agent.events("gpu")[0]["slices"]
+
+
+def test_a_fatal_xid_takes_the_card_and_only_the_card(gpu_node, agent, fakectl, program):
+    count = slices(agent)
+    container = gpu_node.run_pod(pod("a", 4)).container("c0")
+    client = program(container)
+    fakectl("xid", [e["gpu"] for e in agent.events("gpu")].index(card_of(container)), 95)
+    assert agent.wait_event("gpu is sick")["detail"].startswith("Xid 95: uncontained memory error")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
+    assert gpu_node.capacity()[RESOURCE] == 2 * count
+    assert client.do("alloc a", GIB).code == SUCCESS, "what runs goes on"
+    running = gpu_node.run_pod(pod("b", 4))
+    other = running.container("c0")
+    assert other.launch, running.events
+    assert card_of(other) != card_of(container)
+    assert "Xid 95" in command(agent, "status")
+
+
+def test_a_programs_own_error_changes_nothing(gpu_node, agent, fakectl):
+    fakectl("xid", 0, 31)
+    assert agent.wait_event("xid")["verdict"] == "application"
+    fakectl("xid", 1, 13)
+    agent.wait_event("xid", 2)
+    assert not agent.events("gpu is sick")
+    assert gpu_node.allocatable()[RESOURCE] == 2 * slices(agent)
+
+
+@pytest.fixture
+def short_probation(agent):
+    agent.flags["--health-probation"] = "500ms"
+
+
+def test_a_card_comes_back_by_itself(short_probation, gpu_node, agent, fakectl):
+    fakectl("xid", 0, 119)
+    agent.wait_event("gpu is sick")
+    agent.wait_event("gpu is well again")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * slices(agent), "all slices")
+    fakectl("xid", 0, 119)
+    assert agent.wait_event("gpu is sick", 2)["probation_seconds"] == 1, "a relapse waits twice as long"
+
+
+def test_a_lost_card_is_unhealthy_until_it_was_back_for_a_while(short_probation, gpu_node, agent, fakectl):
+    count = slices(agent)
+    fakectl("lost", 1)
+    wait_until(lambda: any("lost" in e["detail"] for e in agent.events("gpu is sick")), "the loss")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
+    assert gpu_node.capacity()[RESOURCE] == 2 * count, "a lost card does not vanish from the node"
+    fakectl("found", 1)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "both cards' slices")
+    fakectl("xid", 1, 62)
+    wait_until(lambda: any("Xid 62" in e["detail"] for e in agent.events("gpu is sick")), "news of it")
+
+
+def test_a_sick_card_is_sick_after_a_restart_of_the_agent(gpu_node, agent, fakectl):
+    fakectl("xid", 0, 95)
+    agent.wait_event("gpu is sick")
+    agent.kill()
+    agent.start()
+    agent.wait_event("registered", 2)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == slices(agent), "one card's slices")
+    assert len(agent.events("gpu is sick")) == 2
+
+
+def test_a_cordoned_card_keeps_what_runs_and_gets_no_more(gpu_node, agent, program):
+    count = slices(agent)
+    container = gpu_node.run_pod(pod("a", 4)).container("c0")
+    client = program(container)
+    card = card_of(container)
+    assert card in command(agent, "cordon", card, "--reason", "fan is loud")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other card's slices")
+    assert client.do("alloc a", GIB).code == SUCCESS
+    assert "cordoned: fan is loud" in command(agent, "status")
+    container.process.kill()
+    wait_until(lambda: container.runs > 1 and container.running, "the container's own restart")
+    assert card_of(gpu_node.run_pod(pod("b", 4)).container("c0")) != card
+    agent.kill()
+    agent.start()
+    agent.wait_event("registered", 2)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other card's slices again")
+    command(agent, "uncordon", card)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "all slices")
+
+
+def test_a_card_can_be_cordoned_while_no_agent_runs(gpu_node, agent):
+    count = slices(agent)
+    agent.kill()
+    command(agent, "cordon", "0")
+    agent.start()
+    agent.wait_event("registered", 2)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")

@@ -1,0 +1,176 @@
+"""The keeper over a source whose cards the test holds, on a clock that it holds too."""
+
+import asyncio
+
+import pytest
+
+from agent.discovery.source import CardEvent, Vitals, merge
+from agent.health.files import CORDON, Cordon, change_cordons, read_report
+from agent.health.keeper import Keeper
+from tests.fakes.nodes import FixedSource, inventory, uuid
+
+
+class World:
+    def __init__(self, directory):
+        self.directory = directory
+        self.boot = directory / "boot_id"
+        self.boot.write_text("first\n")
+        self.now = 1000.0
+        self.source = FixedSource(inventory())
+        self.handed_out = []
+        self.told = []
+        self.keeper = self.start()
+
+    def start(self):
+        async def changed(found):
+            self.handed_out.append(found)
+
+        self.keeper = Keeper(
+            self.source,
+            self.directory,
+            probation=600.0,
+            interval=10.0,
+            now=lambda: self.now,
+            changed=changed,
+            told=lambda *what: self.told.append(what),
+            boot_id=self.boot,
+        )
+        self.first = self.keeper.open(inventory())
+        return self.keeper
+
+    def hear(self, card, xid):
+        asyncio.run(self.keeper.heard(CardEvent(uuid(card), xid)))
+
+    def review(self):
+        asyncio.run(self.keeper.review())
+
+    def examine(self, *vitals):
+        self.source.health = {uuid(number): one for number, one in enumerate(vitals)}
+        asyncio.run(self.keeper.examine())
+
+    def healthy(self):
+        last = self.handed_out[-1] if self.handed_out else self.first
+        return [gpu.healthy for gpu in last.gpus]
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_without_news_nothing_is_handed_out(world):
+    world.review()
+    world.examine(Vitals(), Vitals())
+    asyncio.run(world.keeper.set_inventory(inventory()))
+    assert world.handed_out == []
+
+
+def test_a_sick_card_is_handed_out_as_unhealthy_with_the_reason(world):
+    world.hear(1, 95)
+    assert world.healthy() == [True, False]
+    assert "Xid 95" in world.handed_out[-1].sick[uuid(1)]
+    assert world.handed_out[-1].cordoned == frozenset()
+    assert [(card, well) for card, well, _ in world.told] == [(uuid(1), False)]
+
+
+def test_an_error_of_a_program_is_counted_and_no_more(world):
+    world.hear(0, 31)
+    world.hear(0, 31)
+    assert world.handed_out == world.told == []
+    assert world.keeper.xids == {(uuid(0), 31): 2}
+
+
+def test_the_same_news_again_is_not_told_again(world):
+    for _ in range(5):
+        world.hear(0, 95)
+        world.examine(Vitals(lost=True), Vitals())
+    assert len(world.told) == 2
+    assert len(world.handed_out) == 2
+
+
+def test_it_comes_back_after_the_probation(world):
+    world.hear(0, 95)
+    world.now += 599
+    world.review()
+    assert world.healthy() == [False, True]
+    world.now += 1
+    world.review()
+    assert world.healthy() == [True, True]
+    assert world.told[-1][:2] == (uuid(0), True)
+
+
+def test_a_card_that_is_not_there_stays_away_whatever_its_health(world):
+    gone = merge(inventory(), inventory(1))
+    world.hear(1, 79)
+    asyncio.run(world.keeper.set_inventory(gone))
+    world.now += 10000
+    world.review()
+    assert world.healthy() == [True, False]
+    asyncio.run(world.keeper.set_inventory(inventory()))
+    assert world.healthy() == [True, True]
+
+
+def test_an_event_of_a_card_that_is_not_ours_is_left_alone(world):
+    world.hear(7, 95)
+    asyncio.run(world.keeper.heard(CardEvent("", 95)))
+    assert world.handed_out == []
+
+
+def test_an_uncorrectable_error_without_xid_counts(world):
+    asyncio.run(world.keeper.heard(CardEvent(uuid(0), None)))
+    assert world.healthy() == [False, True]
+
+
+def test_what_is_sick_is_sick_after_a_restart_and_well_after_a_reboot(world):
+    world.hear(0, 95)
+    world.start()
+    assert [gpu.healthy for gpu in world.first.gpus] == [False, True]
+    world.boot.write_text("second\n")
+    world.start()
+    assert [gpu.healthy for gpu in world.first.gpus] == [True, True]
+
+
+def test_a_cordon_is_seen_and_ends(world):
+    change_cordons(world.directory, lambda before: {uuid(1): Cordon("fan", 1.0)})
+    world.review()
+    assert world.healthy() == [True, False]
+    assert world.handed_out[-1].cordoned == {uuid(1)}
+    assert world.keeper.reason(uuid(1)) == "cordoned: fan"
+    change_cordons(world.directory, lambda before: {})
+    world.review()
+    assert world.healthy() == [True, True]
+
+
+def test_a_cordoned_card_that_is_sick_too_is_not_merely_cordoned(world):
+    change_cordons(world.directory, lambda before: {uuid(1): Cordon("", 1.0)})
+    world.hear(1, 95)
+    world.review()
+    assert world.handed_out[-1].cordoned == frozenset()
+    world.now += 600
+    world.review()
+    assert world.healthy() == [True, False]
+    assert world.handed_out[-1].cordoned == {uuid(1)}
+
+
+def test_a_damaged_cordon_file_keeps_what_was_cordoned(world):
+    change_cordons(world.directory, lambda before: {uuid(1): Cordon("", 1.0)})
+    world.review()
+    (world.directory / CORDON).write_text("{")
+    world.review()
+    assert world.healthy() == [True, False]
+
+
+def test_a_damaged_report_does_not_keep_the_agent_from_starting(world):
+    (world.directory / "health.json").write_text("{")
+    world.start()
+    assert [gpu.healthy for gpu in world.first.gpus] == [True, True]
+
+
+def test_the_report_says_what_status_shows(world):
+    change_cordons(world.directory, lambda before: {uuid(1): Cordon("fan", 1.0)})
+    world.hear(0, 95)
+    world.review()
+    first, second = read_report(world.directory).cards
+    assert (first.healthy, first.cordoned, first.since) == (False, False, 1000.0)
+    assert "Xid 95" in first.detail
+    assert (second.healthy, second.cordoned, second.detail) == (False, True, "cordoned: fan")
