@@ -19,7 +19,7 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.roles import cordon, doctor, node, status, topology
+from agent.roles import cordon, doctor, node, resize, status, topology
 
 __all__ = ["main"]
 
@@ -85,6 +85,9 @@ def _dispatch(arguments: list[str]) -> int:
     if known.command == "version":
         print(f"gigaslice {vcuda.__version__}")
         return _OK
+    if known.command == "resize":
+        print(resize.describe(resize.ask(known)))
+        return _OK
     if known.command == "topology":
         settings = config.load(
             {"inventory": known.inventory, "slice": known.slice}, config.environment(), mistakes=mistakes
@@ -123,6 +126,27 @@ def _unknown(argument: str, flags: Sequence[str]) -> str:
     return f"unknown argument {argument!r}; {hint}"
 
 
+def _add_resize(commands: argparse._SubParsersAction[_Parser], state_dir: str) -> None:
+    parser = commands.add_parser(
+        "resize",
+        help="change what a running container may use",
+        description="Takes effect at once, and lasts until the pod goes. Asks this node's agent; needs root.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("pod", metavar="POD", help="name of the pod, or NAMESPACE/NAME")
+    for flag, metavar, text in (
+        ("--namespace", "NAME", "namespace of the pod (default: default)"),
+        ("--container", "NAME", "which container, where several of the pod have slices"),
+        ("--gpu", "UUID", "which card, where the container has several (default: each of them)"),
+        ("--memory", "SIZE", "memory of each such card, such as 12GiB; rounded up to whole MiB"),
+        ("--cores", "PERCENT", "share of each such card's compute, 0 for none of its own"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
+    parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
+    flags = ["--namespace", "--container", "--gpu", "--memory", "--cores", "--state-dir"]
+    parser.set_defaults(flags=flags)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -147,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     status_parser.set_defaults(flags=["--state-dir", "--json"])
     _add_cordon(commands, state_dir)
+    _add_resize(commands, state_dir)
     topology_parser = commands.add_parser(
         "topology",
         help="show how the GPUs are joined and what that costs",

@@ -11,6 +11,7 @@
     ├── MissingError                the machine lacks what is needed: a driver, a permission
     ├── SocketError                 a socket path that cannot be used
     ├── KubeletError                the kubelet does not answer, or refuses
+    ├── ControlError                the agent refuses what an administrator asks of it, or does not answer
     ├── LockedError                 another agent serves this resource or state directory
     └── StateError                  two records of what is allocated contradict each other
         ├── UnknownGpuError         a GPU this node does not have
@@ -79,6 +80,10 @@ class SocketError(GigasliceError):
 
 class KubeletError(GigasliceError):
     """The kubelet does not answer, or refuses what it is asked."""
+
+
+class ControlError(GigasliceError):
+    """The agent refuses what an administrator asks of it, or does not answer; nothing was changed."""
 
 
 class LockedError(GigasliceError):

@@ -1,4 +1,4 @@
-"""Generates agent/kubelet/pb from the protocols in this directory, or checks that it is up to date.
+"""Generates Python from the protocols in this directory (`PACKAGES` says where to), or checks that it is up to date.
 
 The generated files are committed, so that installing needs no protocol compiler. Two things are taken out
 of what the compiler writes: the assertions that pin each file to the compiler's own release of protobuf
@@ -6,7 +6,7 @@ and grpcio. They would make the committed files unusable with the older releases
 allows, although nothing in the rest of these files is newer than those: they were run with the lower and
 the upper bounds of both.
 
-`checksums` beside the generated files names every source and every output with its SHA-256; the check
+`proto/checksums` names every source and every output with its SHA-256; the check
 compares these and needs no compiler. The meaning of the protocols is no concern of it: tests/unit/proto.
 """
 
@@ -22,8 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
-PACKAGE = Path("agent/kubelet/pb")
-PROTOCOLS = ("deviceplugin_v1beta1", "podresources_v1")
+RECORD = SOURCES / "checksums"
+PACKAGES = {
+    "deviceplugin_v1beta1": "agent/kubelet/pb",
+    "podresources_v1": "agent/kubelet/pb",
+    "control_v1": "agent/control/pb",
+}
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 PROTOBUF_PIN = re.compile(r"^_runtime_version\.ValidateProtobufRuntimeVersion\(.*?^\)\n", re.M | re.S)
@@ -55,12 +59,12 @@ def without_pins(name: str, text: str) -> str:
 
 
 def generate(directory: Path) -> None:
-    """Writes the generated package below DIRECTORY (as agent/kubelet/pb)."""
+    """Writes the generated packages below DIRECTORY."""
     command = [
         sys.executable, "-m", "grpc_tools.protoc",
-        f"-I{PACKAGE}={SOURCES}",
+        *(f"-I{package}={SOURCES}" for package in dict.fromkeys(PACKAGES.values())),
         *(f"--{plugin}_out={directory}" for plugin in ("python", "grpc_python", "mypy", "mypy_grpc")),
-        *(str(PACKAGE / f"{name}.proto") for name in PROTOCOLS),
+        *(f"{package}/{name}.proto" for name, package in PACKAGES.items()),
     ]  # fmt: skip
     # The compiler finds its mypy plugins on PATH, which need not hold the running interpreter's directory.
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -71,12 +75,12 @@ def generate(directory: Path) -> None:
 
 def outputs(root: Path) -> list[Path]:
     """The generated files below ROOT."""
-    return [root / PACKAGE / f"{name}{suffix}" for name in PROTOCOLS for suffix in SUFFIXES]
+    return [root / package / f"{name}{suffix}" for name, package in PACKAGES.items() for suffix in SUFFIXES]
 
 
 def checksums() -> str:
     """One line "SHA-256  path" for each source and output, as they are now."""
-    files = [SOURCES / f"{name}.proto" for name in PROTOCOLS] + outputs(ROOT)
+    files = [SOURCES / f"{name}.proto" for name in PACKAGES] + outputs(ROOT)
     for file in files:
         if not file.exists():
             raise StaleError(f"{file.relative_to(ROOT)} is missing: run `make proto`")
@@ -85,7 +89,7 @@ def checksums() -> str:
 
 def check() -> None:
     """Raises StaleError naming every file that is not what was generated last."""
-    record = ROOT / PACKAGE / "checksums"
+    record = RECORD
     recorded = set(record.read_text().splitlines()) if record.exists() else set()
     changed = sorted(line.split()[1] for line in set(checksums().splitlines()) ^ recorded)
     if changed:
@@ -104,8 +108,8 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as scratch:
                 generate(Path(scratch))
                 for file in outputs(Path(scratch)):
-                    (ROOT / PACKAGE / file.name).write_text(file.read_text())
-            (ROOT / PACKAGE / "checksums").write_text(checksums())
+                    (ROOT / file.relative_to(scratch)).write_text(file.read_text())
+            RECORD.write_text(checksums())
     except (StaleError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"proto: {error}\n")
         return 1

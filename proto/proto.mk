@@ -1,9 +1,9 @@
-# Python of the kubelet's protocols: written by `make proto`, committed, and proved fresh by `make proto-check`.
+# Python of the protocols: written by `make proto`, committed, and proved fresh by `make proto-check`.
 PY ?= build/venv/bin/python
 
 .PHONY: proto proto-check
-proto: $(VENV)  ## regenerate agent/kubelet/pb from proto/
+proto: $(VENV)  ## regenerate the Python of proto/
 	$(PY) proto/generate.py
 
-proto-check: $(VENV)  ## fail when agent/kubelet/pb is not what proto/ says
+proto-check: $(VENV)  ## fail when generated Python is not what proto/ says
 	$(PY) proto/generate.py --check

@@ -334,6 +334,7 @@ def _policy(wish: Wish) -> GrantPolicy:
         elastic=wish.elastic,
         max_slices=wish.max_slices,
         oversubscribe=wish.oversubscribe,
+        parts=wish.parts,
     )
 
 

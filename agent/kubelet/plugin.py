@@ -68,12 +68,22 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._evicted: set[str] = set()
         self._news = asyncio.Condition()
         self._version = 0
+        self._withheld: frozenset[str] = frozenset()
         self._closed = False
         self._log = get_logger("plugin")
 
     async def set_inventory(self, inventory: Inventory) -> None:
         """Makes INVENTORY the present one and sends it to every open stream."""
         self._allocator.inventory = inventory
+        async with self._news:
+            self._version += 1
+            self._news.notify_all()
+
+    async def withhold(self, tokens: frozenset[str]) -> None:
+        """Shows exactly TOKENS as not to be had, whatever the health of their cards."""
+        if tokens == self._withheld:
+            return
+        self._withheld = tokens
         async with self._news:
             self._version += 1
             self._news.notify_all()
@@ -100,7 +110,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             while not self._closed:
                 if sent != self._version:
                     sent = self._version
-                    yield translate.device_list(self._allocator.inventory)
+                    yield translate.device_list(self._allocator.inventory, self._withheld)
                     continue
                 async with self._news:
                     while not self._closed and sent == self._version:

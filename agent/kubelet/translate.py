@@ -48,16 +48,24 @@ def register_request(resource: str, endpoint: str) -> api.RegisterRequest:
     )
 
 
-def device_list(inventory: Inventory) -> api.ListAndWatchResponse:
-    """Every slice of every card as a device, with the card's health and NUMA node."""
-    return api.ListAndWatchResponse(devices=[device for gpu in inventory.gpus for device in _devices(gpu)])
+def device_list(inventory: Inventory, withheld: frozenset[str] = frozenset()) -> api.ListAndWatchResponse:
+    """Every slice of every card as a device, with the card's health and NUMA node.
+
+    WITHHELD: tokens that nobody has and nobody can have now. They are shown as unhealthy, which takes them off what the
+    scheduler sees as allocatable.
+    """
+    devices = [device for gpu in inventory.gpus for device in _devices(gpu, withheld)]
+    return api.ListAndWatchResponse(devices=devices)
 
 
-def _devices(gpu: Gpu) -> Iterable[api.Device]:
+def _devices(gpu: Gpu, withheld: frozenset[str]) -> Iterable[api.Device]:
     health = _HEALTHY if gpu.healthy else _UNHEALTHY
     nodes = [] if gpu.numa_node is None else [api.NUMANode(ID=gpu.numa_node)]
     topology = api.TopologyInfo(nodes=nodes) if nodes else None
-    return (api.Device(ID=token, health=health, topology=topology) for token in gpu_tokens(gpu))
+    return (
+        api.Device(ID=token, health=_UNHEALTHY if token in withheld else health, topology=topology)
+        for token in gpu_tokens(gpu)
+    )
 
 
 def container_response(

@@ -16,6 +16,8 @@ from pathlib import Path
 import vcuda
 from agent import units
 from agent.config import Config
+from agent.control.keeper import LimitKeeper
+from agent.control.server import ControlServer
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
@@ -155,6 +157,10 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     def streams_changed() -> None:
         registration.wake()
 
+    def allocated() -> None:
+        limits.changed()
+        poller.wake()
+
     def asked_to_stop() -> None:
         stop.set()
         registration.wake()
@@ -164,11 +170,20 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         store,
         allocator,
         config.visible_devices,
-        poller.wake,
+        allocated,
         streams_changed,
         admissions=admissions,
         cluster=cluster,
     )
+    limits = LimitKeeper(
+        store,
+        allocator,
+        cluster,
+        slice_bytes=config.slice_bytes,
+        interval=config.measure_interval,
+        withhold=plugin.withhold,
+    )
+    limits.refresh(every=True)
     registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -178,6 +193,8 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "registration": registration.run(stop),
             "poller": poller.run(),
             "cluster": cluster.run(),
+            "limits": limits.run(),
+            "control": ControlServer(store, limits).run(),
             "measurer": Measurer(store, source, config.measure_interval).run(),
             "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
             "health": keeper.run(),

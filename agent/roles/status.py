@@ -101,7 +101,7 @@ def _row(grant: Grant, hold: Hold, reading: Reading) -> Row:
         state=_state(grant, reading),
         gpu=hold.gpu,
         slices=len(hold.tokens),
-        limit=hold.memory_bytes,
+        limit=reading.limits.get(hold.gpu, grant.quota()[hold.gpu]),
         used=reading.used.get(hold.gpu, 0),
         unhooked=reading.unhooked.get(hold.gpu, 0) if reading.alive else 0,
         peak=reading.peak.get(hold.gpu, 0),

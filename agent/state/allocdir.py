@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,10 +118,37 @@ class AllocationDirs:
         except OSError as error:
             raise _storage_error("write", target, error) from error
 
+    def write_grant(self, grant: Grant) -> None:
+        """Exchanges the record of a grant in its directory for its present state."""
+        target = self.path(grant.id) / _GRANT_FILE
+        fresh = target.with_name(target.name + ".new")
+        try:
+            fresh.unlink(missing_ok=True)
+            _write(fresh, codec.encode_grant(grant), 0o600)
+            fresh.replace(target)
+        except OSError as error:
+            raise _storage_error("write", target, error) from error
+
+    def set_limits(self, grant_id: str, wanted: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+        """Makes the limits page say WANTED (bytes and per cent of compute, by card); the cards that said otherwise.
+
+        Each number is one atomic store, seen by running processes at their next call. Raises vcuda.VcudaError.
+        """
+        page = self.path(grant_id) / contract.LIMITS_FILE
+        changed = []
+        for gpu in vcuda.read_limits(page).gpus:
+            memory, cores = wanted.get(gpu.uuid, (gpu.memory_bytes, gpu.cores_percent))
+            if memory != gpu.memory_bytes:
+                vcuda.set_memory_limit(page, gpu.uuid, memory)
+            if cores != gpu.cores_percent:
+                vcuda.set_cores_limit(page, gpu.uuid, cores)
+            if (memory, cores) != (gpu.memory_bytes, gpu.cores_percent):
+                changed.append(gpu.uuid)
+        return tuple(changed)
+
     def _fill(self, path: Path, grant: Grant) -> None:
         identity = bytes.fromhex(grant.id)
-        cores = grant.policy.cores
-        gpus = [vcuda.GpuLimit(gpu, memory, cores) for gpu, memory in grant.quota().items()]
+        gpus = [vcuda.GpuLimit(gpu, memory, grant.cores_of(gpu)) for gpu, memory in grant.quota().items()]
         vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
         vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
         _write(path / contract.PRELOAD_FILE, _preload_line(grant).encode(), contract.PRELOAD_MODE)

@@ -17,12 +17,14 @@ from typing import Any
 
 from agent.errors import CheckpointError, CheckpointVersionError, TokenError
 from agent.model import format_token, parse_token
-from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, Owner
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, LiveLimit, Owner
 
 __all__ = ["VERSION", "decode_book", "decode_grant", "encode_book", "encode_grant"]
 
-VERSION = 2
-"""1: the first. 2: owner, policy and undecided of a grant; a grant of version 1 has none of them."""
+VERSION = 3
+"""1: the first. 2: owner, policy and undecided of a grant; a grant of version 1 has none of them.
+3: parts of a policy, and live limits with their count; a grant of version 2 has none of them.
+"""
 _ENVELOPE = re.compile(rb'\{"version":(\d{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _GRANT_ID = re.compile(r"[0-9a-f]{32}")
 _LIBRARY = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._+]{0,127}")
@@ -133,9 +135,15 @@ def _new_grant_json(grant: Grant) -> bytes:
             "elastic": grant.policy.elastic,
             "maxSlices": grant.policy.max_slices,
             "oversubscribe": grant.policy.oversubscribe,
+            "parts": list(grant.policy.parts),
         }
     if grant.undecided:
         document["undecided"] = True
+    if grant.resizes:
+        document["resizes"] = grant.resizes
+        document["limits"] = [
+            {"gpu": one.gpu, "memory": one.memory_bytes, "cores": one.cores} for one in grant.limits
+        ]
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
@@ -148,6 +156,9 @@ def _grant(item: Mapping[str, Any]) -> Grant:
     )
     if not holds or any(not hold.tokens for hold in holds):
         raise ValueError("an allocation without devices")
+    limits = tuple(_limit(one) for one in item.get("limits", []))
+    if not {one.gpu for one in limits} <= {hold.gpu for hold in holds}:
+        raise ValueError("a limit for a card that the allocation does not have")
     container, suspects = item.get("container"), item.get("suspects")
     return Grant(
         id=item["id"],
@@ -164,6 +175,18 @@ def _grant(item: Mapping[str, Any]) -> Grant:
         owner=_owner(item["owner"]) if item.get("owner") else None,
         policy=_policy(item.get("policy", {})),
         undecided=item.get("undecided", False) is True,
+        limits=limits,
+        resizes=_positive(item["resizes"]) if item.get("resizes") else 0,
+    )
+
+
+def _limit(item: Mapping[str, Any]) -> LiveLimit:
+    gpu = _string(item["gpu"])
+    memory, cores = item.get("memory"), item.get("cores")
+    return LiveLimit(
+        gpu,
+        None if memory is None else _positive(memory),
+        None if cores is None else cores and _positive(cores),
     )
 
 
@@ -180,6 +203,7 @@ def _policy(item: Mapping[str, Any]) -> GrantPolicy:
         elastic=item.get("elastic", False) is True,
         max_slices=None if most is None else _positive(most),
         oversubscribe=item.get("oversubscribe", False) is True,
+        parts=tuple(_positive(part) for part in item.get("parts", [])),
     )
 
 

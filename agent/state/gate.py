@@ -41,29 +41,34 @@ def shortfall(
         ours = _same_pod(grant, other)
         if ours and grant.policy.exclusive:
             continue
-        promised = {} if behind else _promised(other)
+        promised = {} if behind else dict(other.promised)
         if other.policy.exclusive and not ours:
             promised = {gpu: max(count, whole.get(gpu, 0)) for gpu, count in promised.items()}
         present = used.get(other.id, {})
         for gpu in promised:
-            cores[gpu] = cores.get(gpu, 0) + other.policy.cores
+            cores[gpu] = cores.get(gpu, 0) + other.cores_of(gpu)
         for gpu in {*promised, *present}:
             others[gpu] = others.get(gpu, 0) + max(promised.get(gpu, 0), present.get(gpu, 0))
     unit = {gpu.uuid: gpu.slice_bytes for gpu in node.gpus}
     slices = {gpu.uuid: gpu.slices for gpu in node.gpus} if grant.policy.exclusive else {}
+    quota = grant.quota()
     shares = tuple(
         Share(
             hold.gpu,
-            max(slices.get(hold.gpu, 0), -(-hold.memory_bytes // unit.get(hold.gpu, hold.slice_bytes))),
+            max(slices.get(hold.gpu, 0), -(-quota[hold.gpu] // unit.get(hold.gpu, hold.slice_bytes))),
         )
         for hold in grant.holds
     )
+    if grant.limits:  # may be no whole slices, and what rounding adds is not missing
+        for share in shares:
+            rounded = share.slices * unit.get(share.gpu, 0)
+            others[share.gpu] = others.get(share.gpu, 0) - max(0, rounded - quota[share.gpu])
     alone = NodeState.build(node.gpus, node.topology, [Allocation(grant.id, shares)])
     lacks = start_shortfall(alone, grant.id, others)
     over = {
-        hold.gpu: cores.get(hold.gpu, 0) + grant.policy.cores - CORES_PER_CARD
+        hold.gpu: cores.get(hold.gpu, 0) + grant.cores_of(hold.gpu) - CORES_PER_CARD
         for hold in grant.holds
-        if grant.policy.cores
+        if grant.cores_of(hold.gpu)
     }
     short = {lack.gpu for lack in lacks}
     return lacks + tuple(
@@ -89,7 +94,7 @@ def describe(
         _holder(other, used.get(other.id, {}), cards)
         for other in book.grants
         if other.id != grant.id
-        and cards & {*_promised(other), *(g for g, n in used.get(other.id, {}).items() if n)}
+        and cards & {*other.promised, *(g for g, n in used.get(other.id, {}).items() if n)}
     )
     return (
         f"waiting for {lacks}"
@@ -110,19 +115,10 @@ def _same_pod(grant: Grant, other: Grant) -> bool:
     return grant.owner is not None and other.is_of(grant.owner.uid)
 
 
-def _promised(grant: Grant) -> dict[str, int]:
-    held = grant.held
-    return (
-        {hold.gpu: sum(token in held for token in hold.tokens) * hold.slice_bytes for hold in grant.holds}
-        if held
-        else {}
-    )
-
-
 def _holder(grant: Grant, present: Mapping[str, int], cards: set[str]) -> str:
     if not grant.held:
         memory = sum(count for gpu, count in present.items() if gpu in cards)
         return f"{grant.name} (ended, its processes still hold {units.format_bytes(memory)})"
-    memory = sum(count for gpu, count in _promised(grant).items() if gpu in cards)
+    memory = sum(count for gpu, count in grant.promised.items() if gpu in cards)
     alone = ", exclusively" if grant.policy.exclusive else ""
     return f"{grant.name} ({units.format_bytes(memory)}{alone})"

@@ -24,14 +24,15 @@ __all__ = ["Reading", "publish_unhooked", "read"]
 class Reading:
     """One ledger; sizes are bytes by GPU.
 
-    used: what living processes declare. peak: largest sum so far. unhooked: what was measured beyond that. problem: why
-    the ledger cannot be read.
+    used: what living processes declare. peak: largest sum so far. unhooked: what was measured beyond that. limits: what
+    the page says now. problem: why the ledger cannot be read.
     """
 
     used: Mapping[str, int]
     peak: Mapping[str, int]
     processes: tuple[vcuda.ProcessUsage, ...] = ()
     unhooked: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     grew: bool = False
     problem: str | None = None
 
@@ -66,7 +67,8 @@ def read(path: Path, *, trim: bool = False) -> Reading:
         return Reading({}, {}, grew=grew, problem=str(error))
     used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
     unhooked = {gpu.uuid: gpu.unhooked_bytes for gpu in page.gpus}
-    return Reading(used, usage.peak, usage.processes, unhooked, grew)
+    limits = {gpu.uuid: gpu.memory_bytes for gpu in page.gpus}
+    return Reading(used, usage.peak, usage.processes, unhooked, limits, grew)
 
 
 def publish_unhooked(

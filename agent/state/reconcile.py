@@ -64,8 +64,14 @@ class Review:
 def recover(book: Book, directories: Mapping[str, Grant | None]) -> Recovery:
     """Adds to BOOK the grants that only DIRECTORIES know: all of them after a lost checkpoint, else at most the last.
 
+    A grant that both know has the limits of the record that has seen more changes; the checkpoint may be an old one.
     Of two grants with the same token the one with the larger number has it, as it was when both were made.
     """
+    book = book.replaced(
+        replace(grant, policy=later.policy, limits=later.limits, resizes=later.resizes)
+        for grant in book.grants
+        if (later := directories.get(grant.id)) and later.resizes > grant.resizes
+    )
     unknown = {name: grant for name, grant in directories.items() if book.find(name) is None}
     adopted = sorted((grant for grant in unknown.values() if grant), key=lambda grant: grant.number)
     for orphan in adopted:

@@ -15,7 +15,7 @@ from functools import cached_property
 from agent.errors import StateError, TokenError
 from agent.model import CORES_PER_CARD, Allocation, Gpu, Placement, Share, parse_token
 
-__all__ = ["Book", "ContainerRef", "Grant", "GrantPolicy", "Hold", "Owner", "assign_tokens"]
+__all__ = ["Book", "ContainerRef", "Grant", "GrantPolicy", "Hold", "LiveLimit", "Owner", "assign_tokens"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +51,8 @@ class GrantPolicy:
     """What was asked for beside memory; kept with the grant, since a pod's annotations can change.
 
     cores: per cent of each card's compute, 0 for no share. exclusive: its cards are its pod's alone. elastic: may use
-    more while alone, up to max_slices of a card if given. oversubscribe: may use lent host memory.
+    more while alone, up to max_slices of a card if given. oversubscribe: may use lent host memory. parts: slices of
+    each card as the annotation says them, empty where it says nothing.
     """
 
     cores: int = 0
@@ -59,6 +60,16 @@ class GrantPolicy:
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLimit:
+    """What a person has made of a card's share since it was given; None where that is still as given."""
+
+    gpu: str
+    memory_bytes: int | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,8 @@ class Grant:
     before the kubelet was asked. gone: the kubelet has given its tokens back, so its slices count no more.
     waiting: a card had no room for it at Allocate, and the start gate has not let it pass yet. owner: whom it was made
     for, where that was found out during Allocate; a listed container is in `container` besides. undecided: its
-    annotations were not known, or made no sense, and the start gate looks at them again.
+    annotations were not known, or made no sense, and the start gate looks at them again. limits: cards whose share was
+    changed since, at most once each. resizes: how many changes there were, so that of two records the later is known.
     """
 
     id: str
@@ -103,6 +115,8 @@ class Grant:
     owner: Owner | None = None
     policy: GrantPolicy = GrantPolicy()
     undecided: bool = False
+    limits: tuple[LiveLimit, ...] = ()
+    resizes: int = 0
 
     @cached_property
     def tokens(self) -> frozenset[str]:
@@ -130,14 +144,38 @@ class Grant:
         return self.owner is not None and self.owner.uid == uid
 
     def quota(self) -> dict[str, int]:
-        """Bytes it may use of each card."""
-        return {hold.gpu: hold.memory_bytes for hold in self.holds}
+        """Bytes it may use of each card: its slices, or what they were changed to."""
+        given = {hold.gpu: hold.memory_bytes for hold in self.holds}
+        changed = {one.gpu: one.memory_bytes for one in self.limits if one.memory_bytes is not None}
+        return {**given, **changed}
+
+    def cores_of(self, gpu: str) -> int:
+        """Per cent of a card's compute that it may use, 0 for no share."""
+        changed = (one.cores for one in self.limits if one.gpu == gpu and one.cores is not None)
+        return next(changed, self.policy.cores)
+
+    @cached_property
+    def promised(self) -> Mapping[str, int]:
+        """Bytes of each card that nobody else may be promised: its quota, without slices that it has lent."""
+        if not self.held:
+            return {}
+        if not self.lent and not self.limits:
+            return self.quota()
+        quota = self.quota()
+        left = {
+            hold.gpu: max(0, quota[hold.gpu] - len(self.lent.intersection(hold.tokens)) * hold.slice_bytes)
+            for hold in self.holds
+        }
+        return {gpu: count for gpu, count in left.items() if count}
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         """Slices that count on each card, in the size they had when they were given."""
-        counted = ((hold.gpu, len(self.held.intersection(hold.tokens))) for hold in self.holds)
-        return tuple(Share(gpu, count) for gpu, count in counted if count)
+        return tuple(
+            Share(hold.gpu, -(-self.promised[hold.gpu] // hold.slice_bytes))
+            for hold in self.holds
+            if hold.gpu in self.promised
+        )
 
     def shares_of(self, unit: Mapping[str, int]) -> tuple[Share, ...]:
         """The same in slices of UNIT bytes (by card), rounded up: the slice size may have been changed since."""
@@ -148,8 +186,7 @@ class Grant:
             return self.shares
         size = {hold.gpu: hold.slice_bytes for hold in self.holds}
         return tuple(
-            Share(share.gpu, -(-share.slices * size[share.gpu] // unit.get(share.gpu, size[share.gpu])))
-            for share in self.shares
+            Share(gpu, -(-count // unit.get(gpu, size[gpu]))) for gpu, count in self.promised.items()
         )
 
 
@@ -228,8 +265,8 @@ class Book:
                     Share(share.gpu, max(share.slices, whole.get(share.gpu, 0)), CORES_PER_CARD)
                     for share in shares
                 )
-            elif shares and grant.policy.cores:
-                shares = tuple(replace(share, cores=grant.policy.cores) for share in shares)
+            elif shares and (grant.policy.cores or grant.limits):
+                shares = tuple(replace(share, cores=grant.cores_of(share.gpu)) for share in shares)
             if shares:
                 found.append(Allocation(grant.id, shares))
         return tuple(found)

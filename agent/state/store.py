@@ -100,6 +100,11 @@ class Store:
         """Makes BOOK the book without writing it, for what the kubelet will say again; the next change writes it."""
         self._book = book
 
+    def resize(self, grant: Grant) -> None:
+        """Records a grant whose limits were changed, in the book and then in its directory. Raises StorageError."""
+        self.update(self._book.replaced([grant]))
+        self.dirs.write_grant(grant)
+
     def sync(self) -> None:
         """Returns when the book is on the disk, safe from a power failure. May run in another thread."""
         self._checkpoint.sync()
@@ -160,7 +165,8 @@ class Store:
         loaded = self._checkpoint.load()
         for note in loaded.notes:
             self._log.error("checkpoint damaged", detail=note)
-        found = recover(loaded.book or Book(), self.dirs.read_all())
+        directories = self.dirs.read_all()
+        found = recover(loaded.book or Book(), directories)
         for grant in found.adopted:
             self._log.warning(
                 "allocation taken over from its directory", allocation=grant.id, container=grant.name
@@ -173,6 +179,9 @@ class Store:
         self._book = found.book
         for grant in found.book.grants:
             self._recreate(grant)
+            known = directories.get(grant.id)
+            if known is not None and known.resizes != grant.resizes:
+                self.dirs.write_grant(grant)
         self._log.info("state loaded", path=str(self.state_dir), allocations=len(found.book.grants))
 
     def _recreate(self, grant: Grant) -> None:

@@ -92,12 +92,18 @@ def cordon_options() -> str:
     return markdown(("command", "option", "meaning"), rows)
 
 
+def resize_options() -> str:
+    """The options of `gigaslice resize`."""
+    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["resize"]))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "gigaslice node": node_settings,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
     "gigaslice cordon": cordon_options,
+    "gigaslice resize": resize_options,
     "vcuda": vcuda_options,
 }
 

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def tree(tmp_path):
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
-    shutil.copytree(ROOT / "agent/kubelet/pb", tmp_path / "agent/kubelet/pb")
+    for package in ("agent/kubelet/pb", "agent/control/pb"):
+        shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path
 
 
@@ -61,9 +62,13 @@ def test_generation_gives_the_committed_messages(tree):
         if not Path(sys.executable).with_name(plugin).exists():
             pytest.skip(f"{plugin} (extra dev) is not installed")
     subprocess.run([sys.executable, str(generator)], check=True, capture_output=True, timeout=100)
-    for name in ("deviceplugin_v1beta1_pb2.py", "podresources_v1_pb2.py"):
-        written = (tree / "agent/kubelet/pb" / name).read_text().splitlines()
-        committed = (ROOT / "agent/kubelet/pb" / name).read_text().splitlines()
+    for name in (
+        "agent/kubelet/pb/deviceplugin_v1beta1_pb2.py",
+        "agent/kubelet/pb/podresources_v1_pb2.py",
+        "agent/control/pb/control_v1_pb2.py",
+    ):
+        written = (tree / name).read_text().splitlines()
+        committed = (ROOT / name).read_text().splitlines()
         descriptor = [line for line in written if line.startswith("DESCRIPTOR")]
         assert descriptor == [line for line in committed if line.startswith("DESCRIPTOR")]
         assert not any("ValidateProtobufRuntimeVersion" in line for line in written)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.errors import CheckpointError, CheckpointVersionError
 from agent.state import codec
-from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, Owner
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, LiveLimit, Owner
 from tests.fakes.nodes import GIB, LIBRARY, grant, uuid
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -174,3 +174,23 @@ def test_a_checkpoint_of_the_first_version_is_read_and_means_what_it_meant():
         GrantPolicy(),
         False,
     )
+
+
+def test_a_checkpoint_of_the_second_version_has_no_changed_limits():
+    state = json.loads(with_grant(policy={"cores": 30, "elastic": True}))
+    (found,) = codec.decode_book(sealed(2, json.dumps(state))).grants
+    assert (found.limits, found.resizes, found.policy.parts) == ((), 0, ())
+    assert found.policy.elastic and found.cores_of("G") == 30
+
+
+def test_changed_limits_are_kept():
+    limits = (LiveLimit(uuid(0), 3 * GIB), LiveLimit(uuid(1), None, 0))
+    policy = GrantPolicy(cores=20, parts=(2, 2))
+    one = grant(1, (0, range(2)), (1, range(2)), limits=limits, resizes=4, policy=policy)
+    assert codec.decode_grant(codec.encode_grant(one)) == one
+
+
+@pytest.mark.parametrize("limits", [[{"gpu": "H", "memory": 1}], [{"gpu": "G", "memory": 0}], [{}], [3]])
+def test_limits_that_make_no_sense_are_damage(limits):
+    with pytest.raises(CheckpointError):
+        codec.decode_book(sealed(codec.VERSION, with_grant(limits=limits)))

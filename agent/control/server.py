@@ -1,0 +1,112 @@
+"""The control socket: a gRPC service for root of this node, beside the state that it changes.
+
+The socket appears under its name only when it answers and has its permissions, and replaces one that a killed agent
+left: who holds the lock of the state directory owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from agent.control.keeper import Ask, LimitKeeper, Outcome
+from agent.control.pb import control_v1_pb2 as api
+from agent.control.pb import control_v1_pb2_grpc as rpc
+from agent.errors import GigasliceError
+from agent.state.live import Refusal
+from agent.state.store import Store
+from agent.telemetry.logs import get_logger
+
+__all__ = ["SOCKET", "ControlServer"]
+
+SOCKET = "control.sock"
+_FRESH = ".control"
+_SUN_PATH_MAX = 107
+_GRACE_SECONDS = 1.0
+
+
+class ControlServer(rpc.ControlServicer):
+    """Serves what KEEPER can do on control.sock of STORE's directory."""
+
+    def __init__(self, store: Store, keeper: LimitKeeper) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._path = store.state_dir / SOCKET
+        self._log = get_logger("control")
+
+    async def run(self) -> None:
+        """Works until cancelled. Without a socket the agent goes on; only the commands that need it do not work."""
+        server = grpc.aio.server()
+        rpc.add_ControlServicer_to_server(self, server)
+        fresh = self._path.with_name(_FRESH)
+        try:
+            if len(os.fsencode(self._path)) > _SUN_PATH_MAX:
+                raise OSError(0, f"the path is longer than the {_SUN_PATH_MAX} bytes of a socket's name")
+            fresh.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{fresh}")
+            fresh.chmod(0o600)
+            await server.start()
+            fresh.rename(self._path)
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._log.error("no control socket", path=str(self._path), detail=reason)
+            await server.stop(grace=None)
+            await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._path.unlink(missing_ok=True)
+            await server.stop(_GRACE_SECONDS)
+
+    async def Resize(self, request: api.ResizeRequest, context: Any) -> api.ResizeResponse:  # noqa: N802
+        """Changes limits of a running container and answers when that is safe on the disk."""
+        ask = Ask(
+            namespace=request.namespace or "default",
+            pod=request.pod,
+            container=request.container,
+            gpu=request.gpu,
+            memory=request.memory_bytes if request.HasField("memory_bytes") else None,
+            cores=request.cores if request.HasField("cores") else None,
+        )
+        try:
+            outcome = self._keeper.resize(ask)
+            await asyncio.to_thread(self._store.sync)
+        except GigasliceError as error:
+            self._log.error("resize failed", detail=str(error))
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise
+        if isinstance(outcome, Refusal):
+            self._log.info("resize refused", pod=f"{ask.namespace}/{ask.pod}", detail=outcome.detail)
+            code = (
+                grpc.StatusCode.INVALID_ARGUMENT if outcome.mistake else grpc.StatusCode.FAILED_PRECONDITION
+            )
+            await context.abort(code, outcome.detail)
+            raise AssertionError("abort returns")
+        return _answer(outcome)
+
+
+def _answer(outcome: Outcome) -> api.ResizeResponse:
+    before, after = outcome.before, outcome.after
+    return api.ResizeResponse(
+        container=after.name,
+        limits=[
+            api.Limit(
+                gpu=gpu,
+                memory_before=before.quota()[gpu],
+                memory_after=size,
+                cores_before=before.cores_of(gpu),
+                cores_after=after.cores_of(gpu),
+                used=outcome.used.get(gpu, 0),
+            )
+            for gpu, size in after.quota().items()
+        ],
+    )
+
+
+def socket_path(state_dir: Path) -> Path:
+    """Where the agent of STATE_DIR listens."""
+    return state_dir / SOCKET

@@ -1,0 +1,263 @@
+"""What reaches the pages of running containers: changes by command and by annotation, elastic limits, what is said."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+
+import vcuda
+from agent.control.keeper import Ask, LimitKeeper
+from agent.kube.decode import parse_pod
+from agent.kubelet.allocator import Allocator
+from agent.kubelet.whose import Admitted, Verdict
+from agent.placement import Policy
+from agent.state.live import Refusal
+from agent.state.store import Store
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import GIB, inventory, tokens, uuid
+from vcuda import contract
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+class Node:
+    """Store, allocator and keeper as the agent joins them; the test is kubelet and API server."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.cluster = MemoryCluster()
+        self.shown = frozenset()
+        self.numbers = itertools.count(1)
+        self.start()
+
+    def start(self):
+        library = self.directory / "libvcuda.so"
+        library.write_bytes(b"\x7fELF library")
+        self.store = Store(self.directory / "state", library)
+        self.store.open()
+        self.allocator = Allocator(
+            self.store, inventory(), Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(self.numbers):032x}"
+        )
+        self.keeper = LimitKeeper(
+            self.store, self.allocator, self.cluster, slice_bytes=GIB, interval=0.01, withhold=self.withhold
+        )
+        self.keeper.refresh(every=True)
+
+    async def withhold(self, found):
+        self.shown = found
+
+    def pod(self, name, *requests, init=(), **annotations):
+        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
+        wanted = [{GPU: count} for count in requests]
+        init = tuple({GPU: count} for count in init)
+        document = pod_document(name, *wanted, init=init, annotations=full, uid=f"uid-{name}")
+        return self.cluster.put(parse_pod(document))
+
+    def admit(self, name, numbers, card=0, container=0, **annotations):
+        pod = self.pod(name, len(numbers), **annotations)
+        admitted = Admitted(pod, pod.containers[container])
+        (grant,) = self.allocator.allocate([sorted(tokens(card, *numbers))], Verdict(admitted))
+        self.keeper.changed()
+        return grant.id
+
+    def annotate(self, name, **annotations):
+        pod = self.cluster.pod("default", name)
+        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
+        self.cluster.put(replace(pod, annotations=full))
+        self.round()
+
+    def round(self):
+        async def main():
+            task = asyncio.create_task(self.keeper.run())
+            await asyncio.sleep(0.005)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+
+    def page(self, grant_id):
+        (gpu,) = vcuda.read_limits(self.store.dirs.path(grant_id) / contract.LIMITS_FILE).gpus
+        return gpu.memory_bytes // GIB, gpu.cores_percent
+
+    def resize(self, pod, **what):
+        return self.keeper.resize(Ask("default", pod, **what))
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = Node(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_change_is_in_the_page_the_book_and_the_directory(node):
+    one = node.admit("a", range(8))
+    outcome = node.resize("a", memory=12 * GIB, cores=40)
+    assert outcome.before.quota() == {uuid(0): 8 * GIB}
+    assert node.page(one) == (12, 40)
+    assert node.store.book.find(one).quota() == {uuid(0): 12 * GIB}
+    assert node.store.dirs.read_all()[one] == node.store.book.find(one)
+    node.round()
+    assert node.shown == tokens(0, 20, 21, 22, 23)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        ({"pod": "b", "memory": GIB}, "holds no slices of this node"),
+        ({"pod": "a", "memory": GIB, "container": "x"}, "but c0"),
+        ({"pod": "a"}, "--memory or --cores"),
+        ({"pod": "a", "memory": GIB, "gpu": uuid(1)}, "has no slices of"),
+        ({"pod": "a", "memory": 25 * GIB}, "24 GiB in all"),
+        ({"pod": "a", "cores": 101}, "0 to 100"),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
+    one = node.admit("a", range(8))
+    before = node.store.book
+    refusal = node.resize(**ask)
+    assert isinstance(refusal, Refusal) and words in refusal.detail
+    assert node.store.book is before and node.page(one) == (8, 0)
+
+
+def test_of_several_containers_one_has_to_be_named(node):
+    pod = node.pod("a", 4, 4)
+    for container, numbers in zip(pod.containers, (range(4), range(4, 8)), strict=True):
+        node.allocator.allocate([sorted(tokens(0, *numbers))], Verdict(Admitted(pod, container)))
+    assert "--container c0|c1" in node.resize("a", memory=GIB).detail
+    node.resize("a", memory=GIB, container="c1")
+    assert sorted(sum(one.quota().values()) for one in node.store.book.grants) == [GIB, 4 * GIB]
+
+
+def test_init_containers_stay_as_they_are(node):
+    pod = node.pod("a", 4, init=(4,))
+    node.allocator.allocate([sorted(tokens(0, *range(4)))], Verdict(Admitted(pod, pod.containers[0])))
+    assert "init container" in node.resize("a", memory=GIB).detail
+
+
+@pytest.mark.parametrize("reached", ["book", "directory", "page"])
+def test_a_killed_agents_successor_carries_out_what_the_book_says(node, monkeypatch, reached):
+    """Killed after the book, after the directory's record, or after the page."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    one = node.admit("a", range(8))
+    if reached == "book":
+        monkeypatch.setattr(node.store.dirs, "write_grant", die)
+    if reached == "directory":
+        monkeypatch.setattr(node.store.dirs, "set_limits", die)
+    try:
+        node.resize("a", memory=12 * GIB)
+    except Killed:
+        assert node.page(one) == (8, 0)
+    node.store.close()
+    node.start()
+    assert node.page(one) == (12, 0)
+    assert node.store.dirs.read_all()[one].quota() == {uuid(0): 12 * GIB}
+
+
+@pytest.mark.parametrize("lost", ["checkpoint.json", "both"])
+def test_a_lost_checkpoint_loses_no_change(node, lost):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB)
+    node.store.close()
+    (node.store.state_dir / "checkpoint.json").write_bytes(b"x")
+    if lost == "both":
+        (node.store.state_dir / "checkpoint.json.previous").unlink()
+    node.start()
+    assert node.store.book.find(one).quota() == {uuid(0): 12 * GIB}
+    assert node.page(one) == (12, 0)
+
+
+def test_a_directory_made_anew_has_the_new_limit(node):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB, cores=30)
+    node.store.dirs.rebuild(node.store.book.find(one))
+    assert node.page(one) == (12, 30)
+
+
+def test_an_annotation_that_is_changed_changes_the_limit(node):
+    one = node.admit("a", range(8))
+    node.round()
+    assert node.page(one) == (8, 0)
+    node.annotate("a", memory="12GiB", cores="30")
+    assert node.page(one) == (12, 30)
+    assert "12 GiB" in node.cluster.said("GigasliceResized")[0]
+    node.annotate("a")
+    assert node.page(one) == (8, 0), "without the annotation, what was asked for at first"
+
+
+def test_an_annotation_that_was_there_at_first_changes_nothing_and_undoes_no_command(node):
+    one = node.admit("a", range(8), memory="8")
+    node.resize("a", memory=10 * GIB)
+    node.round()
+    node.store.close()
+    node.start()
+    node.round()
+    assert node.page(one) == (10, 0)
+    node.annotate("a", memory="9")
+    assert node.page(one) == (9, 0)
+
+
+def test_a_pod_is_told_what_cannot_be_done_and_gets_it_when_it_can(node):
+    one = node.admit("a", range(8))
+    other = node.admit("b", range(8, 24))
+    node.annotate("a", memory="12GiB")
+    assert node.page(one) == (8, 0)
+    assert "0 B are free" in node.cluster.said("GigasliceResize")[0]
+    node.store.update(node.store.book.without([other]))
+    node.round()
+    assert node.page(one) == (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [({"memory": "lots"}, "GigasliceAnnotation"), ({"memory": "4,4"}, "GigasliceResize")],
+)
+def test_mistakes_in_annotations_of_running_pods_are_told_and_change_nothing(node, annotation, reason):
+    one = node.admit("a", range(8))
+    node.annotate("a", **annotation)
+    assert node.page(one) == (8, 0)
+    assert node.cluster.said(reason)
+
+
+def test_another_pod_of_the_same_name_changes_nothing(node):
+    one = node.admit("a", range(8))
+    pod = node.cluster.pod("default", "a")
+    node.cluster.put(replace(pod, uid="later", annotations={"gigaslice.io/memory": "12GiB"}))
+    node.round()
+    assert node.page(one) == (8, 0)
+
+
+def test_an_elastic_container_is_strict_before_the_kubelet_has_its_answer(node):
+    one = node.admit("a", range(8), elastic="true", cores="30")
+    node.round()
+    assert node.page(one) == (24, 0)
+    other = node.admit("b", range(8, 12))
+    assert node.page(one) == (8, 30)
+    node.store.update(node.store.book.without([other]))
+    node.round()
+    assert node.page(one) == (24, 0)
+
+
+def test_elastic_can_be_switched_while_it_runs(node):
+    one = node.admit("a", range(8))
+    node.annotate("a", elastic="16GiB")
+    assert node.page(one) == (16, 0)
+    node.annotate("a")
+    assert node.page(one) == (8, 0)
+
+
+def test_a_page_that_cannot_be_written_is_said_once_and_stops_nobody(node, capsys):
+    one = node.admit("a", range(8), elastic="true")
+    other = node.admit("b", range(8), card=1, elastic="true")
+    (node.store.dirs.path(one) / contract.LIMITS_FILE).unlink()
+    node.round()
+    node.round()
+    assert node.page(other) == (24, 0)
