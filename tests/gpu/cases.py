@@ -174,9 +174,88 @@ def nvidia_smi(world: World) -> str:
             holder.stdout.close()
 
 
+SLACK = (
+    64 << 20
+)  # what the card may take beyond the books for a family that fills a quota: bookkeeping of the driver
+
+
+def _edge(world: World, family: str) -> str:
+    """A family up to the limit: refused there, nothing lost after it, and the card holds what the books say."""
+    got = world.run(family, "families.py", family, str(world.limit))
+    blocks, block, used = number(got, "blocks"), number(got, "block"), number(got, "used")
+    must(got["code"] == OUT_OF_MEMORY and blocks > 0, f"{blocks} blocks, then code {got['code']}")
+    must(blocks * block <= world.limit, f"{blocks} blocks of {block} bytes are over the limit")
+    must(used >= blocks * block, f"{blocks} blocks of {block} bytes are charged {used}")
+    must(number(got, "real") <= used + SLACK, f"the card gave {got['real']} bytes, charged are {used}")
+    must(got["again"] == blocks, f"{blocks} blocks the first time, {got['again']} the second")
+    must(number(got, "lost") <= SLACK, f"{got['lost']} bytes stayed charged after all was freed")
+    return (
+        f"{blocks} blocks of {block >> 20} MiB, charged {gib(used)}, really {gib(number(got, 'real'))}, "
+        f"kept after freeing {number(got, 'lost')} bytes"
+    )
+
+
+def pool(world: World) -> str:
+    """Stream-ordered memory."""
+    return _edge(world, "pool")
+
+
+def vmm(world: World) -> str:
+    """Physical memory of the virtual memory API; released under a mapping it stays charged."""
+    evidence = _edge(world, "vmm")
+    got = world.run("mapped", "families.py", "mapped", str(world.limit))
+    must(number(got, "while_mapped") >= number(got, "block"), f"mapped memory was refunded: {got}")
+    must(number(got, "after") <= 0, f"{got['after']} bytes stayed charged after the unmap")
+    return evidence
+
+
+def array(world: World) -> str:
+    """Arrays."""
+    return _edge(world, "array")
+
+
+def graph(world: World) -> str:
+    """Memory nodes of graphs: charged at launch, refused beyond the limit, back after a trim."""
+    got = world.run("graph", "families.py", "graph", str(world.limit))
+    must(got["code"] == 0 and number(got, "held") >= number(got, "block"), f"{got}")
+    must(got["over"] == OUT_OF_MEMORY, f"a node as large as the quota returned {got['over']}")
+    must(number(got, "after") <= SLACK, f"{got['after']} bytes stayed charged after the trim")
+    return f"held {number(got, 'held') >> 20} MiB for a node of {number(got, 'block') >> 20}, refused beyond"
+
+
 def pytorch(world: World) -> str:
     """PyTorch sees the limit, is refused beyond it and recovers."""
-    got = world.run("torch", "torch_client.py", str(world.limit))
+    return _pytorch(world, "torch", "")
+
+
+def pytorch_expandable(world: World) -> str:
+    """The same with expandable segments, which are virtual memory management."""
+    return _pytorch(world, "torch-expandable", "expandable_segments:True")
+
+
+def pytorch_async(world: World) -> str:
+    """The same on the driver's own pool."""
+    return _pytorch(world, "torch-async", "backend:cudaMallocAsync")
+
+
+def pytorch_graph(world: World) -> str:
+    """A captured graph replays and gives its memory back."""
+    got = world.run("torch-graph", "torch_graph_client.py")
+    must(got["right"] is True, "the replayed graph computed something else")
+    must(number(got, "after") <= SLACK, f"{got['after']} bytes stayed charged after the graph")
+    return f"held {number(got, 'held') >> 20} MiB while captured, {number(got, 'after') >> 20} MiB after"
+
+
+def triton(world: World) -> str:
+    """A kernel compiled by Triton computes, and the limit holds."""
+    got = world.run("triton", "triton_client.py", str(world.limit))
+    must(got["right"] is True and got["refused"] is True, f"{got}")
+    return "computed, OutOfMemoryError beyond the limit"
+
+
+def _pytorch(world: World, name: str, allocator: str) -> str:
+    extra = {"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}
+    got = world.run(name, "torch_client.py", str(world.limit), **extra)
     must(got["total"] == world.limit, f"mem_get_info total is {got['total']}")
     must(got["refused"] is True and number(got, "held") < world.limit, f"held {got['held']} of {world.limit}")
     must(number(got, "held") > world.limit * 3 // 4, f"only {got['held']} bytes usable of {world.limit}")
@@ -202,7 +281,15 @@ CASES: tuple[Callable[[World], str], ...] = (
     views_agree,
     shared_and_killed,
     nvidia_smi,
+    pool,
+    vmm,
+    array,
+    graph,
     pytorch,
+    pytorch_expandable,
+    pytorch_async,
+    pytorch_graph,
+    triton,
     jax,
     cupy,
 )
