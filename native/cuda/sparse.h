@@ -5,7 +5,7 @@
 
 #include "nvidia.h"
 
-/* An array or mipmapped array was made with FLAGS of its descriptor; others than sparse and deferred ones are ignored. */
+/* An array or mipmapped array was made with FLAGS of its descriptor; only sparse and deferred ones are noted. */
 void sparse_begin(uint64_t array, unsigned int flags);
 
 /* Destroys an array with CALL, and lets go of what was mapped into it. For arrays that are in no other book. */
