@@ -215,7 +215,7 @@ class Allocator:
         if isinstance(asked, Infeasible):
             raise ImpossibleError(f"{asked.detail} ({len(tokens)} slices in all)")
         chosen = self._choose(node, tokens, asked.request)
-        suspects = (str(admitted.pod),) if admitted else (verdict.unseen if verdict else ())
+        suspects = (str(admitted.pod),) if admitted else (verdict.possible if verdict else ())
         grant = Grant(
             id=self._new_id(),
             number=after.next_number,

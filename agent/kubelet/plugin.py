@@ -130,7 +130,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
         """Places, records and answers every container of the request, or none of them."""
-        wanted = [container.devices_ids for container in request.container_requests]
+        wanted = [tuple(container.devices_ids) for container in request.container_requests]
         verdict = None
         if len(wanted) == 1 and self._admissions is not None and self._cluster.expected:
             verdict = await self._admissions.of_tokens(wanted[0])
@@ -177,8 +177,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if self._admissions is not None and self._cluster.expected:
                 verdict = await self._admissions.whose(wanted.allocation_size)
             tokens = self._allocator.prefer(
-                wanted.available_deviceIDs,
-                wanted.must_include_deviceIDs,
+                tuple(wanted.available_deviceIDs),
+                tuple(wanted.must_include_deviceIDs),
                 wanted.allocation_size,
                 verdict.admitted,
             )

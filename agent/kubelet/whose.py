@@ -48,12 +48,13 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whom an Allocate is for. admitted: None while that is not certain. unseen: pods that the watch has not shown yet
-    ("namespace/name") and that it can be for.
+    """Whom an Allocate is for. admitted: None while that is not certain. unseen: pods that it can be for and that the
+    watch has not shown yet. possible: all pods that it can be for. Both as "namespace/name".
     """
 
     admitted: Admitted | None = None
     unseen: tuple[str, ...] = ()
+    possible: tuple[str, ...] = ()
 
 
 def identify(listed: Iterable[ListedPod], lookup: Lookup, book: Book, resource: str, size: int) -> Verdict:
@@ -81,10 +82,11 @@ def identify(listed: Iterable[ListedPod], lookup: Lookup, book: Book, resource: 
     if len(candidates) > 1:
         candidates = [one for one in candidates if one.pod.phase == "Pending"]
     if len(candidates) == 1:
-        return Verdict(candidates[0])
+        return Verdict(candidates[0], (), (str(candidates[0].pod),))
+    possible = (*unseen, *(str(one.pod) for one in candidates))
     if not candidates and len(again) == 1 and len(unseen) == 1:
-        return Verdict(again[0], tuple(unseen))
-    return Verdict(None, tuple(unseen))
+        return Verdict(again[0], tuple(unseen), possible)
+    return Verdict(None, tuple(unseen), possible)
 
 
 def owner_of(grant: Grant, lookup: Lookup, book: Book, resource: str) -> Admitted | None:

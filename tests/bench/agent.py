@@ -1,12 +1,15 @@
 """What the node agent costs at 8 cards of 141 GiB, which are 1,128 tokens: start, calls, memory.
 
 Both calls are timed twice: in the agent's own code with its files on disk, which is what it adds to an admission, and
-at the kubelet's end of the socket. There the agent runs as a process of its own with an inventory file, registered with
-a kubelet stand-in. Allocations are given back in between, as a node with a steady load of pods does.
+at the kubelet's end of the socket. Once more both together for pods with annotations, from the kubelet's list to the
+answer; asking for the list is the kubelet's time. Over the socket the agent runs as a process of its own with an
+inventory file, registered with a kubelet stand-in and watching 110 pods of an API server stand-in. Allocations are
+given back in between, as a node with a steady load of pods does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import statistics
@@ -23,13 +26,21 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.discovery.static import parse_inventory
+from agent.kube.decode import parse_pod
+from agent.kubelet import translate
+from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from agent.kubelet.pb import podresources_v1_pb2 as podresources
+from agent.kubelet.plugin import DevicePlugin
+from agent.kubelet.whose import ListedPod
 from agent.model import gpu_tokens
 from agent.placement import Policy
 from agent.state.store import Store
 from agent.telemetry import logs
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import KubeApi, pod_document
 from tests.fakes.kubelet import FakeKubelet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +106,78 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
     return preferred, allocate
 
 
+class _Listed:
+    """The kubelet's list as bytes, read anew for each question, as the agent's client reads it."""
+
+    def __init__(self) -> None:
+        self.answer = podresources.ListPodResourcesResponse()
+
+    async def pods(self) -> tuple[ListedPod, ...]:
+        raw = self.answer.SerializeToString()
+        return translate.listed_pods(podresources.ListPodResourcesResponse.FromString(raw), RESOURCE)
+
+
+def measure_pods(directory: Path) -> list[float]:
+    """Milliseconds of the agent per pod with annotations: whose it is, preference, allocation, event."""
+    source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
+    store = Store(directory / "state-of-pods")
+    store.open()
+    allocator = Allocator(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    cluster, kubelet = MemoryCluster(), _Listed()
+    admissions = Admissions(store, kubelet, cluster, RESOURCE)
+    plugin = DevicePlugin(
+        store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster
+    )
+    free = [token for gpu in source.gpus for token in gpu_tokens(gpu)]
+    wishes = ({}, {"gpus": "2"}, {"cores": "5"}, {"same-gpu": "true"}, {"exclude-gpu-type": "L4"})
+    held = list[tuple[str, tuple[str, ...]]]()
+    rng, times = random.Random(4), list[float]()
+
+    async def story() -> None:
+        nonlocal free
+        for number, size in zip(range(ROUNDS), load(), strict=False):
+            while held and (len(free) < 200 or len(held) > 40):
+                name, tokens = held.pop(rng.randrange(len(held)))
+                free += tokens
+                cluster.pods.pop(("default", name))
+                for at, pod in enumerate(kubelet.answer.pod_resources):
+                    if pod.name == name:
+                        del kubelet.answer.pod_resources[at]
+                        break
+            name, wanted = f"p{number}", max(2, size)
+            said = {f"gigaslice.io/{key}": text for key, text in wishes[number % len(wishes)].items()}
+            cluster.put(parse_pod(pod_document(name, {RESOURCE: wanted}, annotations=said)))
+            listed = kubelet.answer.pod_resources.add(namespace="default", name=name)
+            listed.containers.add(name="c0")
+            asked = api.PreferredAllocationRequest(
+                container_requests=[
+                    api.ContainerPreferredAllocationRequest(available_deviceIDs=free, allocation_size=wanted)
+                ]
+            )
+            begin = time.perf_counter()
+            answer = await plugin.GetPreferredAllocation(asked, None)
+            chosen = tuple(answer.container_responses[0].deviceIDs)
+            await plugin.Allocate(
+                api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=chosen)]),
+                None,
+            )
+            times.append((time.perf_counter() - begin) * 1e3)
+            for token in chosen:
+                listed.containers[0].devices.add(resource_name=RESOURCE, device_ids=[token])
+            gone = [grant.id for grant in store.book.grants if grant.gone]
+            store.update(store.book.without(gone))
+            for grant_id in gone:
+                store.dirs.remove(grant_id)
+            taken = frozenset(chosen)
+            free = [token for token in free if token not in taken]
+            held.append((name, chosen))
+
+    asyncio.run(story())
+    assert not any(grant.undecided for grant in store.book.grants)
+    store.close()
+    return times
+
+
 def measure_calls(stub: rpc.DevicePluginStub, tokens: list[str]) -> tuple[list[float], list[float]]:
     """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
     rng = random.Random(2)
@@ -131,7 +214,10 @@ def main() -> None:
         directory = Path(scratch)
         (directory / "inventory.yaml").write_text(inventory())
         code = measure_code(directory)
-        with FakeKubelet(directory / "k") as kubelet:
+        pods = measure_pods(directory)
+        with KubeApi() as kube, FakeKubelet(directory / "k") as kubelet:
+            for number in range(110):  # as many as a node may have
+                kube.put(pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
             command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]
             command += [
                 "--kubelet-dir",
@@ -141,6 +227,7 @@ def main() -> None:
             ]
             command += ["--pod-resources", str(kubelet.pod_resources_socket), "--log-level", "warning"]
             command += ["--poll-interval", "200ms"]
+            command += ["--kubeconfig", str(kube.kubeconfig(directory)), "--node-name", "node-a"]
             begin = time.perf_counter()
             with subprocess.Popen(command, cwd=ROOT) as agent:
                 while kubelet.allocatable().get(RESOURCE) != CARDS * GIB:
@@ -169,6 +256,7 @@ def main() -> None:
         ("GetPreferredAllocation, over the socket", preferred),
         ("Allocate, in the agent", code[1]),
         ("Allocate, over the socket", allocate),
+        ("both for a pod with annotations, in the agent", pods),
     ):
         table.add_row(label, f"{statistics.median(values):.2f} ms", f"{percentile(values, 0.99):.2f} ms")
     table.add_row("start to registered", f"{started:.2f} s", "")

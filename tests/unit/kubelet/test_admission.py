@@ -69,7 +69,7 @@ def test_a_watch_that_is_a_moment_behind_is_waited_for(world):
 
 def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     _pods, cluster, admissions = world
-    assert asyncio.run(admissions.whose(4)) == Verdict(None, ("default/p",))
+    assert asyncio.run(admissions.whose(4)) == Verdict(None, ("default/p",), ("default/p",))
     assert cluster.now == pytest.approx(0.1)
     cluster.now, waits = 60.0, cluster.waits
     asyncio.run(admissions.whose(4))

@@ -103,3 +103,46 @@ def test_a_socket_nobody_listens_on(short_dir):
         listener.bind(str(short_dir / "dead.sock"))
     with pytest.raises(KubeletError, match="UNAVAILABLE"):
         asyncio.run(PodResourcesClient(short_dir / "dead.sock", "r", 2.0).list())
+
+
+def test_a_kubelet_that_is_asked_too_often_is_asked_again(short_dir):
+    asked = []
+
+    async def answer(context):
+        asked.append(1)
+        if len(asked) < 3:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        return pods(1)
+
+    assert len(ask(short_dir, answer).containers) == 1
+    assert len(asked) == 3
+
+
+def test_one_connection_serves_until_the_kubelet_has_a_new_socket(short_dir):
+    path = short_dir / "p.sock"
+
+    async def serve(count):
+        async def answer(context):
+            return pods(count)
+
+        server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
+        path.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        return server
+
+    async def main():
+        client = PodResourcesClient(path, "r")
+        first = await serve(1)
+        assert len((await client.list()).containers) == 1
+        channel = client._channel
+        assert len(await client.pods()) == 1
+        assert client._channel is channel
+        await first.stop(grace=None)
+        second = await serve(2)
+        assert [len(one.holding) for one in await client.pods()] == [1, 1]
+        await client.close()
+        await second.stop(grace=None)
+
+    asyncio.run(main())

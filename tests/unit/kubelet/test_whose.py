@@ -108,6 +108,7 @@ def test_two_that_could_be_it_are_none():
     world.pod("a", 8)
     world.pod("b", 8)
     assert world.ask(8).admitted is None
+    assert world.ask(8).possible == ("default/a", "default/b"), "the grant lives as long as one of them"
     world.pods["default", "a"] = parse_pod({**pod_document("a", {GPU: 8}), "status": {"phase": "Running"}})
     assert world.name(8) == "b/c0", "what runs has been admitted"
 

@@ -206,7 +206,7 @@ def test_a_correction_on_the_same_cards_may_move_memory_between_them(node):
 
 
 def test_what_nobody_could_tell_is_decided_later(node):
-    (grant,) = node.allocator.allocate([tokens(0, 1, 2)], Verdict(None, ("default/a",)))
+    (grant,) = node.allocator.allocate([tokens(0, 1, 2)], Verdict(None, ("default/a",), ("default/a",)))
     assert grant.undecided and grant.owner is None and grant.suspects == ("default/a",)
     pod = node.pod("a", 2, exclusive="true")
     assert node.allocator.settle(grant, Admitted(pod, pod.containers[0])).reason is None

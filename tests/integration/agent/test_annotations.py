@@ -1,0 +1,213 @@
+"""Pods with wishes: an API server stand-in, a kubelet stand-in and the agent as a process of its own."""
+
+import random
+
+import pytest
+
+import vcuda
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
+from tests.fakes.kubelet.topology import POLICIES
+from tests.fakes.nodes import GIB, uuid
+from tests.integration.agent.conftest import (
+    PATIENCE,
+    QUICK,
+    RESOURCE,
+    AgentProcess,
+    allocation_dir,
+    card_of,
+    inventory_text,
+    pod,
+    wait_until,
+    wants,
+)
+from vcuda import contract
+
+
+@pytest.fixture
+def api():
+    with KubeApi() as made:
+        yield made
+
+
+@pytest.fixture
+def begin(directory, api):
+    """Starts a node of CARDS cards of 24 GiB on two NUMA nodes; the agent knows its pods."""
+    started = []
+
+    def start(policy="none", cards=4, seed=7, gib=24):
+        kubelet = FakeKubelet(
+            directory / "kubelet", seed, policy, settings=QUICK, runtime=Runtime("plain"), api=api
+        )
+        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent.inventory.write_text(inventory_text(cards, gib=gib))
+        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
+        started.append((kubelet, agent))
+        kubelet.start()
+        agent.start()
+        agent.wait_event("pods watched")
+        kubelet.wait_allocatable(RESOURCE, cards * gib, PATIENCE)
+        return kubelet, agent
+
+    yield start
+    for kubelet, agent in started:
+        if agent.process is not None:
+            assert agent.terminate() == 0
+        kubelet.close()
+        assert "Traceback" not in agent.output.read_text()
+
+
+def said(text):
+    return {"gigaslice.io/" + name: value for name, value in text.items()}
+
+
+def sizes(container):
+    page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
+    return sorted(gpu.memory_bytes // GIB for gpu in page.gpus)
+
+
+def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_wish(begin, api):
+    kubelet, agent = begin(cards=4, gib=32)
+    wishes = [{"gpu-uuid": uuid(number % 4), "cores": str(number % 3)} for number in range(100)]
+    pods = [
+        kubelet.create_pod(pod(f"p{number}", 1, annotations=said(wish))) for number, wish in enumerate(wishes)
+    ]
+    for one in pods:
+        one.wait_for(lambda one: one.phase != "Pending", PATIENCE)
+    assert [one.phase for one in pods] == ["Running"] * 100
+    assert [event for one in pods for event in one.events if event.kind == "Warning"] == []
+    assert [card_of(one.container("c0")) for one in pods] == [wish["gpu-uuid"] for wish in wishes]
+    allocated = agent.events("allocated")
+    assert len(allocated) == 100 and not any(one["undecided"] or one["waiting"] for one in allocated)
+    assert {one["container"] for one in allocated} == {f"default/p{number}/c0" for number in range(100)}
+    assert not agent.events("start held back")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_numa_nodes_and_every_policy(begin, policy):
+    """Whatever the kubelet makes of NUMA: what is admitted has its memory, its wish and no card too full."""
+    kubelet, agent = begin(policy, cards=4, gib=8)
+    rng = random.Random(3)
+    alive, started = [], 0
+    for number in range(24):
+        if alive and rng.random() < 0.3:
+            kubelet.delete_pod(alive.pop(rng.randrange(len(alive))), timeout_s=PATIENCE)
+            continue
+        counts = [rng.choice((1, 2, 4, 6)) for _ in range(rng.choice((1, 1, 2)))]
+        cards = rng.choice((1, 2)) if min(counts) >= 2 else 1
+        wish = said({"gpus": str(cards)})
+        one = kubelet.run_pod(pod(f"p{number}", *counts, annotations=wish), PATIENCE)
+        if one.phase == "Running":
+            alive.append(one)
+            one.wait_for(lambda one: all(c.launch or c.waiting for c in one.containers), PATIENCE)
+            for container, count in zip(one.containers, counts, strict=True):
+                if container.launch is None:
+                    continue  # its start waits for room
+                started += 1
+                assert sum(sizes(container)) == count
+                assert len(card_of(container).split(",")) == cards
+        else:
+            assert one.reason in ("Unschedulable", "TopologyAffinityError", "") or any(
+                container.waiting for container in one.containers
+            ), one
+            kubelet.delete_pod(one, timeout_s=PATIENCE)
+    assert not any(one["undecided"] for one in agent.events("allocated"))
+    assert started > 8
+    names = [one["container"] for one in agent.events("allocated")]
+    assert len(set(names)) == len(names)
+
+
+def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(begin, api):
+    kubelet, agent = begin()
+    spec = PodSpec(
+        "p",
+        (wants(3, "c0"), wants(2, "c1"), ContainerSpec("none")),
+        init_containers=(wants(4, "i0", command=("true",)), wants(2, "s0", sidecar=True)),
+        annotations=said({"same-gpu": "true", "cores.c1": "30"}),
+    )
+    one = kubelet.run_pod(spec)
+    one.wait("Running", PATIENCE)
+    names = [line["container"] for line in agent.events("allocated")]
+    assert names == [f"default/p/{name}" for name in ("i0", "s0", "c0", "c1")]
+    rows = {row["container"]: row for row in agent.status()}
+    assert len({row["gpu"] for row in rows.values()}) == 1
+    page = vcuda.read_limits(allocation_dir(one.container("c1")) / contract.LIMITS_FILE)
+    assert [gpu.cores_percent for gpu in page.gpus] == [30]
+    assert {event["involvedObject"]["fieldPath"] for event in api.events("GigasliceAllocated")} == {
+        f"spec.containers{{{name}}}" for name in ("i0", "s0", "c0", "c1")
+    }
+
+
+def test_an_exclusive_card_is_nobody_elses_until_it_is_given_back(begin):
+    kubelet, _ = begin(cards=2)
+    alone = kubelet.run_pod(pod("alone", 2, annotations=said({"exclusive": "true"})))
+    others = [kubelet.run_pod(pod(f"o{number}", 6)) for number in range(4)]
+    assert {card_of(one.container("c0")) for one in others}.isdisjoint({card_of(alone.container("c0"))})
+    late = kubelet.run_pod(pod("late", 3))
+    assert "exclusively" in wait_until(
+        lambda: next((e.message for e in late.events if "waiting for" in e.message), ""), "what it waits for"
+    )
+    kubelet.delete_pod(alone, timeout_s=PATIENCE)
+    late.wait("Running", PATIENCE)
+
+
+def test_sizes_per_card_and_cards_of_a_kind(begin):
+    kubelet, _ = begin()
+    one = kubelet.run_pod(pod("a", 24, annotations=said({"memory": "8GiB,16GiB"})))
+    assert sizes(one.container("c0")) == [8, 16]
+    two = kubelet.run_pod(pod("b", 2, annotations={"nvidia.com/use-gputype": "H100"}))
+    assert two.phase == "Failed" and "no GPU of type H100 on this node; it has NVIDIA L4" in two.message
+
+
+def test_a_senseless_annotation_waits_for_its_correction(begin, api):
+    kubelet, agent = begin()
+    one = kubelet.run_pod(pod("a", 4, annotations=said({"cores": "lots"})))
+    assert one.phase == "Pending"
+    wait_until(lambda: api.events("GigasliceAnnotation"), "an event")
+    assert (
+        'gigaslice.io/cores: "lots" must be a whole number' in api.events("GigasliceAnnotation")[0]["message"]
+    )
+    api.annotate("default", "a", **{"gigaslice.io/cores": "20"})
+    one.wait("Running", PATIENCE)
+    assert agent.status()[0]["pod"] == "a"
+
+
+def test_a_watch_that_is_far_behind_delays_the_start_and_not_the_node(begin, api):
+    kubelet, agent = begin()
+    api.lag = 1.5
+    late = kubelet.create_pod(pod("late", 4, annotations=said({"cores": "20"})))
+    late.wait("Running", PATIENCE)
+    assert agent.events("allocated")[0]["undecided"]
+    page = vcuda.read_limits(allocation_dir(late.container("c0")) / contract.LIMITS_FILE)
+    assert page.gpus[0].cores_percent == 20
+
+
+def test_an_api_server_that_dies_costs_no_pod(begin, api):
+    kubelet, agent = begin()
+    api.hanging = True
+    api.drop_watches()
+    known = kubelet.create_pod(pod("a", 4))
+    wait_until(lambda: agent.events("allocated"), "an allocation")
+    api.denial = 403
+    api.hanging = False
+    known.wait("Running", PATIENCE)
+    assert kubelet.run_pod(pod("b", 4)).phase == "Running"
+
+
+def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
+    kubelet, agent = begin()
+    spec = PodSpec(
+        "p",
+        (wants(2, "c0"),),
+        init_containers=(wants(4, "i0", command=("true",)),),
+        annotations=said({"exclusive": "true"}),
+    )
+    kubelet.run_pod(spec).wait("Running", PATIENCE)
+    before = [(row["container"], row["gpu"], row["slices"]) for row in agent.status()]
+    agent.kill()
+    agent.start()
+    agent.wait_event("pods watched", 2)
+    kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
+    assert [(row["container"], row["gpu"], row["slices"]) for row in agent.status()] == before
+    other = kubelet.run_pod(pod("other", 2))
+    assert card_of(other.container("c0")) != before[0][1]

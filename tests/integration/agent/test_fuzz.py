@@ -1,0 +1,185 @@
+"""All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and books that hold."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from agent.kube.decode import parse_pod
+from agent.kubelet import plugin as plugin_module
+from agent.kubelet.admission import Admissions
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from agent.kubelet.plugin import DevicePlugin
+from agent.kubelet.whose import ListedPod
+from agent.state.store import Store, read_only
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import all_tokens, inventory
+from tests.unit.kubelet.conftest import make_allocator
+
+GPU = "gigaslice.io/vgpu-memory"
+METHODS = (
+    "GetDevicePluginOptions",
+    "ListAndWatch",
+    "GetPreferredAllocation",
+    "Allocate",
+    "PreStartContainer",
+)
+FOUND = inventory(2, 8)
+
+ids = st.sampled_from(all_tokens(FOUND)) | st.text(max_size=12)
+id_lists = st.lists(ids, max_size=20)
+sizes = st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(0, 20)
+preferences = st.builds(
+    lambda several: api.PreferredAllocationRequest(container_requests=several),
+    st.lists(
+        st.builds(
+            lambda free, must, size: api.ContainerPreferredAllocationRequest(
+                available_deviceIDs=free, must_include_deviceIDs=must, allocation_size=size
+            ),
+            id_lists,
+            id_lists,
+            sizes,
+        ),
+        max_size=3,
+    ),
+)
+allocations = st.builds(
+    lambda several: api.AllocateRequest(
+        container_requests=[api.ContainerAllocateRequest(devices_ids=one) for one in several]
+    ),
+    st.lists(id_lists, max_size=3),
+)
+starts = st.builds(lambda wanted: api.PreStartContainerRequest(devices_ids=wanted), id_lists)
+messages = st.one_of(
+    st.tuples(
+        st.just("GetPreferredAllocation"), preferences.map(api.PreferredAllocationRequest.SerializeToString)
+    ),
+    st.tuples(st.just("Allocate"), allocations.map(api.AllocateRequest.SerializeToString)),
+    st.tuples(st.just("PreStartContainer"), starts.map(api.PreStartContainerRequest.SerializeToString)),
+    st.tuples(st.sampled_from(METHODS), st.binary(max_size=200)),
+)
+annotations = st.dictionaries(
+    st.sampled_from(
+        [f"gigaslice.io/{name}" for name in ("gpus", "memory", "exclusive", "same-gpu", "cores", "elastic")]
+    ),
+    st.sampled_from(["1", "2", "3", "true", "4,4", "1,7", "60", "lots", ""]),
+    max_size=3,
+)
+pods = st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=3), annotations), max_size=3)
+
+
+class Listed:
+    """A kubelet that lists every pod of the cluster without devices: more than a real one would leave to doubt."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    async def pods(self):
+        return tuple(
+            ListedPod(pod.namespace, pod.name, frozenset(), frozenset(one.name for one in pod.containers))
+            for pod in self.cluster.pods.values()
+        )
+
+
+async def send(channel, method, raw):
+    """The answer's bytes, or the code of the error. A stream is looked at once."""
+    path = f"/v1beta1.DevicePlugin/{method}"
+    try:
+        if method == "ListAndWatch":
+            stream = channel.unary_stream(path)(raw, timeout=5)
+            answer = await stream.read()
+            stream.cancel()
+            return answer
+        return await channel.unary_unary(path)(raw, timeout=5)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
+def is_preference(raw):
+    """Whether these bytes are such a request: then an error would fail a pod."""
+    try:
+        api.PreferredAllocationRequest.FromString(raw)
+    except DecodeError:
+        return False
+    return True
+
+
+def check(store, calls):
+    """What is in memory is on disk (but for what the kubelet says again), and every grant has its directory."""
+    book = store.book
+    held = [token for grant in book.grants for token in grant.held]
+    assert len(held) == len(set(held)), "a token counts once"
+    assert len({grant.id for grant in book.grants}) == len(book.grants)
+    on_disk = {grant.id for grant in read_only(store.state_dir)[0].grants}
+    assert {grant.id for grant in book.grants} == on_disk
+    assert all(store.dirs.problem(grant) is None for grant in book.grants)
+    assert set(store.dirs.read_all()) == on_disk, calls
+
+
+@pytest.fixture
+def library(tmp_path):
+    path = tmp_path / "libvcuda.so"
+    path.write_bytes(b"\x7fELF library")
+    return path
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(pods, st.lists(messages, min_size=1, max_size=8))
+def test_no_message_kills_the_agent_or_spoils_its_books(directory, library, known, calls):
+    plugin_module._GATE_PATIENCE, patience = 0.02, plugin_module._GATE_PATIENCE
+    cluster = MemoryCluster()
+    for number, (counts, wishes) in enumerate(known):
+        document = pod_document(f"p{number}", *({GPU: count} for count in counts), annotations=wishes)
+        cluster.put(parse_pod(document))
+    answers = {
+        "GetDevicePluginOptions": api.DevicePluginOptions,
+        "ListAndWatch": api.ListAndWatchResponse,
+        "GetPreferredAllocation": api.PreferredAllocationResponse,
+        "Allocate": api.AllocateResponse,
+        "PreStartContainer": api.PreStartContainerResponse,
+    }
+
+    async def story(store):
+        plugin = DevicePlugin(
+            store, make_allocator(store, FOUND), "env", lambda: None, lambda: None,
+            admissions=Admissions(store, Listed(cluster), cluster, GPU), cluster=cluster,
+        )  # fmt: skip
+        server = grpc.aio.server()
+        rpc.add_DevicePluginServicer_to_server(plugin, server)
+        (directory / "p.sock").unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{directory}/p.sock")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{directory}/p.sock") as channel:
+                for method, raw in calls:
+                    answer = await send(channel, method, raw)
+                    if isinstance(answer, bytes):
+                        answers[method].FromString(answer)
+                    else:
+                        assert answer is not grpc.StatusCode.DEADLINE_EXCEEDED, method
+                        assert method != "GetPreferredAllocation" or not is_preference(raw), answer
+                    check(store, calls)
+                alive = await send(channel, "GetDevicePluginOptions", b"")
+                assert api.DevicePluginOptions.FromString(alive).pre_start_required
+        finally:
+            await plugin.close()
+            await server.stop(grace=None)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, plugin_module, "_GATE_PATIENCE", patience)
+        number = len(list(directory.iterdir()))
+        store = Store(directory / f"state-{number}", library)
+        store.open()
+        stack.callback(store.close)
+        asyncio.run(story(store))
