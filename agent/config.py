@@ -45,6 +45,7 @@ class Config:
     measure_interval: float
     scan_interval: float
     health_probation: float
+    bind_cpus: str
     kube_api: str
     kubeconfig: Path | None
     node_name: str
@@ -157,6 +158,8 @@ FIELDS: tuple[Field, ...] = (
     Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
     Field("health-probation", "health_probation", "TIME", _seconds, "10m",
           "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
+    Field("bind-cpus", "bind_cpus", "on|off", _choice("on", "off"), "off",
+          "whether processes of containers are kept on the CPUs nearest to their GPUs; needs the capability SYS_NICE"),
     Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",
           "whether the API server is asked for this node's pods and told events, where there is access to it"),
     Field("kubeconfig", "kubeconfig", "FILE", _optional_path, "",

@@ -16,6 +16,7 @@ from pathlib import Path
 import vcuda
 from agent import units
 from agent.config import Config
+from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
 from agent.control.server import ControlServer
 from agent.discovery.nvml import NvmlSource
@@ -188,8 +189,12 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
+    more = {}
+    if config.bind_cpus == "on":
+        more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
     await run_together(
         {
+            **more,
             "registration": registration.run(stop),
             "poller": poller.run(),
             "cluster": cluster.run(),
