@@ -121,6 +121,17 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
   return CUDA_SUCCESS;
 }
 
+/* Some time between what a call did and its return, for others to do something. */
+static void linger(unsigned share) {
+  static _Atomic int known;
+  static uint64_t ns;
+  if (!atomic_load(&known)) {
+    ns = fake_env_linger_ns();
+    atomic_store(&known, 1);
+  }
+  if (ns) work_wait(state_now_ns() + ns / share);
+}
+
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   ENTER(cuMemRelease);
   vmm_lock();
@@ -131,6 +142,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     memory_settle(memory);
   }
   vmm_unlock();
+  linger(2);
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -186,17 +198,6 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
   return CUDA_SUCCESS;
 }
 
-/* Some time between what a call did and its return, for others to do something. */
-static void linger(void) {
-  static _Atomic int known;
-  static uint64_t ns;
-  if (!atomic_load(&known)) {
-    ns = fake_env_linger_ns();
-    atomic_store(&known, 1);
-  }
-  if (ns) work_wait(state_now_ns() + ns);
-}
-
 static CUresult map(CUdeviceptr address, size_t size, size_t offset, struct memory *memory) {
   struct range reserved;
   if (range_find_kind(address, RANGE_RESERVED, &reserved) || size > reserved.base + reserved.size - address)
@@ -223,7 +224,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
   struct memory *memory = memory_check(handle);
   CUresult result = memory ? map(address, size, offset, memory) : CUDA_ERROR_INVALID_VALUE;
   vmm_unlock();
-  linger();
+  linger(1);
   return result;
 }
 
@@ -280,7 +281,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *ad
     *out = (CUmemGenericAllocationHandle)(uintptr_t)memory;
   }
   vmm_unlock();
-  linger();
+  linger(1);
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
