@@ -46,6 +46,8 @@ class Config:
     scan_interval: float
     health_probation: float
     bind_cpus: str
+    overuse: str
+    metrics_address: tuple[str | None, int] | None
     kube_api: str
     kubeconfig: Path | None
     node_name: str
@@ -126,6 +128,20 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _address(text: str) -> tuple[str | None, int] | None:
+    if text == "off":
+        return None
+    host, colon, port = text.rpartition(":")
+    if (
+        not colon
+        or not re.fullmatch(r"[0-9]{1,5}", port)
+        or int(port) > 65535
+        or (":" in host and host[0] != "[")
+    ):
+        raise ValueError('must be "off", ":9445", "127.0.0.1:9445" or "[::1]:9445"')
+    return host.strip("[]") or None, int(port)
+
+
 def _choice(*options: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in options:
@@ -160,6 +176,10 @@ FIELDS: tuple[Field, ...] = (
           "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
     Field("bind-cpus", "bind_cpus", "on|off", _choice("on", "off"), "off",
           "whether processes of containers are kept on the CPUs nearest to their GPUs; needs the capability SYS_NICE"),
+    Field("overuse", "overuse", "report|evict", _choice("report", "evict"), "report",
+          "what to do with a pod whose programs pass the library by and take more than they may"),
+    Field("metrics-address", "metrics_address", "HOST:PORT|off", _address, ":9445",
+          "where /metrics, /healthz and /readyz are served; without a host on every address"),
     Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",
           "whether the API server is asked for this node's pods and told events, where there is access to it"),
     Field("kubeconfig", "kubeconfig", "FILE", _optional_path, "",

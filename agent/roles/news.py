@@ -14,7 +14,7 @@ def card_news(cluster: Cluster, store: Store) -> Callable[[str, bool, str], None
     """A function that says a sentence about a card on every pod of CLUSTER that holds slices of it by STORE's book."""
 
     def tell(uuid: str, well: bool, text: str) -> None:
-        kind, reason = ("Normal", "GPUHealthy") if well else ("Warning", "GPUUnhealthy")
+        kind, reason = ("Normal", "GigasliceCardWell") if well else ("Warning", "GigasliceCardSick")
         for grant in store.book.grants:
             owner = grant.container
             if owner is None or grant.gone or uuid not in grant.quota():

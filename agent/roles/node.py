@@ -15,6 +15,7 @@ from pathlib import Path
 
 import vcuda
 from agent import units
+from agent.audit.auditor import Auditor
 from agent.config import Config
 from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
@@ -29,17 +30,21 @@ from agent.kube.wire import Api
 from agent.kubelet import translate
 from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator
-from agent.kubelet.plugin import DevicePlugin
+from agent.kubelet.measured import MeasuredPlugin
 from agent.kubelet.podresources import PodResourcesClient
 from agent.kubelet.poller import Poller
 from agent.kubelet.registration import Registration
 from agent.kubelet.scanner import Scanner
 from agent.placement import Policy
+from agent.roles.measures import Measures
 from agent.roles.news import card_news
 from agent.roles.supervise import run_together
 from agent.state.measurer import Measurer
 from agent.state.store import Store
 from agent.telemetry import logs
+from agent.telemetry.counters import Counters
+from agent.telemetry.http import Server
+from agent.telemetry.metrics import Exposition
 
 __all__ = ["look", "run"]
 
@@ -167,7 +172,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         registration.wake()
 
     admissions = Admissions(store, kubelet, cluster, config.resource)
-    plugin = DevicePlugin(
+    plugin = MeasuredPlugin(
         store,
         allocator,
         config.visible_devices,
@@ -185,6 +190,21 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         withhold=plugin.withhold,
     )
     limits.refresh(every=True)
+    counters = plugin.counters = Counters()
+    auditor = Auditor(store, cluster, config.overuse, counters)
+    measurer = Measurer(store, source, config.measure_interval, auditor)
+    measures = Measures(
+        resource=config.resource,
+        store=store,
+        allocator=allocator,
+        plugin=plugin,
+        keeper=keeper,
+        measurer=measurer,
+        auditor=auditor,
+        counters=counters,
+    )
+    node = config.node_name or platform.node().lower()
+    exposition = Exposition(node, measures.collect)
     registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -200,7 +220,8 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "cluster": cluster.run(),
             "limits": limits.run(),
             "control": ControlServer(store, limits).run(),
-            "measurer": Measurer(store, source, config.measure_interval).run(),
+            "measurer": measurer.run(),
+            "http": Server(config.metrics_address, exposition.text, measures.unready).run(),
             "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
             "health": keeper.run(),
             "listener": keeper.listen(),

@@ -25,7 +25,8 @@ class Reading:
     """One ledger; sizes are bytes by GPU.
 
     used: what living processes declare. peak: largest sum so far. unhooked: what was measured beyond that. limits: what
-    the page says now. problem: why the ledger cannot be read.
+    the page says now. problem: why the ledger cannot be read. strangers: the part of unhooked that processes without
+    the library hold, as of the last round.
     """
 
     used: Mapping[str, int]
@@ -35,6 +36,7 @@ class Reading:
     limits: Mapping[str, int] = field(default_factory=dict)
     grew: bool = False
     problem: str | None = None
+    strangers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -43,8 +45,13 @@ class Reading:
 
     @property
     def alive(self) -> bool:
-        """Whether any process is attached to it."""
-        return bool(self.pids)
+        """Whether any process is attached to it, or runs in the container without being."""
+        return bool(self.pids) or any(self.strangers.values())
+
+    @property
+    def attached(self) -> bool:
+        """Whether a process was attached to it at any time."""
+        return bool(self.processes) or any(self.peak.values())
 
     def present(self) -> dict[str, int]:
         """Bytes that its living processes hold of each card, declared or not; 0 when none lives."""
@@ -72,14 +79,21 @@ def read(path: Path, *, trim: bool = False) -> Reading:
 
 
 def publish_unhooked(
-    path: Path, grant: Grant, before: Reading, after: Reading, measured: Mapping[str, Mapping[int, int]]
+    path: Path,
+    grant: Grant,
+    before: Reading,
+    after: Reading,
+    measured: Mapping[str, Mapping[int, int]],
+    *,
+    strangers: Mapping[str, int] | None = None,
 ) -> Iterable[tuple[str, int]]:
     """Writes what was measured beyond the ledger into the limits page; returns what has changed, by GPU.
 
-    BEFORE and AFTER are readings from both sides of the measurement. Raises vcuda.VcudaError when the page cannot be
-    read or written.
+    BEFORE and AFTER are readings from both sides of the measurement. STRANGERS: bytes of processes without the library,
+    by GPU, which count in full. Raises vcuda.VcudaError when the page cannot be read or written.
     """
     found = unhooked_bytes(before.processes, after.processes, measured, grant.quota())
+    found = {gpu: count + (strangers or {}).get(gpu, 0) for gpu, count in found.items()}
     changed = [(gpu, count) for gpu, count in found.items() if after.unhooked.get(gpu) != count]
     for gpu, count in changed:
         vcuda.set_unhooked(path / contract.LIMITS_FILE, gpu, count)

@@ -6,23 +6,61 @@ Asking the driver may block and happens in a thread; pages are written from the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import vcuda
 from agent.discovery.source import Source
 from agent.state import ledgers
+from agent.state.records import Grant
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
-__all__ = ["Measurer"]
+__all__ = ["Audit", "Measured", "Measurer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One allocation after a round. memory: what NVML shows of all its processes by GPU; None where none measures."""
+
+    reading: ledgers.Reading
+    memory: Mapping[str, int] | None
+
+
+Memory = Mapping[str, Mapping[int, int]]
+Seen = TypeVar("Seen")
+
+
+class Audit(Protocol[Seen]):
+    """Who finds the containers of processes that no ledger knows."""
+
+    def look(self, measured: Memory) -> Seen:
+        """Looks at the processes that were measured; in the thread that has measured."""
+        ...
+
+    def judge(
+        self,
+        measured: Memory,
+        sightings: Seen,
+        owners: Mapping[int, str],
+        readings: Mapping[str, ledgers.Reading],
+    ) -> Mapping[str, Mapping[str, int]]:
+        """Bytes of such processes by grant id and GPU. OWNERS: grant ids by PID of the processes that ledgers know."""
+        ...
 
 
 class Measurer:
     """Publishes into the limits pages of STORE what SOURCE measures, every INTERVAL seconds."""
 
-    def __init__(self, store: Store, source: Source, interval: float) -> None:
+    def __init__(
+        self, store: Store, source: Source, interval: float, audit: Audit[Any] | None = None
+    ) -> None:
+        self.last: dict[str, Measured] = {}
         self._store = store
         self._source = source
         self._interval = interval
+        self._audit = audit
         self._problems: dict[str, str] = {}
         self._log = get_logger("measurer")
 
@@ -35,27 +73,53 @@ class Measurer:
     async def round(self) -> None:
         """Reads every ledger, cuts back those that grew, and publishes what was measured beyond them."""
         before = self._store.readings(trim=True)
-        measured = await asyncio.to_thread(self._source.process_memory)
-        for grant in self._store.book.grants:
-            if grant.id not in before:
-                continue  # allocated meanwhile: the next round has both readings
-            path = self._store.dirs.path(grant.id)
-            reading = ledgers.read(path)
-            if before[grant.id].grew:
-                self._log.warning(
-                    "ledger had grown and was cut back", allocation=grant.id, container=grant.name
-                )
-            problem = reading.problem
-            if problem is None and measured:
-                try:
-                    changed = ledgers.publish_unhooked(path, grant, before[grant.id], reading, measured)
-                    if changed:
-                        self._log.debug("measured", allocation=grant.id, unhooked=dict(changed))
-                except vcuda.VcudaError as error:
-                    problem = str(error)
-            self._report(grant.id, grant.name, problem)
+        measured, seen = await asyncio.to_thread(self._measure)
+        grants = [grant for grant in self._store.book.grants if grant.id in before]  # others: next round
+        after = {grant.id: ledgers.read(self._store.dirs.path(grant.id)) for grant in grants}
+        owners = {
+            process.pid: key
+            for readings in (before, after)
+            for key, reading in readings.items()
+            for process in reading.processes
+            if process.pid > 0
+        }
+        strangers: Mapping[str, Mapping[str, int]] = {}
+        if self._audit is not None and measured is not None:
+            strangers = self._audit.judge(measured, seen, owners, after)
+        self._store.strangers = strangers
+        for grant in grants:
+            self._publish(grant, before[grant.id], after[grant.id], measured, strangers.get(grant.id, {}))
+        self.last = {
+            key: Measured(reading, _memory(key, measured, owners, strangers.get(key, {})))
+            for key, reading in after.items()
+        }
         known = {grant.id for grant in self._store.book.grants}
         self._problems = {grant_id: text for grant_id, text in self._problems.items() if grant_id in known}
+
+    def _measure(self) -> tuple[Memory | None, Any]:
+        measured = self._source.process_memory()
+        return measured, self._audit.look(measured) if self._audit and measured else ()
+
+    def _publish(
+        self,
+        grant: Grant,
+        before: ledgers.Reading,
+        after: ledgers.Reading,
+        measured: Memory | None,
+        strangers: Mapping[str, int],
+    ) -> None:
+        if before.grew:
+            self._log.warning("ledger had grown and was cut back", allocation=grant.id, container=grant.name)
+        problem = after.problem
+        if problem is None and measured:
+            path = self._store.dirs.path(grant.id)
+            try:
+                changed = ledgers.publish_unhooked(path, grant, before, after, measured, strangers=strangers)
+                if changed:
+                    self._log.debug("measured", allocation=grant.id, unhooked=dict(changed))
+            except vcuda.VcudaError as error:
+                problem = str(error)
+        self._report(grant.id, grant.name, problem)
 
     def _report(self, grant_id: str, name: str, problem: str | None) -> None:
         """Logs a problem when it begins, not every round."""
@@ -64,3 +128,14 @@ class Measurer:
         elif self._problems.get(grant_id) != problem:
             self._problems[grant_id] = problem
             self._log.error("allocation cannot be read", allocation=grant_id, container=name, detail=problem)
+
+
+def _memory(
+    key: str, measured: Memory | None, owners: Mapping[int, str], strangers: Mapping[str, int]
+) -> dict[str, int] | None:
+    if measured is None:
+        return None
+    return {
+        gpu: strangers.get(gpu, 0) + sum(count for pid, count in processes.items() if owners.get(pid) == key)
+        for gpu, processes in measured.items()
+    }

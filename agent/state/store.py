@@ -11,7 +11,8 @@ book that others see, so an answer given from the book is one that a killed agen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import vcuda
@@ -36,6 +37,7 @@ class Store:
         self.state_dir = state_dir
         self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
         self.library = ""
+        self.strangers: Mapping[str, Mapping[str, int]] = {}  # by grant and GPU: see `Reading.strangers`
         self._source = source
         self._lock = LockFile(state_dir / LOCK, f"the state directory {state_dir}")
         self._checkpoint = CheckpointFile(state_dir / CHECKPOINT)
@@ -155,11 +157,16 @@ class Store:
 
     def reading(self, grant_id: str) -> ledgers.Reading:
         """One grant's ledger, read now."""
-        return ledgers.read(self.dirs.path(grant_id))
+        return self._read(grant_id, trim=False)
 
     def readings(self, *, trim: bool = False) -> dict[str, ledgers.Reading]:
         """Every grant's ledger, read now."""
-        return {grant.id: ledgers.read(self.dirs.path(grant.id), trim=trim) for grant in self._book.grants}
+        return {grant.id: self._read(grant.id, trim=trim) for grant in self._book.grants}
+
+    def _read(self, grant_id: str, *, trim: bool) -> ledgers.Reading:
+        found = ledgers.read(self.dirs.path(grant_id), trim=trim)
+        strangers = self.strangers.get(grant_id)
+        return replace(found, strangers=strangers) if strangers else found
 
     def _load(self) -> None:
         loaded = self._checkpoint.load()

@@ -63,6 +63,7 @@ class AgentProcess:
             "--poll-interval": "300ms",
             "--scan-interval": "200ms",
             "--measure-interval": "200ms",
+            "--metrics-address": "127.0.0.1:0",
             "--log-level": "debug",
         }
         self.driver: dict[str, str] | None = None  # environment of a simulated driver

@@ -163,3 +163,22 @@ def test_any_yaml_is_a_configuration_or_lines_about_it(tmp_path_factory, documen
         config.load({"config": str(path)}, {})
     except ConfigError as error:
         assert all(line and "\n" not in line for line in error.mistakes)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":9445", (None, 9445)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9445", ("::1", 9445)),
+        ("off", None),
+    ],
+)
+def test_where_metrics_are_served(text, address):
+    assert config.load({"metrics-address": text}, {}).metrics_address == address
+
+
+@pytest.mark.parametrize("text", ["", "9445", ":", ":x", ":70000", "::1:9445", "http://x"])
+def test_an_address_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="metrics-address"):
+        config.load({"metrics-address": text}, {})

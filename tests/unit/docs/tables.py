@@ -1,7 +1,7 @@
-"""The tables of docs/reference.md, made from the code they describe.
+"""The tables of docs/reference.md and docs/operations.md, made from the code they describe.
 
-`python -m tests.unit.docs.tables` writes them into the page, between the comments that name them; a test holds the
-page to what this module makes.
+`python -m tests.unit.docs.tables` writes them into the pages, between the comments that name them; a test holds the
+pages to what this module makes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from agent import cli as agent_cli
 from agent import config
 from agent.model.wish import ANNOTATIONS, PREFIX
+from agent.telemetry.metrics import METRICS
 from vcuda import cli as vcuda_cli
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGES = (DOCS / "reference.md", DOCS / "operations.md")
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -97,6 +99,15 @@ def resize_options() -> str:
     return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["resize"]))
 
 
+def metrics() -> str:
+    """Every metric of the agent."""
+    rows = [
+        (f"`{row.name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels) or "-", row.help)
+        for row in METRICS
+    ]
+    return markdown(("metric", "kind", "labels besides `node`", "meaning"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "gigaslice node": node_settings,
@@ -104,6 +115,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice topology": topology_options,
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
+    "metrics": metrics,
     "vcuda": vcuda_options,
 }
 
@@ -119,4 +131,5 @@ def rendered(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))

@@ -123,3 +123,10 @@ def test_a_mistake_in_the_values_is_refused(mistake):
     done = helm("--set", mistake)
     assert done.returncode != 0
     assert "values don't meet the specifications" in done.stderr
+
+
+def test_the_port_of_metrics_follows_the_setting():
+    (port,) = node(rendered("--set", "settings.metricsAddress=:9000"))["ports"]
+    assert port["containerPort"] == 9000
+    silent = node(rendered("--set", "settings.metricsAddress=off"))
+    assert "ports" not in silent and "readinessProbe" not in silent

@@ -130,6 +130,13 @@ def test_the_image_is_this_version(node: dict[str, Any]) -> None:
     assert node["image"] == f"gigaslice:{VERSION}"
 
 
+def test_readiness_is_asked_where_metrics_are_served(node: dict[str, Any]) -> None:
+    (port,) = node["ports"]
+    assert DEFAULTS.metrics_address == (None, port["containerPort"])
+    probe = node["readinessProbe"]["httpGet"]
+    assert (probe["path"], probe["port"]) == ("/readyz", port["name"])
+
+
 # --- what it must not have -------------------------------------------------------------------------------------------
 
 

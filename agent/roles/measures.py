@@ -1,0 +1,122 @@
+"""Collects the values of all metrics from the parts of a running node agent."""
+
+from __future__ import annotations
+
+import vcuda
+from agent.audit.auditor import Auditor
+from agent.health.keeper import Keeper
+from agent.kubelet.allocator import Allocator
+from agent.kubelet.plugin import DevicePlugin
+from agent.state.ledgers import Reading
+from agent.state.measurer import Measured, Measurer
+from agent.state.records import Grant
+from agent.state.store import Store
+from agent.telemetry.counters import Counters
+from agent.telemetry.metrics import Values
+
+__all__ = ["Measures"]
+
+_NOTHING = Measured(Reading({}, {}), None)
+
+
+class Measures:
+    """Looks at books, cards and counters. Nothing is read from disk: usage is that of the last measuring round."""
+
+    def __init__(
+        self,
+        *,
+        resource: str,
+        store: Store,
+        allocator: Allocator,
+        plugin: DevicePlugin,
+        keeper: Keeper,
+        measurer: Measurer,
+        auditor: Auditor,
+        counters: Counters,
+    ) -> None:
+        self._resource = resource
+        self._store = store
+        self._allocator = allocator
+        self._plugin = plugin
+        self._keeper = keeper
+        self._measurer = measurer
+        self._auditor = auditor
+        self._counters = counters
+
+    def unready(self) -> str | None:
+        """Why the agent cannot serve its kubelet now, or None."""
+        return None if self._plugin.streams else "the kubelet does not watch the device list; not registered"
+
+    def collect(self) -> Values:
+        """The values of now."""
+        values = Values()
+        for grant in self._store.book.grants:
+            self._container(values, grant)
+        self._cards(values)
+        self._agent(values)
+        return values
+
+    def _container(self, values: Values, grant: Grant) -> None:
+        owner = grant.ref
+        who = (owner.namespace, owner.pod, owner.container) if owner else ("", "", "")
+        last = self._measurer.last.get(grant.id, _NOTHING)
+        reading = last.reading
+        bypassed = self._store.strangers.get(grant.id, {})
+        for hold in grant.holds:
+            gpu = hold.gpu
+            used = reading.used.get(gpu, 0)
+            for name, value in (
+                ("limit", reading.limits.get(gpu, hold.memory_bytes)),
+                ("used", used),
+                ("unhooked", reading.unhooked.get(gpu, 0) if reading.alive or bypassed else 0),
+                ("bypassed", bypassed.get(gpu, 0)),
+                ("peak", reading.peak.get(gpu, 0)),
+            ):
+                values.add(f"gigaslice_container_memory_{name}_bytes", value, gpu, *who)
+            if last.memory is not None and gpu in last.memory:
+                values.add("gigaslice_container_memory_measured_bytes", last.memory[gpu], gpu, *who)
+                values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
+            values.add("gigaslice_container_slices", len(grant.held.intersection(hold.tokens)), gpu, *who)
+        for gpu in bypassed.keys() - grant.quota().keys():
+            values.add("gigaslice_container_memory_bypassed_bytes", bypassed[gpu], gpu, *who)
+        values.add("gigaslice_container_processes", len(reading.pids), *who)
+        values.add("gigaslice_container_refusals_total", sum(one.refused for one in reading.processes), *who)
+        values.add("gigaslice_container_attached", int(reading.attached), *who)
+        values.add("gigaslice_container_gate_waiting", int(grant.waiting), *who)
+
+    def _cards(self, values: Values) -> None:
+        inventory = self._allocator.inventory
+        taken: dict[str, int] = dict.fromkeys(inventory.uuids, 0)
+        unit = {gpu.uuid: gpu.slice_bytes for gpu in inventory.gpus}
+        for grant in self._store.book.grants:
+            for share in grant.shares_of(unit):
+                taken[share.gpu] = taken.get(share.gpu, 0) + share.slices
+        for gpu in inventory.gpus:
+            uuid, rest = gpu.uuid, max(0, gpu.slices - taken[gpu.uuid])
+            values.add("gigaslice_gpu_info", 1, uuid, str(gpu.index), gpu.model)
+            values.add("gigaslice_gpu_memory_bytes", gpu.memory_bytes, uuid)
+            values.add("gigaslice_gpu_slice_bytes", gpu.slice_bytes, uuid)
+            values.add("gigaslice_gpu_slices", taken[uuid], uuid, "allocated")
+            values.add("gigaslice_gpu_slices", rest if gpu.healthy else 0, uuid, "free")
+            values.add("gigaslice_gpu_slices", 0 if gpu.healthy else rest, uuid, "unavailable")
+            values.add("gigaslice_gpu_healthy", int(gpu.healthy), uuid)
+            values.add("gigaslice_gpu_cordoned", int(uuid in self._keeper.cordons), uuid)
+            card = self._keeper.cards.get(uuid)
+            for ailment in card.ailments if card else ():
+                values.add("gigaslice_gpu_ailment", 1, uuid, ailment.code)
+            if card is not None and card.ecc is not None:
+                values.add("gigaslice_gpu_uncorrectable_errors", card.ecc, uuid)
+        for (uuid, xid), count in self._keeper.xids.items():
+            values.add("gigaslice_gpu_xid_errors_total", count, uuid, str(xid))
+        for uuid, count in self._auditor.survey.foreign.items():
+            values.add("gigaslice_foreign_bytes", count, uuid)
+
+    def _agent(self, values: Values) -> None:
+        counters = self._counters
+        values.add("gigaslice_kubelet_registered", int(self._plugin.streams > 0))
+        values.add("gigaslice_kubelet_registrations_total", counters.registrations)
+        values.add("gigaslice_allocate_duration_seconds", counters.allocate)
+        values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
+        values.add("gigaslice_gate_waits_total", counters.gate_waits)
+        values.add("gigaslice_overuse_evictions_total", counters.evictions)
+        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

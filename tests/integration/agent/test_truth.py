@@ -1,0 +1,143 @@
+"""Metrics and the audit on a node with programs under the library, and some that pass it by."""
+
+import subprocess
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.agent.conftest import allocation_dir, card_of, pod, wait_until
+from tests.native.running import CLIENTS, GIB, MIB, OUT_OF_MEMORY, SUCCESS, Client
+from vcuda import contract
+
+
+def get(agent, path):
+    """Status and text of an answer."""
+    port = agent.wait_event("metrics served")["port"]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metrics(agent, name, **labels):
+    """Values of the samples of NAME that have LABELS."""
+    families = text_string_to_metric_families(get(agent, "/metrics")[1])
+    return [
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+
+
+@pytest.fixture
+def bypass(gpu_node, agent, directory):
+    """bypass(container) -> a CUDA program with the container's mounts, but without the library."""
+    started = []
+
+    def start(container):
+        limits = allocation_dir(container) / contract.LIMITS_FILE
+        script = (
+            "mount -t tmpfs none /etc && mkdir /etc/vcuda && : > /etc/vcuda/limits && "
+            f"mount --bind {limits} /etc/vcuda/limits && exec {CLIENTS / 'client'} dlsym"
+        )
+        if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+            pytest.skip("mount namespaces cannot be made here")
+        client = object.__new__(Client)
+        client.process = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", script],
+            env={**agent.driver, "CUDA_VISIBLE_DEVICES": card_of(container)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(client)
+        return client.ready()
+
+    yield start
+    for client in started:
+        client.kill()
+
+
+def test_series_are_there_from_the_allocation_on_and_go_with_it(gpu_node, agent):
+    running = gpu_node.run_pod(pod("a", 8))
+    card = card_of(running.container("c0"))
+    assert metrics(agent, "gigaslice_container_memory_limit_bytes", gpu_uuid=card) == [8 * GIB]
+    assert metrics(agent, "gigaslice_container_memory_used_bytes", gpu_uuid=card) == [0]
+    wait_until(lambda: metrics(agent, "gigaslice_container_slices", pod="a", container="c0") == [8], "names")
+    assert sum(metrics(agent, "gigaslice_gpu_slices", state="allocated")) == 8
+    assert metrics(agent, "gigaslice_allocate_duration_seconds_count") == [1]
+    gpu_node.delete_pod(running)
+    wait_until(lambda: metrics(agent, "gigaslice_container_slices") == [], "the end of the series")
+
+
+def test_health_and_readiness(gpu_node, agent):
+    assert get(agent, "/healthz")[0] == 200
+    assert wait_until(lambda: get(agent, "/readyz")[0] == 200, "readiness")
+    gpu_node.stop()
+    wait_until(lambda: get(agent, "/readyz")[0] == 503, "the kubelet's end to be seen")
+    assert get(agent, "/healthz")[0] == 200
+    assert metrics(agent, "gigaslice_kubelet_registered") == [0]
+
+
+def test_use_is_what_the_driver_sees(gpu_node, agent, program):
+    container = gpu_node.run_pod(pod("a", 8)).container("c0")
+    client = program(container)
+    assert client.do("alloc a", 3 * GIB).code == SUCCESS
+    assert client.do("alloc b", 6 * GIB).code == OUT_OF_MEMORY
+    where = {"gpu_uuid": card_of(container)}
+    wait_until(
+        lambda: metrics(agent, "gigaslice_container_memory_measured_bytes", **where) > [3 * GIB], "a round"
+    )
+    (used,) = metrics(agent, "gigaslice_container_memory_used_bytes", **where)
+    (measured,) = metrics(agent, "gigaslice_container_memory_measured_bytes", **where)
+    assert metrics(agent, "gigaslice_container_memory_drift_bytes", **where) == [measured - used]
+    assert metrics(agent, "gigaslice_container_refusals_total") == [1]
+    assert metrics(agent, "gigaslice_container_attached") == [1]
+    assert metrics(agent, "gigaslice_foreign_bytes", **where) == [0]
+
+
+def test_a_program_without_the_library_counts_against_its_container(gpu_node, agent, program, bypass):
+    container = gpu_node.run_pod(pod("a", 8)).container("c0")
+    other = program(container)
+    assert bypass(container).do("alloc a", 6 * GIB).code == SUCCESS
+    event = agent.wait_event("process without the library")
+    assert "client" in event["detail"]
+    where = {"gpu_uuid": card_of(container)}
+    wait_until(
+        lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) >= [6 * GIB], "it"
+    )
+    assert other.do("alloc b", 3 * GIB).code == OUT_OF_MEMORY, "the quota holds for the others"
+    assert other.do("alloc b", GIB).code == SUCCESS
+    assert not agent.events("container uses more than it may")
+
+
+def test_more_than_its_quota_is_an_error_in_the_log(gpu_node, agent, bypass):
+    container = gpu_node.run_pod(pod("a", 2)).container("c0")
+    client = bypass(container)
+    assert client.do("alloc a", 3 * GIB).code == SUCCESS
+    assert card_of(container) in agent.wait_event("container uses more than it may")["over"]
+    assert metrics(agent, "gigaslice_container_attached") == [0]
+    client.kill()
+    where = {"gpu_uuid": card_of(container)}
+    wait_until(lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) == [0], "its end")
+
+
+def test_a_program_in_no_container_is_foreign(gpu_node, agent, driver):
+    client = Client({**driver, "CUDA_VISIBLE_DEVICES": "0"})
+    try:
+        assert client.ready().do("alloc a", GIB).code == SUCCESS
+        wait_until(lambda: max(metrics(agent, "gigaslice_foreign_bytes"), default=0) > GIB, "foreign memory")
+        assert not agent.events("process without the library")
+    finally:
+        client.kill()
+
+
+def test_the_agent_stays_small(gpu_node, agent, program):
+    for number in range(8):
+        gpu_node.run_pod(pod(f"p{number}", 2))
+    for _ in range(20):
+        assert get(agent, "/metrics")[0] == 200
+    assert psutil.Process(agent.process.pid).memory_info().rss < 64 * MIB

@@ -1,0 +1,148 @@
+"""What the auditor says, and when: over a cluster and a store that the test holds."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from agent.audit.auditor import Auditor
+from agent.model import Pod
+from agent.state.ledgers import Reading
+from agent.state.records import ContainerRef
+from agent.telemetry.counters import Counters
+from tests.fakes.nodes import GIB, grant, uuid
+
+UID, ID = "2c48913c-b29f-11e7-9350-020968147796", "a1" * 32
+POD = Pod("default", "a", UID)
+
+
+class Cluster:
+    def __init__(self):
+        self.pods = {("default", "a"): POD}
+        self.events = []
+        self.evicted = []
+        self.refusal = None
+
+    def pod(self, namespace, name):
+        return self.pods.get((namespace, name))
+
+    def event(self, pod, kind, reason, text, container=""):
+        self.events.append((pod.name, kind, reason, text, container))
+
+    async def evict(self, pod):
+        self.evicted.append(pod)
+        return self.refusal
+
+
+class World:
+    def __init__(self, root, policy="report"):
+        self.grant = grant(1, (0, range(8)), container=ContainerRef("default", "a", "c0"))
+        self.book = SimpleNamespace(grants=(self.grant,))
+        self.cluster = Cluster()
+        self.counters = Counters()
+        self.now = self.grant.created
+        self.root = root
+        self.reading = Reading({}, {})
+        self.auditor = Auditor(self, self.cluster, policy, self.counters, now=lambda: self.now, proc=root)
+        directory = root / "10"
+        directory.mkdir()
+        (directory / "comm").write_text("sneaky\n")
+        (directory / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
+
+    def rounds(self, number, memory=9 * GIB):
+        async def run():
+            for _ in range(number):
+                measured = {uuid(0): {10: memory} if memory else {}}
+                found = self.auditor.judge(
+                    measured, self.auditor.look(measured), {}, {self.grant.id: self.reading}
+                )
+                await asyncio.sleep(0)
+            return found
+
+        return asyncio.run(run())
+
+    def reasons(self):
+        return [reason for _, _, reason, _, _ in self.cluster.events]
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_its_memory_counts_from_the_first_round(world):
+    assert world.rounds(1, GIB) == {world.grant.id: {uuid(0): GIB}}
+    assert world.cluster.events == []
+
+
+def test_a_process_without_the_library_is_told_once_when_it_lasts(world):
+    world.rounds(10, GIB)
+    ((pod, kind, reason, text, container),) = world.cluster.events
+    assert (pod, kind, reason, container) == ("a", "Warning", "GigasliceUnhooked", "c0")
+    assert f"process 10 (sneaky) holds 1 GiB of {uuid(0)}" in text
+
+
+def test_one_that_comes_and_goes_is_told_only_when_it_stays(world):
+    for _ in range(5):
+        world.rounds(2, GIB)
+        world.rounds(1, 0)
+    assert world.cluster.events == []
+
+
+def test_more_than_the_quota_is_told_and_by_default_nothing_else_happens(world):
+    world.rounds(10)
+    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse"]
+    assert "1 GiB" in world.cluster.events[1][3]
+    assert world.cluster.evicted == []
+
+
+def test_by_policy_the_pod_is_evicted(tmp_path):
+    world = World(tmp_path, "evict")
+    world.rounds(2)
+    assert world.cluster.evicted == []
+    world.rounds(5)
+    assert world.cluster.evicted == [POD]
+    assert world.counters.evictions == 1
+
+
+def test_within_its_quota_nobody_is_evicted(tmp_path):
+    world = World(tmp_path, "evict")
+    world.rounds(10, 8 * GIB)
+    assert world.cluster.evicted == []
+
+
+def test_an_eviction_that_is_refused_is_asked_for_again_later(tmp_path):
+    world = World(tmp_path, "evict")
+    world.cluster.refusal = "a PodDisruptionBudget does not allow it"
+    world.rounds(5)
+    world.now += 60
+    world.rounds(1)
+    assert len(world.cluster.evicted) == 2
+    assert world.counters.evictions == 0
+
+
+def test_without_the_pods_name_nothing_can_be_evicted(tmp_path):
+    world = World(tmp_path, "evict")
+    world.rounds(1)
+    world.cluster.pod = lambda *_: None
+    world.rounds(5)
+    assert world.cluster.evicted == world.cluster.events == []
+
+
+def test_a_container_that_never_attached_is_told_after_a_while(world):
+    world.rounds(1, 0)
+    world.now += 599
+    world.rounds(1, 0)
+    assert world.cluster.events == []
+    world.now += 1
+    world.rounds(3, 0)
+    ((_, kind, reason, _, _),) = world.cluster.events
+    assert (kind, reason) == ("Normal", "GigasliceNotAttached")
+
+
+@pytest.mark.parametrize("reading", [Reading({}, {uuid(0): 1}), Reading({}, {}, problem="damaged")])
+def test_one_that_was_attached_or_cannot_be_read_is_not(world, reading):
+    world.reading = reading
+    world.now += 10000
+    world.rounds(3, 0)
+    assert world.cluster.events == []

@@ -1,0 +1,58 @@
+"""Processes of a /proc that the test has made, and of the real one."""
+
+import os
+
+from agent.audit.cgroups import Place
+from agent.audit.processes import sight
+
+UID = "2c48913c-b29f-11e7-9350-020968147796"
+ID, GRANT = "a1" * 32, "0b" * 16
+
+
+def make(root, pid, comm="python\n", cgroup="0::/\n", mounts=""):
+    directory = root / str(pid)
+    directory.mkdir()
+    for name, text in (("comm", comm), ("cgroup", cgroup), ("mountinfo", mounts)):
+        (directory / name).write_text(text)
+
+
+def mount(path, point):
+    return f"913 880 259:1 {path} {point} ro,relatime - ext4 /dev/root rw\n"
+
+
+def test_name_place_and_allocation(tmp_path):
+    path = f"/var/lib/gigaslice/allocations/{GRANT}/limits"
+    make(
+        tmp_path,
+        7,
+        cgroup=f"0::/kubepods/pod{UID}/{ID}\n",
+        mounts=mount("/", "/") + mount(path, "/etc/vcuda/limits"),
+    )
+    seen = sight(7, tmp_path)
+    assert (seen.name, seen.place, seen.mounted) == ("python", Place(UID, ID), GRANT)
+
+
+def test_the_state_directory_may_be_a_file_system_of_its_own(tmp_path):
+    make(tmp_path, 7, mounts=mount(f"/allocations/{GRANT}/limits", "/etc/vcuda/limits"))
+    assert sight(7, tmp_path).mounted == GRANT
+
+
+def test_only_the_limits_page_at_its_place_counts(tmp_path):
+    path = f"/x/allocations/{GRANT}/limits"
+    make(tmp_path, 7, mounts=mount(path, "/mnt/limits") + mount(path + "x", "/etc/vcuda/limits"))
+    assert sight(7, tmp_path).mounted == ""
+
+
+def test_a_name_cannot_break_a_log_line(tmp_path):
+    make(tmp_path, 7, comm="a\x1b[31m\tb\n")
+    assert sight(7, tmp_path).name == "a?[31m?b"
+
+
+def test_a_process_that_ended_was_never_there(tmp_path):
+    assert sight(7, tmp_path) is None
+
+
+def test_the_real_proc_can_be_read():
+    seen = sight(os.getpid())
+    assert seen.name
+    assert seen.mounted == ""

@@ -1,0 +1,124 @@
+"""The server of /metrics, asked over real sockets on a free port."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from agent.telemetry import logs
+from agent.telemetry.http import Server
+
+
+def ask(*requests, metrics=lambda: b"x 1\n", ready=lambda: None):
+    """The answers to raw REQUESTS, one connection each."""
+
+    async def run():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        task = asyncio.create_task(Server(("127.0.0.1", port), metrics, ready).run())
+        answers = []
+        for request in requests:
+            for _ in range(500):
+                try:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+            writer.write(request)
+            answers.append((await reader.read()).decode())
+            writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return answers
+
+    return asyncio.run(run())
+
+
+def get(path):
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+def test_metrics_and_health():
+    metrics, health, ready, other = ask(
+        get("/metrics"), get("/healthz?x=1"), get("/readyz"), get("/etc/passwd")
+    )
+    assert metrics.startswith("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
+    assert metrics.endswith("\r\n\r\nx 1\n")
+    assert health.startswith("HTTP/1.1 200") and ready.startswith("HTTP/1.1 200")
+    assert other.startswith("HTTP/1.1 404")
+
+
+def test_not_ready_says_why():
+    (answer,) = ask(get("/readyz"), ready=lambda: "not registered")
+    assert answer.startswith("HTTP/1.1 503")
+    assert answer.endswith("not registered\n")
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\r\n\r\n", b"POST /metrics HTTP/1.1\r\n\r\n", b"\xff\xfe\r\n\r\n", b"GET\r\n\r\n"]
+)
+def test_nonsense_is_answered_and_the_next_one_served(request_):
+    first, second = ask(request_, get("/healthz"))
+    assert first.startswith("HTTP/1.1 4")
+    assert second.startswith("HTTP/1.1 200")
+
+
+def test_a_request_without_end_is_cut_off():
+    first, second = ask(b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 100_000, get("/healthz"))
+    assert "200 OK" not in first
+    assert second.startswith("HTTP/1.1 200")
+
+
+def test_a_mistake_in_a_metric_ends_nothing():
+    def broken():
+        raise RuntimeError("x")
+
+    first, second = ask(get("/metrics"), get("/healthz"), metrics=broken)
+    assert first.startswith("HTTP/1.1 500")
+    assert second.startswith("HTTP/1.1 200")
+
+
+def test_an_address_that_is_taken_is_said_once_and_tried_again(monkeypatch, capsys):
+    from agent.telemetry import http
+
+    monkeypatch.setattr(http, "_AGAIN", 0.01)
+    logs.set_up("info", "json")
+
+    async def run(port):
+        task = asyncio.create_task(Server(("127.0.0.1", port), lambda: b"", lambda: None).run())
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        taken.close()
+        for _ in range(500):
+            if "metrics served" in (text := text_so_far()):
+                break
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return text
+
+    said = []
+
+    def text_so_far():
+        said.append(capsys.readouterr().err)
+        return "".join(said)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        text = asyncio.run(run(taken.getsockname()[1]))
+    events = [json.loads(line)["event"] for line in text.splitlines()]
+    assert events == ["metrics cannot be served", "metrics served"]
+
+
+def test_switched_off_it_waits():
+    async def run():
+        task = asyncio.create_task(Server(None, lambda: b"", lambda: None).run())
+        await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
