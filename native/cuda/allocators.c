@@ -5,6 +5,7 @@
 #include "charge.h"
 #include "context.h"
 #include "excess.h"
+#include "exported.h"
 #include "graph_memory.h"
 #include "holding.h"
 #include "limit.h"
@@ -12,6 +13,8 @@
 #include "sparse.h"
 #include "vmm.h"
 
+/* Asked when the slot was lost. What lingered there (exported.c) went with it: it is held no more by this process, and
+ * in a new slot nothing would end it. */
 uint64_t allocators_usage(uint32_t column) {
   return charge_usage(column) + context_usage(column) + graph_memory_usage(column) +
          pool_usage(column) + holding_usage(column) + excess_bytes(column);
@@ -21,6 +24,7 @@ static int reclaim(uint32_t column) {
   int given_back = 0;
   given_back |= graph_memory_reclaim(column);
   given_back |= pool_reclaim(column);
+  given_back |= exported_reclaim(column);
   given_back |= excess_shrink(column); /* last: what the others gave back is measured no more */
   return given_back;
 }
@@ -49,6 +53,7 @@ void allocators_after_fork(void) {
   context_after_fork();
   graph_memory_after_fork();
   holding_after_fork();
+  exported_after_fork();
   vmm_after_fork();
   sparse_after_fork();
   limit_after_fork();

@@ -7,6 +7,7 @@
 struct holding {
   uint32_t next; /* the store's */
   uint32_t column;
+  int exported;
   uint64_t handle; /* 0: the number stands for something else by now, or for nothing */
   uint64_t bytes;
   uint32_t references; /* of the handle */
@@ -48,29 +49,30 @@ static uint32_t find(uint64_t handle) {
   return handle != 0 && table_get_locked(&numbers, handle, &entry) ? entry.owner : 0;
 }
 
-static void settle(uint32_t number);
+static void settle(uint32_t number, const struct parting *parting);
 
-static void untie(uint32_t *link) {
+static void untie(uint32_t *link, const struct parting *parting) {
   uint32_t tie = *link;
   struct tie_record *record = store_at(&ties, tie);
   uint32_t to = record->to;
   *link = record->next;
   store_delete(&ties, tie);
   at(to)->tied--;
-  settle(to);
+  settle(to, parting);
 }
 
 /* Under the lock, whenever a count went down: ends what nothing holds. Its handle dies with the last reference and
  * mapping, so the driver may give the number out again while a multicast object still keeps the memory. */
-static void settle(uint32_t number) {
+static void settle(uint32_t number, const struct parting *parting) {
   struct holding *holding = at(number);
   struct table_entry entry;
   if (holding->references != 0 || holding->holds != 0) return;
   if (holding->handle != 0) table_take_locked(&numbers, holding->handle, &entry);
   holding->handle = 0;
   if (holding->tied != 0) return;
-  while (holding->ties != 0) untie(&holding->ties);
-  if (holding->bytes != 0) charge_return(holding->column, holding->bytes);
+  while (holding->ties != 0) untie(&holding->ties, parting);
+  if (holding->bytes != 0 && !(holding->exported && exported_keep(holding->column, holding->bytes, parting)))
+    charge_return(holding->column, holding->bytes);
   holding->bytes = 0;
   store_delete(&holdings, number);
 }
@@ -80,7 +82,7 @@ static void replace(uint32_t number) {
   struct holding *holding = at(number);
   holding->handle = 0;
   holding->references = 0;
-  settle(number);
+  settle(number, NULL);
 }
 
 int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev) {
@@ -120,19 +122,33 @@ void holding_again(uint32_t number) {
   leave(biased);
 }
 
-static void give(uint32_t number, int reference) {
+void holding_part(uint32_t number, int reference, const struct parting *parting) {
   if (number == 0) return;
   int biased = enter();
   struct holding *holding = at(number);
   holding->holds--;
   if (reference && holding->references != 0) holding->references--;
-  settle(number);
+  settle(number, parting);
   leave(biased);
 }
 
-void holding_give(uint32_t number) { give(number, 0); }
+void holding_give(uint32_t number) { holding_part(number, 0, NULL); }
 
-void holding_give_reference(uint32_t number) { give(number, 1); }
+void holding_note_export(uint32_t number) {
+  if (number == 0) return;
+  int biased = enter();
+  at(number)->exported = 1;
+  leave(biased);
+}
+
+int holding_exported_from(uint32_t number) {
+  if (number == 0) return -1;
+  int biased = enter();
+  const struct holding *holding = at(number);
+  int column = holding->exported && holding->bytes != 0 ? (int)holding->column : -1;
+  leave(biased);
+  return column;
+}
 
 int holding_found(uint64_t handle) {
   int biased = enter();
@@ -172,7 +188,7 @@ void holding_cut(uint32_t of, const struct tie *where) {
   for (uint32_t *link = &at(of)->ties; *link != 0;) {
     struct tie_record *record = store_at(&ties, *link);
     if (record->where.dev == where->dev && record->where.offset - where->offset < where->size)
-      untie(link);
+      untie(link, NULL);
     else
       link = &record->next;
   }

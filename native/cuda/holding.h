@@ -10,6 +10,7 @@
 #define VC_CUDA_HOLDING_H
 
 #include "charge.h"
+#include "exported.h"
 
 /* The driver gave out HANDLE, with one reference, for what CHARGE has paid (NULL: nothing): the charge belongs to the
  * holding now. DEV: where the memory is, -1: on no device. 0: the books have no memory, nothing changed. */
@@ -21,8 +22,14 @@ uint32_t holding_take(uint64_t handle);
 void holding_again(uint32_t holding); /* and another one on the same */
 void holding_give(uint32_t holding);
 
-/* holding_give(), after the driver has taken back a reference of the handle as well. */
-void holding_give_reference(uint32_t holding);
+/* The same after a driver call that PARTING was begun for, and with a reference of the handle that the driver has taken
+ * back as well (REFERENCE 1). What ends with it and was exported is paid on: exported.h. */
+void holding_part(uint32_t holding, int reference, const struct parting *parting);
+
+/* The memory was exported: others may hold it without us. */
+void holding_note_export(uint32_t holding);
+/* Column of what was exported and is paid for, -1 for everything else. */
+int holding_exported_from(uint32_t holding);
 
 /* The driver gave out one more reference of HANDLE. 0: it is in no book. */
 int holding_found(uint64_t handle);

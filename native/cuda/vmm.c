@@ -7,6 +7,7 @@
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
+#include "exported.h"
 #include "holding.h"
 
 /* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
@@ -43,12 +44,12 @@ CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 }
 
 CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
+  struct parting parting = {.column = -1};
   uint32_t holding = holding_take(handle);
+  parting_begin(&parting, holding);
   CUresult result = real_cuda.cuMemRelease(handle);
-  if (VC_LIKELY(result == CUDA_SUCCESS))
-    holding_give_reference(holding);
-  else
-    holding_give(holding);
+  holding_part(holding, result == CUDA_SUCCESS, &parting);
+  parting_end(&parting);
   return result;
 }
 
@@ -74,21 +75,25 @@ CUresult vc_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 }
 
 /* Moves the mappings that lie side by side in a range; with INTO NULL lets go of what they held. */
-static void move_range(struct table *from, struct table *into, CUdeviceptr ptr, size_t size) {
+static void move_range(struct table *from, struct table *into, CUdeviceptr ptr, size_t size,
+                       struct parting *parting) {
   CUdeviceptr end = ptr + size;
   struct table_entry entry, old;
   for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(from, at, &entry); at += entry.bytes) {
+    if (into == &leaving) parting_begin(parting, entry.owner);
     if (into == NULL)
-      holding_give(entry.owner);
+      holding_part(entry.owner, 0, parting);
     else if (table_put(into, &entry, &old) == 1)
       holding_give(old.owner);
   }
 }
 
 CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
-  move_range(&mappings, &leaving, ptr, size);
+  struct parting parting = {.column = -1};
+  move_range(&mappings, &leaving, ptr, size, &parting);
   CUresult result = real_cuda.cuMemUnmap(ptr, size);
-  move_range(&leaving, result == CUDA_SUCCESS ? NULL : &mappings, ptr, size);
+  move_range(&leaving, result == CUDA_SUCCESS ? NULL : &mappings, ptr, size, &parting);
+  parting_end(&parting);
   return result;
 }
 
@@ -104,6 +109,19 @@ CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
     if (result == CUDA_SUCCESS) holding_found(found);
   }
   if (result == CUDA_SUCCESS) *handle = found;
+  return result;
+}
+
+/* Costs nothing, but the memory may outlive our last hold on it from now on. */
+CUresult vc_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                         unsigned long long flags) {
+  uint32_t holding = holding_take(handle);
+  CUresult result = real_cuda.cuMemExportToShareableHandle(out, handle, type, flags);
+  if (result == CUDA_SUCCESS) {
+    holding_note_export(holding);
+    exported_begin();
+  }
+  holding_give(holding);
   return result;
 }
 

@@ -51,15 +51,19 @@ static void look_at_processes(nvmlDevice_t device, struct growth_view *view) {
   }
 }
 
-static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
+static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
   nvmlMemory_t memory;
   nvmlDevice_t device = device_of(column);
   if (device == NULL || real_nvml.nvmlDeviceGetMemoryInfo == NULL) return NVML_ERROR_NOT_FOUND;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, &memory);
-  if (result != NVML_SUCCESS) return result;
-  view->total = memory.used;
-  look_at_processes(device, view);
-  return NVML_SUCCESS;
+  if (result == NVML_SUCCESS) *total = memory.used;
+  return result;
+}
+
+static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
+  nvmlReturn_t result = look_at_total(column, &view->total);
+  if (result == NVML_SUCCESS) look_at_processes(device_of(column), view);
+  return result;
 }
 
 int gauge_look(uint32_t column, struct growth_view *out) {
@@ -70,6 +74,15 @@ int gauge_look(uint32_t column, struct growth_view *out) {
   atomic_store_explicit(&started, 0, memory_order_release);
   forget_devices();
   return start() && look(column, out) == NVML_SUCCESS;
+}
+
+int gauge_total(uint32_t column, uint64_t *out) {
+  if (!start()) return 0;
+  nvmlReturn_t result = look_at_total(column, out);
+  if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
+  atomic_store_explicit(&started, 0, memory_order_release);
+  forget_devices();
+  return start() && look_at_total(column, out) == NVML_SUCCESS;
 }
 
 /* The parent's start is the child's too, but nobody says that NVML survives a fork: start it again. */

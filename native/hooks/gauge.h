@@ -12,6 +12,9 @@
 /* Loads NVML when the machine has it. 1: *OUT is filled; 0: there is no NVML, or it does not know the GPU. */
 int gauge_look(uint32_t column, struct growth_view *out);
 
+/* The same for all that is in use alone, in bytes. */
+int gauge_total(uint32_t column, uint64_t *out);
+
 /* In a forked child. */
 void gauge_after_fork(void);
 

@@ -197,6 +197,7 @@ static void pause_for(const struct ledger *ledger, uint32_t round) {
 
 static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   int reclaimed = 0;
+  ledger_lapse(ledger);
   for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
     switch (try_charge(ledger, column, bytes)) {
       case GRANTED:
@@ -282,6 +283,7 @@ static void sweep_if_stale(struct ledger *ledger) {
 
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
+  ledger_lapse(ledger);
   uint64_t others = sum_others(ledger, column, own);
   if (others != 0) {
     sweep_if_stale(ledger);
@@ -299,6 +301,7 @@ uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
 
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
   uint32_t count = 0;
+  ledger_lapse(ledger);
   int32_t own = atomic_load(&ledger->slot);
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
     const struct ledger_slot *slot = &ledger->file->slot[i];

@@ -35,6 +35,21 @@ void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 /* Charges BYTES that are held already, whether they fit or not, and nothing when the process has no slot. */
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
+/* BYTES of what the calling process has charged end by themselves after LEDGER_LINGER_MS. 1: so it is, and OUT says
+ * which. 0: there is no place to note it, or no whole 2 MiB; nothing changed. */
+enum { LEDGER_LINGER_MS = 3000 };
+struct ledger_lingering {
+  uint32_t record;
+  uint64_t word;
+};
+int ledger_linger(struct ledger *ledger, uint32_t column, uint64_t bytes, struct ledger_lingering *out);
+/* Whether they are still charged. */
+int ledger_lingers(const struct ledger *ledger, const struct ledger_lingering *lingering);
+/* Ends them now; 1: they were still charged. */
+int ledger_linger_end(struct ledger *ledger, const struct ledger_lingering *lingering);
+/* Ends what is over, of all processes. Every look and every refusal begins with it. */
+void ledger_lapse(struct ledger *ledger);
+
 /* What the calling process has charged. STATE differs whenever anything was charged or given back in between. */
 struct ledger_holding {
   uint64_t bytes;

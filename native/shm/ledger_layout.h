@@ -21,7 +21,7 @@ typedef _Atomic uint64_t used_t;
 #define USED_BYTES_MASK ((UINT64_C(1) << 48) - 1)
 #define USED_TICK (UINT64_C(1) << 48)
 
-enum { LEDGER_MARKS = 16 };
+enum { LEDGER_MARKS = 16, LEDGER_LINGERING = 64 };
 
 /* Word of a slot's peak cell: 48 bits of bytes, and above them how much of the used bytes the process has not declared
  * but measured on itself, in whole units. Readers that know only the peak mask those bits away, and writers that know
@@ -56,7 +56,8 @@ struct ledger_file {
   uint32_t reserved0;
   uint8_t reserved1[8];
   _Atomic uint64_t peak[VC_MAX_GPUS];
-  uint8_t reserved2[LEDGER_HEADER_BYTES - 448];
+  _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
+  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING];
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
 

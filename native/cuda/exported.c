@@ -1,0 +1,126 @@
+/* See exported.h.
+ *
+ * The level of a card is what is in use on it beyond what this process has charged by calls. It does not change when we
+ * take memory or give it back, and falls by the size of what we still pay for when that is gone. So "the level is lower
+ * than before the call by at least these bytes" means gone. Neighbours move it too: one that frees as much in between
+ * makes us stop paying early, one that takes as much makes us pay the seconds out. Charges under way in other threads
+ * do the same. Both end with the deadline.
+ * Tests: tests/integration/test_native_lingering.py. */
+#include "exported.h"
+
+#include <stdatomic.h>
+
+#include "charge.h"
+#include "excess.h"
+#include "gauge.h"
+#include "guest.h"
+#include "holding.h"
+#include "ledger.h"
+#include "lock.h"
+
+enum { ENTRIES = 64, PATIENCE_MS = 20 };
+
+struct entry {
+  struct ledger_lingering lingering; /* word 0: free */
+  uint32_t column;
+  uint64_t bytes;
+  int64_t level; /* before the call that ended it */
+};
+
+static struct entry entries[ENTRIES];
+static struct lock lock;         /* of the entries; taken under the holdings' */
+static struct long_lock judging; /* one look is taken and judged after the other */
+static _Atomic int exporting;    /* something was exported */
+static _Atomic int count;        /* of entries in use */
+static _Thread_local char self;
+
+void exported_begin(void) { atomic_store_explicit(&exporting, 1, memory_order_release); }
+
+static int look(uint32_t column, int64_t *level) {
+  struct ledger_holding own;
+  uint64_t total;
+  if (!gauge_total(column, &total) || ledger_holding(guest_ledger, column, &own) != VC_OK) return 0;
+  *level = (int64_t)total - (int64_t)own.bytes + (int64_t)excess_bytes(column);
+  return 1;
+}
+
+void parting_begin(struct parting *parting, uint32_t holding) {
+  if (!atomic_load_explicit(&exporting, memory_order_acquire) || parting->column >= 0) return;
+  parting->column = holding_exported_from(holding);
+  if (parting->column < 0) return;
+  exported_reclaim((uint32_t)parting->column); /* what is gone already must not count for this call */
+  parting->seen = look((uint32_t)parting->column, &parting->level);
+}
+
+int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting) {
+  int kept = 0;
+  if (parting == NULL || parting->column != (int)column || !parting->seen) return 0;
+  lock_take(&lock);
+  for (struct entry *entry = entries; entry < entries + ENTRIES && !kept; entry++) {
+    if (entry->lingering.word != 0) continue;
+    kept = ledger_linger(guest_ledger, column, bytes, &entry->lingering);
+    if (!kept) break;
+    entry->column = column;
+    entry->bytes = bytes;
+    entry->level = parting->level;
+    atomic_fetch_add(&count, 1);
+  }
+  lock_give(&lock);
+  return kept;
+}
+
+static void drop(struct entry *entry) {
+  *entry = (struct entry){.column = 0};
+  atomic_fetch_sub(&count, 1);
+}
+
+/* What lapsed is paid no more and may still be there: that raises the level for those that remain. */
+static void forget_lapsed(void) {
+  ledger_lapse(guest_ledger);
+  for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
+    if (entry->lingering.word == 0 || ledger_lingers(guest_ledger, &entry->lingering)) continue;
+    for (struct entry *other = entries; other < entries + ENTRIES; other++)
+      if (other->column == entry->column) other->level += (int64_t)entry->bytes;
+    drop(entry);
+  }
+}
+
+/* What is gone lowered the level, and its charge, given back, raises it again: nothing changes for the others. */
+static int judge(uint32_t column, int64_t level) {
+  int ended = 0;
+  for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
+    if (entry->lingering.word == 0 || entry->column != column || level + (int64_t)entry->bytes > entry->level) continue;
+    ended |= ledger_linger_end(guest_ledger, &entry->lingering);
+    level += (int64_t)entry->bytes;
+    drop(entry);
+  }
+  return ended;
+}
+
+int exported_reclaim(uint32_t column) {
+  int64_t level;
+  int ended = 0;
+  if (atomic_load(&count) == 0 || !long_lock_try(&judging, &self, PATIENCE_MS)) return 0;
+  lock_take(&lock);
+  forget_lapsed();
+  lock_give(&lock);
+  if (look(column, &level)) {
+    lock_take(&lock);
+    ended = judge(column, level);
+    lock_give(&lock);
+  }
+  long_lock_give(&judging);
+  return ended;
+}
+
+void parting_end(const struct parting *parting) {
+  if (parting->column >= 0 && parting->seen) exported_reclaim((uint32_t)parting->column);
+}
+
+void exported_after_fork(void) {
+  lock_give(&lock);
+  long_lock_give(&judging);
+  atomic_store(&exporting, 0);
+  atomic_store(&count, 0);
+  for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) *entry = (struct entry){.column = 0};
+}

@@ -1,0 +1,34 @@
+/* Memory that was exported and that this process has let go of: is it gone, or does somebody else still hold it? While
+ * that may be, its charge stays for some seconds and then ends by itself (ledger_linger()); as soon as the card shows
+ * that the memory is gone, it ends at once. Why: docs/adr/0014-shared-memory-is-paid-once.md.
+ * Tests: tests/integration/test_native_lingering.py. */
+#ifndef VC_CUDA_EXPORTED_H
+#define VC_CUDA_EXPORTED_H
+
+#include <stdint.h>
+
+/* Around a driver call that may end a holding; begins with column -1, for which everything does nothing. */
+struct parting {
+  int column;
+  int seen; /* NVML is there: LEVEL says what it showed before the call */
+  int64_t level;
+};
+
+/* Something was exported. Before that the functions below cost one load. */
+void exported_begin(void);
+
+/* Before the driver call; looks at the card when HOLDING was exported and no look was taken for this call yet. */
+void parting_begin(struct parting *parting, uint32_t holding);
+/* After what ended was settled. */
+void parting_end(const struct parting *parting);
+
+/* BYTES of a column end. 1: they are paid on. 0: the caller gives them back. May be called under a lock. */
+int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting);
+
+/* Before a refusal: what is gone by now is given back. 1: something was. */
+int exported_reclaim(uint32_t column);
+
+/* In a forked child. */
+void exported_after_fork(void);
+
+#endif
