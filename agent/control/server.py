@@ -56,6 +56,9 @@ class ControlServer(rpc.ControlServicer):
             self._log.error("no control socket", path=str(self._path), detail=reason)
             await server.stop(grace=None)
             await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await server.stop(grace=None)  # one that is merely dropped complains from its finalizer
+            raise
         try:
             await asyncio.Event().wait()
         finally:
