@@ -21,12 +21,17 @@ import yaml
 from agent import units
 from agent.errors import ConfigError
 
-__all__ = ["ENV_PREFIX", "FIELDS", "Config", "Field", "environment", "load"]
+__all__ = ["ENV_PREFIX", "FIELDS", "Config", "Field", "environment", "load", "socket_name"]
 
 ENV_PREFIX = "GIGASLICE_"
 _SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
 # What the kubelet adds for a Service called "gigaslice" in the pod's namespace; not meant for this program.
 _SERVICE_LINK = re.compile(r"GIGASLICE_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)")
+
+
+def socket_name(resource: str) -> str:
+    """File name of a resource's socket in the kubelet's directory."""
+    return resource.replace("/", "_") + ".sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class Config:
     kube_api: str
     kubeconfig: Path | None
     node_name: str
+    whole_gpus: str
+    rdma: str
+    rdma_share: int
+    sysfs: Path
     log_level: str
     log_format: str
     warnings: tuple[str, ...] = ()
@@ -59,7 +68,7 @@ class Config:
     @property
     def socket_name(self) -> str:
         """File name of the plugin's own socket in kubelet_dir; differs between resources."""
-        return self.resource.replace("/", "_") + ".sock"
+        return socket_name(self.resource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,16 @@ def _resource_name(text: str) -> str:
     if domain.startswith("requests.") or (domain + "/").endswith("kubernetes.io/"):
         raise ValueError(f'the domain "{domain}" is reserved by Kubernetes; choose one of your own')
     return text
+
+
+def _resource_or_off(text: str) -> str:
+    return "" if text == "off" else _resource_name(text)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        raise ValueError("must be a number from 1 to 999")
+    return int(text)
 
 
 def _inventory(text: str) -> str:
@@ -186,6 +205,12 @@ FIELDS: tuple[Field, ...] = (
           "how to reach the API server from outside a pod; in one, its service account is used"),
     Field("node-name", "node_name", "NAME", _node_name, "",
           "this node's name in the cluster; empty: the host's name, in a pod no access to the API server"),
+    Field("whole-gpus", "whole_gpus", "NAME|off", _resource_or_off, "off",
+          "name of a resource of whole GPUs beside that of slices, such as gigaslice.io/gpu"),
+    Field("rdma", "rdma", "NAME|off", _resource_or_off, "off",
+          "name of a resource of RDMA adapters, such as gigaslice.io/rdma"),
+    Field("rdma-share", "rdma_share", "COUNT", _count, "1", "how many containers may have an RDMA adapter at a time"),
+    Field("sysfs", "sysfs", "DIR", _absolute_path, "/sys", "where RDMA adapters are looked for"),
     Field("log-level", "log_level", "LEVEL", _choice("debug", "info", "warning", "error"), "info",
           "least severity that is logged"),
     Field("log-format", "log_format", "json|console", _choice("json", "console"), "json", "how log lines look"),
@@ -276,13 +301,23 @@ def _checked_keys(path: str, document: dict[object, object], found: list[str]) -
 
 
 def _contradictions(config: Config) -> list[str]:
-    length = len(os.fsencode(config.kubelet_dir / config.socket_name))
-    if length <= _SOCKET_PATH_MAX:
-        return []
-    return [
-        f"--kubelet-dir and --resource: the socket path {config.kubelet_dir / config.socket_name} has {length} bytes, "
-        f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
+    flags = {"resource": config.resource, "whole-gpus": config.whole_gpus, "rdma": config.rdma}
+    named = {flag: resource for flag, resource in flags.items() if resource}
+    found = [
+        f"--{flag} and --{other}: both are {resource}; every resource needs a name of its own"
+        for flag, resource in named.items()
+        for other in list(named)[list(named).index(flag) + 1 :]
+        if named[other] == resource
     ]
+    for flag, resource in named.items():
+        path = config.kubelet_dir / socket_name(resource)
+        length = len(os.fsencode(path))
+        if length > _SOCKET_PATH_MAX:
+            found.append(
+                f"--kubelet-dir and --{flag}: the socket path {path} has {length} bytes, "
+                f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
+            )
+    return found
 
 
 def _kubernetes_service(environ: Mapping[str, str]) -> str:

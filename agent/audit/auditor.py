@@ -120,6 +120,7 @@ class Auditor:
                 or grant.id in self._silent
                 or grant.container is None
                 or grant.waiting
+                or grant.whole
                 or grant.gone
                 or reading.attached
                 or reading.problem

@@ -114,6 +114,7 @@ def examine(
             ),
         )
         for owner, rows in listed.items()
+        if not by_id[owner].whole  # there nothing is limited, and no library expected
     )
     return Survey(strangers, foreign, findings)
 

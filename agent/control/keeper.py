@@ -160,7 +160,10 @@ class LimitKeeper:
         of_pod = [
             grant
             for grant in self._store.book.grants
-            if grant.ref and (grant.ref.namespace, grant.ref.pod) == (ask.namespace, ask.pod) and grant.held
+            if grant.ref
+            and (grant.ref.namespace, grant.ref.pod) == (ask.namespace, ask.pod)
+            and grant.held
+            and not grant.whole
         ]
         if not of_pod:
             return live.Refusal(
@@ -186,7 +189,7 @@ class LimitKeeper:
 
     def _follow_annotations(self) -> None:
         for grant in self._store.book.grants:
-            if grant.ref is None or grant.undecided or not grant.held:
+            if grant.ref is None or grant.undecided or grant.whole or not grant.held:
                 continue
             pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod)
             if pod is None or (grant.owner and grant.owner.uid != pod.uid) or not _is_app(pod, grant):

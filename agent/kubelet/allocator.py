@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agent import units
 from agent.discovery.source import Inventory
-from agent.errors import GigasliceError, TokenError
+from agent.errors import TokenError
 from agent.kubelet.whose import Admitted, Verdict
 from agent.model import (
     Infeasible,
@@ -25,6 +25,7 @@ from agent.model import (
     parse_wish,
 )
 from agent.placement import Policy, place, place_waiting, preferred_tokens
+from agent.providers.provider import RefusedError
 from agent.state import gate
 from agent.state.records import Book, Grant, GrantPolicy, assign_tokens
 from agent.state.store import Store
@@ -35,7 +36,7 @@ __all__ = ["Allocator", "ImpossibleError", "Settled"]
 _RESOURCE = "gigaslice.io/vgpu-memory"
 
 
-class ImpossibleError(GigasliceError):
+class ImpossibleError(RefusedError):
     """A request that this node can never serve; the text reaches the pod's event."""
 
 

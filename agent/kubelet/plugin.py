@@ -1,4 +1,4 @@
-"""The device plugin's gRPC face: five calls, each translated, decided elsewhere, and answered.
+"""The provider of GPU memory: what the kubelet asks, decided by the allocator, told to people, and answered.
 
 The kubelet makes GetPreferredAllocation and Allocate one after the other in its only admission loop and without a
 deadline, and an error in either fails the pod for good: both answer at once, and the first never with an error.
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
-
-import grpc
+from collections.abc import Callable, Sequence
 
 from agent import units
 from agent.discovery.source import Inventory
@@ -23,12 +20,12 @@ from agent.kubelet import translate
 from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator, ImpossibleError
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from agent.kubelet.servicer import Servicer
 from agent.kubelet.whose import Verdict, owner_of
 from agent.model import Pod
+from agent.providers.provider import Answer, NotYetError, Provider, RefusedError
 from agent.state.records import Grant
 from agent.state.store import Store
-from agent.telemetry.logs import get_logger
 
 __all__ = ["DevicePlugin"]
 
@@ -39,12 +36,15 @@ _GATE_INTERVAL = 0.1
 _UNKNOWN_SECONDS = 60.0  # how long a container is held back because its annotations cannot be read
 
 
-class DevicePlugin(rpc.DevicePluginServicer):
-    """Serves one resource.
+class DevicePlugin(Servicer, Provider):
+    """Hands out slices: a servicer that is its own provider, since the kubelet's list of a thousand is kept as it is.
 
     ALLOCATED is called when the kubelet's list of containers is worth a look, STREAMS_CHANGED when a stream opened or
     ended. ADMISSIONS finds out whom a call is for, and CLUSTER tells people; without them nobody knows or is told.
     """
+
+    prefers = True
+    gated = True
 
     def __init__(
         self,
@@ -57,141 +57,86 @@ class DevicePlugin(rpc.DevicePluginServicer):
         admissions: Admissions | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        self.streams = 0
+        super().__init__(self, streams_changed)
+        self.resource = allocator.resource
         self._store = store
         self._allocator = allocator
         self._visible_devices = visible_devices
         self._allocated = allocated
-        self._streams_changed = streams_changed
         self._admissions = admissions
         self._cluster: Cluster = cluster or NoCluster()
         self._evicted: set[str] = set()
-        self._news = asyncio.Condition()
-        self._version = 0
         self._withheld: frozenset[str] = frozenset()
-        self._closed = False
-        self._log = get_logger("plugin")
+        self._taken_whole: frozenset[str] = frozenset()
 
     async def set_inventory(self, inventory: Inventory) -> None:
         """Makes INVENTORY the present one and sends it to every open stream."""
         self._allocator.inventory = inventory
-        async with self._news:
-            self._version += 1
-            self._news.notify_all()
+        await self.changed()
 
     async def withhold(self, tokens: frozenset[str]) -> None:
         """Shows exactly TOKENS as not to be had, whatever the health of their cards."""
-        if tokens == self._withheld:
-            return
-        self._withheld = tokens
-        async with self._news:
-            self._version += 1
-            self._news.notify_all()
+        if tokens != self._withheld:
+            self._withheld = tokens
+            await self.changed()
 
-    async def close(self) -> None:
-        """Ends the open streams; the kubelet then takes the devices for unhealthy until a plugin is back."""
-        async with self._news:
-            self._closed = True
-            self._news.notify_all()
+    async def set_taken_whole(self, tokens: frozenset[str]) -> None:
+        """Shows exactly these free TOKENS as not to be had besides, because their cards are given out whole."""
+        if tokens != self._taken_whole:
+            self._taken_whole = tokens
+            await self.changed()
 
-    async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802
-        """Answers what is implemented beyond the minimum."""
-        del request, context
-        return translate.plugin_options()
+    def listed(self) -> api.ListAndWatchResponse:
+        """Every slice of every card."""
+        return translate.device_list(self._allocator.inventory, self._withheld | self._taken_whole)
 
-    async def ListAndWatch(  # noqa: N802
-        self, request: api.Empty, context: Any
-    ) -> AsyncIterator[api.ListAndWatchResponse]:
-        """Sends all slices now and after every change, until the kubelet or the agent ends."""
-        del request, context
-        self._count(+1)
-        try:
-            sent = -1
-            while not self._closed:
-                if sent != self._version:
-                    sent = self._version
-                    yield translate.device_list(self._allocator.inventory, self._withheld)
-                    continue
-                async with self._news:
-                    while not self._closed and sent == self._version:
-                        await self._news.wait()
-        finally:
-            self._count(-1)
+    async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        """Tokens of the cards that placement would choose."""
+        verdict = Verdict()
+        if self._admissions is not None and self._cluster.expected:
+            verdict = await self._admissions.whose(size)
+        tokens = self._allocator.prefer(available, must_include, size, verdict.admitted)
+        if self._admissions is not None:
+            self._admissions.prefers(tokens, verdict)
+        return tokens
 
-    async def GetPreferredAllocation(  # noqa: N802
-        self, request: api.PreferredAllocationRequest, context: Any
-    ) -> api.PreferredAllocationResponse:
-        """Answers tokens of the cards that placement would choose; none for a request it cannot make sense of."""
-        del context
-        response = api.PreferredAllocationResponse()
-        for wanted in request.container_requests:
-            response.container_responses.add(deviceIDs=await self._prefer(wanted))
-        return response
-
-    async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
-        """Places, records and answers every container of the request, or none of them."""
-        wanted = [tuple(container.devices_ids) for container in request.container_requests]
+    async def allocate(self, wanted: Sequence[Sequence[str]]) -> list[Answer]:
+        """Places and records every container, or none of them."""
         verdict = None
         if len(wanted) == 1 and self._admissions is not None and self._cluster.expected:
             verdict = await self._admissions.of_tokens(wanted[0])
         try:
             grants = self._allocator.allocate(wanted, verdict)
         except ImpossibleError as error:
-            self._log.warning("allocation refused", detail=str(error))
             self._say(verdict, "Warning", "GigasliceImpossible", str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except GigasliceError as error:
-            self._log.error("allocation failed", detail=str(error))
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise
         self._allocated()
         self._announce(verdict, grants)
-        return api.AllocateResponse(container_responses=[self._answer(grant) for grant in grants])
+        return [self._answer(grant) for grant in grants]
 
-    async def PreStartContainer(  # noqa: N802
-        self, request: api.PreStartContainerRequest, context: Any
-    ) -> api.PreStartContainerResponse:
-        """Lets the container start when its memory is free and its allocation is safe on disk; else says why not."""
-        found = self._allocator.find(request.devices_ids)
+    async def start(self, devices: Sequence[str], remaining: float | None) -> None:
+        """Returns when the container's memory is free and its allocation is safe on disk; else says why not."""
+        found = self._allocator.find(devices)
         if not found:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"no record of this container's {len(request.devices_ids)} devices in {self._store.state_dir}; "
-                "delete the pod, so that it is allocated again",
+            raise RefusedError(
+                f"no record of this container's {len(devices)} devices in {self._store.state_dir}; "
+                "delete the pod, so that it is allocated again"
             )
         try:
             for grant in found:
                 self._store.ensure(grant)
             await asyncio.to_thread(self._store.sync)
-            reason = await self._wait_until_ready(found[0].id, context.time_remaining())
+            reason = await self._wait_until_ready(found[0].id, remaining)
         except GigasliceError as error:
             self._log.error("start gate failed", detail=str(error))
             reason = str(error)
         if reason:
             self._hold_back(found[0].id, reason)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
-        return api.PreStartContainerResponse()
+            raise NotYetError(reason)
 
-    async def _prefer(self, wanted: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
-        try:
-            verdict = Verdict()
-            if self._admissions is not None and self._cluster.expected:
-                verdict = await self._admissions.whose(wanted.allocation_size)
-            tokens = self._allocator.prefer(
-                tuple(wanted.available_deviceIDs),
-                tuple(wanted.must_include_deviceIDs),
-                wanted.allocation_size,
-                verdict.admitted,
-            )
-            if self._admissions is not None:
-                self._admissions.prefers(tokens, verdict)
-            return tokens
-        except Exception:  # noqa: BLE001  (an error would fail the pod; without a preference the kubelet goes on)
-            self._log.exception("no preference", size=wanted.allocation_size)
-            return ()
-
-    def _answer(self, grant: Grant) -> api.ContainerAllocateResponse:
+    def _answer(self, grant: Grant) -> Answer:
         directory = self._store.dirs.path(grant.id)
-        return translate.container_response(grant, directory, self._store.library_dir, self._visible_devices)
+        return translate.container_answer(grant, directory, self._store.library_dir, self._visible_devices)
 
     async def _wait_until_ready(self, grant_id: str, remaining: float | None) -> str | None:
         patience = _GATE_PATIENCE if remaining is None else min(_GATE_PATIENCE, remaining / 2)
@@ -251,8 +196,3 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def _say_of(self, pod: Pod, kind: str, reason: str, text: str, grant: Grant) -> None:
         self._cluster.event(pod, kind, reason, text, grant.ref.container if grant.ref else "")
-
-    def _count(self, change: int) -> None:
-        self.streams += change
-        self._log.debug("stream opened" if change > 0 else "stream ended", open=self.streams)
-        self._streams_changed()

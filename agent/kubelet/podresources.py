@@ -42,18 +42,21 @@ class PodResources(Protocol):
 
 
 class PodResourcesClient:
-    """Asks the kubelet at SOCKET about RESOURCE and waits TIMEOUT seconds at most."""
+    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE cards where that is given out; waits TIMEOUT seconds."""
 
-    def __init__(self, socket: Path, resource: str, timeout: float = 5.0) -> None:
+    def __init__(self, socket: Path, resource: str, timeout: float = 5.0, *, whole: str = "") -> None:
         self._socket = socket
         self._resource = resource
+        self._whole = whole
         self._timeout = timeout
         self._channel: grpc.aio.Channel | None = None
         self._identity: tuple[int, ...] = ()
 
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
-        return await self._ask(lambda answer: translate.listing(answer, self._resource), self._timeout)
+        return await self._ask(
+            lambda answer: translate.listing(answer, self._resource, self._whole), self._timeout
+        )
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """The same by pod and at once, for an admission that waits. Raises KubeletError."""

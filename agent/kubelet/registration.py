@@ -16,7 +16,7 @@ from agent.errors import SocketError
 from agent.kubelet import lifecycle, sockets, translate
 from agent.kubelet.lifecycle import Action, Facts
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from agent.kubelet.plugin import DevicePlugin
+from agent.kubelet.servicer import Servicer
 from agent.state.lock import LockFile
 from agent.telemetry.logs import get_logger
 
@@ -31,7 +31,7 @@ _KUBELET_SOCKET = "kubelet.sock"
 class Registration:
     """Serves PLUGIN as RESOURCE on the socket DIRECTORY/SOCKET_NAME and registers it with the kubelet there."""
 
-    def __init__(self, plugin: DevicePlugin, directory: Path, socket_name: str, resource: str) -> None:
+    def __init__(self, plugin: Servicer, directory: Path, socket_name: str, resource: str) -> None:
         self._plugin = plugin
         self._directory = directory
         self._path = directory / socket_name
@@ -137,7 +137,7 @@ class Registration:
     async def _register(self) -> None:
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._kubelet_path}") as channel:
-                request = translate.register_request(self._resource, self._path.name)
+                request = translate.register_request(self._resource, self._path.name, self._plugin.options)
                 await rpc.RegistrationStub(channel).Register(request, timeout=_REGISTER_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._failures += 1

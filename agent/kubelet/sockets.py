@@ -54,13 +54,8 @@ def check_free(path: Path) -> None:
         ) from error
     if not stat.S_ISSOCK(mode):
         raise SocketError(f"{path} exists and is not a socket; move it away or choose another --kubelet-dir")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return  # left behind by an agent that was killed
-    raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
+    if _answers(path):
+        raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
 
 
 def hidden_name(directory: Path) -> Path:
@@ -69,9 +64,9 @@ def hidden_name(directory: Path) -> Path:
 
 
 def sweep(directory: Path) -> None:
-    """Removes hidden sockets that a killed agent left; call it under the lock of the resource."""
+    """Removes hidden sockets that a killed agent left: those on which nobody answers."""
     for path in directory.glob(_HIDDEN + "*"):
-        if identify(path):
+        if identify(path) and not _answers(path):
             path.unlink(missing_ok=True)
 
 
@@ -79,3 +74,14 @@ def remove_if_same(path: Path, mine: Identity | None) -> None:
     """Removes the socket at PATH if it is still MINE."""
     if mine is not None and identify(path) == mine:
         path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens; what a killed agent left behind refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True

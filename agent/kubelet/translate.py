@@ -13,15 +13,18 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.kubelet.whose import ListedPod
 from agent.model import Gpu, gpu_tokens
+from agent.providers.provider import Answer, Device, Mount
 from agent.state.reconcile import Listed, Listing
-from agent.state.records import ContainerRef, Grant
+from agent.state.records import ContainerRef, Grant, whole_token
 from vcuda import contract
 
 __all__ = [
     "API_VERSION",
     "MAX_MESSAGE_BYTES",
-    "container_response",
+    "answer",
+    "container_answer",
     "device_list",
+    "devices",
     "listed_pods",
     "listing",
     "plugin_options",
@@ -36,15 +39,29 @@ _CDI_KIND = "nvidia.com/gpu"
 _ANNOTATION = "gigaslice.io/allocation"
 
 
-def plugin_options() -> api.DevicePluginOptions:
-    """Both optional calls are wanted: the start gate and the preference."""
-    return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+def plugin_options(*, gated: bool = True, prefers: bool = True) -> api.DevicePluginOptions:
+    """Which optional calls are wanted: the start gate and the preference."""
+    return api.DevicePluginOptions(pre_start_required=gated, get_preferred_allocation_available=prefers)
 
 
-def register_request(resource: str, endpoint: str) -> api.RegisterRequest:
+def register_request(
+    resource: str, endpoint: str, options: api.DevicePluginOptions | None = None
+) -> api.RegisterRequest:
     """Announces RESOURCE on the socket named ENDPOINT in the kubelet's directory."""
     return api.RegisterRequest(
-        version=API_VERSION, endpoint=endpoint, resource_name=resource, options=plugin_options()
+        version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options or plugin_options()
+    )
+
+
+def devices(found: Iterable[Device]) -> api.ListAndWatchResponse:
+    """A provider's devices."""
+    return api.ListAndWatchResponse(
+        devices=[
+            api.Device(
+                ID=one.id, health=_HEALTHY if one.healthy else _UNHEALTHY, topology=_topology(one.numa)
+            )
+            for one in found
+        ]
     )
 
 
@@ -60,44 +77,65 @@ def device_list(inventory: Inventory, withheld: frozenset[str] = frozenset()) ->
 
 def _devices(gpu: Gpu, withheld: frozenset[str]) -> Iterable[api.Device]:
     health = _HEALTHY if gpu.healthy else _UNHEALTHY
-    nodes = [] if gpu.numa_node is None else [api.NUMANode(ID=gpu.numa_node)]
-    topology = api.TopologyInfo(nodes=nodes) if nodes else None
+    topology = _topology(gpu.numa_node)
     return (
         api.Device(ID=token, health=_UNHEALTHY if token in withheld else health, topology=topology)
         for token in gpu_tokens(gpu)
     )
 
 
-def container_response(
-    grant: Grant, directory: Path, library_dir: Path, visible_devices: str
-) -> api.ContainerAllocateResponse:
+def _topology(numa: int | None) -> api.TopologyInfo | None:
+    return None if numa is None else api.TopologyInfo(nodes=[api.NUMANode(ID=numa)])
+
+
+def container_answer(grant: Grant, directory: Path, library_dir: Path, visible_devices: str) -> Answer:
     """What the runtime adds to the container: four mounts and the names of its cards, each once.
 
     DIRECTORY is the grant's, LIBRARY_DIR the libraries', both on the host. VISIBLE_DEVICES: "env" or "cdi".
     """
-    response = api.ContainerAllocateResponse(
-        mounts=[
-            _mount(contract.CONTAINER_PRELOAD, directory / contract.PRELOAD_FILE),
-            _mount(contract.CONTAINER_LIBRARY_DIR, library_dir),
-            _mount(contract.CONTAINER_LIMITS, directory / contract.LIMITS_FILE),
-            _mount(contract.CONTAINER_LEDGER, directory / contract.LEDGER_FILE, read_only=False),
-        ],
+    cards = tuple(grant.quota())
+    by_cdi = visible_devices == "cdi"
+    return Answer(
+        env={} if by_cdi else {_VISIBLE_DEVICES: ",".join(cards)},
+        mounts=(
+            Mount(contract.CONTAINER_PRELOAD, str(directory / contract.PRELOAD_FILE)),
+            Mount(contract.CONTAINER_LIBRARY_DIR, str(library_dir)),
+            Mount(contract.CONTAINER_LIMITS, str(directory / contract.LIMITS_FILE)),
+            Mount(contract.CONTAINER_LEDGER, str(directory / contract.LEDGER_FILE), read_only=False),
+        ),
+        cdi=tuple(f"{_CDI_KIND}={uuid}" for uuid in cards) if by_cdi else (),
         annotations={_ANNOTATION: grant.id},
     )
-    cards = list(grant.quota())
-    if visible_devices == "cdi":
-        response.cdi_devices.extend(api.CDIDevice(name=f"{_CDI_KIND}={uuid}") for uuid in cards)
-    else:
-        response.envs[_VISIBLE_DEVICES] = ",".join(cards)
-    return response
 
 
-def _mount(container_path: str, host_path: Path, *, read_only: bool = True) -> api.Mount:
-    return api.Mount(container_path=container_path, host_path=str(host_path), read_only=read_only)
+def answer(given: Answer) -> api.ContainerAllocateResponse:
+    """What one container gets, from any provider."""
+    return api.ContainerAllocateResponse(
+        envs=given.env,
+        mounts=[
+            api.Mount(
+                container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only
+            )
+            for mount in given.mounts
+        ],
+        devices=[
+            api.DeviceSpec(
+                container_path=node.container_path or node.host_path,
+                host_path=node.host_path,
+                permissions=node.permissions,
+            )
+            for node in given.nodes
+        ],
+        annotations=given.annotations,
+        cdi_devices=[api.CDIDevice(name=name) for name in given.cdi],
+    )
 
 
-def listing(answer: podresources.ListPodResourcesResponse, resource: str) -> Listing:
-    """All pods, and the containers that hold devices of RESOURCE, each once with all its devices."""
+def listing(answer: podresources.ListPodResourcesResponse, resource: str, whole: str = "") -> Listing:
+    """All pods, and the containers that hold devices of RESOURCE, each once with all its devices.
+
+    Whole cards of the resource WHOLE are listed beside them, under the names that the book has for them.
+    """
     found: list[Listed] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -107,8 +145,14 @@ def listing(answer: podresources.ListPodResourcesResponse, resource: str) -> Lis
                 if devices.resource_name == resource
                 for token in devices.device_ids
             )
-            if tokens:
-                found.append(Listed(ContainerRef(pod.namespace, pod.name, container.name), tokens))
+            cards = frozenset(
+                whole_token(uuid)
+                for devices in container.devices
+                if whole and devices.resource_name == whole
+                for uuid in devices.device_ids
+            )
+            name = ContainerRef(pod.namespace, pod.name, container.name)
+            found += [Listed(name, held) for held in (tokens, cards) if held]
     return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources))
 
 

@@ -11,6 +11,7 @@ import platform
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import vcuda
@@ -36,8 +37,12 @@ from agent.kubelet.poller import Poller
 from agent.kubelet.registration import Registration
 from agent.kubelet.scanner import Scanner
 from agent.placement import Policy
+from agent.providers.cards import WholeGpus
+from agent.providers.provider import Provider
+from agent.providers.rdma import Rdma
 from agent.roles.measures import Measures
 from agent.roles.news import card_news
+from agent.roles.providers import host, run_beside
 from agent.roles.supervise import run_together
 from agent.state.measurer import Measurer
 from agent.state.store import Store
@@ -132,6 +137,30 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
     return KubeCluster(Api(access), node)
 
 
+def _providers(
+    config: Config, store: Store, allocator: Allocator, plugin: MeasuredPlugin, allocated: Callable[[], None]
+) -> list[Provider]:
+    """The resources beside GPU memory that CONFIG turns on."""
+    found: list[Provider] = []
+    if config.whole_gpus:
+        found.append(
+            WholeGpus(
+                config.whole_gpus,
+                store,
+                allocator,
+                Policy(config.placement),
+                config.visible_devices,
+                now=time.time,
+                new_id=lambda: secrets.token_hex(16),
+                withhold=plugin.set_taken_whole,
+                allocated=allocated,
+            )
+        )
+    if config.rdma:
+        found.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
+    return found
+
+
 async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
     stop = asyncio.Event()
     cluster = _cluster(config)
@@ -157,7 +186,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         resource=config.resource,
         slice_bytes=config.slice_bytes,
     )
-    kubelet = PodResourcesClient(config.pod_resources, config.resource)
+    kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus)
     poller = Poller(store, allocator, kubelet, config.poll_interval, time.time)
 
     def streams_changed() -> None:
@@ -212,10 +241,13 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     more = {}
     if config.bind_cpus == "on":
         more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
+    providers = _providers(config, store, allocator, plugin, allocated)
     await run_together(
         {
             **more,
-            "registration": registration.run(stop),
+            "registration": run_beside(
+                registration.run(stop), [host(one, config.kubelet_dir, stop) for one in providers]
+            ),
             "poller": poller.run(),
             "cluster": cluster.run(),
             "limits": limits.run(),

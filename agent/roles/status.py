@@ -20,7 +20,9 @@ __all__ = ["Row", "as_json", "as_table", "cards", "cards_table", "collect"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One container on one card; sizes are bytes. state: "running", "idle", "waiting", "ended" or "unreadable"."""
+    """One container on one card; sizes are bytes. state: "running", "idle", "waiting", "ended",
+    "unreadable", or "whole": the card is given out as such (slices: 1), and nobody counts what runs on it.
+    """
 
     allocation: str
     namespace: str | None
@@ -116,4 +118,6 @@ def _state(grant: Grant, reading: Reading) -> str:
         return "ended"
     if grant.waiting:
         return "waiting"
+    if grant.whole:
+        return "whole"
     return "running" if reading.alive else "idle"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.errors import TokenError
 from agent.model import Gpu, parse_token
-from agent.state.records import Book, ContainerRef, Grant, Hold
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, whole_card
 
 __all__ = ["Listed", "Listing", "Recovery", "Review", "recover", "review"]
 
@@ -207,7 +207,7 @@ def _cleared(book: Book, grant: Grant) -> frozenset[str]:
     named = [
         (other, f"{other.container.namespace}/{other.container.pod}")
         for other in book.grants
-        if other.container
+        if other.container and other.whole == grant.whole
     ]
     takers = {pod for other, pod in named if grant.id in other.supersedes}
     before = [(other, pod) for other, pod in named if other.number < grant.number][-1:]
@@ -242,16 +242,20 @@ def _lenders(book: Book, over: Iterable[str]) -> frozenset[str]:
 def _foreign(one: Listed, gpus: Sequence[Gpu], library: str, now: float) -> Grant | None:
     """A record for a container that holds devices without one: its tokens' names are the only word on its cards."""
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
+    size = {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in gpus}
+    cards = [(card, token) for token in sorted(one.tokens) if (card := whole_card(token)) in size]
     by_card: dict[str, list[str]] = {}
     for token in sorted(one.tokens):
         card = _named_card(token)
         if card in unit:
             by_card.setdefault(card, []).append(token)
-    if not by_card:
+    if not by_card and not cards:
         return None
     holds = tuple(Hold(card, unit[card], tuple(tokens)) for card, tokens in by_card.items())
+    holds += tuple(Hold(card, size[card], (token,)) for card, token in cards)
     identity = hashlib.sha256("\n".join([str(one.container), *sorted(one.tokens)]).encode()).hexdigest()[:32]
-    return Grant(identity, 1, now, holds, library, container=one.container)
+    policy = GrantPolicy(exclusive=bool(cards))
+    return Grant(identity, 1, now, holds, library, container=one.container, policy=policy)
 
 
 def _named_card(token: str) -> str:

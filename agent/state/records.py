@@ -15,7 +15,31 @@ from functools import cached_property
 from agent.errors import StateError, TokenError
 from agent.model import CORES_PER_CARD, Allocation, Gpu, Placement, Share, parse_token
 
-__all__ = ["Book", "ContainerRef", "Grant", "GrantPolicy", "Hold", "LiveLimit", "Owner", "assign_tokens"]
+__all__ = [
+    "Book",
+    "ContainerRef",
+    "Grant",
+    "GrantPolicy",
+    "Hold",
+    "LiveLimit",
+    "Owner",
+    "assign_tokens",
+    "whole_card",
+    "whole_token",
+]
+
+
+_WHOLE = "whole:"
+
+
+def whole_token(uuid: str) -> str:
+    """The book's token for the device UUID of the resource of whole cards; never that of a slice."""
+    return _WHOLE + uuid
+
+
+def whole_card(token: str) -> str:
+    """The card's UUID in such a token; empty for a slice."""
+    return token.removeprefix(_WHOLE) if token.startswith(_WHOLE) else ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,6 +151,11 @@ class Grant:
     def held(self) -> frozenset[str]:
         """The tokens that still count as its own."""
         return frozenset() if self.gone else self.tokens - self.lent
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it is of whole cards, which have neither library nor limits in the container."""
+        return any(whole_card(token) for token in self.tokens)
 
     @property
     def name(self) -> str:

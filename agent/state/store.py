@@ -11,7 +11,7 @@ book that others see, so an answer given from the book is one that a killed agen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Store:
         self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
         self.library = ""
         self.strangers: Mapping[str, Mapping[str, int]] = {}  # by grant and GPU: see `Reading.strangers`
+        self.watchers: list[Callable[[], None]] = []
+        """Called after every change of the book."""
         self._source = source
         self._lock = LockFile(state_dir / LOCK, f"the state directory {state_dir}")
         self._checkpoint = CheckpointFile(state_dir / CHECKPOINT)
@@ -96,11 +98,11 @@ class Store:
         """Makes BOOK the book if it differs. Raises StorageError."""
         if book != self._book:
             self._checkpoint.save(book)
-            self._book = book
+            self._set(book)
 
     def remember(self, book: Book) -> None:
         """Makes BOOK the book without writing it, for what the kubelet will say again; the next change writes it."""
-        self._book = book
+        self._set(book)
 
     def resize(self, grant: Grant) -> None:
         """Records a grant whose limits were changed, in the book and then in its directory. Raises StorageError."""
@@ -167,6 +169,12 @@ class Store:
         found = ledgers.read(self.dirs.path(grant_id), trim=trim)
         strangers = self.strangers.get(grant_id)
         return replace(found, strangers=strangers) if strangers else found
+
+    def _set(self, book: Book) -> None:
+        changed = book is not self._book
+        self._book = book
+        for watcher in self.watchers if changed else ():
+            watcher()
 
     def _load(self) -> None:
         loaded = self._checkpoint.load()

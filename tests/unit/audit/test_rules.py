@@ -5,7 +5,7 @@ from dataclasses import replace
 from agent.audit.cgroups import Place
 from agent.audit.processes import Sighting
 from agent.audit.rules import examine, whose
-from agent.state.records import ContainerRef
+from agent.state.records import ContainerRef, Hold, whole_token
 from tests.fakes.nodes import GIB, grant, uuid
 
 UID, OTHER = "2c48913c-b29f-11e7-9350-020968147796", "ffffffff-b29f-11e7-9350-020968147796"
@@ -92,3 +92,10 @@ def test_a_process_that_has_ended_counts_nowhere():
 def test_an_ended_container_is_not_meant_while_another_one_lives():
     old, new = of(1), of(2)
     assert whose(seen(place=Place(UID, ONE)), [replace(old, gone=True), new], PODS, {}) == new.id
+
+
+def test_on_a_whole_card_nothing_is_too_much():
+    """What holds it is known, for the start gate; there is no library to pass by and no limit to exceed."""
+    mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_token(uuid(0)),)),))
+    survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
+    assert (survey.strangers, survey.findings) == ({mine.id: {uuid(0): 25 * GIB}}, ())

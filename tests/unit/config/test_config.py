@@ -121,6 +121,20 @@ def test_a_socket_path_that_is_too_long_is_seen_before_anything_starts():
     assert "107 are possible" in line
 
 
+def test_further_resources_are_off_unless_named():
+    assert (load().whole_gpus, load().rdma) == ("", "")
+    loaded = load({"whole-gpus": "gigaslice.io/gpu", "rdma": "off", "rdma-share": "4"})
+    assert (loaded.whole_gpus, loaded.rdma, loaded.rdma_share) == ("gigaslice.io/gpu", "", 4)
+
+
+def test_every_resource_has_a_name_and_a_socket_of_its_own():
+    (line,) = mistakes({"whole-gpus": "gigaslice.io/vgpu-memory"})
+    assert line.startswith("--resource and --whole-gpus: both are gigaslice.io/vgpu-memory")
+    (line,) = mistakes({"rdma": f"gigaslice.io/{'r' * 60}", "kubelet-dir": "/" + "d" * 50})
+    assert line.startswith("--kubelet-dir and --rdma: the socket path")
+    assert len(mistakes({"rdma-share": "0"})) == 1
+
+
 def test_variables_that_nobody_reads_are_a_warning_and_service_links_are_not():
     environ = {
         "GIGASLICE_SLCIE": "1",

@@ -66,13 +66,13 @@ def test_a_socket_that_somebody_serves_is_refused(short_dir, listener):
         sockets.check_free(short_dir / "a.sock")
 
 
-def test_only_hidden_sockets_are_swept(short_dir, listener):
-    hidden = sockets.hidden_name(short_dir)
-    listener(hidden.name)
-    listener("kubelet.sock")
+def test_only_hidden_sockets_are_swept_and_of_these_what_is_left_behind(short_dir, listener):
+    listener(".gs-left").close()
+    listener(".gs-used")  # of another resource, not renamed yet
+    listener("kubelet.sock").close()
     (short_dir / ".gs-file").touch()
     sockets.sweep(short_dir)
-    assert sorted(path.name for path in short_dir.iterdir()) == [".gs-file", "kubelet.sock"]
+    assert sorted(path.name for path in short_dir.iterdir()) == [".gs-file", ".gs-used", "kubelet.sock"]
 
 
 def test_only_ones_own_socket_is_removed(short_dir, listener):

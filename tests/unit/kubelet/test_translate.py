@@ -8,8 +8,12 @@ from tests.fakes.nodes import grant, inventory, uuid
 HOST, LIBRARIES = Path("/var/lib/gigaslice/allocations/1"), Path("/var/lib/gigaslice/lib")
 
 
+def answered(*given):
+    return translate.answer(translate.container_answer(*given))
+
+
 def test_a_container_gets_four_mounts():
-    response = translate.container_response(grant(1, (0, range(8))), HOST, LIBRARIES, "env")
+    response = answered(grant(1, (0, range(8))), HOST, LIBRARIES, "env")
     assert [(mount.container_path, mount.host_path, mount.read_only) for mount in response.mounts] == [
         ("/etc/ld.so.preload", f"{HOST}/ld.so.preload", True),
         ("/usr/local/lib/vcuda", str(LIBRARIES), True),
@@ -19,14 +23,14 @@ def test_a_container_gets_four_mounts():
 
 
 def test_each_card_is_named_once_and_nothing_else_is_in_the_environment():
-    response = translate.container_response(grant(1, (0, range(8)), (1, range(4))), HOST, LIBRARIES, "env")
+    response = answered(grant(1, (0, range(8)), (1, range(4))), HOST, LIBRARIES, "env")
     assert dict(response.envs) == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{uuid(1)}"}
     assert not response.cdi_devices
     assert not response.devices
 
 
 def test_cdi_names_instead_of_the_environment():
-    response = translate.container_response(grant(1, (0, range(8)), (1, range(4))), HOST, LIBRARIES, "cdi")
+    response = answered(grant(1, (0, range(8)), (1, range(4))), HOST, LIBRARIES, "cdi")
     assert [device.name for device in response.cdi_devices] == [
         f"nvidia.com/gpu={uuid(0)}",
         f"nvidia.com/gpu={uuid(1)}",
@@ -36,7 +40,7 @@ def test_cdi_names_instead_of_the_environment():
 
 def test_the_allocation_can_be_found_from_the_container():
     one = grant(1, (0, range(8)))
-    response = translate.container_response(one, HOST, LIBRARIES, "env")
+    response = answered(one, HOST, LIBRARIES, "env")
     assert dict(response.annotations) == {"gigaslice.io/allocation": one.id}
 
 

@@ -3,9 +3,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.model import Share
 from agent.state.reconcile import Listed, Listing, recover, review
-from agent.state.records import Book, ContainerRef
-from tests.fakes.nodes import LIBRARY, all_tokens, grant, inventory, tokens, uuid
+from agent.state.records import Book, ContainerRef, Hold, whole_token
+from tests.fakes.nodes import GIB, LIBRARY, all_tokens, grant, inventory, tokens, uuid
 
 FOUND = inventory()
 
@@ -189,6 +190,27 @@ def test_a_container_without_a_record_counts_where_its_tokens_say():
     again = look(result.book, listed("p", tokens(0, 0, 1), tokens(1, 5)))
     assert again.adopted == ()
     assert look_often(again.book)[1] == [1]
+
+
+def test_a_whole_card_without_a_record_counts_as_one():
+    token = whole_token(uuid(1))
+    result = look(Book(), Listed(ref("p"), frozenset({token})))
+    (one,) = result.adopted
+    assert (one.whole, one.policy.exclusive) == (True, True)
+    assert one.holds == (Hold(uuid(1), 24 * GIB, (token,)),)
+    assert one.shares_of({uuid(1): GIB}) == (Share(uuid(1), 24),)
+
+
+def test_a_whole_card_of_a_pod_does_not_clear_it_of_slices():
+    """The init container has slices and the other one a card: neither takes tokens from the other."""
+    init = grant(1, (0, range(4)))
+    token = whole_token(uuid(1))
+    app = replace(
+        grant(2, (1, range(1)), created=init.created + 3600), holds=(Hold(uuid(1), 24 * GIB, (token,)),)
+    )
+    kept, released = look_often(book(init, app), Listed(ref("p"), frozenset({token})))
+    assert ([one.number for one in kept.grants], released) == ([1, 2], [])
+    assert look_often(kept)[1] == [1, 2]
 
 
 def test_a_container_with_devices_of_other_nodes_is_no_business_of_ours():

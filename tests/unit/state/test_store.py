@@ -51,6 +51,15 @@ def test_a_fresh_directory_is_made_ready(make, tmp_path):
     assert stat.S_IMODE((tmp_path / "state/allocations").stat().st_mode) == 0o700
 
 
+def test_whoever_watches_is_told_of_every_change_of_the_book(make):
+    store, told = make(), []
+    store.watchers.append(lambda: told.append(len(store.book.grants)))
+    fill(store, grant(1, (0, range(8))))
+    store.update(store.book)
+    store.remember(store.book.without([f"{1:032x}"]))
+    assert told == [1, 0]
+
+
 def test_a_successor_finds_the_book(make):
     first = make()
     fill(first, grant(1, (0, range(8))), grant(2, (1, range(4))))
