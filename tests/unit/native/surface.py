@@ -1,6 +1,6 @@
 """Every function of the CUDA driver API and of NVML, and what the library does about it.
 
-`cuda.csv` and `nvml.csv` have a line for each: its family, the decision, and why where that is not plain from the family.
+`cuda.csv` and `nvml.csv` have a line for each: its family, the decision, and why where the family does not say it.
 
 | decision | meaning |
 | --- | --- |
