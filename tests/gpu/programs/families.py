@@ -1,4 +1,4 @@
-"""Every family of allocations at the quota's edge, through ctypes. Arguments: family, limit in bytes. Prints one JSON object.
+"""Every family of allocations at the quota's edge, through ctypes. Arguments: family, limit in bytes. Prints JSON.
 
 pool, vmm, array: take blocks until one is refused, report what the books and the card say, give all back.
 graph:            a graph whose memory node fits, launched and trimmed, and one whose node does not.
