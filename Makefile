@@ -66,11 +66,19 @@ fmt: $(VENV)  ## format the Python code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-image:  ## build the container image, gigaslice:<version> and :latest, with podman or docker
+# One architecture: an image. Several: a manifest (podman) or a build in the builder's store (docker), to be pushed:
+#   make image PLATFORMS=linux/amd64,linux/arm64 IMAGE=registry.example.com/gigaslice
+IMAGE ?= gigaslice
+PLATFORMS ?=
+image:  ## build the container image, gigaslice:<version> and :latest, with podman or docker (PLATFORMS, IMAGE)
 	@tool=$$(command -v podman || command -v docker) || \
 	  { echo "error: neither podman nor docker is installed; one of them builds the image" >&2; exit 3; }; \
 	version=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' vcuda/version.py); set -x; \
-	"$$tool" build --tag "gigaslice:$$version" --tag gigaslice:latest .
+	case "$(PLATFORMS):$${tool##*/}" in \
+	:*) "$$tool" build --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
+	*:podman) "$$tool" build --platform "$(PLATFORMS)" --manifest "$(IMAGE):$$version" . ;; \
+	*) "$$tool" buildx build --platform "$(PLATFORMS)" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
+	esac
 
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib

@@ -99,3 +99,36 @@ def test_the_exit_code_of_ci_is_honest(tmp_path: Path, check: str, tests: str, c
         assert result.stdout.splitlines()[-1] == last
     else:
         assert "passed" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("tool", "platforms", "words"),
+    [
+        ("podman", "", "build --tag gigaslice:0.1.0 --tag gigaslice:latest ."),
+        ("docker", "", "build --tag gigaslice:0.1.0 --tag gigaslice:latest ."),
+        (
+            "podman",
+            "linux/amd64,linux/arm64",
+            "build --platform linux/amd64,linux/arm64 --manifest gigaslice:0.1.0 .",
+        ),
+        (
+            "docker",
+            "linux/amd64,linux/arm64",
+            "buildx build --platform linux/amd64,linux/arm64 --tag gigaslice:0.1.0 --tag gigaslice:latest .",
+        ),
+    ],
+)
+def test_an_image_is_built_for_one_or_several_architectures(tmp_path, tool, platforms, words) -> None:
+    fake = tmp_path / tool
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    for name in ("sh", "bash", "sed", "env"):
+        found = shutil.which(name)
+        if found:
+            (tmp_path / name).symlink_to(found)
+    result = subprocess.run(
+        [shutil.which("make") or "make", "-s", "image", f"PLATFORMS={platforms}"],
+        cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == words
