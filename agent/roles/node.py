@@ -253,7 +253,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "limits": limits.run(),
             "control": ControlServer(store, limits).run(),
             "measurer": measurer.run(),
-            "http": Server(config.metrics_address, exposition.text, measures.unready).run(),
+            "http": Server(config.metrics_address, exposition.prepare, measures.unready).run(),
             "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
             "health": keeper.run(),
             "listener": keeper.listen(),

@@ -105,7 +105,7 @@ def _row(grant: Grant, hold: Hold, reading: Reading) -> Row:
         slices=len(hold.tokens),
         limit=reading.limits.get(hold.gpu, grant.quota()[hold.gpu]),
         used=reading.used.get(hold.gpu, 0),
-        unhooked=reading.unhooked.get(hold.gpu, 0) if reading.alive else 0,
+        unhooked=reading.unhooked.get(hold.gpu, 0),  # of processes without the library too
         peak=reading.peak.get(hold.gpu, 0),
         pids=pids or reading.pids,
     )

@@ -22,12 +22,13 @@ _AGAIN = 5.0
 
 
 class Server:
-    """Serves HOST:PORT (HOST None: every address). METRICS gives the text of all metrics, READY why not, or None."""
+    """Serves HOST:PORT (HOST None: every address). METRICS collects now and returns what
+    writes the text in a thread; READY says why not, or None."""
 
     def __init__(
         self,
         address: tuple[str | None, int] | None,
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Callable[[], bytes]],
         ready: Callable[[], str | None],
     ) -> None:
         self._address = address
@@ -101,7 +102,7 @@ class Server:
             )
         if path == "/metrics":
             try:
-                return "200 OK", CONTENT_TYPE, self._metrics()
+                return "200 OK", CONTENT_TYPE, await asyncio.to_thread(self._metrics())
             except Exception:  # noqa: BLE001  (a mistake in a metric must not end the agent)
                 self._log.exception("metrics failed")
                 return "500 Internal Server Error", plain, b"see the agent's log\n"

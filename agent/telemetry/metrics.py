@@ -6,7 +6,7 @@ ends with its allocation and nothing has to be cleaned up. The table is also the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -16,7 +16,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from agent.telemetry.counters import Histogram
 
@@ -99,27 +98,35 @@ class Values:
         series[labels] = before + value if same else value  # type: ignore[operator]
 
 
-class Exposition(Collector):
-    """The text of all metrics of NODE. COLLECT gives the values of now; it is called in the thread that asks."""
+class Exposition:
+    """The text of all metrics of NODE; COLLECT gives the values of now."""
 
     def __init__(self, node: str, collect: Callable[[], Values]) -> None:
         self._node = node
         self._collect = collect
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=None)
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are those of the table."""
-        return ()
+    def prepare(self) -> Callable[[], bytes]:
+        """Collects now; what it returns writes that as Prometheus reads it, and may be called in any thread.
+
+        Collecting looks at the agent's state and is quick; writing takes tens of milliseconds where there are many
+        containers, for which nobody is to wait.
+        """
+        values = self._collect()
+        return lambda: bytes(
+            generate_latest(_Once([*families(self._node, values.found), *self._process.collect()]))
+        )
+
+
+class _Once(CollectorRegistry):
+    """What was collected already, in place of a registry."""
+
+    def __init__(self, found: list[Metric]) -> None:
+        super().__init__()
+        self._found = found
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus_client."""
-        yield from families(self._node, self._collect().found)
-
-    def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
-        return bytes(generate_latest(self._registry))
+        return iter(self._found)
 
 
 def families(node: str, found: Mapping[str, Mapping[tuple[str, ...], Value]]) -> Iterator[Metric]:

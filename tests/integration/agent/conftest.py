@@ -17,7 +17,7 @@ import pytest
 from tests.fakedriver.env import driver_env
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, Pace, PodSpec, Runtime, Settings
 from tests.fakes.nodes import uuid
-from tests.native.running import LIBRARY, Client
+from tests.native.running import CLIENTS, LIBRARY, Client
 from vcuda import contract
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,6 +190,33 @@ def program(driver):
         quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
         visible = {"CUDA_VISIBLE_DEVICES": card_of(container)}
         client = Client({**driver, **quota, **visible, **extra})
+        started.append(client)
+        return client.ready()
+
+    yield start
+    for client in started:
+        client.kill()
+
+
+@pytest.fixture
+def bypass(driver):
+    """bypass(container) -> a CUDA program with the container's mounts, but without the library."""
+    started = []
+
+    def start(container):
+        limits = allocation_dir(container) / contract.LIMITS_FILE
+        script = (
+            "mount -t tmpfs none /etc && mkdir /etc/vcuda && : > /etc/vcuda/limits && "
+            f"mount --bind {limits} /etc/vcuda/limits && exec {CLIENTS / 'client'} dlsym"
+        )
+        if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+            pytest.skip("mount namespaces cannot be made here")
+        client = object.__new__(Client)
+        client.process = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", script],
+            env={**driver, "CUDA_VISIBLE_DEVICES": card_of(container)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         started.append(client)
         return client.ready()
 

@@ -8,9 +8,11 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.agent.conftest import allocation_dir, card_of, pod, wait_until
-from tests.native.running import CLIENTS, GIB, MIB, OUT_OF_MEMORY, SUCCESS, Client
-from vcuda import contract
+from tests.fakedriver.env import library_directory
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.integration.agent.conftest import QUICK, RESOURCE, AgentProcess, card_of, pod, wait_until
+from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS, Client
 
 
 def get(agent, path):
@@ -32,33 +34,6 @@ def metrics(agent, name, **labels):
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
-
-
-@pytest.fixture
-def bypass(gpu_node, agent, directory):
-    """bypass(container) -> a CUDA program with the container's mounts, but without the library."""
-    started = []
-
-    def start(container):
-        limits = allocation_dir(container) / contract.LIMITS_FILE
-        script = (
-            "mount -t tmpfs none /etc && mkdir /etc/vcuda && : > /etc/vcuda/limits && "
-            f"mount --bind {limits} /etc/vcuda/limits && exec {CLIENTS / 'client'} dlsym"
-        )
-        if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
-            pytest.skip("mount namespaces cannot be made here")
-        client = object.__new__(Client)
-        client.process = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", script],
-            env={**agent.driver, "CUDA_VISIBLE_DEVICES": card_of(container)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(client)
-        return client.ready()
-
-    yield start
-    for client in started:
-        client.kill()
 
 
 def test_series_are_there_from_the_allocation_on_and_go_with_it(gpu_node, agent):
@@ -141,3 +116,54 @@ def test_the_agent_stays_small(gpu_node, agent, program):
     for _ in range(20):
         assert get(agent, "/metrics")[0] == 200
     assert psutil.Process(agent.process.pid).memory_info().rss < 64 * MIB
+
+
+@pytest.fixture
+def watched_node(directory, driver):
+    """As `gpu_node` with an API server, and --overuse=evict."""
+    with (
+        KubeApi() as api,
+        FakeKubelet(directory / "kubelet", 7, settings=QUICK, runtime=Runtime("plain"), api=api) as kubelet,
+    ):
+        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent.driver = driver
+        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
+        agent.flags |= {"--inventory": "nvml", "--overuse": "evict"}
+        agent.start()
+        agent.wait_event("pods watched")
+        wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
+        yield api, kubelet, agent
+        assert agent.terminate() == 0
+        assert "Traceback" not in agent.output.read_text()
+
+
+def reasons(api):
+    return {event["reason"]: event for event in list(api.posted.values())}
+
+
+def test_a_sick_card_is_said_on_the_pods_that_hold_it_and_on_no_other(watched_node):
+    api, kubelet, agent = watched_node
+    first = kubelet.run_pod(pod("a", 4)).container("c0")
+    second = kubelet.run_pod(pod("b", 23))
+    assert card_of(first) != card_of(second.container("c0"))
+    wait_until(lambda: len([row for row in agent.status() if row["pod"]]) == 2, "names")
+    cards = [event["gpu"] for event in agent.events("gpu")]
+    order = [library_directory() / "fakectl", "xid", str(cards.index(card_of(first))), "95"]
+    subprocess.run(order, env=agent.driver, check=True)
+    event = wait_until(lambda: reasons(api).get("GigasliceCardSick"), "the event")
+    assert event["involvedObject"]["name"] == "a"
+    assert event["type"] == "Warning" and "Xid 95" in event["message"]
+
+
+def test_by_policy_a_pod_that_passes_the_library_by_is_evicted(watched_node, bypass):
+    api, kubelet, agent = watched_node
+    container = kubelet.run_pod(pod("a", 2)).container("c0")
+    good = kubelet.run_pod(pod("b", 2)).container("c0")
+    client = bypass(container)
+    assert client.do("alloc a", 3 * GIB).code == SUCCESS
+    wait_until(lambda: api.evicted, "the eviction")
+    assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
+    agent.wait_event("pod evicted for overuse")
+    wait_until(lambda: {"GigasliceUnhooked", "GigasliceOveruse"} <= reasons(api).keys(), "both events")
+    assert good.running
+    assert metrics(agent, "gigaslice_overuse_evictions_total") == [1]

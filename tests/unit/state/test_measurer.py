@@ -42,6 +42,22 @@ class World:
         return {CARD: {os.getpid(): 5 * GIB}}
 
 
+class Audit:
+    """Finds one process of so many bytes without the library."""
+
+    def __init__(self, world, count):
+        self.world, self.count = world, count
+
+    def look(self, measured):
+        return "seen"
+
+    def judge(self, measured, sightings, owners, readings):
+        assert sightings == "seen"
+        assert owners == {os.getpid(): self.world.grant.id}
+        assert set(readings) == {self.world.grant.id}
+        return {self.world.grant.id: {CARD: self.count}}
+
+
 def unhooked(tmp_path, monkeypatch, before, after):
     vcuda.create_limits(tmp_path / contract.LIMITS_FILE, bytes(16), [vcuda.GpuLimit(CARD, 8 * GIB)])
     world = World(tmp_path, before, after)
@@ -56,3 +72,20 @@ def test_memory_that_is_freed_while_the_driver_answers_is_not_published(tmp_path
 
 def test_memory_that_nobody_declares_is_published(tmp_path, monkeypatch):
     assert unhooked(tmp_path, monkeypatch, 4 * GIB, 4 * GIB) == GIB
+
+
+def test_memory_without_the_library_counts_in_full(tmp_path, monkeypatch):
+    vcuda.create_limits(tmp_path / contract.LIMITS_FILE, bytes(16), [vcuda.GpuLimit(CARD, 8 * GIB)])
+    world = World(tmp_path, 4 * GIB, 4 * GIB)
+    monkeypatch.setattr(ledgers, "read", world.read)
+    measurer = Measurer(world, world, 1.0, Audit(world, 2 * GIB))
+    asyncio.run(measurer.round())
+    assert vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].unhooked_bytes == 3 * GIB
+    assert measurer.last[world.grant.id].memory == {CARD: 7 * GIB}
+    assert world.strangers == {world.grant.id: {CARD: 2 * GIB}}
+
+
+def test_what_runs_without_the_library_is_alive_and_holds_memory():
+    reading = ledgers.Reading({CARD: 0}, {}, unhooked={CARD: GIB}, strangers={CARD: GIB})
+    assert reading.alive and not reading.attached
+    assert reading.present() == {CARD: GIB}

@@ -10,7 +10,7 @@ from agent.telemetry import logs
 from agent.telemetry.http import Server
 
 
-def ask(*requests, metrics=lambda: b"x 1\n", ready=lambda: None):
+def ask(*requests, metrics=lambda: lambda: b"x 1\n", ready=lambda: None):
     """The answers to raw REQUESTS, one connection each."""
 
     async def run():
@@ -87,7 +87,7 @@ def test_an_address_that_is_taken_is_said_once_and_tried_again(monkeypatch, caps
     logs.set_up("info", "json")
 
     async def run(port):
-        task = asyncio.create_task(Server(("127.0.0.1", port), lambda: b"", lambda: None).run())
+        task = asyncio.create_task(Server(("127.0.0.1", port), lambda: lambda: b"", lambda: None).run())
         await asyncio.sleep(0.1)
         assert not task.done()
         taken.close()
@@ -115,7 +115,7 @@ def test_an_address_that_is_taken_is_said_once_and_tried_again(monkeypatch, caps
 
 def test_switched_off_it_waits():
     async def run():
-        task = asyncio.create_task(Server(None, lambda: b"", lambda: None).run())
+        task = asyncio.create_task(Server(None, lambda: lambda: b"", lambda: None).run())
         await asyncio.sleep(0)
         assert not task.done()
         task.cancel()

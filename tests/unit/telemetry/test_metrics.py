@@ -14,7 +14,7 @@ DASHBOARD = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "gigasl
 
 
 def read(values):
-    text = Exposition("node-a", lambda: values).text().decode()
+    text = Exposition("node-a", lambda: values).prepare()().decode()
     return {family.name: family.samples for family in text_string_to_metric_families(text)}
 
 
@@ -68,9 +68,9 @@ def test_a_series_ends_with_its_allocation():
     now = Values()
     now.add("gigaslice_container_slices", 8, "GPU-1", "default", "a", "c0")
     exposition = Exposition("node-a", lambda: now)
-    assert b'pod="a"' in exposition.text()
+    assert b'pod="a"' in exposition.prepare()()
     now = Values()
-    assert b'pod="a"' not in exposition.text()
+    assert b'pod="a"' not in exposition.prepare()()
 
 
 def queries(panel):
