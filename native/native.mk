@@ -49,7 +49,7 @@ $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_ROOT_OBJECTS)): $(BUILD)/native/$(1)/
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) $$(if $$(filter init,$$*),$$(NATIVE_I_root),$$(NATIVE_I_settings)) -c $$< -o $$@
 $(BUILD)/native/$(1)/libvcuda.so: $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_OBJECTS)) native/exports.map
 	@echo "  LD  $$@"
-	$$(Q)$$(CC) $$(NATIVE_LDFLAGS) $(2) -o $$@ $$(filter %.o,$$^)
+	$$(Q)$$(CC) $$(NATIVE_LDFLAGS) $(2) -o $$@ $$(filter %.o,$$^) $$(NATIVE_LIBC)
 -include $(wildcard $(BUILD)/native/$(1)/*.d $(BUILD)/native/$(1)/*/*.d)
 endef
 
@@ -170,3 +170,5 @@ $(BUILD)/native/clients/%: tests/native/clients/%.c | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -o $@ $< -ldl
+
+include $(dir $(lastword $(filter %native.mk,$(MAKEFILE_LIST))))cross.mk

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#ifndef MAP_32BIT /* x86 alone has it; elsewhere the addresses of the oldest calls may not fit */
+#define MAP_32BIT 0
+#endif
+
 #define ABSURD (1ull << 47) /* more than can be addressed */
 
 uint64_t memory_rounded(uint64_t bytes) {

@@ -2,7 +2,9 @@
  * Must not know how bytes are shared (fake_ipc.c). Tests: tests/unit/fakedriver/test_pools.py. */
 #include "fake_pool.h"
 
+#include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 struct token { /* content of the file */
@@ -18,7 +20,7 @@ CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUmemAll
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   if (!(pool->handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
   struct token token = {.magic = MAGIC, .gpu = pool->gpu};
-  int fd = memfd_create("fakedriver-pool", MFD_CLOEXEC);
+  int fd = (int)syscall(SYS_memfd_create, "fakedriver-pool", MFD_CLOEXEC);
   if (fd < 0 || pwrite(fd, &token, sizeof token, 0) != sizeof token) return CUDA_ERROR_OPERATING_SYSTEM;
   *(int *)out = fd;
   return CUDA_SUCCESS;

@@ -8,7 +8,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,7 +54,7 @@ int memory_back(struct memory *memory) {
   if (memory->fd >= 0) return 0;
   snprintf(name, sizeof name, "fakecuda:%c:%u:%llu", memory->multicast ? 'm' : memory->host ? 'h' : 'd', memory->gpu,
            (unsigned long long)memory->size);
-  memory->fd = memfd_create(name, MFD_CLOEXEC);
+  memory->fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC);
   return memory->fd < 0 || ftruncate(memory->fd, (off_t)(memory->size + sizeof(struct fake_share))) ? -1 : 0;
 }
 

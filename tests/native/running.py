@@ -42,12 +42,15 @@ class Answer:
 class Client:
     """A running client; `client.do("alloc a", 4096)` sends one command and returns its answer."""
 
-    def __init__(self, env: dict[str, str], mode: str = "dlsym") -> None:
+    def __init__(
+        self, env: dict[str, str], mode: str = "dlsym", command: tuple[str, ...] | None = None
+    ) -> None:
+        """COMMAND: how to start the client, when it is not the one that make native-clients builds."""
         binary = CLIENTS / ("client-linked" if mode == "linked" else "client")
         if not binary.exists():
             raise FileNotFoundError(f"{binary} is missing: run make native-clients")
         self.process = subprocess.Popen(
-            [str(binary), mode],
+            [*(command or (str(binary),)), mode],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

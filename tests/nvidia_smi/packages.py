@@ -50,13 +50,19 @@ def mirror() -> str:
 class Archive:
     """apt with lists and caches below DIRECTORY."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        suites: tuple[str, ...] = SUITES,
+        component: str = "non-free",
+        architecture: str | None = None,
+    ) -> None:
         self.directory = directory
         for part in ("lists/partial", "cache/archives/partial", "debs"):
             (directory / part).mkdir(parents=True, exist_ok=True)
         sources = directory / "sources.list"
         options = f"[signed-by={KEYRING}]" if KEYRING.exists() else ""
-        sources.write_text("".join(f"deb {options} {mirror()} {suite} non-free\n" for suite in SUITES))
+        sources.write_text("".join(f"deb {options} {mirror()} {suite} {component}\n" for suite in suites))
         self.options = [
             f"-oDir::Etc::SourceList={sources}",
             "-oDir::Etc::SourceParts=/dev/null",
@@ -65,6 +71,8 @@ class Archive:
             "-oAcquire::Languages=none",
             "-oAPT::Sandbox::User=root",
         ]
+        if architecture is not None:
+            self.options += [f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures::={architecture}"]
         # A suite that has left the archive is no reason to do without the others.
         subprocess.run(["apt-get", "-qq", *self.options, "update"], check=False, stderr=subprocess.DEVNULL)
 
