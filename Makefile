@@ -30,7 +30,7 @@ EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] nati
 
 all: native extension  ## build the library and the Python bindings
 
--include native/native.mk tests/fakedriver/fakedriver.mk proto/proto.mk
+-include native/native.mk tests/fakedriver/fakedriver.mk tests/fuzz/fuzz.mk proto/proto.mk
 
 native: $(BUILD)/libvcuda.so  ## build build/libvcuda.so
 

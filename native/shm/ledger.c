@@ -12,7 +12,8 @@
  *   the change counts; if it leaves no room and no other process was deciding (a mark), the memory is really taken.
  *   Otherwise some addition seen may be about to be taken back: try again, with growing pauses. After a bounded time a
  *   mark that stays (its process was stopped, or is dead and not yet reclaimed) counts as taken: nobody hangs.
- * - Before the first refusal the slots of dead processes are emptied (ledger_slots.c).
+ * - A refusal counts nobody dead: after the snapshot every owner of a counted slot is found alive, and no slot has
+ *   changed hands since before it; else the dead are gone now (ledger_slots.c), and we try again.
  * - A mark is a byte of its own for each of the first threads, so setting and clearing it are plain stores; the
  *   read-modify-write of step 2 is the only locked instruction of a charge.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c. */
@@ -96,18 +97,23 @@ static inline void raise_peak(_Atomic uint64_t *peak, uint64_t value) {
     continue;
 }
 
-/* Whether the slot still is the one we registered. Whoever empties a slot raises the generation first. A process that
- * lost its slot between this question and its next instruction adds to a slot that is somebody else's by now: too much
- * is counted then until that one ends, never too little. */
-static inline int slot_is_ours(const struct ledger *ledger, const struct ledger_slot *slot) {
-  return atomic_load_explicit(&slot->generation, memory_order_seq_cst) ==
-         atomic_load_explicit(&ledger->generation, memory_order_relaxed);
+/* Whether slot OWN still is the one we registered. Whoever empties a slot raises the generation first; the index is
+ * compared too, because another thread may have registered us elsewhere under a number that this slot has had. A process
+ * that loses its slot between this question and its next instruction adds to a slot that is somebody else's by now: too
+ * much is counted then until that one ends, never too little. */
+static inline int slot_is_ours(const struct ledger *ledger, int32_t own) {
+  return atomic_load_explicit(&ledger->file->slot[own].generation, memory_order_seq_cst) ==
+             atomic_load_explicit(&ledger->generation, memory_order_acquire) &&
+         atomic_load_explicit(&ledger->slot, memory_order_relaxed) == own;
 }
 
-/* Takes away what is there, at most BYTES. */
-static __attribute__((noinline)) void subtract_at_most(used_t *cell, uint64_t bytes) {
+/* Takes away what is there, at most BYTES. The slot is asked for after its word was read: whoever empties it changes the
+ * generation first and the word, with its count, afterwards. */
+static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledger, int32_t own, used_t *cell,
+                                                       uint64_t bytes) {
   uint64_t word = atomic_load(cell), next;
   do {
+    if (!slot_is_ours(ledger, own)) return;
     uint64_t held = used_bytes(word);
     next = word - (bytes < held ? bytes : held) + USED_TICK;
   } while (!atomic_compare_exchange_weak(cell, &word, next));
@@ -116,15 +122,17 @@ static __attribute__((noinline)) void subtract_at_most(used_t *cell, uint64_t by
 /* Never below zero, and never from a slot that changed hands: what we had there is gone already, and comes back right
  * when we register again. An exchange-and-add, because a compare-and-swap would have to wait for the load before it:
  * 5 against 8 ns. */
-static inline void subtract(const struct ledger *ledger, struct ledger_slot *slot, uint32_t column, uint64_t bytes) {
-  used_t *cell = &slot->used[column];
-  if (!slot_is_ours(ledger, slot)) return;
+static inline void subtract(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t bytes) {
+  used_t *cell = &ledger->file->slot[own].used[column];
+  if (!slot_is_ours(ledger, own)) return;
   if (__builtin_expect(bytes > used_bytes(atomic_load_explicit(cell, memory_order_relaxed)), 0)) {
-    subtract_at_most(cell, bytes);
+    subtract_at_most(ledger, own, cell, bytes);
     return;
   }
   uint64_t held = used_bytes(atomic_fetch_sub(cell, bytes - USED_TICK));
-  if (__builtin_expect(bytes > held, 0)) atomic_fetch_add(cell, bytes - held); /* two threads freed more than there is */
+  uint64_t back = bytes > held ? bytes - held : 0; /* two threads freed more than there is */
+  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) back = bytes; /* taken from whoever has the slot now */
+  if (__builtin_expect(back != 0, 0)) atomic_fetch_add(cell, back + USED_TICK);
 }
 
 enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
@@ -134,17 +142,17 @@ static inline enum outcome decide(struct ledger *ledger, struct ledger_slot *slo
                                   uint64_t bytes) {
   used_t *cell = &slot->used[column];
   uint64_t limit = column_limit(ledger, column), more = ledger_unhooked(ledger, column) + bytes;
-  if (!slot_is_ours(ledger, slot)) return LOST_SLOT;
+  if (!slot_is_ours(ledger, own)) return LOST_SLOT;
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
   if (before + sum_others(ledger, column, own) + more > limit) return NO_ROOM;
   /* What the addition returns is the truth about our own word: other threads of this process charge it too. */
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK);
   uint64_t total = used_bytes(word) + sum_others(ledger, column, own) + more;
   if (__builtin_expect(total > limit, 0)) {
-    subtract(ledger, slot, column, bytes);
+    subtract(ledger, own, column, bytes);
     return NO_ROOM;
   }
-  if (__builtin_expect(!slot_is_ours(ledger, slot), 0)) return LOST_SLOT;
+  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
   raise_peak(&slot->peak[column], used_bytes(word) + bytes);
   raise_peak(&ledger->file->peak[column], total);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
@@ -162,24 +170,49 @@ static inline enum outcome try_charge(struct ledger *ledger, uint32_t column, ui
   return outcome;
 }
 
-/* 1: at one instant the column had no room for BYTES and nobody was deciding (our own mark is cleared by now; another thread's counts). */
-static int surely_full(const struct ledger *ledger, uint32_t column, uint64_t bytes) {
-  uint64_t words[2] = {0, 0}, sum = 0;
+/* A column at one instant. */
+struct instant {
+  int full;             /* no room for what was asked, and nobody was deciding (another thread of ours counts) */
+  int alone;            /* nobody else held anything */
+  uint64_t generations; /* of all slots, added up; from before */
+};
+
+static uint64_t generations(const struct ledger *ledger, uint32_t slots) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < slots; i++) sum += atomic_load(&ledger->file->slot[i].generation);
+  return sum;
+}
+
+static struct instant look(const struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  uint64_t words[2] = {0, 0}, sum = 0, own_bytes = 0;
   int deciding = 0;
   uint32_t slots = ledger_slots_in_use(ledger);
+  int32_t own = atomic_load(&ledger->slot);
+  struct instant now = {.generations = generations(ledger, slots)};
   /* Two collections, compared through a hash of (position, word): equal words, equal hash. */
   for (int pass = 0; pass < 2; pass++) {
     sum = 0;
     for (uint32_t i = 0; i < slots; i++) {
       uint64_t word = atomic_load(&ledger->file->slot[i].used[column]);
       sum += used_bytes(word);
+      if ((int32_t)i == own) own_bytes = used_bytes(word);
       words[pass] = (words[pass] ^ word) * UINT64_C(0x9e3779b97f4a7c15);
       words[pass] ^= words[pass] >> 29;
       if (word != 0) deciding |= slot_is_deciding(&ledger->file->slot[i]);
     }
   }
-  if (slots != ledger_slots_in_use(ledger) || words[0] != words[1] || deciding) return 0;
-  return sum + ledger_unhooked(ledger, column) + bytes > column_limit(ledger, column);
+  now.full = slots == ledger_slots_in_use(ledger) && words[0] == words[1] && !deciding &&
+             sum + ledger_unhooked(ledger, column) + bytes > column_limit(ledger, column);
+  now.alone = sum == own_bytes;
+  return now;
+}
+
+/* Whether everybody lived whose bytes were counted at that instant: whoever lives now, in a slot of the same generation,
+ * did. Empties the slots of those who do not live. */
+static int all_lived(struct ledger *ledger, const struct instant *then) {
+  int unsure = 0;
+  return ledger_reclaim(ledger, &unsure) == 0 && !unsure &&
+         then->generations == generations(ledger, ledger_slots_in_use(ledger));
 }
 
 /* Different processes wait differently long, or two that collide would collide again. */
@@ -195,33 +228,27 @@ static void pause_for(const struct ledger *ledger, uint32_t round) {
   }
 }
 
+/* One look at a column that has no room. 1: the memory is really taken, refuse. */
+static int is_certain(struct ledger *ledger, uint32_t column, uint64_t bytes, uint32_t round) {
+  struct instant now = look(ledger, column, bytes);
+  if (now.full && now.alone) return 1;
+  /* After a while also for marks of processes that died deciding. */
+  if ((now.full || round >= YIELD_ROUNDS) && all_lived(ledger, &now) && now.full) return 1;
+  /* What was full may have room now that the dead are gone: try again at once, but do not hammer. */
+  if (!now.full || round > 2) pause_for(ledger, round);
+  return 0;
+}
+
 static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, uint32_t column, uint64_t bytes) {
-  int reclaimed = 0;
   ledger_lapse(ledger);
   for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
-    switch (try_charge(ledger, column, bytes)) {
-      case GRANTED:
-        return VC_OK;
-      case LOST_SLOT: {
-        int status = ledger_own_slot(ledger);
-        if (status != VC_OK) return status;
-        break;
-      }
-      case NO_ROOM: {
-        /* Dead processes first (when there is anybody else at all); again half-way, for one that died while we waited
-         * for its mark. */
-        int full = surely_full(ledger, column, bytes);
-        int alone = sum_others(ledger, column, atomic_load(&ledger->slot)) == 0;
-        if ((full && reclaimed == 0 && !alone) || (round == YIELD_ROUNDS && reclaimed < 2)) {
-          reclaimed++;
-          ledger_reclaim(ledger);
-        } else if (full) {
-          round = SLEEP_ROUNDS;
-        } else {
-          pause_for(ledger, round);
-        }
-        break;
-      }
+    enum outcome outcome = try_charge(ledger, column, bytes);
+    if (outcome == GRANTED) return VC_OK;
+    if (outcome == LOST_SLOT) {
+      int status = ledger_own_slot(ledger);
+      if (status != VC_OK) return status;
+    } else if (is_certain(ledger, column, bytes, round)) {
+      break;
     }
   }
   int32_t own = atomic_load(&ledger->slot);
@@ -239,14 +266,13 @@ int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
   if (own < 0 || column >= ledger->columns) return;
-  subtract(ledger, &ledger->file->slot[own], column, bytes);
+  subtract(ledger, own, column, bytes);
 }
 
 static struct ledger_slot *own_slot(const struct ledger *ledger, uint32_t column) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
   if (own < 0 || column >= ledger->columns) return NULL;
-  struct ledger_slot *slot = &ledger->file->slot[own];
-  return slot_is_ours(ledger, slot) ? slot : NULL;
+  return slot_is_ours(ledger, own) ? &ledger->file->slot[own] : NULL;
 }
 
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes) {
@@ -278,7 +304,7 @@ static void sweep_if_stale(struct ledger *ledger) {
   uint64_t now = os_coarse_ms();
   uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
   if (now - swept < SWEEP_MS) return;
-  if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger);
+  if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger, NULL);
 }
 
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {

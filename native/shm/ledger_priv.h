@@ -35,8 +35,10 @@ static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
 /* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO. */
 int ledger_own_slot(struct ledger *ledger);
 
-/* Empties the slots of dead processes and confirms our own lock. Returns how many were emptied. */
-int ledger_reclaim(struct ledger *ledger);
+/* Empties the slots of dead processes and confirms our own lock. Returns how many were emptied. *UNSURE (may be NULL)
+ * becomes 1 when a slot is locked by somebody else than the process that wrote its PID there: that may be its owner in
+ * another PID namespace, or somebody who is emptying it at this moment. */
+int ledger_reclaim(struct ledger *ledger, int *unsure);
 
 /* Takes our slot's lock again if the program closed a descriptor of the ledger and thereby dropped it. */
 void ledger_confirm_lock(struct ledger *ledger);

@@ -49,14 +49,17 @@ static int written_by_us(const struct ledger_slot *slot) {
   return atomic_load(&slot->pid) == pid && atomic_load(&slot->start_time) == os_start_time(pid);
 }
 
+static int written_by_another(const struct ledger *ledger, const struct ledger_slot *slot) {
+  return !written_by_us(slot) && writer_still_maps(ledger, slot);
+}
+
 static int slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   const struct ledger_slot *slot = &ledger->file->slot[index];
   int fd = ledger_fd(ledger);
   if (fd < 0) return 1; /* cannot tell: never take what may be somebody's */
   int held = os_lock_owner(fd, LEDGER_LOCKS + index, pid);
   if (held != 0) return 1;
-  if (written_by_us(slot)) return 0;
-  if (!writer_still_maps(ledger, slot)) return 0;
+  if (!written_by_another(ledger, slot)) return 0;
   *pid = atomic_load(&slot->pid);
   return 1;
 }
@@ -68,8 +71,10 @@ int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   return alive;
 }
 
-/* The slot is ours by lock; empty it. The tick keeps every change of a word visible to concurrent readers. */
-static void empty_slot(struct ledger_slot *slot) {
+/* The slot is ours by lock; forget what it held. The tick keeps every change of a word visible to concurrent readers.
+ * The generation is raised before, so that the old owner notices, and after, so that a refusal that counted these words
+ * notices. Returns the last one. */
+static uint32_t clear_slot(struct ledger_slot *slot) {
   atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst);
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
     uint64_t word = atomic_load(&slot->used[g]);
@@ -79,22 +84,35 @@ static void empty_slot(struct ledger_slot *slot) {
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
+  return atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst) + 1;
+}
+
+static void empty_slot(struct ledger_slot *slot) {
+  clear_slot(slot);
   atomic_store_explicit(&slot->start_time, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->pid, 0, memory_order_release);
 }
 
 /* Empties a dead process's slot. Called under claim_lock, never for our own slot. */
-static int reclaim_slot(struct ledger *ledger, uint32_t index) {
+static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
   struct ledger_slot *slot = &ledger->file->slot[index];
-  int32_t pid;
-  if (slot_alive(ledger, index, &pid)) return 0;
+  int32_t pid = 0;
+  if (slot_alive(ledger, index, &pid)) {
+    if (unsure != NULL && pid != atomic_load(&slot->pid)) *unsure = 1;
+    return 0;
+  }
   int fd = ledger_fd(ledger);
-  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
+  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) {
+    if (unsure != NULL) *unsure = 1;
+    return 0;
+  }
   /* Between the question and the lock another process may have reclaimed the slot, used it and died: still dead. Or
-   * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. */
-  empty_slot(slot);
+   * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it uses it
+   * and lost its lock already: that is why we ask again, now that nobody else can take it. */
+  int dead = !written_by_another(ledger, slot);
+  if (dead) empty_slot(slot);
   os_lock_release(fd, LEDGER_LOCKS + index);
-  return 1;
+  return dead;
 }
 
 static int slot_needs_reclaim(const struct ledger_slot *slot) {
@@ -104,10 +122,17 @@ static int slot_needs_reclaim(const struct ledger_slot *slot) {
   return 0;
 }
 
+static int slot_is_current(const struct ledger *ledger) {
+  int32_t own = atomic_load(&ledger->slot);
+  return own >= 0 && atomic_load(&ledger->file->slot[own].generation) == atomic_load(&ledger->generation);
+}
+
+/* A lock on a slot that is ours no more is let go: it would make a later owner look alive after its death. */
 static void confirm_own_lock(struct ledger *ledger) {
   int32_t own = atomic_load(&ledger->slot);
   int fd = own >= 0 ? ledger_fd(ledger) : -1;
-  if (fd >= 0) os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own);
+  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own) != 1) return;
+  if (!slot_is_current(ledger)) os_lock_release(fd, LEDGER_LOCKS + (uint32_t)own);
 }
 
 void ledger_confirm_lock(struct ledger *ledger) {
@@ -116,13 +141,13 @@ void ledger_confirm_lock(struct ledger *ledger) {
   claim_unlock(ledger);
 }
 
-int ledger_reclaim(struct ledger *ledger) {
+int ledger_reclaim(struct ledger *ledger, int *unsure) {
   int count = 0;
   claim_lock(ledger);
   confirm_own_lock(ledger);
   int32_t own = atomic_load(&ledger->slot);
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
-    if ((int32_t)i != own && slot_needs_reclaim(&ledger->file->slot[i])) count += reclaim_slot(ledger, i);
+    if ((int32_t)i != own && slot_needs_reclaim(&ledger->file->slot[i])) count += reclaim_slot(ledger, i, unsure);
   atomic_store_explicit(&ledger->swept_ms, os_coarse_ms(), memory_order_relaxed);
   claim_unlock(ledger);
   return count;
@@ -133,23 +158,33 @@ static void raise_high_water(struct ledger *ledger, uint32_t slots) {
   while (seen < slots && !atomic_compare_exchange_weak(&ledger->file->high_water, &seen, slots)) continue;
 }
 
-/* Takes a free slot's lock and writes our identity into it. */
+/* Whether the slot that we just filled in is ours in every respect: lock, generation and PID. The lock is taken again
+ * because another thread of the program may have closed our descriptor, and with it dropped the lock, in between. */
+static int taking_holds(int fd, uint32_t index, const struct ledger_slot *slot, uint32_t generation) {
+  return os_lock_try(fd, LEDGER_LOCKS + index) == 1 && atomic_load(&slot->generation) == generation &&
+         atomic_load(&slot->pid) == os_pid();
+}
+
+/* Takes a free slot: its lock, then its PID field, which only one can fill. The slot's words are cleared even though
+ * they are zero, except for what a process that lost the slot may have added since. */
 static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   struct ledger_slot *slot = &ledger->file->slot[index];
+  int32_t nobody = 0;
   if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) return 0;
   if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
-  if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) { /* taken and died, or lost its lock, just now */
-    os_lock_release(fd, LEDGER_LOCKS + index);
-    return 0;
+  if (atomic_compare_exchange_strong(&slot->pid, &nobody, os_pid())) {
+    uint32_t generation = clear_slot(slot);
+    raise_high_water(ledger, index + 1);
+    os_process_name(slot->name, sizeof slot->name);
+    atomic_store(&slot->start_time, os_start_time(os_pid()));
+    if (taking_holds(fd, index, slot, generation)) {
+      atomic_store(&ledger->generation, generation);
+      atomic_store(&ledger->slot, (int32_t)index);
+      return 1;
+    }
   }
-  empty_slot(slot);
-  raise_high_water(ledger, index + 1);
-  os_process_name(slot->name, sizeof slot->name);
-  atomic_store(&slot->start_time, os_start_time(os_pid()));
-  atomic_store(&slot->pid, os_pid());
-  atomic_store(&ledger->generation, atomic_load(&slot->generation));
-  atomic_store(&ledger->slot, (int32_t)index);
-  return 1;
+  os_lock_release(fd, LEDGER_LOCKS + index); /* taken and died, or lost its lock, just now: it, or we */
+  return 0;
 }
 
 /* Looks at a few used slots per claim, so that a container which starts one short process after another does not fill
@@ -161,7 +196,7 @@ static void sweep_some(struct ledger *ledger) {
     uint32_t index = (start + i) % used;
     if (!slot_needs_reclaim(&ledger->file->slot[index])) continue;
     looked++;
-    reclaim_slot(ledger, index);
+    reclaim_slot(ledger, index, NULL);
   }
 }
 
@@ -169,7 +204,7 @@ static void sweep_some(struct ledger *ledger) {
  * os_process_maps would let everybody else believe that they are alive. */
 static void drop_own_leftovers(struct ledger *ledger) {
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
-    if (slot_needs_reclaim(&ledger->file->slot[i]) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i);
+    if (slot_needs_reclaim(&ledger->file->slot[i]) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i, NULL);
 }
 
 static int claim_slot(struct ledger *ledger) {
@@ -180,7 +215,7 @@ static int claim_slot(struct ledger *ledger) {
   for (int round = 0; round < 2; round++) {
     for (uint32_t i = 0; i < VC_MAX_SLOTS; i++)
       if (take_slot(ledger, fd, i)) return VC_OK;
-    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) reclaim_slot(ledger, i);
+    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) reclaim_slot(ledger, i, NULL);
   }
   return VC_EFULL;
 }
@@ -193,11 +228,6 @@ static void restore_usage(struct ledger *ledger) {
     uint64_t bytes = ledger->usage(g);
     if (bytes) atomic_fetch_add(&slot->used[g], (bytes & USED_BYTES_MASK) + USED_TICK);
   }
-}
-
-static int slot_is_current(const struct ledger *ledger) {
-  int32_t own = atomic_load(&ledger->slot);
-  return own >= 0 && atomic_load(&ledger->file->slot[own].generation) == atomic_load(&ledger->generation);
 }
 
 int ledger_own_slot(struct ledger *ledger) {

@@ -211,6 +211,41 @@ TEST(ledger_lost_slot_registers_again) {
   CHECK_EQ(fixture_used(ledger, 0), 1000);
 }
 
+/* Whoever lost its slot must not take the lock of it again: the next owner would seem to live for ever. */
+TEST(ledger_lost_slot_keeps_no_lock) {
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
+  struct ledger_slot *slot = &ledger->file->slot[0];
+  os_close(ledger->fd); /* drops the lock; then somebody who does not see us takes the slot, and dies in it */
+  atomic_fetch_add(&slot->generation, 2);
+  atomic_store(&slot->used[0], USED_TICK * 9 + 600);
+  atomic_store(&slot->pid, 999999999);
+  atomic_store(&slot->start_time, 1);
+  ledger_confirm_lock(ledger);
+  pid_t child = fork();
+  if (child == 0) {
+    struct ledger *other = fixture_attach();
+    CHECK_EQ(ledger_charge(other, 0, 1000), 0); /* what the dead one had is back */
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+}
+
+/* A free that finds its slot emptied and taken gives nothing back there, however much it frees. */
+TEST(ledger_free_after_losing_the_slot) {
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
+  struct ledger_slot *slot = &ledger->file->slot[0];
+  atomic_fetch_add(&slot->generation, 2);
+  for (uint64_t theirs = 0; theirs <= 900; theirs += 300) {
+    atomic_store(&slot->used[0], USED_TICK * 9 + theirs);
+    ledger_uncharge(ledger, 0, 600);
+    CHECK_EQ(used_bytes(atomic_load(&slot->used[0])), theirs);
+  }
+}
+
 /* A program that looks at its own ledger through the bindings drops its own lock (closing any descriptor does), which
  * must cost it nothing. */
 TEST(ledger_reader_in_process_keeps_slot) {

@@ -1,5 +1,6 @@
 /* Many at once: the sum is never over the limit at any instant a grant is held, and nobody is refused what fits. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -47,6 +48,7 @@ static void hammer(struct ledger *ledger, struct shared *shared, uint64_t limit,
 static struct {
   struct ledger *ledger;
   struct shared *shared;
+  const char *path;
 } thread_world;
 
 static void *thread_main(void *seed) {
@@ -148,4 +150,50 @@ TEST(race_no_false_refusal) {
   for (int i = 0; i < 6; i++) expect_exit(children[i], 0);
   atomic_store(&shared->go, 1);
   expect_exit(children[6], 0);
+}
+
+/* Closing any descriptor of the ledger drops all locks of the process, and programs do. */
+static void *close_descriptors(void *seed) {
+  unsigned random = (unsigned)(uintptr_t)seed;
+  while (!atomic_load(&thread_world.shared->go)) {
+    int fd = open(thread_world.path, O_RDONLY | O_CLOEXEC);
+    close(fd);
+    usleep(10 + (useconds_t)rand_r(&random) % 300);
+  }
+  return NULL;
+}
+
+static void *short_hammer(void *seed) {
+  hammer(thread_world.ledger, thread_world.shared, 1000, (unsigned)(uintptr_t)seed, 400);
+  return NULL;
+}
+
+/* A program with two threads that charge and one that closes descriptors, from registration to its end. */
+static void forgetful_program(unsigned seed) {
+  pthread_t charge[2], closing;
+  ledger_after_fork(thread_world.ledger);
+  CHECK_EQ(pthread_create(&closing, NULL, close_descriptors, (void *)(uintptr_t)seed), 0);
+  for (unsigned i = 0; i < 2; i++)
+    CHECK_EQ(pthread_create(&charge[i], NULL, short_hammer, (void *)(uintptr_t)(seed * 2 + i)), 0);
+  for (unsigned i = 0; i < 2; i++) CHECK_EQ(pthread_join(charge[i], NULL), 0);
+  _Exit(0);
+}
+
+/* Processes that lose their locks all the time, and register beside one another all the time. */
+TEST(race_lost_locks_never_over) {
+  enum { TOGETHER = 4, ALL = 24 };
+  pid_t children[ALL];
+  fixture_create(1000);
+  thread_world.ledger = fixture_attach();
+  thread_world.shared = shared_new();
+  thread_world.path = test_path("ledger");
+  for (unsigned i = 0; i < ALL; i++) {
+    if (i >= TOGETHER) expect_exit(children[i - TOGETHER], 0);
+    children[i] = fork();
+    if (children[i] == 0) forgetful_program(i + 1);
+  }
+  for (int i = ALL - TOGETHER; i < ALL; i++) expect_exit(children[i], 0);
+  CHECK(atomic_load(&thread_world.shared->worst) <= 1000);
+  CHECK(atomic_load(&thread_world.shared->grants) > 1000);
+  CHECK_EQ(ledger_charge(thread_world.ledger, 0, 1000), 0);
 }

@@ -1,0 +1,763 @@
+/* The usage ledger of native/shm/ledger.c and ledger_slots.c as a model for spin: every interleaving of a few processes,
+ * with kill -9, SIGSTOP and lost locks between any two steps. tests/model/README.md says how to read a result.
+ *
+ * One step of the model is one access to memory that others can write, or one system call; it carries the name of the C
+ * function, and the expression where that is not obvious. Left out is what cannot matter to the properties: peaks,
+ * names, the number of refusals, further columns (they share nothing but the slot), pauses, and the file system.
+ * Memory is sequentially consistent here. The C code may rely on that: words, generations, high_water and what
+ * surely_full reads are seq_cst; a mark is stored relaxed before a read-modify-write of the same thread, which no later
+ * hardware lets a plain store pass (ledger.c, mark_set), and cleared with release.
+ *
+ * What is checked (names as in docs/proofs/README.md):
+ *   OVER    at no instant do living processes hold more granted bytes than the limit
+ *   FALSE   who is refused was, at some instant of the call, really without room: granted bytes of living processes
+ *           plus the request were over the limit
+ *   HANG    everybody who lives and runs gets an answer, whoever was killed or stopped, wherever
+ *   RETURN  when all is quiet, a process that comes now is granted the whole limit: what the dead and the living had
+ *           is back, to the byte
+ *   LITTLE  a process that holds a current slot is counted there with no less than it holds
+ *
+ * Configuration by -D: see run.py, which also lists the mutations (MUT_…) that must be found. */
+
+#ifndef LIMIT
+#define LIMIT 2 /* charges of 1 and 2: two that fit together, and two that do not */
+#endif
+#ifndef OPS
+#define OPS 1 /* charges of each thread */
+#endif
+#ifndef OPS_FIRST
+#define OPS_FIRST OPS /* charges of thread 0 */
+#endif
+#ifndef OPS_LAST
+#define OPS_LAST OPS /* charges of the last thread */
+#endif
+#ifndef SIZE_MAX
+#define SIZE_MAX LIMIT
+#endif
+#ifndef KILLS
+#define KILLS 0
+#endif
+#ifndef STOPS
+#define STOPS 0
+#endif
+#ifndef LOSSES
+#define LOSSES 0 /* times a process loses its lock while it lives: closed descriptors */
+#endif
+#ifndef VISIBLE
+#define VISIBLE 1 /* 0: processes do not see each other in /proc (other PID namespaces) */
+#endif
+#ifndef ROUNDS
+#define ROUNDS 0 /* 0: as many tries as it takes; else the bound of charge_slowly */
+#endif
+#ifndef PROCS
+#define PROCS 2
+#endif
+#ifndef THREADS
+#define THREADS PROCS /* one more than PROCS: the last two threads are of one process */
+#endif
+#define HEIR PROCS
+#ifdef CORPSE
+#define SLOTS (PROCS + 2)
+#else
+#define SLOTS (PROCS + 1)
+#endif
+#define CELLS (THREADS - PROCS + 1) /* LEDGER_MARKS that are in use */
+#define NOBODY 0
+#define WHO(p) ((p) + 1) /* as a pid and as an owner of locks */
+#define NONE 255
+
+/* --- the file: struct ledger_file ------------------------------------------------------------------------------ */
+byte high_water;
+byte generation[SLOTS];
+byte written[SLOTS]; /* pid */
+bit dated[SLOTS];    /* start_time is that of the process of this pid */
+short bytes[SLOTS]; /* used[column]: the low 48 bits; below zero: wrapped, so that readers see more than any limit */
+bit touched[SLOTS]; /* used[column]: the high 16 bits are not 0 */
+bit mark[SLOTS * CELLS];
+
+/* --- the kernel ------------------------------------------------------------------------------------------------- */
+byte lock_owner[SLOTS]; /* the record lock on the slot's byte */
+bool alive[PROCS + 2]; /* the last one is dead from the start */
+bool stopped[PROCS + 1];
+
+/* --- struct ledger of each process ------------------------------------------------------------------------------ */
+byte own_slot[PROCS + 1];
+byte own_generation[PROCS + 1];
+bit claiming[PROCS + 1];
+
+/* --- what only the proof sees ----------------------------------------------------------------------------------- */
+byte held[THREADS + 1];   /* granted to the thread and not yet given back */
+byte total;               /* of all living processes */
+byte asking[THREADS + 1]; /* bytes of the charge under way */
+bool was_full[THREADS + 1];
+bool finished[THREADS + 1];
+bit watching[(THREADS + 1) * SLOTS]; /* read a first time by surely_full, and not yet again */
+bit changed[(THREADS + 1) * SLOTS];  /* has another count since */
+
+#define OF(t) ((t) == THREADS -> HEIR : ((t) < PROCS -> (t) : PROCS - 1))
+#define CELL(t) ((t) >= PROCS && (t) < THREADS -> (t) - PROCS + 1 : 0)
+#define READ(i) (bytes[i] < 0 -> 100 : bytes[i])
+#define RUNS(p) (alive[p] && !stopped[p])
+#define IS_OURS(i) (generation[i] == own_generation[me] && own_slot[me] == (i))
+#define CURRENT(p) (own_slot[p] != NONE && generation[own_slot[p]] == own_generation[p])
+/* A word changes with its count. Instead of counts that grow, every reader between its two collections is told: equal
+ * words are words that nobody changed in between, as long as no count comes round (65,536 changes between two loads). */
+#define WATCH(t, i) ((t) * SLOTS + (i))
+#ifdef MUT_NO_TICK
+#define TICK(i) skip
+#else
+#define TICK(i)                                                                         \
+  touched[i] = 1;                                                                       \
+  note = 0;                                                                             \
+  do                                                                                    \
+  :: note <= THREADS ->                                                                 \
+     changed[WATCH(note, i)] = changed[WATCH(note, i)] || watching[WATCH(note, i)];     \
+     note++                                                                             \
+  :: else -> break                                                                      \
+  od;                                                                                   \
+  note = 0
+#endif
+
+/* Somebody's share grew: whoever is asking and has no room now has reason to be refused. */
+inline note_grant() {
+  note = 0;
+  do
+  :: note <= THREADS ->
+     if
+     :: asking[note] != 0 && total + asking[note] > LIMIT -> was_full[note] = true
+     :: else
+     fi;
+     note++
+  :: else -> break
+  od;
+  note = 0
+}
+
+/* --- ledger.c: sum_others ---------------------------------------------------------------------------------------- */
+#define ADD_WORD(i) d_step { sum = sum + (count > i && own != i && !(count == 1 && own == 0) -> READ(i) : 0) }
+
+inline sum_others(own) {
+  d_step { count = high_water; sum = 0 } /* ledger_slots_in_use */
+  ADD_WORD(0); /* sum_loop: one load each */
+  ADD_WORD(1);
+#if SLOTS > 3
+  ADD_WORD(2);
+#endif
+#if SLOTS > 4
+#error "write one line more for every slot, here and in surely_full"
+#endif
+  d_step {
+    sum = sum + (count > SLOTS - 1 && own != SLOTS - 1 -> READ(SLOTS - 1) : 0);
+    count = 0
+  }
+}
+
+/* --- ledger.c: subtract ------------------------------------------------------------------------------------------ */
+/* LAST: 1 when the program gives back what it holds, 0 when a charge takes its own addition back. */
+inline subtract(own, amount, last) {
+  if
+  :: IS_OURS(own) -> /* slot_is_ours */
+     if
+     :: amount > READ(own) -> /* the relaxed load before */
+        d_step { /* subtract_at_most: loads, asks whose the slot is, and compares and swaps. Who empties it in between
+                  * changes the word: as if all were done when the question is asked. */
+          if
+#ifndef OLD_SUBTRACT_BLINDLY
+          :: IS_OURS(own) ->
+#else
+          :: true ->
+#endif
+             bytes[own] = (amount < READ(own) -> bytes[own] - amount : 0);
+             TICK(own)
+          :: else
+          fi;
+          if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+        }
+     :: amount <= READ(own) ->
+        d_step { /* atomic_fetch_sub */
+          short_by = (amount > READ(own) -> amount - READ(own) : 0);
+          bytes[own] = bytes[own] - amount;
+          TICK(own);
+          if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+        }
+#ifndef OLD_SUBTRACT_BLINDLY
+        d_step { if :: !IS_OURS(own) -> short_by = amount :: else fi }
+#endif
+        if
+        :: short_by > 0 -> /* more than there was, or from whoever has the slot now */
+           d_step { bytes[own] = bytes[own] + short_by; TICK(own) }
+           short_by = 0
+        :: else
+        fi
+     fi
+  :: d_step { !IS_OURS(own) -> /* somebody else's by now: nothing of ours is there */
+       if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+     }
+  fi
+}
+
+/* --- ledger_slots.c: slot_alive ---------------------------------------------------------------------------------- */
+inline slot_alive(index) {
+  if
+  :: d_step { lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> /* os_lock_owner: F_GETLK */
+       lives = 1;
+#ifndef MUT_NOT_BUSY
+       busy = busy || lock_owner[index] != written[index] /* not its owner: somebody who empties it just now */
+#endif
+     }
+  :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lives = 0 }
+     still_written(index)
+  fi
+}
+
+/* written_by_us, writer_still_maps: a stopped process maps, a dead one does not. Without
+ * the right start time a slot looks dead, unless its lock is held. */
+inline still_written(index) {
+  d_step {
+    lives = (written[index] != NOBODY && written[index] != WHO(me) && dated[index] && VISIBLE && alive[written[index] - 1] -> 1 : 0)
+#ifdef MUT_NO_PROC
+    ; lives = 0
+#endif
+  }
+}
+
+/* --- ledger_slots.c: clear_slot, empty_slot ----------------------------------------------------------------------- */
+inline clear_slot(index) {
+#ifdef MUT_NO_GENERATION
+  d_step { raised = generation[index] }
+#else
+  d_step { generation[index]++; raised = generation[index] }
+#endif
+  d_step { bytes[index] = 0; TICK(index) }
+  d_step { /* marks are stores; others only ever wait for them */
+    i = 0;
+    do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
+    i = 0
+  }
+#if !defined(MUT_NO_GENERATION) && !defined(MUT_RAISED_ONCE)
+  d_step { generation[index]++; raised = generation[index] } /* once more: from here on the slot is empty */
+#endif
+}
+
+inline empty_slot(index) {
+  clear_slot(index);
+  dated[index] = 0;
+  written[index] = NOBODY
+}
+
+/* --- ledger_slots.c: reclaim_slot, slot_needs_reclaim ------------------------------------------------------------- */
+inline reclaim_slot(index) {
+  slot_alive(index);
+  if
+  :: lives
+  :: else ->
+     if
+#ifdef MUT_NO_LOCK
+     :: true ->
+#else
+     :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) } /* F_SETLK */
+#endif
+#ifndef OLD_NO_RECHECK
+        still_written(index); /* again, now that nobody else can take it */
+#endif
+        if
+        :: lives
+        :: else ->
+           empty_slot(index);
+           emptied = 1
+        fi;
+        d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi } /* os_lock_release */
+#ifndef MUT_NO_LOCK
+     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> busy = 1
+#endif
+     fi
+  fi;
+  lives = 0
+}
+
+#define NEEDS_RECLAIM(k) (written[k] != NOBODY || READ(k) != 0)
+
+/* ledger_reclaim, and (ONLY_OURS) drop_own_leftovers; sweep_some is ledger_reclaim of a few. */
+inline reclaim_all(only_ours) {
+  d_step { k = 0 }
+  do
+  :: k < high_water && k != own_slot[me] && NEEDS_RECLAIM(k) && (!only_ours || written[k] == WHO(me)) ->
+     reclaim_slot(k);
+     d_step { k++ }
+  :: atomic { k < high_water && !(k != own_slot[me] && NEEDS_RECLAIM(k) && (!only_ours || written[k] == WHO(me))) -> k++ }
+  :: k >= high_water -> break
+  od;
+  k = 0
+}
+
+/* --- ledger_slots.c: confirm_own_lock ----------------------------------------------------------------------------- */
+inline confirm_own_lock() {
+#if LOSSES > 0
+  if
+  :: own_slot[me] != NONE ->
+     d_step {
+       if
+       :: lock_owner[own_slot[me]] == NOBODY -> lock_owner[own_slot[me]] = WHO(me)
+       :: else
+       fi
+     }
+#ifndef OLD_KEEP_LOST_LOCK
+     d_step { /* slot_is_current: a lock on a slot that is not ours would make its dead look alive */
+       if
+       :: generation[own_slot[me]] != own_generation[me] && lock_owner[own_slot[me]] == WHO(me) ->
+          lock_owner[own_slot[me]] = NOBODY
+       :: else
+       fi
+     }
+#endif
+  :: else
+  fi
+#else
+  skip
+#endif
+}
+
+/* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot -------------------------------------------------------- */
+inline take_slot(index) {
+  if
+  :: written[index] != NOBODY
+  :: written[index] == NOBODY ->
+     if
+     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) /* os_lock_try */
+     :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) }
+        if
+#ifdef OLD_PLAIN_PID /* looked once more, and wrote the pid when the slot was empty */
+        :: written[index] == NOBODY ->
+           empty_slot(index);
+           high_water = (high_water < index + 1 -> index + 1 : high_water);
+           dated[index] = 1;
+           written[index] = WHO(me);
+           own_generation[me] = generation[index];
+           d_step { own_slot[me] = index; took = 1 }
+        :: written[index] != NOBODY ->
+           d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+#else
+#ifdef MUT_NO_SECOND_LOOK
+        :: true -> written[index] = WHO(me);
+#else
+        :: d_step { written[index] == NOBODY -> written[index] = WHO(me) } /* compare-and-swap */
+#endif
+           clear_slot(index);
+           high_water = (high_water < index + 1 -> index + 1 : high_water); /* raise_high_water */
+           dated[index] = 1;
+           /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
+           d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
+           if
+           :: lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
+              own_generation[me] = raised;
+              d_step { own_slot[me] = index; took = 1 }
+           :: else ->
+              d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+           fi
+#ifndef MUT_NO_SECOND_LOOK
+        :: written[index] != NOBODY ->
+           d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+#endif
+#endif
+        fi
+     fi
+  fi
+}
+
+#define OWN_BOOKS (me == HEIR -> held[THREADS] : held[me] + (me == PROCS - 1 && THREADS > PROCS -> held[THREADS - 1] : 0))
+
+inline own_a_slot() {
+  d_step { claiming[me] == 0 -> claiming[me] = 1 } /* claim_lock */
+  if
+  :: CURRENT(me) -> /* another thread was quicker */
+  :: d_step { !CURRENT(me) -> lost = (own_slot[me] != NONE); own_slot[me] = NONE; took = 0 }
+     reclaim_all(true);
+     reclaim_all(false); /* sweep_some */
+     do
+     :: took -> break
+     :: else ->
+        take_slot(j);
+        d_step {
+          if :: !took -> j = (j + 1) % SLOTS :: else fi
+        }
+     od;
+     atomic { /* restore_usage: the books of the process, all its threads */
+       if
+       :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_BOOKS; TICK(own_slot[me])
+       :: else
+       fi;
+       lost = 0; took = 0; j = 0; raised = 0; busy = 0; emptied = 0
+     }
+  fi;
+  d_step { claiming[me] = 0 } /* claim_unlock */
+}
+
+/* --- ledger.c: try_charge, decide --------------------------------------------------------------------------------- */
+inline try_charge() {
+  d_step { mine = own_slot[me] }
+  if
+  :: mine == NONE -> outcome = LOST_SLOT
+  :: else ->
+#ifndef MUT_NO_MARK
+     d_step { mark[mine * CELLS + CELL(t)] = 1 } /* mark_set */
+#endif
+     if
+     :: d_step { !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
+     :: IS_OURS(mine) ->
+        d_step { before = READ(mine) } /* the relaxed load */
+        sum_others(mine);
+        if
+        :: before + sum + amount > LIMIT -> outcome = NO_ROOM
+        :: else ->
+           d_step { before = READ(mine); bytes[mine] = bytes[mine] + amount; TICK(mine) } /* atomic_fetch_add */
+#ifndef MUT_NO_SECOND_SUM
+           sum_others(mine);
+#endif
+           if
+           :: before + sum + amount > LIMIT ->
+#ifdef MUT_EARLY_CLEAR
+              d_step { mark[mine * CELLS + CELL(t)] = 0 }
+#endif
+#ifndef MUT_NO_TAKING_BACK
+              subtract(mine, amount, false);
+#endif
+#ifdef MUT_REFUND_TWICE
+              subtract(mine, amount, false);
+#endif
+              outcome = NO_ROOM
+           :: else ->
+              if
+              :: d_step { !IS_OURS(mine) -> outcome = LOST_SLOT }
+              :: d_step { IS_OURS(mine) -> /* GRANTED: from here on it counts */
+                   outcome = GRANTED;
+                   total = total + amount;
+                   held[t] = held[t] + amount;
+                   note_grant()
+                 }
+#if VISIBLE || LOSSES == 0
+                 assert(total <= LIMIT); /* OVER */
+#endif
+                 if
+                 :: LOSSES > 0 -> /* ledger_confirm_lock, now and then */
+                    if
+                    :: d_step { claiming[me] == 0 -> claiming[me] = 1 }
+                       confirm_own_lock();
+                       d_step { claiming[me] = 0 }
+                    :: skip
+                    fi
+                 :: else
+                 fi
+              fi
+           fi
+        fi
+     fi;
+     d_step { before = 0; sum = 0; mark[mine * CELLS + CELL(t)] = 0 } /* mark_clear */
+  fi
+}
+
+/* --- ledger.c: surely_full ---------------------------------------------------------------------------------------- */
+/* slot_is_deciding, one mark after the other; only where the word just read was not 0. */
+#define MARK(i, m) d_step { sure = sure && !(not_zero && mark[(i) * CELLS + (m)]) }
+#if CELLS > 1
+#define MARKS(i) MARK(i, 0); MARK(i, 1)
+#else
+#define MARKS(i) MARK(i, 0)
+#endif
+#define COLLECT(i)                                                                      \
+  d_step {                                                                              \
+    not_zero = i < count && (bytes[i] != 0 || touched[i]);                              \
+    if :: i < count -> FIRST(i) :: else fi                                              \
+  };                                                                                    \
+  MARKS(i)
+#define COLLECT_AGAIN(i)                                                                \
+  d_step {                                                                              \
+    not_zero = i < count && (bytes[i] != 0 || touched[i]);                              \
+    if :: i < count -> sure = sure && SAME(i); sum = sum + READ(i) :: else fi;          \
+    if :: own_slot[me] == i -> mine_seen = READ(i) :: else fi;                          \
+    FORGET(i)                                                                           \
+  };                                                                                    \
+  MARKS(i)
+#ifdef MUT_NO_TICK
+#define FIRST(i) seen_bytes[i] = READ(i)
+#define SAME(i) (seen_bytes[i] == READ(i))
+#define FORGET(i) seen_bytes[i] = 0
+#else
+#define FIRST(i) watching[WATCH(t, i)] = 1
+#define SAME(i) !changed[WATCH(t, i)]
+#define FORGET(i) watching[WATCH(t, i)] = 0; changed[WATCH(t, i)] = 0
+#endif
+
+#define GENERATION(i) d_step { gens = gens + (i < count -> generation[i] : 0) }
+#define GENERATION_AGAIN(i) d_step { gens = gens - (i < count -> generation[i] : 0) }
+
+/* No generation was raised since: gens is 0 again. */
+inline generations_again() {
+  d_step { count = high_water }
+  GENERATION_AGAIN(0);
+  GENERATION_AGAIN(1);
+  GENERATION_AGAIN(2);
+#if SLOTS > 3
+  GENERATION_AGAIN(3);
+#endif
+  count = 0
+}
+
+inline surely_full() {
+  d_step { count = high_water; sure = 1; sum = 0; gens = 0 }
+#ifndef OLD_REFUSAL
+  GENERATION(0);
+  GENERATION(1);
+  GENERATION(2);
+#if SLOTS > 3
+  GENERATION(3);
+#endif
+#endif
+#ifndef MUT_ONE_COLLECTION
+  COLLECT(0);
+  COLLECT(1);
+  COLLECT(2);
+#if SLOTS > 3
+  COLLECT(3);
+#endif
+#endif
+  COLLECT_AGAIN(0);
+  COLLECT_AGAIN(1);
+  COLLECT_AGAIN(2);
+#if SLOTS > 3
+  COLLECT_AGAIN(3);
+#endif
+  d_step {
+    sure = sure && count == high_water && sum + amount > LIMIT;
+#ifndef OLD_REFUSAL
+    alone = (sum == mine_seen);
+#endif
+    gens = (sure -> gens : 0);
+    sum = 0; count = 0; not_zero = 0; mine_seen = 0
+  }
+}
+
+/* --- ledger.c: ledger_charge, charge_slowly ------------------------------------------------------------------------ */
+inline ledger_charge() {
+  d_step { asking[t] = amount; was_full[t] = (total + amount > LIMIT); reclaimed = 0; round = 0; halfway = 0; slowly = 0 }
+  do
+  :: true ->
+     try_charge();
+     if
+     :: outcome == GRANTED -> break
+     :: outcome == LOST_SLOT && slowly -> own_a_slot()
+     :: outcome == NO_ROOM && slowly && ROUNDS > 0 && round == ROUNDS -> outcome = GAVE_UP; break
+     :: outcome == NO_ROOM && slowly && (ROUNDS == 0 || round < ROUNDS) ->
+        surely_full();
+#ifdef OLD_REFUSAL
+        sum_others(own_slot[me]);
+        d_step { alone = (sum == 0); sum = 0 }
+#endif
+        d_step {
+          round = (ROUNDS > 0 -> round + 1 : 0)
+        }
+        if
+#ifndef MUT_NO_RECLAIM
+#ifdef OLD_REFUSAL /* reclaimed once in a call, and believed itself alone when it was so after the snapshot */
+        :: (sure && reclaimed == 0 && !alone) || (!sure && !halfway && reclaimed < 2) ->
+           d_step { halfway = halfway || !sure; reclaimed++; sure = 0; alone = 0 }
+#else
+        :: !(sure && alone) ->
+           /* round >= YIELD_ROUNDS comes some time: here it may come at once */
+           d_step { alone = 0; busy = 0 }
+#endif
+           d_step { claiming[me] == 0 -> claiming[me] = 1 } /* ledger_reclaim */
+           confirm_own_lock();
+           reclaim_all(false);
+           claiming[me] = 0;
+#ifndef OLD_REFUSAL
+           generations_again();
+           if
+           :: sure && !busy && emptied == 0 && gens == 0 ->
+              d_step { outcome = REFUSED; sure = 0 }
+              break
+           :: else ->
+              d_step { sure = 0; busy = 0; emptied = 0; gens = 0 }
+           fi
+#endif
+#ifdef OLD_REFUSAL
+        :: sure && !(reclaimed == 0 && !alone) ->
+#else
+        :: sure && alone ->
+#endif
+#else
+        :: sure ->
+#endif
+           outcome = REFUSED; break
+        :: !sure ->
+           d_step { alone = 0; gens = 0 }
+#ifdef PATIENT
+           /* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a
+            * whole try to itself. A try without anybody between gives an answer. */
+           ; (own_slot[me] == 0 || asking[0] == 0)
+#endif
+        fi
+     :: else -> slowly = 1 /* from ledger_charge to charge_slowly */
+     fi
+  od;
+#if VISIBLE || LOSSES == 0
+#ifndef ONLY_OVER
+  assert(outcome != REFUSED || was_full[t]); /* FALSE */
+#endif
+#endif
+  atomic { asking[t] = 0; was_full[t] = false; halfway = 0; round = 0; reclaimed = 0; slowly = 0; sure = 0; alone = 0 }
+}
+
+mtype = { GRANTED, NO_ROOM, LOST_SLOT, REFUSED, GAVE_UP };
+
+proctype thread(byte t; byte me) {
+  byte ops, amount, i, j, k, count, sum, before, round, mine, reclaimed, raised, note, gens, mine_seen;
+  short short_by;
+  bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
+#ifdef MUT_NO_TICK
+  byte seen_bytes[SLOTS];
+#endif
+  mtype outcome = GRANTED;
+
+  {
+  do
+  :: ops < (t == THREADS -> 1 : (t == 0 -> OPS_FIRST : (t == THREADS - 1 -> OPS_LAST : OPS))) ->
+     ops++;
+     if
+     :: t == THREADS -> amount = LIMIT
+     :: t != THREADS && SIZE_MAX >= 1 -> amount = 1
+     :: t != THREADS && SIZE_MAX >= 2 -> amount = 2
+     :: t != THREADS && SIZE_MAX >= 3 -> amount = 3
+     fi;
+     ledger_charge();
+progress:
+     if
+     :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
+     :: t != THREADS && held[t] > 0 -> /* ledger_uncharge */
+        amount = held[t];
+        d_step { mine = own_slot[me] }
+        subtract(mine, amount, true)
+     :: t != THREADS /* keeps it for now */
+     fi
+  :: else -> break
+  od;
+#ifndef KEEP
+  if
+  :: held[t] > 0 && t != THREADS ->
+     amount = held[t];
+     d_step { mine = own_slot[me] }
+     subtract(mine, amount, true)
+  :: else
+  fi;
+#endif
+  finished[t] = true
+  } unless { !RUNS(me) } /* killed or stopped between any two steps */
+}
+
+/* kill -9: the kernel drops the locks, the driver the memory. */
+inline kill_process(p) {
+  d_step {
+    alive[p] = false;
+    x = 0;
+    do :: x < SLOTS -> if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi; x++ :: else -> break od;
+    x = 0;
+    do
+    :: x < THREADS ->
+       if :: OF(x) == p -> total = total - held[x]; held[x] = 0; asking[x] = 0; was_full[x] = false :: else fi;
+       x++
+    :: else -> break
+    od;
+    x = 0
+  }
+}
+
+/* Closing any descriptor of the ledger drops all locks of the process. */
+inline lose_lock(p) {
+  d_step {
+    x = 0;
+    do :: x < SLOTS -> if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi; x++ :: else -> break od;
+    x = 0
+  }
+}
+
+#define ANYBODY_OF(p) ((p) < PROCS)
+
+proctype world() {
+  byte kills, stops, losses, x;
+  do
+  :: kills < KILLS && alive[0] -> kills++; kill_process(0)
+  :: kills < KILLS && alive[1] -> kills++; kill_process(1)
+#if PROCS > 2
+  :: kills < KILLS && alive[2] -> kills++; kill_process(2)
+#endif
+  :: stops < STOPS && RUNS(0) -> stops++; stopped[0] = true
+  :: stops < STOPS && RUNS(1) -> stops++; stopped[1] = true
+  :: losses < LOSSES && RUNS(0) -> losses++; lose_lock(0)
+  :: losses < LOSSES && RUNS(1) -> losses++; lose_lock(1)
+#if PROCS > 2
+  :: losses < LOSSES && RUNS(2) -> losses++; lose_lock(2)
+#endif
+  :: break
+  od
+}
+
+#define ENDED(p, t) (!RUNS(p) || finished[t])
+
+init {
+  byte p, x;
+  atomic {
+    p = 0;
+    do :: p <= PROCS -> alive[p] = true; own_slot[p] = NONE; p++ :: else -> break od;
+    p = 0;
+#ifdef REGISTERED /* everybody has a slot already */
+    do
+    :: p < PROCS ->
+       own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); dated[p] = 1; lock_owner[p] = WHO(p);
+       p++
+    :: else -> break
+    od;
+    p = 0;
+    high_water = PROCS;
+#endif
+#ifdef CORPSE /* the first slot is that of a process which was killed while it decided */
+    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = 1; bytes[0] = LIMIT; touched[0] = 1; mark[0] = 1;
+    high_water = 1;
+#endif
+    do :: p < THREADS -> run thread(p, OF(p)); p++ :: else -> break od;
+    p = 0;
+#if KILLS + STOPS + LOSSES > 0
+    run world()
+#endif
+  }
+#ifndef LIVELOCK
+  timeout -> /* nobody can do anything any more */
+  d_step {
+    p = 0;
+    do :: p < THREADS -> assert(ENDED(OF(p), p)); p++ :: else -> break od; /* HANG */
+    p = 0;
+    do
+    :: p < PROCS ->
+       if
+       :: alive[p] && CURRENT(p) && p < PROCS - (THREADS - PROCS) -> assert(READ(own_slot[p]) >= held[p]) /* LITTLE */
+       :: else
+       fi;
+       p++
+    :: else -> break
+    od;
+    p = 0
+  }
+#if !defined(KEEP) && STOPS == 0
+#if !VISIBLE && LOSSES > 0
+  /* Too much may be counted until the processes end: RETURN holds after that. */
+  atomic {
+    kill_process(0);
+    kill_process(1);
+#if PROCS > 2
+    kill_process(2);
+#endif
+  }
+#endif
+  run thread(THREADS, HEIR);
+  timeout -> assert(finished[THREADS])
+#endif
+#endif
+}

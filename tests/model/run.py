@@ -1,0 +1,208 @@
+"""Runs the model of the ledger through spin: configurations that must hold, mutations that must be found.
+
+`python tests/model/run.py quick` takes seconds and is part of `make check`; `all` is `make model`, takes minutes, and
+writes docs/proofs/model.md with --write. Without spin it says so and succeeds: the model is a proof to be repeated by
+whoever changes the ledger, not a thing that a build needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parent / "ledger.pml"
+PAGE = MODEL.parents[2] / "docs" / "proofs" / "model.md"
+MEMORY_MB = 8000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the model checker. FOUND: the property whose violation must be found; "": everything must hold."""
+
+    name: str
+    defines: str
+    says: str
+    found: str = ""
+    quick: bool = False
+    cycles: bool = False  # look for non-progress cycles under weak fairness instead of wrong states
+
+
+R2, R3 = "REGISTERED PROCS=2", "REGISTERED PROCS=3"
+HOLDS = [
+    Case("charge", f"{R2} OPS=1", "two registered processes, a charge each", quick=True),
+    Case("charge-twice", f"{R2} OPS=2", "the same, two charges each"),
+    Case("charge-kill", f"{R2} OPS=1 KILLS=1", "one of them killed at any step", quick=True),
+    Case("charge-twice-kill", f"{R2} OPS_FIRST=2 OPS=1 KILLS=1", "two charges and one"),
+    Case(
+        "charge-stop",
+        f"{R2} OPS=1 STOPS=1 ROUNDS=1 SIZE_MAX=1",
+        "one stopped for ever, bounded tries",
+        quick=True,
+    ),
+    Case("charge-lost", f"{R2} OPS=1 LOSSES=1", "one loses its lock at any step"),
+    Case("charge-threads", f"{R2} THREADS=3 OPS=1", "one process has two threads"),
+    Case("charge-threads-kill", f"{R2} THREADS=3 OPS=1 KILLS=1 SIZE_MAX=1", "that, and one process killed"),
+    Case("charge-three", f"{R3} OPS=1", "three registered processes"),
+    Case("charge-three-kill", f"{R3} OPS=1 KILLS=1 SIZE_MAX=1", "one of three killed at any step"),
+    Case("register", "PROCS=2 OPS=1", "two processes register and charge", quick=True),
+    Case("register-kill", "PROCS=2 OPS=1 KILLS=1", "one of them killed at any step"),
+    Case("register-corpse", "CORPSE PROCS=2 OPS=1", "both beside the slot of a dead process", quick=True),
+    Case("register-corpse-lost", "CORPSE PROCS=2 OPS=1 LOSSES=1", "that, and one loses its lock"),
+    Case("register-lost-kill", "PROCS=2 OPS=1 LOSSES=1 KILLS=1", "one loses its lock, one is killed"),
+    Case("foreign", f"{R2} OPS=1 LOSSES=1 VISIBLE=0", "lost lock, and nobody sees anybody in /proc"),
+    Case("foreign-keep", f"{R2} OPS=1 LOSSES=1 VISIBLE=0 KEEP", "the same, nothing given back at the end"),
+    Case("foreign-kill", f"{R2} OPS=1 LOSSES=1 KILLS=1 VISIBLE=0", "the same, and one killed"),
+    Case(
+        "foreign-register", "PROCS=2 OPS=1 LOSSES=1 VISIBLE=0 KEEP SIZE_MAX=1", "the same while they register"
+    ),
+    Case("patient", f"{R2} OPS=1 LIVELOCK PATIENT", "no livelock once pauses differ", cycles=True),
+]
+FINDS = [
+    Case("no-second-sum", f"{R2} MUT_NO_SECOND_SUM", "", "OVER", quick=True),
+    Case("no-mark", f"{R2} MUT_NO_MARK", "", "FALSE", quick=True),
+    Case("mark-cleared-early", f"{R2} MUT_EARLY_CLEAR", "", "FALSE", quick=True),
+    Case("one-collection", f"{R3} MUT_ONE_COLLECTION SIZE_MAX=1", "", "FALSE"),
+    Case("no-change-count", f"{R3} OPS_FIRST=1 OPS=2 SIZE_MAX=1 MUT_NO_TICK", "", "FALSE"),
+    Case("refund-twice", f"{R2} OPS_FIRST=2 OPS=1 SIZE_MAX=1 MUT_REFUND_TWICE", "", "OVER", quick=True),
+    Case("never-taken-back", f"{R2} MUT_NO_TAKING_BACK", "", "FALSE", quick=True),
+    Case("no-reclaim", f"{R2} KILLS=1 MUT_NO_RECLAIM", "", "FALSE", quick=True),
+    Case("reclaim-without-lock", "CORPSE PROCS=2 MUT_NO_LOCK", "", "FALSE"),
+    Case("pid-overwritten", "PROCS=2 LOSSES=1 MUT_NO_SECOND_LOOK", "", "FALSE"),
+    Case("busy-not-seen", f"{R3} KILLS=1 SIZE_MAX=1 MUT_NOT_BUSY", "", "FALSE"),
+    Case("generation-raised-once", f"{R3} KILLS=1 SIZE_MAX=1 MUT_RAISED_ONCE", "", "FALSE"),
+    Case("proc-not-asked", f"{R2} LOSSES=1 ONLY_OVER MUT_NO_PROC", "", "OVER"),
+    Case("no-generation", f"{R2} LOSSES=1 VISIBLE=0 KEEP MUT_NO_GENERATION", "", "LITTLE"),
+    Case("old-no-recheck", "CORPSE PROCS=2 LOSSES=1 OLD_NO_RECHECK", "", "FALSE"),
+    Case("old-plain-pid", "PROCS=2 LOSSES=1 OLD_PLAIN_PID", "", "FALSE"),
+    Case("old-refusal", f"{R3} KILLS=1 SIZE_MAX=1 OLD_REFUSAL", "", "FALSE"),
+    Case(
+        "old-blind-subtraction",
+        "PROCS=2 OPS=1 LOSSES=1 VISIBLE=0 KEEP SIZE_MAX=1 OLD_SUBTRACT_BLINDLY",
+        "",
+        "LITTLE",
+    ),
+    Case("livelock", f"{R2} LIVELOCK", "", "CYCLE", cycles=True),
+]
+
+
+# How spin prints the assertions of the properties.
+ASSERTIONS = {
+    r"total<=": "OVER",
+    r"outcome!=\d+\)\|\|was_full": "FALSE",
+    r"finished": "HANG",
+    r">=held": "LITTLE",
+    r"\(outcome==\d+\)": "RETURN",
+    r"non-progress cycle": "CYCLE",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What spin said: the property it saw violated ("": none), and how much it looked at."""
+
+    violated: str
+    states: str
+    depth: str
+    seconds: float
+    complete: bool
+
+    def is_what(self, case: Case) -> bool:
+        return self.violated == case.found and (self.complete or case.found != "")
+
+
+def read_output(text: str, seconds: float) -> Result:
+    """Spin's report as a result; a search that was cut short proves nothing."""
+    error = "".join(re.findall(r"^pan:\d+: .*$", text, re.MULTILINE))
+    violated = next((name for pattern, name in ASSERTIONS.items() if re.search(pattern, error)), error)
+    numbers = [
+        match[1] if (match := re.search(pattern, text, re.MULTILINE)) else "?"
+        for pattern in (r"^\s*([0-9.e+]+) states, stored", r"depth reached (\d+)")
+    ]
+    cut_short = re.search(r"max search depth too small|out of memory|Search not completed", text)
+    return Result(violated, numbers[0], numbers[1], seconds, cut_short is None and "errors: 0" in text)
+
+
+def command(line: list[str], folder: Path) -> str:
+    """Output of a program that must succeed."""
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(line)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def explore(case: Case, folder: Path) -> Result:
+    """Generates, compiles and runs the checker of one case."""
+    command(["spin", "-a", *(f"-D{d}" for d in case.defines.split()), str(MODEL)], folder)
+    kind = ["-DNP", "-DNFAIR=4"] if case.cycles else ["-DSAFETY"]
+    build = [os.environ.get("CC", "gcc"), "-w", "-O2", "-DNOREDUCE", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
+    command([*build, *kind, "-o", "pan", "pan.c"], folder)
+    start = time.monotonic()
+    text = command(["./pan", "-E", "-m2000000", *(["-l", "-f"] if case.cycles else [])], folder)
+    return read_output(text, time.monotonic() - start)
+
+
+def row(case: Case, result: Result) -> str:
+    """One line of the page."""
+    verdict = f"{result.violated or 'holds'}" if result.is_what(case) else f"**WRONG: {result}**"
+    settings = " ".join(case.defines.split())
+    return (
+        f"| {case.name} | {case.says} | `{settings}` | {verdict} | "
+        f"{result.states} | {result.depth} | {result.seconds:.0f} |"
+    )
+
+
+def page(rows: dict[str, str]) -> str:
+    """docs/proofs/model.md."""
+    version = subprocess.run(["spin", "-V"], capture_output=True, text=True, check=True).stdout.strip()
+    head = "| case | what | configuration | result | states | depth | s |\n| --- | --- | --- | --- | --- | --- | --- |"
+    holds = "\n".join(rows[c.name] for c in HOLDS)
+    finds = "\n".join(rows[c.name] for c in FINDS)
+    return (
+        "# The model of the ledger: last results\n\n"
+        f"Written by `make model` with {version}. What the words mean: [README](README.md), and the\n"
+        "beginning of `tests/model/ledger.pml`.\n\n"
+        f"## Must hold\n\n{head}\n{holds}\n\n"
+        "## Must be found\n\n"
+        "The same model with something taken out of it, or as the code was before the model found fault with it\n"
+        f"(`old-`). The result is the property that the search saw violated.\n\n{head}\n{finds}\n"
+    )
+
+
+def main() -> int:
+    """Run quick, all, or named cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cases", nargs="+", help="quick, all, or names")
+    parser.add_argument("--write", action="store_true", help="write docs/proofs/model.md (with all)")
+    args = parser.parse_args()
+    if shutil.which("spin") is None:
+        print("model: skipped, spin is not installed (apt install spin)")
+        return 0
+    every = [*HOLDS, *FINDS]
+    wanted = [
+        c for c in every if "all" in args.cases or c.name in args.cases or ("quick" in args.cases and c.quick)
+    ]
+    if unknown := set(args.cases) - {c.name for c in every} - {"quick", "all"}:
+        sys.exit(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(c.name for c in every)}")
+    rows, wrong = {}, 0
+    for case in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            result = explore(case, Path(folder))
+        rows[case.name] = row(case, result)
+        wrong += not result.is_what(case)
+        print(rows[case.name], flush=True)
+    if args.write and "all" in args.cases and not wrong:
+        PAGE.write_text(page(rows))
+    print(f"model: {len(wanted) - wrong} as they must be, {wrong} not")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
