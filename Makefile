@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: all native extension demo test check lint bench test-gpu test-nvidia-smi test-runtimes proto fmt image clean help
+.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-nvidia-smi test-runtimes proto fmt image clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -42,13 +42,19 @@ demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in 
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
 	$(PY) -m pytest
 
-check: all lint proto-check native-check native-asan native-tsan  ## lint, layers, symbols, sanitizers, fresh proto
+check: all lint proto-check native-check native-asan native-tsan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
 
 lint: $(VENV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir $(BUILD)/import-linter-cache
+
+model-quick: $(VENV)  ## the small configurations of the ledger's model, where spin is installed
+	$(PY) tests/model/run.py quick
+
+model: $(VENV)  ## all of them, and the mutations that must be found; takes long and up to 8 GiB
+	$(PY) tests/model/run.py all --write
 
 bench: all fakedriver  ## the figures of docs/benchmarks.md
 	PYTHON=$(CURDIR)/$(PY) tests/bench/run

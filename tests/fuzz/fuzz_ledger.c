@@ -1,0 +1,127 @@
+/* Any bytes as a ledger, which the container's processes can write: the agent's reader stays within bounds, and a process
+ * that attaches to it neither crashes nor gets more than its limit. The first byte: bit 0 makes magic, sizes and checksum
+ * right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger. Slots beyond the input are empty.
+ * Subjects: native/shm/ledger_file.c, ledger_attach.c, ledger.c, ledger_slots.c. */
+#define _GNU_SOURCE
+#include <stdio.h>
+
+#include "fuzz.h"
+#include "ledger.h"
+#include "ledger_priv.h"
+#include "memory_file.h"
+#include "os.h"
+#include "shm.h"
+
+enum { LIMIT = 1000 };
+
+static struct ledger_file image;
+static struct vc_slot_usage slots[VC_MAX_SLOTS];
+
+static void mend(struct ledger_file *file) {
+  memcpy(file->magic, LEDGER_MAGIC, sizeof file->magic);
+  file->version = LEDGER_VERSION;
+  file->size = (uint32_t)sizeof *file;
+  file->gpu_count = 1 + file->gpu_count % VC_MAX_GPUS;
+  file->slot_count = VC_MAX_SLOTS;
+  file->checksum = ledger_checksum(file);
+}
+
+static void read_as_agent(const char *path) {
+  struct vc_ledger_info info;
+  int count = ledger_read(path, &info, slots, VC_MAX_SLOTS);
+  REQUIRE(count >= 0 || count == VC_ECORRUPT || count == VC_EVERSION);
+  if (count < 0) return;
+  REQUIRE(count <= VC_MAX_SLOTS && info.gpu_count > 0 && info.gpu_count <= VC_MAX_GPUS);
+  for (int i = 0; i < count; i++) {
+    REQUIRE(slots[i].slot < VC_MAX_SLOTS && slots[i].pid == 0); /* nobody holds a lock */
+    for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
+      REQUIRE(slots[i].used[g] <= USED_BYTES_MASK && slots[i].peak[g] <= USED_BYTES_MASK);
+      REQUIRE(slots[i].excess[g] <= slots[i].used[g]);
+    }
+    for (const char *c = slots[i].name; *c != 0; c++) REQUIRE(*c >= ' ' && *c <= '~');
+    REQUIRE(slots[i].name[VC_NAME_BYTES - 1] == 0);
+  }
+  REQUIRE(ledger_read(path, &info, slots, 1) <= 1);
+}
+
+/* Marks and foreign PIDs make a refusal take its time (docs/adr/0005); charges are tried where it would not. */
+static int is_quiet(const struct ledger_file *file) {
+  for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) {
+    const struct ledger_slot *slot = &file->slot[i];
+    if (slot->shared_marks != 0) return 0;
+    for (int m = 0; m < LEDGER_MARKS; m++)
+      if (slot->mark[m] != 0) return 0;
+  }
+  return 1;
+}
+
+/* A page that fits the ledger; 0: there can be none, because a UUID is there twice. */
+static int make_limits(struct memory_file *out, const struct ledger_file *file) {
+  struct vc_gpu_limit gpus[VC_MAX_GPUS];
+  char path[64];
+  memset(gpus, 0, sizeof gpus);
+  for (uint32_t i = 0; i < file->gpu_count; i++) {
+    memcpy(gpus[i].uuid, file->uuid[i], sizeof gpus[i].uuid);
+    gpus[i].memory_bytes = LIMIT;
+  }
+  snprintf(path, sizeof path, "/tmp/vc-fuzz-limits-%d", (int)getpid());
+  if (limits_create(path, file->id, gpus, file->gpu_count, 0600) != VC_OK) return 0;
+  snprintf(out->path, sizeof out->path, "%.31s", path);
+  return 1;
+}
+
+static void use(struct ledger *ledger) {
+  struct ledger_process processes[4];
+  uint64_t limit, used, before = 0, after = 0;
+  int found = ledger_processes(ledger, 0, processes, 4);
+  REQUIRE(found >= 0 && found <= VC_MAX_SLOTS);
+  ledger_view(ledger, 0, &limit, &used);
+  REQUIRE(limit == LIMIT && used <= USED_BYTES_MASK);
+  if (!is_quiet(ledger->file)) return;
+  int status = ledger_charge(ledger, 0, LIMIT + 1);
+  REQUIRE(status == VC_ENOMEM || status == VC_EFULL || status == VC_EIO);
+  status = ledger_charge(ledger, 0, 600);
+  int second = ledger_charge(ledger, 0, 600);
+  REQUIRE(status != VC_OK || second != VC_OK);
+  if (status != VC_OK) return;
+  ledger_view(ledger, 0, &limit, &before);
+  ledger_uncharge(ledger, 0, 600);
+  ledger_view(ledger, 0, &limit, &after);
+  REQUIRE(before >= 600 && after <= before);
+}
+
+static void detach(struct ledger *ledger) {
+  os_unmap(ledger->file, sizeof *ledger->file);
+  os_unmap((void *)ledger->limits, LIMITS_BYTES);
+  os_close(ledger->fd);
+  free(ledger);
+}
+
+static void attach_as_process(const char *path) {
+  struct memory_file limits;
+  struct ledger *ledger;
+  char why[512] = "";
+  if (!make_limits(&limits, &image)) return;
+  int status = ledger_attach(limits.path, path, &ledger, why, sizeof why);
+  unlink(limits.path);
+  REQUIRE(status == VC_OK);
+  use(ledger);
+  detach(ledger);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  struct memory_file file;
+  if (size == 0) return 0;
+  size_t length = size - 1 < sizeof image ? size - 1 : sizeof image;
+  memset(&image, 0, sizeof image);
+  memcpy(&image, data + 1, length);
+  if (data[0] & 1) mend(&image);
+  size_t total = data[0] & 2 ? length : sizeof image + (data[0] & 4 ? 123 : 0);
+  memory_file_make(&file, &image, total < sizeof image ? total : sizeof image, total);
+  read_as_agent(file.path);
+  if (ledger_check(&image, sizeof image) == VC_OK && total >= sizeof image) attach_as_process(file.path);
+  int trimmed = ledger_trim(file.path);
+  REQUIRE(trimmed == (total > sizeof image));
+  close(file.fd);
+  return 0;
+}
