@@ -10,8 +10,10 @@ static uint64_t size_by_other_means(const char *text) {
   static const char units[] = "kmgt";
   unsigned __int128 whole = 0, scale = 1;
   size_t digits = 0;
+  int any = *text == '0';
+  while (*text == '0') text++; /* as many as one likes */
   for (; isdigit((unsigned char)*text) && digits < 30; text++, digits++) whole = whole * 10 + (unsigned)(*text - '0');
-  if (digits == 0) return 0;
+  if (digits == 0 && !any) return 0;
   if (*text == '.') {
     if (!isdigit((unsigned char)*++text)) return 0;
     for (; isdigit((unsigned char)*text) && digits < 30; text++, digits++, scale *= 10)

@@ -1,4 +1,4 @@
-"""Old and new side by side: files of 0.1.0 under today's code, of a version to come, a library replaced on disk."""
+"""Old and new side by side: files of 0.1.0 under today's code, versions to come, a library replaced on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MIB_5 = 5 * MIB
 LIMITS_VERSION_AT, LIMITS_CHECKSUM_AT, LIMITS_GPU_AT, LIMITS_GPU_BYTES = 8, 40, 64, 64
 LIMITS_RESERVED = [(20, 4), (56, 8), (64 + 20, 4), (64 + 48, 16), (64 + 16 * 64, 4096 - 64 - 16 * 64)]
 LEDGER_VERSION_AT, LEDGER_CHECKSUM_AT = 8, 296
-LEDGER_RESERVED = [(308, 4), (312, 8), (448, 4096 - 448), (4096 + 60, 4)]
+LEDGER_USED_BYTES = 448 + 8 * 64  # the header's fields, the charges that linger at their end
+LEDGER_RESERVED = [(308, 4), (312, 8), (LEDGER_USED_BYTES, 4096 - LEDGER_USED_BYTES), (4096 + 60, 4)]
 
 
 def fnv(*parts: bytes) -> int:

@@ -1,5 +1,5 @@
 /* The usage ledger of native/shm/ledger.c and ledger_slots.c as a model for spin: every interleaving of a few processes,
- * with kill -9, SIGSTOP and lost locks between any two steps. tests/model/README.md says how to read a result.
+ * with kill -9, SIGSTOP and lost locks between any two steps. docs/proofs/README.md says how to read a result.
  *
  * One step of the model is one access to memory that others can write, or one system call; it carries the name of the C
  * function, and the expression where that is not obvious. Left out is what cannot matter to the properties: peaks,
@@ -577,6 +577,9 @@ inline ledger_charge() {
               break
            :: else ->
               d_step { sure = 0; busy = 0; emptied = 0; gens = 0 }
+#ifdef PATIENT
+              ; (own_slot[me] == 0 || asking[0] == 0) /* pause_for, as below */
+#endif
            fi
 #endif
 #ifdef OLD_REFUSAL
