@@ -22,8 +22,13 @@ from vcuda.limits import (
     LimitsPage,
     create_limits,
     read_limits,
+    set_compute_policy,
     set_cores_limit,
+    set_credit,
+    set_granted,
     set_memory_limit,
+    set_physical_limit,
+    set_turn,
     set_unhooked,
 )
 from vcuda.sizes import format_size, parse_size
@@ -47,8 +52,13 @@ __all__ = [
     "parse_size",
     "read_ledger",
     "read_limits",
+    "set_compute_policy",
     "set_cores_limit",
+    "set_credit",
+    "set_granted",
     "set_memory_limit",
+    "set_physical_limit",
+    "set_turn",
     "set_unhooked",
     "trim_ledger",
 ]

@@ -21,8 +21,13 @@ __all__ = [
     "LimitsPage",
     "create_limits",
     "read_limits",
+    "set_compute_policy",
     "set_cores_limit",
+    "set_credit",
+    "set_granted",
     "set_memory_limit",
+    "set_physical_limit",
+    "set_turn",
     "set_unhooked",
 ]
 
@@ -32,13 +37,16 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
     """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
-    NVML sees beyond what the ledger declares.
+    NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the card's own memory,
+    the rest in the host's (0: all of it). compute_policy: VC_COMPUTE_ELASTIC and a weight, as shm_api.h has them.
     """
 
     uuid: str
     memory_bytes: int
     cores_percent: int = 0
     unhooked_bytes: int = 0
+    physical_bytes: int = 0
+    compute_policy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ def pack_gpus(gpus: Sequence[GpuLimit]) -> Any:
         item.memory_bytes = _in_range(gpu.memory_bytes, 64, gpu.uuid, "bytes of memory")
         item.unhooked_bytes = _in_range(gpu.unhooked_bytes, 64, gpu.uuid, "bytes measured")
         item.cores_percent = _in_range(gpu.cores_percent, 32, gpu.uuid, "percent of its time")
+        item.physical_bytes = _in_range(gpu.physical_bytes, 64, gpu.uuid, "bytes of its own memory")
+        item.compute_policy = _in_range(gpu.compute_policy, 32, gpu.uuid, "as a compute policy")
     return array
 
 
@@ -92,6 +102,8 @@ def read_limits(path: StrPath) -> LimitsPage:
             memory_bytes=gpu.memory_bytes,
             cores_percent=gpu.cores_percent,
             unhooked_bytes=gpu.unhooked_bytes,
+            physical_bytes=gpu.physical_bytes,
+            compute_policy=gpu.compute_policy,
         )
         for gpu in page.gpu[0 : page.gpu_count]
     )
@@ -111,6 +123,33 @@ def set_unhooked(path: StrPath, uuid: str, unhooked_bytes: int) -> None:
 def set_cores_limit(path: StrPath, uuid: str, cores_percent: int) -> None:
     """Changes the share of the GPU's time in percent; 0: no limit."""
     _change(lib.limits_set_cores, path, uuid, _in_range(cores_percent, 32, uuid, "percent of its time"))
+
+
+def set_physical_limit(path: StrPath, uuid: str, physical_bytes: int) -> None:
+    """Changes how much of the quota may lie in the card's own memory."""
+    _change(
+        lib.limits_set_physical, path, uuid, _in_range(physical_bytes, 64, uuid, "bytes of its own memory")
+    )
+
+
+def set_compute_policy(path: StrPath, uuid: str, policy: int) -> None:
+    """Changes how the share of the GPU's time is meant: VC_COMPUTE_ELASTIC and a weight."""
+    _change(lib.limits_set_compute, path, uuid, _in_range(policy, 32, uuid, "as a compute policy"))
+
+
+def set_granted(path: StrPath, uuid: str, permille: int) -> None:
+    """Publishes the permille of the GPU's time that the container may use now: its share and what is lent."""
+    _change(lib.limits_set_granted, path, uuid, _in_range(permille, 32, uuid, "permille of its time"))
+
+
+def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
+    """Publishes the busy time given back since the page was made, because others had the card meanwhile."""
+    _change(lib.limits_set_credit, path, uuid, _in_range(microseconds, 64, uuid, "microseconds of credit"))
+
+
+def set_turn(path: StrPath, uuid: str, turn: int) -> None:
+    """Publishes whose turn it is on a card that is given to one container at a time."""
+    _change(lib.limits_set_turn, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
 
 
 def _change(setter: Any, path: StrPath, uuid: str, value: int) -> None:

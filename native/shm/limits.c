@@ -30,13 +30,23 @@ static int gpu_is_valid(const struct limits_gpu *gpu) {
          values_are_valid(sealed_value(memory), sealed_value(unhooked), sealed_value(cores));
 }
 
+static int word_is_valid(uint64_t word, uint64_t most) {
+  return word == 0 || (sealed_is_valid(word) && sealed_value(word) <= most);
+}
+
+static int share_is_valid(const struct limits_share *share) {
+  return word_is_valid(share->physical_bytes, VC_MAX_BYTES) && word_is_valid(share->compute_policy, VC_COMPUTE_MAX) &&
+         word_is_valid(share->granted_permille, 1000) && word_is_valid(share->credit_us, SEALED_VALUE_MASK) &&
+         word_is_valid(share->turn, SEALED_VALUE_MASK);
+}
+
 int limits_check(const struct limits_page *page) {
   if (memcmp(page->magic, LIMITS_MAGIC, sizeof page->magic) != 0) return VC_ECORRUPT;
   if (page->version != LIMITS_VERSION) return VC_EVERSION;
   if (page->size != LIMITS_BYTES || page->gpu_count == 0 || page->gpu_count > VC_MAX_GPUS) return VC_ECORRUPT;
   if (page->checksum != page_checksum(page)) return VC_ECORRUPT;
   for (uint32_t i = 0; i < page->gpu_count; i++)
-    if (!gpu_is_valid(&page->gpu[i])) return VC_ECORRUPT;
+    if (!gpu_is_valid(&page->gpu[i]) || !share_is_valid(&page->share[i])) return VC_ECORRUPT;
   return VC_OK;
 }
 
@@ -44,6 +54,7 @@ int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count) {
   if (count == 0 || count > VC_MAX_GPUS) return 0;
   for (uint32_t i = 0; i < count; i++) {
     if (!values_are_valid(gpus[i].memory_bytes, gpus[i].unhooked_bytes, gpus[i].cores_percent)) return 0;
+    if (gpus[i].physical_bytes > gpus[i].memory_bytes || gpus[i].compute_policy > VC_COMPUTE_MAX) return 0;
     for (uint32_t k = 0; k < i; k++)
       if (memcmp(gpus[i].uuid, gpus[k].uuid, 16) == 0) return 0;
   }
@@ -70,6 +81,9 @@ int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_li
     gpu->memory_bytes = sealed_make(gpus[i].memory_bytes);
     gpu->unhooked_bytes = sealed_make(gpus[i].unhooked_bytes);
     gpu->cores_percent = sealed_make(gpus[i].cores_percent);
+    struct limits_share *share = &file.page.share[i];
+    if (gpus[i].physical_bytes != 0) share->physical_bytes = sealed_make(gpus[i].physical_bytes);
+    if (gpus[i].compute_policy != 0) share->compute_policy = sealed_make(gpus[i].compute_policy);
   }
   file.page.checksum = page_checksum(&file.page);
   return os_publish(path, &file, sizeof file, sizeof file, mode);
@@ -95,11 +109,14 @@ int limits_read(const char *path, struct vc_limits *out) {
     out->gpu[i].memory_bytes = sealed_value(page.gpu[i].memory_bytes);
     out->gpu[i].unhooked_bytes = sealed_value(page.gpu[i].unhooked_bytes);
     out->gpu[i].cores_percent = (uint32_t)sealed_value(page.gpu[i].cores_percent);
+    out->gpu[i].physical_bytes = sealed_or(page.share[i].physical_bytes, 0);
+    out->gpu[i].compute_policy = (uint32_t)sealed_or(page.share[i].compute_policy, 0);
   }
   return VC_OK;
 }
 
-static int change(const char *path, const uint8_t uuid[16], size_t field, uint64_t value) {
+/* Stores VALUE in the word that lies FIELD bytes into GPU 0's entry, STRIDE apart from one GPU's to the next. */
+static int change_at(const char *path, const uint8_t uuid[16], size_t field, size_t stride, uint64_t value) {
   struct os_file file;
   void *address;
   int status = os_open(path, 1, &file);
@@ -112,13 +129,21 @@ static int change(const char *path, const uint8_t uuid[16], size_t field, uint64
   if (status == VC_OK) status = VC_ENOENT;
   for (uint32_t i = 0; status == VC_ENOENT && i < page->gpu_count; i++) {
     if (memcmp(page->gpu[i].uuid, uuid, 16) != 0) continue;
-    sealed_t *word = (sealed_t *)(void *)((char *)&page->gpu[i] + field);
+    sealed_t *word = (sealed_t *)(void *)((char *)page + field + i * stride);
     atomic_store_explicit(word, sealed_make(value), memory_order_release);
     atomic_fetch_add_explicit(&page->changes, 1, memory_order_release);
     status = VC_OK;
   }
   os_unmap(address, LIMITS_BYTES);
   return status;
+}
+
+static int change(const char *path, const uint8_t uuid[16], size_t field, uint64_t value) {
+  return change_at(path, uuid, offsetof(struct limits_page, gpu) + field, sizeof(struct limits_gpu), value);
+}
+
+static int change_share(const char *path, const uint8_t uuid[16], size_t field, uint64_t value) {
+  return change_at(path, uuid, offsetof(struct limits_page, share) + field, sizeof(struct limits_share), value);
 }
 
 int limits_set_memory(const char *path, const uint8_t uuid[16], uint64_t bytes) {
@@ -134,4 +159,29 @@ int limits_set_unhooked(const char *path, const uint8_t uuid[16], uint64_t bytes
 int limits_set_cores(const char *path, const uint8_t uuid[16], uint32_t percent) {
   if (percent > 100) return VC_EINVAL;
   return change(path, uuid, offsetof(struct limits_gpu, cores_percent), percent);
+}
+
+int limits_set_physical(const char *path, const uint8_t uuid[16], uint64_t bytes) {
+  if (bytes == 0 || bytes > VC_MAX_BYTES) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, physical_bytes), bytes);
+}
+
+int limits_set_compute(const char *path, const uint8_t uuid[16], uint32_t policy) {
+  if (policy > VC_COMPUTE_MAX) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, compute_policy), policy);
+}
+
+int limits_set_granted(const char *path, const uint8_t uuid[16], uint32_t permille) {
+  if (permille > 1000) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, granted_permille), permille);
+}
+
+int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microseconds) {
+  if (microseconds > SEALED_VALUE_MASK) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, credit_us), microseconds);
+}
+
+int limits_set_turn(const char *path, const uint8_t uuid[16], uint64_t turn) {
+  if (turn > SEALED_VALUE_MASK) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, turn), turn);
 }

@@ -5,6 +5,7 @@
 #define VC_SHM_LIMITS_LAYOUT_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "shm.h"
@@ -27,6 +28,17 @@ struct limits_gpu {
   uint64_t reserved1[2];
 };
 
+/* What became possible later, for each GPU at the same index: words that are 0, which is never valid, were written by an
+ * agent that does not know them and mean "unset". Live, except that nothing here can widen memory_bytes. */
+struct limits_share {
+  sealed_t physical_bytes; /* of memory_bytes at most so much on the card, the rest in host memory; unset: all of it */
+  sealed_t compute_policy; /* VC_COMPUTE_... and a weight */
+  sealed_t granted_permille; /* of the GPU's time at this moment: cores_percent and what is lent; unset: cores_percent */
+  sealed_t credit_us;      /* of busy time that the container was charged while others had the card, ever since */
+  sealed_t turn;           /* whose turn it is on a card that is given to one container at a time; unset: everybody's */
+  uint64_t reserved[3];
+};
+
 struct limits_page {
   char magic[8];
   uint32_t version;
@@ -38,10 +50,13 @@ struct limits_page {
   _Atomic uint64_t changes;
   uint64_t reserved1;
   struct limits_gpu gpu[VC_MAX_GPUS];
+  struct limits_share share[VC_MAX_GPUS];
 };
 
 _Static_assert(sizeof(struct limits_gpu) == 64, "one cache line per GPU");
-_Static_assert(sizeof(struct limits_page) == 64 + 64 * VC_MAX_GPUS, "no hidden padding");
+_Static_assert(sizeof(struct limits_share) == 64, "and one more");
+_Static_assert(offsetof(struct limits_page, share) == 64 + 64 * VC_MAX_GPUS, "where old pages have zeros");
+_Static_assert(sizeof(struct limits_page) == 64 + 128 * VC_MAX_GPUS, "no hidden padding");
 _Static_assert(sizeof(struct limits_page) <= LIMITS_BYTES, "the page holds it");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a live change is one store");
 
@@ -57,6 +72,11 @@ static inline uint64_t sealed_make(uint64_t value) {
 static inline uint64_t sealed_value(uint64_t word) { return word & SEALED_VALUE_MASK; }
 
 static inline int sealed_is_valid(uint64_t word) { return word == sealed_make(word); }
+
+/* Of a word of limits_share: OTHERWISE when nobody has written it. */
+static inline uint64_t sealed_or(uint64_t word, uint64_t otherwise) {
+  return sealed_is_valid(word) ? sealed_value(word) : otherwise;
+}
 
 /* Whether a page or a ledger can be made for these: 1 to VC_MAX_GPUS, all different, values in range. */
 int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count);

@@ -16,9 +16,16 @@ struct vc_gpu_limit {
   uint64_t unhooked_bytes; /* seen by NVML beyond what the ledger declares (contexts, code, graphics); counts as used */
   uint32_t cores_percent;  /* share of the GPU's time, 1..100; 0: no compute limit */
   uint32_t flags;          /* VC_GPU_… */
+  uint64_t physical_bytes; /* of memory_bytes so much at most in the card's own memory; 0: all of it */
+  uint32_t compute_policy; /* VC_COMPUTE_… and the weight */
+  uint32_t reserved;
 };
 
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
+
+/* How a compute share is meant. ELASTIC: idle time of others may be used. The weight, above the flags, says in which
+ * proportion idle time is lent: 0 means 1. */
+enum { VC_COMPUTE_ELASTIC = 1, VC_COMPUTE_WEIGHT_SHIFT = 8, VC_COMPUTE_MAX = 65535 };
 
 struct vc_limits {
   uint32_t version;
@@ -37,6 +44,12 @@ int limits_read(const char *path, struct vc_limits *out);
 int limits_set_memory(const char *path, const uint8_t uuid[16], uint64_t bytes);
 int limits_set_unhooked(const char *path, const uint8_t uuid[16], uint64_t bytes);
 int limits_set_cores(const char *path, const uint8_t uuid[16], uint32_t percent);
+int limits_set_physical(const char *path, const uint8_t uuid[16], uint64_t bytes);
+int limits_set_compute(const char *path, const uint8_t uuid[16], uint32_t policy);
+/* What the node's arbiter decides: permille of the GPU's time now, microseconds given back, whose turn it is. */
+int limits_set_granted(const char *path, const uint8_t uuid[16], uint32_t permille);
+int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microseconds);
+int limits_set_turn(const char *path, const uint8_t uuid[16], uint64_t turn);
 
 struct vc_ledger_info {
   uint32_t version;

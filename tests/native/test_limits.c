@@ -65,6 +65,67 @@ TEST(limits_live_changes) {
   CHECK_EQ(limits_set_memory(test_path("none"), two[0].uuid, 1), VC_ENOENT);
 }
 
+/* The words of an agent that knows more: unset in a page that an older one made, and changed like the others. */
+TEST(limits_share_words) {
+  uint8_t bytes[LIMITS_BYTES];
+  struct vc_limits page;
+  struct vc_gpu_limit gpus[2] = {two[0], two[1]};
+  const char *path = test_path("limits");
+  gpus[1].physical_bytes = 8ull << 30;
+  gpus[1].compute_policy = VC_COMPUTE_ELASTIC | 7u << VC_COMPUTE_WEIGHT_SHIFT;
+  CHECK_EQ(limits_create(path, id, gpus, 2, 0644), VC_OK);
+  CHECK_EQ(limits_read(path, &page), VC_OK);
+  CHECK_EQ(page.gpu[0].physical_bytes, 0);
+  CHECK_EQ(page.gpu[1].physical_bytes, 8ll << 30);
+  CHECK_EQ(page.gpu[1].compute_policy, gpus[1].compute_policy);
+  load(path, bytes, sizeof bytes);
+  const struct limits_share *share = ((const struct limits_page *)(const void *)bytes)->share;
+  for (size_t i = 0; i < sizeof *share; i++) CHECK_EQ(((const uint8_t *)share)[i], 0);
+
+  CHECK_EQ(limits_set_physical(path, gpus[0].uuid, 1ull << 30), VC_OK);
+  CHECK_EQ(limits_set_compute(path, gpus[0].uuid, VC_COMPUTE_ELASTIC), VC_OK);
+  CHECK_EQ(limits_set_granted(path, gpus[0].uuid, 999), VC_OK);
+  CHECK_EQ(limits_set_credit(path, gpus[0].uuid, 123456789), VC_OK);
+  CHECK_EQ(limits_set_turn(path, gpus[0].uuid, 5), VC_OK);
+  CHECK_EQ(limits_read(path, &page), VC_OK);
+  CHECK_EQ(page.changes, 5);
+  CHECK_EQ(page.gpu[0].physical_bytes, 1ll << 30);
+  CHECK_EQ(page.gpu[0].compute_policy, VC_COMPUTE_ELASTIC);
+  load(path, bytes, sizeof bytes);
+  CHECK_EQ(sealed_or(share->granted_permille, 1), 999);
+  CHECK_EQ(sealed_or(share->credit_us, 1), 123456789);
+  CHECK_EQ(sealed_or(share->turn, 1), 5);
+  CHECK_EQ(sealed_or(share[1].turn, 1), 1);
+
+  gpus[0].physical_bytes = gpus[0].memory_bytes + 1;
+  CHECK_EQ(limits_create(test_path("other"), id, gpus, 2, 0644), VC_EINVAL);
+  CHECK_EQ(limits_set_physical(path, gpus[0].uuid, 0), VC_EINVAL);
+  CHECK_EQ(limits_set_granted(path, gpus[0].uuid, 1001), VC_EINVAL);
+  CHECK_EQ(limits_set_compute(path, gpus[0].uuid, VC_COMPUTE_MAX + 1), VC_EINVAL);
+  CHECK_EQ(limits_set_credit(path, gpus[0].uuid, UINT64_MAX), VC_EINVAL);
+}
+
+/* Every flipped bit of them is noticed too. */
+TEST(limits_share_flipped_bits) {
+  uint8_t bytes[LIMITS_BYTES];
+  struct vc_limits page;
+  const char *path = test_path("limits");
+  CHECK_EQ(limits_create(path, id, two, 2, 0644), VC_OK);
+  CHECK_EQ(limits_set_physical(path, two[0].uuid, 3ull << 30), VC_OK);
+  CHECK_EQ(limits_set_compute(path, two[0].uuid, 0), VC_OK);
+  CHECK_EQ(limits_set_granted(path, two[0].uuid, 1), VC_OK);
+  CHECK_EQ(limits_set_credit(path, two[0].uuid, 77), VC_OK);
+  CHECK_EQ(limits_set_turn(path, two[0].uuid, 2), VC_OK);
+  load(path, bytes, sizeof bytes);
+  size_t first = offsetof(struct limits_page, share);
+  for (size_t bit = first * 8; bit < (first + offsetof(struct limits_share, reserved)) * 8; bit++) {
+    bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+    store(path, bytes, sizeof bytes);
+    CHECK_EQ(limits_read(path, &page), VC_ECORRUPT);
+    bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+  }
+}
+
 /* Every single flipped bit of what matters is noticed; only reserved bytes and the change counter may differ. */
 TEST(limits_every_flipped_bit) {
   uint8_t bytes[LIMITS_BYTES];

@@ -68,6 +68,28 @@ def test_live_changes(tmp_path: Path, gpus: list[vcuda.GpuLimit]) -> None:
     assert path.stat().st_ino == inode
 
 
+def test_the_words_of_later_agents(tmp_path: Path) -> None:
+    path = tmp_path / "limits"
+    vcuda.create_limits(path, IDENTITY, [vcuda.GpuLimit(GPU_A, 8 << 30)])
+    vcuda.set_physical_limit(path, GPU_A, 5 << 30)
+    vcuda.set_compute_policy(path, GPU_A, 0x301)
+    vcuda.set_granted(path, GPU_A, 1000)
+    vcuda.set_credit(path, GPU_A, (1 << 48) - 1)
+    vcuda.set_turn(path, GPU_A, 9)
+    page = vcuda.read_limits(path)
+    assert page.gpus == (vcuda.GpuLimit(GPU_A, 8 << 30, physical_bytes=5 << 30, compute_policy=0x301),)
+    assert page.changes == 5
+    for setter, value in (
+        (vcuda.set_physical_limit, 0),
+        (vcuda.set_compute_policy, 1 << 16),
+        (vcuda.set_granted, 1001),
+        (vcuda.set_credit, 1 << 48),
+        (vcuda.set_turn, -1),
+    ):
+        with pytest.raises(errors.InvalidArgumentError):
+            setter(path, GPU_A, value)
+
+
 @pytest.mark.parametrize("value", [0, -1, TOP + 1, 1 << 64])
 def test_a_limit_without_sense_changes_nothing(
     tmp_path: Path, gpus: list[vcuda.GpuLimit], value: int
