@@ -236,6 +236,8 @@ def test_limits(run: Callable[..., subprocess.CompletedProcess[str]], quota: Cal
         "memory_bytes": 12 << 30,
         "cores_percent": 0,
         "unhooked_bytes": 0,
+        "physical_bytes": 0,
+        "compute_policy": 0,
     }
 
 
