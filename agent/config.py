@@ -44,6 +44,7 @@ class Config:
     resource: str
     slice_bytes: int
     inventory: str
+    without_gpus: str
     visible_devices: str
     placement: str
     poll_interval: float
@@ -182,6 +183,8 @@ FIELDS: tuple[Field, ...] = (
     Field("slice", "slice_bytes", "SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit of the resource"),
     Field("inventory", "inventory", "FILE|nvml", _inventory, "nvml",
           "where GPUs come from: the NVIDIA driver, or a file that lists them"),
+    Field("without-gpus", "without_gpus", "wait|exit", _choice("wait", "exit"), "wait",
+          "what to do on a node on which NVML finds no GPU: wait until it does, or end with exit code 3"),
     Field("visible-devices", "visible_devices", "env|cdi", _choice("env", "cdi"), "env",
           "how the runtime is told which GPUs to mount: NVIDIA_VISIBLE_DEVICES or CDI device names"),
     Field("placement", "placement", "NAME", _choice("gaia", "best-effort", "max-sum", "binpack", "spread"), "gaia",

@@ -1,13 +1,15 @@
-"""NUMA nodes of PCI devices, and their CPUs, from sysfs. The root is an argument: a recorded tree serves as a test."""
+"""PCI devices, their NUMA nodes and CPUs, from sysfs. The root is an argument: a recorded tree serves as a test."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-__all__ = ["SYSFS", "node_cpus", "numa_node"]
+__all__ = ["SYSFS", "driver_loaded", "node_cpus", "numa_node", "nvidia_cards"]
 
 SYSFS = Path("/sys")
+_NVIDIA = "0x10de"
+_CARDS = ("0x0300", "0x0302")  # PCI classes: a display controller, and one without a display
 _BUS_ID = re.compile(r"(?P<domain>[0-9A-Fa-f]{4,8}):(?P<rest>[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 
 
@@ -38,3 +40,29 @@ def node_cpus(node: int, root: Path = SYSFS) -> frozenset[int]:
         return frozenset(found)
     except (OSError, ValueError):
         return frozenset()
+
+
+def nvidia_cards(root: Path = SYSFS) -> tuple[str, ...]:
+    """Bus ids of NVIDIA's GPUs on the PCI bus, whether a driver knows them or not. Works without privilege."""
+    devices = root / "bus/pci/devices"
+    try:
+        names = sorted(path.name for path in devices.iterdir())
+    except OSError:
+        return ()
+    return tuple(
+        name
+        for name in names
+        if _line(devices / name / "vendor") == _NVIDIA and _line(devices / name / "class")[:6] in _CARDS
+    )
+
+
+def driver_loaded(root: Path = SYSFS) -> bool:
+    """Whether the kernel has NVIDIA's module. A container sees that too, where it does not see the driver's files."""
+    return (root / "module/nvidia").is_dir()
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip().lower()
+    except (OSError, ValueError):
+        return ""

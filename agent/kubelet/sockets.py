@@ -8,6 +8,7 @@ notification misses on some bind mounts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from agent.errors import SocketError
 
-__all__ = ["Identity", "check_free", "hidden_name", "identify", "remove_if_same", "sweep"]
+__all__ = ["Identity", "check_free", "hidden_name", "identify", "remove_dead", "remove_if_same", "sweep"]
 
 _HIDDEN = ".gs-"
 
@@ -68,6 +69,13 @@ def sweep(directory: Path) -> None:
     for path in directory.glob(_HIDDEN + "*"):
         if identify(path) and not _answers(path):
             path.unlink(missing_ok=True)
+
+
+def remove_dead(path: Path) -> None:
+    """Removes the socket at PATH when nobody answers there, as a killed agent leaves it."""
+    if identify(path) and not _answers(path):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def remove_if_same(path: Path, mine: Identity | None) -> None:

@@ -19,9 +19,10 @@ import vcuda
 from agent import units
 from agent.config import Config
 from agent.discovery.source import Inventory
-from agent.errors import GigasliceError
+from agent.errors import GigasliceError, MissingError
 from agent.kube import find_access
 from agent.kubelet.podresources import PodResourcesClient
+from agent.roles.waiting import look_at_bus
 from vcuda.doctor import Finding, check_locks
 
 __all__ = ["as_lines", "examine"]
@@ -55,6 +56,17 @@ def as_lines(findings: Iterator[Finding]) -> Iterator[tuple[Finding, str]]:
 def _check_gpus(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
     try:
         inventory = look(config)
+    except MissingError as error:
+        bus = look_at_bus(config.sysfs)
+        if bus.cards:
+            yield Finding("fail", "GPUs", f"{len(bus.cards)} NVIDIA GPUs are on the PCI bus, but {error}")
+        elif config.without_gpus == "wait":
+            yield Finding(
+                "warn", "GPUs", f"the agent would wait for GPUs: none is on the PCI bus, and {error}"
+            )
+        else:
+            yield Finding("fail", "GPUs", str(error))
+        return
     except GigasliceError as error:
         yield Finding("fail", "GPUs", str(error))
         return

@@ -24,11 +24,11 @@ from agent.control.server import ControlServer
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
-from agent.errors import ConfigError
+from agent.errors import ConfigError, MissingError
 from agent.health.keeper import Keeper
 from agent.kube import KubeCluster, NoCluster, find_access
 from agent.kube.wire import Api
-from agent.kubelet import translate
+from agent.kubelet import sockets, translate
 from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.measured import MeasuredPlugin
@@ -44,6 +44,7 @@ from agent.roles.measures import Measures
 from agent.roles.news import card_news
 from agent.roles.providers import host, run_beside
 from agent.roles.supervise import run_together
+from agent.roles.waiting import Wait, look_at_bus
 from agent.state.measurer import Measurer
 from agent.state.store import Store
 from agent.telemetry import logs
@@ -60,10 +61,13 @@ def run(config: Config) -> None:
     """Runs the agent until SIGTERM or SIGINT. Raises a GigasliceError, or a vcuda error, that says why it cannot."""
     logs.set_up(config.log_level, config.log_format)
     log = logs.get_logger("node")
-    source = _source(config)
+    found = _find(config)
+    if found is None:
+        log.info("stopped")
+        return
+    source, inventory = found
     store = Store(config.state_dir)
     try:
-        inventory = source.scan()
         _check_list_fits(inventory, config)
         log.info("starting", version=vcuda.__version__, resource=config.resource, inventory=config.inventory)
         for sentence in config.warnings:
@@ -94,6 +98,36 @@ def look(config: Config) -> Inventory:
         return source.scan()
     finally:
         source.close()
+
+
+def _find(config: Config) -> tuple[Source, Inventory] | None:
+    """The GPUs and their source, after waiting for them where that is wanted; None when asked to end meanwhile."""
+
+    def scan() -> tuple[Source, Inventory]:
+        source = _source(config)  # a driver that has changed is opened anew
+        try:
+            return source, source.scan()
+        except BaseException:
+            source.close()
+            raise
+
+    try:
+        return scan()
+    except MissingError as error:
+        if config.without_gpus == "exit" or config.inventory != "nvml":
+            raise
+        sockets.remove_dead(
+            config.kubelet_dir / config.socket_name
+        )  # else who looks there takes it for a fault
+        wait = Wait(
+            scan,
+            lambda: look_at_bus(config.sysfs),
+            interval=config.scan_interval,
+            address=config.metrics_address,
+            node=config.node_name or platform.node().lower(),
+            resource=config.resource,
+        )
+        return wait.until_found(error)
 
 
 def _source(config: Config) -> Source:

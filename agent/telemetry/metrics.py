@@ -67,6 +67,8 @@ METRICS = (
     Row("gigaslice_gpu_uncorrectable_errors", "gauge", _GPU,
         "uncorrectable memory errors since the card's last reset"),
     Row("gigaslice_foreign_bytes", "gauge", _GPU, "memory of the card that processes in no container of ours hold"),
+    Row("gigaslice_waiting_for_gpus", "gauge", ("reason",),
+        "1 while there is nothing to serve: no-gpu, or gpu-unusable for cards the driver does not show; else missing"),
     Row("gigaslice_kubelet_registered", "gauge", (), "1 while the kubelet watches the device list"),
     Row("gigaslice_kubelet_registrations_total", "counter", (),
         "device list streams that the kubelet has opened; each registration begins with one"),

@@ -32,3 +32,20 @@ def root(tmp_path):
 )
 def test_numa_node(root, bus_id, node):
     assert sysfs.numa_node(bus_id, root) == node
+
+
+def test_cards_are_seen_without_their_driver(root):
+    for name, vendor, kind in (
+        ("0000:3b:00.0", "0x10de\n", "0x030200\n"),
+        ("0000:3c:00.0", "0x10DE\n", "0x030000\n"),
+        ("000a:3b:00.0", "0x10de\n", "0x040300\n"),  # the card's sound
+        ("0000:3d:00.0", "0x1af4\n", "0x030000\n"),
+    ):
+        (root / "bus/pci/devices" / name / "vendor").write_text(vendor)
+        (root / "bus/pci/devices" / name / "class").write_text(kind)
+    (root / "bus/pci/devices/odd").mkdir()
+    assert sysfs.nvidia_cards(root) == ("0000:3b:00.0", "0000:3c:00.0")
+    assert sysfs.nvidia_cards(root / "nowhere") == ()
+    assert not sysfs.driver_loaded(root)
+    (root / "module/nvidia").mkdir(parents=True)
+    assert sysfs.driver_loaded(root)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,13 @@ import pytest
 import yaml
 
 from agent import config
+from tests.fakes.kubelet import FakeKubelet
 from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "gigaslice"
+DEFAULTS = config.load({}, {})
+GPUS = "gpus: [{uuid: GPU-00000000-0000-4000-8000-000000000000, model: A, memory: 24GiB}]\n"
 Documents = dict[str, dict[str, Any]]
 
 
@@ -130,3 +138,78 @@ def test_the_port_of_metrics_follows_the_setting():
     assert port["containerPort"] == 9000
     silent = node(rendered("--set", "settings.metricsAddress=off"))
     assert "ports" not in silent and "readinessProbe" not in silent
+    private = node(rendered("--set", "settings.metricsAddress=127.0.0.1:9000"))
+    assert "ports" in private and "readinessProbe" not in private, "the kubelet asks the pod's address"
+
+
+@pytest.mark.parametrize(
+    "words", [["--set-string", "settings.bindCpus=on"], ["--set", "extraArgs={--bind-cpus=on}"]], ids=str
+)
+def test_the_capability_for_cpus_comes_with_their_binding_alone(words):
+    assert node(rendered(*words))["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE", "SYS_NICE"]
+    without = node(rendered("--set-string", "settings.bindCpus=off"))
+    assert without["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE"]
+
+
+# --- the probe where metrics are off ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exec_probe() -> list[str]:
+    """The command of both probes of a chart without metrics."""
+    documents = rendered("--set", "settings.metricsAddress=off")
+    kubernetes_validate.validate(documents["DaemonSet"], kubernetes_validate.latest_version(), strict=True)
+    startup, liveness = (node(documents)[name] for name in ("startupProbe", "livenessProbe"))
+    assert startup["exec"] == liveness["exec"]
+    assert (startup["periodSeconds"], startup["failureThreshold"]) == (2, 30)
+    assert (liveness["periodSeconds"], liveness["failureThreshold"]) == (30, 3)
+    command: list[str] = liveness["exec"]["command"]
+    assert "timeout=5)" in command[2] and liveness["timeoutSeconds"] > 5
+    assert (command[0], command[-1]) == ("python", str(DEFAULTS.kubelet_dir / DEFAULTS.socket_name))
+    return command
+
+
+def probe(command: list[str], socket: Path, seconds: float = 5) -> int:
+    """Runs the probe's own command, with our interpreter and that socket."""
+    words = [sys.executable, *command[1:-1], str(socket)]
+    words = [part.replace("timeout=5", f"timeout={seconds}") for part in words]
+    return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A node agent that a kubelet stand-in has registered, and its socket."""
+    # /tmp and a short name: the path of a unix socket may have 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name,
+        FakeKubelet(Path(name) / "k") as kubelet,
+    ):
+        folder = Path(name)
+        inventory = folder / "gpus.yaml"
+        inventory.write_text(GPUS)
+        flags = f"""--inventory {inventory} --state-dir {folder / "state"} --log-level error --metrics-address off
+            --kubelet-dir {kubelet.plugin_directory} --pod-resources {kubelet.pod_resources_socket}"""
+        agent = subprocess.Popen([sys.executable, "-m", "agent", "node", *shlex.split(flags)], cwd=ROOT)
+        try:
+            deadline = time.monotonic() + 60
+            while not kubelet.allocatable().get(DEFAULTS.resource):
+                assert agent.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            yield agent, kubelet.plugin_directory / DEFAULTS.socket_name
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+def test_the_probe_tells_a_living_agent_from_a_dead_one(exec_probe, running):
+    agent, socket = running
+    assert probe(exec_probe, socket, 30) == 0
+    agent.send_signal(signal.SIGSTOP)
+    assert probe(exec_probe, socket, 0.5) != 0, "an agent that does not answer"
+    agent.send_signal(signal.SIGCONT)
+    assert probe(exec_probe, socket, 30) == 0
+    agent.kill()
+    agent.wait()
+    assert socket.is_socket(), "a killed agent leaves its socket"
+    assert probe(exec_probe, socket) != 0
+    assert probe(exec_probe, socket.with_name("nothing")) == 0, "one that waits for GPUs has no socket"

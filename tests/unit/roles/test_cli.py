@@ -73,7 +73,7 @@ def test_no_driver_is_a_missing_environment(run, tmp_path, monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    code, _, lines = run("node", "--state-dir", str(tmp_path / "state"))
+    code, _, lines = run("node", "--without-gpus", "exit", "--state-dir", str(tmp_path / "state"))
     assert code == 3
     assert len(lines) == 1
     assert "--inventory FILE" in lines[0]

@@ -59,11 +59,21 @@ def test_a_node_without_a_kubelet_where_it_was_looked_for(settings, tmp_path):
     assert (found["kubelet"].level, "refused" in found["kubelet"].text) == ("fail", True)
 
 
-def test_no_driver_and_a_sick_card(settings):
+def test_no_driver_and_a_sick_card(settings, tmp_path):
     def nothing(_):
         raise MissingError("no driver; install it")
 
-    assert findings(settings(), nothing)["GPUs"].text == "no driver; install it"
+    empty = str(tmp_path / "sys")
+    found = findings(settings(sysfs=empty, without_gpus="exit"), nothing)["GPUs"]
+    assert (found.level, found.text) == ("fail", "no driver; install it")
+    found = findings(settings(sysfs=empty), nothing)["GPUs"]
+    assert found.level == "warn" and "would wait for GPUs" in found.text
+    card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030200\n")
+    found = findings(settings(sysfs=empty), nothing)["GPUs"]
+    assert found.level == "fail" and "1 NVIDIA GPUs are on the PCI bus, but no driver" in found.text
     assert findings(settings(), lambda _: inventory(healthy=False))["GPU 0"].level == "warn"
 
 
