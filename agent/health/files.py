@@ -145,7 +145,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(
+        f".{path.name}.new"
+    )  # one writer each: the agent, or whoever has the cordons' lock
     try:
         with fresh.open("w", encoding="utf-8") as file:
             json.dump({"version": _VERSION, **content}, file, indent=1)

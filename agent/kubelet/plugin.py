@@ -22,7 +22,7 @@ from agent.kubelet.allocator import Allocator, ImpossibleError
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.servicer import Servicer
 from agent.kubelet.whose import Verdict, owner_of
-from agent.model import Pod
+from agent.model import Pod, gpu_tokens
 from agent.providers.provider import Answer, NotYetError, Provider, RefusedError
 from agent.state.records import Grant
 from agent.state.store import Store
@@ -68,6 +68,7 @@ class DevicePlugin(Servicer, Provider):
         self._evicted: set[str] = set()
         self._withheld: frozenset[str] = frozenset()
         self._taken_whole: frozenset[str] = frozenset()
+        self._recordable = True
 
     async def set_inventory(self, inventory: Inventory) -> None:
         """Makes INVENTORY the present one and sends it to every open stream."""
@@ -86,9 +87,20 @@ class DevicePlugin(Servicer, Provider):
             self._taken_whole = tokens
             await self.changed()
 
+    async def set_recordable(self, recordable: bool) -> None:
+        """Whether an allocation could be recorded now; while not, every token is shown as not to be had.
+
+        Those of running containers too, as with a sick card: the scheduler knows that they are free before we do.
+        """
+        self._recordable = recordable
+        await self.changed()
+
     def listed(self) -> api.ListAndWatchResponse:
         """Every slice of every card."""
-        return translate.device_list(self._allocator.inventory, self._withheld | self._taken_whole)
+        withheld = self._withheld | self._taken_whole
+        if not self._recordable:
+            withheld = frozenset(token for gpu in self._allocator.inventory.gpus for token in gpu_tokens(gpu))
+        return translate.device_list(self._allocator.inventory, withheld)
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Tokens of the cards that placement would choose."""

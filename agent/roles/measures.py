@@ -10,6 +10,7 @@ from agent.kubelet.plugin import DevicePlugin
 from agent.state.ledgers import Reading
 from agent.state.measurer import Measured, Measurer
 from agent.state.records import Grant
+from agent.state.room import Room
 from agent.state.store import Store
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import Values
@@ -33,6 +34,7 @@ class Measures:
         measurer: Measurer,
         auditor: Auditor,
         counters: Counters,
+        room: Room,
     ) -> None:
         self._resource = resource
         self._store = store
@@ -42,6 +44,7 @@ class Measures:
         self._measurer = measurer
         self._auditor = auditor
         self._counters = counters
+        self._room = room
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
@@ -119,4 +122,5 @@ class Measures:
         values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
         values.add("gigaslice_gate_waits_total", counters.gate_waits)
         values.add("gigaslice_overuse_evictions_total", counters.evictions)
+        values.add("gigaslice_state_usable", int(not self._room.problem))
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -46,6 +46,7 @@ from agent.roles.providers import host, run_beside
 from agent.roles.supervise import run_together
 from agent.roles.waiting import Wait, look_at_bus
 from agent.state.measurer import Measurer
+from agent.state.room import Room
 from agent.state.store import Store
 from agent.telemetry import logs
 from agent.telemetry.counters import Counters
@@ -254,6 +255,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     )
     limits.refresh(every=True)
     counters = plugin.counters = Counters()
+    room = Room(config.state_dir, plugin.set_recordable)
     auditor = Auditor(store, cluster, config.overuse, counters)
     measurer = Measurer(store, source, config.measure_interval, auditor)
     measures = Measures(
@@ -265,6 +267,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         measurer=measurer,
         auditor=auditor,
         counters=counters,
+        room=room,
     )
     node = config.node_name or platform.node().lower()
     exposition = Exposition(node, measures.collect)
@@ -285,6 +288,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "poller": poller.run(),
             "cluster": cluster.run(),
             "limits": limits.run(),
+            "room": room.run(),
             "control": ControlServer(store, limits).run(),
             "measurer": measurer.run(),
             "http": Server(config.metrics_address, exposition.prepare, measures.unready).run(),

@@ -123,7 +123,7 @@ class AllocationDirs:
         target = self.path(grant.id) / _GRANT_FILE
         fresh = target.with_name(target.name + ".new")
         try:
-            fresh.unlink(missing_ok=True)
+            fresh.unlink(missing_ok=True)  # of an agent that was killed
             _write(fresh, codec.encode_grant(grant), 0o600)
             fresh.replace(target)
         except OSError as error:
@@ -179,7 +179,9 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(fd, mode)
-        os.write(fd, data)
+        view = memoryview(data)
+        while view:  # a disk that becomes full takes a part, and says so at the next attempt
+            view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
 

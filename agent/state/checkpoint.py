@@ -9,6 +9,7 @@ What is in the file is the business of `codec`; what to do when both are damaged
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass
@@ -40,13 +41,20 @@ class CheckpointFile:
         self._new = path.with_name(path.name + ".new")
 
     def save(self, book: Book) -> None:
-        """Replaces the file by BOOK. Raises StorageError; one of the two files is then as it was."""
+        """Replaces the file by BOOK. Raises StorageError; one of the two files is then as it was.
+
+        Giving up allocations is what makes room on a full disk, and has to be written first: there the predecessor
+        goes.
+        """
+        data = codec.encode_book(book)
         try:
-            fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                _write_all(fd, codec.encode_book(book))
-            finally:
-                os.close(fd)
+                self._write(data)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._path.exists():
+                    raise
+                self._previous.unlink(missing_ok=True)
+                self._write(data)
             self._rotate()
         except OSError as error:
             raise StorageError(
@@ -105,6 +113,13 @@ class CheckpointFile:
         if damage:
             raise damage
         return Book()
+
+    def _write(self, data: bytes) -> None:
+        fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
 
     def _rotate(self) -> None:
         """Gives the three files their new names; at any moment there is a complete one under one of the two names.

@@ -6,6 +6,7 @@ killed agent is no obstacle.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -35,7 +36,9 @@ class LockFile:
                 f"no permission to write {self._path}; run as the user who owns it, or root"
             ) from error
         except OSError as error:
-            raise StorageError(f"cannot open the lock file {self._path}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot open the lock file {self._path}: {error.strerror}; the directory must be writable"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -43,9 +46,10 @@ class LockFile:
             os.close(fd)
             who = f"process {holder}" if holder.isdigit() else "another process"
             raise LockedError(f"{self._what} is served by {who} already; stop that one first") from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
         self._fd = fd
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def release(self) -> None:
         """Gives the lock back. The file stays: removing it would let two holders lock two files of one name."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ParamSpec
 
 import vcuda
 from agent.errors import MissingError, StorageError
@@ -26,6 +27,8 @@ from agent.state.records import Book, Grant
 from agent.telemetry.logs import get_logger
 
 __all__ = ["Store", "read_only"]
+
+_P = ParamSpec("_P")
 
 CHECKPOINT, ALLOCATIONS, LIBRARIES, LOCK = "checkpoint.json", "allocations", "lib", "lock"
 
@@ -73,6 +76,8 @@ class Store:
                 f"cannot create the state directory {self.state_dir}: {error.strerror}; choose another with --state-dir"
             ) from error
         self._lock.acquire()
+        for left in self.library_dir.glob(".libvcuda-*"):  # by an agent that was killed while it copied
+            left.unlink(missing_ok=True)
         self.library = vcuda.install_library(self.library_dir, self._source).name
         self.dirs.prepare()
         self._load()
@@ -107,7 +112,7 @@ class Store:
     def resize(self, grant: Grant) -> None:
         """Records a grant whose limits were changed, in the book and then in its directory. Raises StorageError."""
         self.update(self._book.replaced([grant]))
-        self.dirs.write_grant(grant)
+        self._copy("allocation", self.dirs.write_grant, grant)
 
     def sync(self) -> None:
         """Returns when the book is on the disk, safe from a power failure. May run in another thread."""
@@ -118,7 +123,7 @@ class Store:
         self.update(review.book)
         for grant in review.learned:
             if grant.container:
-                self.dirs.write_owner(grant.id, grant.container)
+                self._copy("owner", self.dirs.write_owner, grant.id, grant.container)
                 self._log.info("container known", allocation=grant.id, container=str(grant.container))
         for grant in review.adopted:
             self._log.warning(
@@ -129,7 +134,7 @@ class Store:
             self._recreate(grant)
         for grant in review.released:
             self._log.info("released", allocation=grant.id, container=grant.name)
-            self.dirs.remove(grant.id)
+            self._copy("directory", self.dirs.remove, grant.id)
 
     def ensure(self, grant: Grant) -> None:
         """Makes sure that the grant's container can start: rebuilds what a power failure or a person has damaged.
@@ -190,14 +195,22 @@ class Store:
             self._log.warning(
                 "directory is no allocation of this agent; left alone", path=str(self.dirs.path(name))
             )
-        self._checkpoint.save(found.book)
+        if found.book != loaded.book:
+            self._checkpoint.save(found.book)  # else nothing is written: an agent starts on a full disk, too
         self._book = found.book
         for grant in found.book.grants:
             self._recreate(grant)
             known = directories.get(grant.id)
             if known is not None and known.resizes != grant.resizes:
-                self.dirs.write_grant(grant)
+                self._copy("allocation", self.dirs.write_grant, grant)
         self._log.info("state loaded", path=str(self.state_dir), allocations=len(found.book.grants))
+
+    def _copy(self, what: str, write: Callable[_P, None], *arguments: _P.args, **more: _P.kwargs) -> None:
+        """Brings a directory into line with the book, which counts: where that fails, the next start does it."""
+        try:
+            write(*arguments, **more)
+        except StorageError as error:
+            self._log.warning("allocation directory lags behind the book", what=what, detail=str(error))
 
     def _recreate(self, grant: Grant) -> None:
         """Makes a directory that is missing altogether. A damaged one may be mounted: it waits for `ensure`."""

@@ -76,6 +76,8 @@ METRICS = (
     Row("gigaslice_allocate_failures_total", "counter", (), "Allocate calls that failed their pods"),
     Row("gigaslice_gate_waits_total", "counter", (), "starts that the start gate has sent round again"),
     Row("gigaslice_overuse_evictions_total", "counter", (), "pods evicted for more memory than they may have"),
+    Row("gigaslice_state_usable", "gauge", (),
+        "0 while the state directory is full or read-only and nothing new is given out"),
     Row("gigaslice_build_info", "gauge", ("version", "resource"), "1, with the agent's version and its resource"),
 )  # fmt: skip
 """In the order in which they are shown."""
