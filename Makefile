@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-nvidia-smi test-runtimes proto fmt image clean help
+.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes proto fmt image clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -64,6 +64,9 @@ test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 
 
 test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
 	@PYTHON="$(PYTHON)" tests/gpu/run
+
+test-kills: all  ## a node agent killed some hundred times under load; KILLS=500, about ten minutes
+	$(PY) -m tests.integration.agent.storm --kills $(or $(KILLS),500)
 
 test-nvidia-smi: all fakedriver native-clients  ## download Debian's nvidia-smi packages, run them under the library
 	$(PY) -m tests.nvidia_smi.run

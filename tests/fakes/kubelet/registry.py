@@ -40,6 +40,9 @@ def extended_resource_name(name: str) -> bool:
     return bool(slash and not native and NAME.fullmatch(domain) and NAME.fullmatch(rest))
 
 
+_CLOSED = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+
+
 class EndpointError(Exception):
     """What the kubelet reports when a call to a plugin did not succeed."""
 
@@ -66,6 +69,8 @@ class Endpoint:
             return self._live().Allocate(request)
         except grpc.RpcError as error:
             raise EndpointError(go_text(error)) from error
+        except ValueError as error:
+            raise EndpointError(_CLOSED) from error
 
     def preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """The plugin's choice as it came, right or wrong; nothing when it does not offer the call."""
@@ -93,6 +98,8 @@ def _named(call: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise EndpointError(f"device plugin {call} rpc failed with err: {go_text(error)}") from error
+    except ValueError as error:  # of Python's client, for a channel that was closed a moment ago
+        raise EndpointError(f"device plugin {call} rpc failed with err: {_CLOSED}") from error
     except EndpointError as error:
         raise EndpointError(f"device plugin {call} rpc failed with err: {error}") from error
 

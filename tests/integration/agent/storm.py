@@ -1,0 +1,221 @@
+"""A node under load whose agent is killed again and again, whose kubelet restarts, and whose sockets are wiped.
+
+Pods come and go in a thread of their own. After each kill, while nobody can change anything, what is on disk is
+compared with what runs: every running container's allocation is in the book and whole, no card is promised twice, and
+no container was restarted or ended. `make test-kills` runs it for long and prints how long registrations took; the
+short form is a test (test_storm.py). Kills between two given system calls are the business of
+tests/unit/state/killing.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import vcuda
+from agent.state.store import read_only
+from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.integration.agent.conftest import (
+    QUICK,
+    RESOURCE,
+    AgentProcess,
+    allocation_dir,
+    inventory_text,
+    pod,
+    wait_until,
+)
+from vcuda import contract
+
+CARDS, GIB = 4, 1 << 30
+SLICES = 16
+_MOST_PODS = 12
+
+
+class Storm:
+    """Weather over NODE and AGENT."""
+
+    def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
+        self.node, self.agent, self.rng = node, agent, random.Random(seed)
+        self.kills = self.restarts = self.wipes = self.made = 0
+        self.registered: list[float] = []  # seconds from the kubelet's socket to its register call
+        self.started: list[float] = []  # from the start of the agent's process to the same
+        self.halt = threading.Event()
+        self.failure: BaseException | None = None
+        self._pods: list = []
+        self._pids: dict[str, int] = {}
+        self._refused: list[str] = []
+        self._kubelet = threading.RLock()  # held while there is none
+        self._load = threading.Thread(target=self._come_and_go, daemon=True)
+
+    def begin(self) -> None:
+        """Starts kubelet, agent and load."""
+        self.agent.inventory.write_text(inventory_text(CARDS, SLICES))
+        self.agent.flags["--log-level"] = "warning"
+        self.node.start()
+        self.agent.start()
+        self._load.start()
+
+    def blow(self, kills: int) -> None:
+        """Kills the agent so many times, and looks after each."""
+        for _ in range(kills):
+            self._something_else()
+            time.sleep(self.rng.random() ** 2 * 1.2)  # in the middle of its start, or at work
+            self.agent.kill()
+            self.kills += 1
+            self.check()
+            self._start()
+            if self.failure:
+                raise self.failure
+
+    def end(self) -> None:
+        """Ends load and pods; then everything must be free again, and be had."""
+        self.halt.set()
+        self._load.join(60)
+        assert not self._load.is_alive()
+        if self.failure:
+            raise self.failure
+        self._wait_registered()
+        for one in self._pods:
+            self.node.delete_pod(one)
+        wait_until(lambda: read_only(self.agent.state)[0].grants == (), "every allocation to be given up")
+        wait_until(lambda: list((self.agent.state / "allocations").iterdir()) == [], "their directories")
+        self.node.wait_allocatable(RESOURCE, CARDS * SLICES)
+        for number in range(CARDS):
+            assert self.node.run_pod(pod(f"whole{number}", SLICES)).phase == "Running"
+
+    def check(self) -> None:
+        """What is true at any instant. The agent is dead, and no pod comes or goes meanwhile."""
+        with self._kubelet:
+            self._compare([(one, each) for one in self._pods for each in one.containers if each.running])
+
+    def _compare(self, running: list) -> None:
+        if not (self.agent.state / "allocations").is_dir():
+            return  # it was killed before its first breath
+        book, _ = read_only(self.agent.state)
+        known = {grant.id: grant for grant in book.grants}
+        promised: dict[str, int] = {}
+        for one, container in running:
+            directory = allocation_dir(container)
+            assert directory.name in known, f"{one}: its allocation is lost"
+            page = vcuda.read_limits(directory / contract.LIMITS_FILE)
+            assert vcuda.read_ledger(directory / contract.LEDGER_FILE).allocation_id == page.allocation_id
+            wanted = container.spec.resources[RESOURCE]
+            assert sum(gpu.memory_bytes for gpu in page.gpus) == wanted * GIB, f"{one}: another limit"
+            for gpu in page.gpus:
+                promised[gpu.uuid] = promised.get(gpu.uuid, 0) + gpu.memory_bytes
+            assert container.restarts == 0, f"{one}: restarted"
+            pid = self._pids.setdefault(f"{one.uid}/{container.name}", container.process.pid)
+            assert container.process.pid == pid, f"{one}: another process"
+        assert max(promised.values(), default=0) <= SLICES * GIB, "a card is promised twice"
+        held = [token for grant in book.grants for token in grant.held]
+        assert len(held) == len(set(held)), "a token counts twice"
+
+    def report(self) -> dict[str, object]:
+        """What happened, for people."""
+
+        def times(values: list[float]) -> str:
+            if not values:
+                return "-"
+            return f"median {statistics.median(values):.2f} s, longest {max(values):.2f} s of {len(values)}"
+
+        return {
+            "kills": self.kills,
+            "kubelet restarts": self.restarts,
+            "sockets wiped": self.wipes,
+            "pods": self.made,
+            "pods that met a dying agent": len(self._refused),
+            "kubelet's socket to registered": times(self.registered),
+            "agent's start to registered": times(self.started),
+        }
+
+    def _start(self) -> None:
+        begun = time.monotonic()
+        before = len(self.node.registry.registrations)
+        self.agent.start()
+        if self.rng.random() < 0.3:
+            wait_until(lambda: len(self.node.registry.registrations) > before, "registration")
+            self.started.append(time.monotonic() - begun)
+
+    def _wait_registered(self) -> None:
+        wait_until(lambda: self.node.allocatable().get(RESOURCE) == CARDS * SLICES, "slices")
+
+    def _something_else(self) -> None:
+        what = self.rng.random()
+        if what < 0.1:
+            self._wait_registered()
+            with self._kubelet:
+                self.node.stop()
+                self.node.settings = QUICK
+                self.node.start()
+                begun = time.monotonic()
+                self.restarts += 1
+            wait_until(lambda: self.node.registry.registrations, "registration")
+            self.registered.append(time.monotonic() - begun)
+        elif what < 0.2:
+            for path in self.node.plugin_directory.glob("*.sock"):
+                if path.name != "kubelet.sock":
+                    path.unlink(missing_ok=True)
+            self.wipes += 1
+
+    def _come_and_go(self) -> None:
+        rng, number = random.Random(self.rng.random()), 0
+        try:
+            while not self.halt.wait(rng.random() * 0.1):
+                with self._kubelet:
+                    self._bury()
+                    if len(self._pods) < _MOST_PODS and rng.random() < 0.7:
+                        number += 1
+                        counts = [rng.randint(1, 6) for _ in range(rng.choice((1, 1, 2)))]
+                        self._pods.append(self.node.create_pod(pod(f"p{number}", *counts)))
+                        self.made += 1
+                    elif self._pods:
+                        ending = self._pods.pop(rng.randrange(len(self._pods)))
+                        self.node.delete_pod(ending)
+        except BaseException as error:  # noqa: BLE001  (shown by whoever waits for the storm)
+            self.failure = error
+
+    def _bury(self) -> None:
+        """Pods whose Allocate the agent did not live to answer have failed for good, as a kubelet has it."""
+        for one in [one for one in self._pods if one.phase == "Failed"]:
+            assert one.reason == "UnexpectedAdmissionError", one.message
+            assert "slices in all" not in one.message, f"refused for want of room: {one.message}"
+            self._refused.append(one.message)
+            self._pods.remove(one)
+            self.node.delete_pod(one)
+
+
+def main() -> int:
+    """The long form."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    node = FakeKubelet(directory / "kubelet", seed=options.seed, settings=QUICK, runtime=Runtime("plain"))
+    agent = AgentProcess(directory, node.plugin_directory, node.pod_resources_socket)
+    storm = Storm(node, agent, options.seed)
+    try:
+        storm.begin()
+        storm.blow(options.kills)
+        storm.end()
+    finally:
+        storm.halt.set()
+        if agent.process is not None:
+            agent.kill()
+        node.close()
+        print(json.dumps({"seed": options.seed, **storm.report()}, indent=1))
+    assert "Traceback" not in agent.output.read_text()
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
