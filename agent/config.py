@@ -53,6 +53,9 @@ class Config:
     health_probation: float
     bind_cpus: str
     overuse: str
+    evict_grace: float
+    evict_above: int
+    evict_over_limit: str
     metrics_address: tuple[str | None, int] | None
     kube_api: str
     kubeconfig: Path | None
@@ -198,8 +201,14 @@ FIELDS: tuple[Field, ...] = (
           "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
     Field("bind-cpus", "bind_cpus", "on|off", _choice("on", "off"), "off",
           "whether processes of containers are kept on the CPUs nearest to their GPUs; needs the capability SYS_NICE"),
-    Field("overuse", "overuse", "report|evict", _choice("report", "evict"), "report",
+    Field("overuse", "overuse", "report|dry-run|evict", _choice("report", "dry-run", "evict"), "report",
           "what to do with a pod whose programs pass the library by and take more than they may"),
+    Field("evict-grace", "evict_grace", "TIME", _seconds, "60s",
+          "how long overuse must last, after the pod was told, until the pod is evicted"),
+    Field("evict-above", "evict_above", "SIZE", units.parse_bytes, "256MiB",
+          "how much beyond its quota a container must hold for that"),
+    Field("evict-over-limit", "evict_over_limit", "on|off", _choice("on", "off"), "off",
+          "whether a pod is evicted too for holding more than a limit that was lowered under it"),
     Field("metrics-address", "metrics_address", "HOST:PORT|off", _address, ":9445",
           "where /metrics, /healthz and /readyz are served; without a host on every address"),
     Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",

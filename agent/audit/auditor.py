@@ -1,8 +1,9 @@
-"""Finds what uses the cards without the library, says so, counts it, and by policy ends it.
+"""Finds what uses the cards without the library or beyond its limit, says so, counts it, and by policy ends it.
 
 Runs with every measuring round: looks at the processes that NVML shows and no ledger knows, tells the measurer what
-they hold in each container, and speaks up about what lasts longer than a moment. A process that has just begun or is
-about to end is no news: what is found must be there in several rounds in a row.
+they hold in each container, and speaks up about what lasts longer than a moment. What is said when, and what ends a
+pod, is decided in `policy`; a pod ends through the API server's evictions alone, which disruption budgets can forbid,
+and never without an event before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent import units
+from agent.audit.policy import Kind, Offence, Policy, Watches, due, follow
 from agent.audit.processes import PROC, Sighting, sight
 from agent.audit.rules import Finding, Survey, examine
 from agent.kube import Cluster
@@ -25,22 +27,21 @@ from agent.telemetry.logs import get_logger
 
 __all__ = ["Auditor"]
 
-_ROUNDS = 3  # in a row until something is said
 _EVICT_AGAIN = 60.0
-_NOT_ATTACHED_SECONDS = 600.0  # from the grant, or from this agent's start
+_NOT_ATTACHED_SECONDS = 600.0  # from this process's first sight of the grant
 
 
 class Auditor:
-    """Audits the containers of STORE. POLICY: "report" or "evict". NOW gives Unix time in seconds."""
+    """Audits the containers of STORE by POLICY. NOW gives seconds that only go forward."""
 
     def __init__(
         self,
         store: Store,
         cluster: Cluster,
-        policy: str,
+        policy: Policy,
         counters: Counters,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
         proc: Path = PROC,
     ) -> None:
         self.survey = Survey({}, {}, ())
@@ -50,10 +51,11 @@ class Auditor:
         self._counters = counters
         self._now = now
         self._proc = proc
-        self._started = now()
-        self._rounds: dict[tuple[str, str], int] = {}
+        self._watches: Watches = {}
+        self._first_seen: dict[str, float] = {}
         self._silent: set[str] = set()
         self._asked: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger("audit")
 
@@ -74,20 +76,32 @@ class Auditor:
         pods = {pod.uid: name for name, pod in self._cluster.pods.items()}
         limits = {key: reading.limits for key, reading in readings.items()}
         self.survey = examine(measured, owners, sightings, grants, pods, limits=limits)
-        self._report(self.survey)
+        self._weigh(self.survey, readings)
         self._report_silent(grants, readings)
         return self.survey.strangers
 
-    def _report(self, survey: Survey) -> None:
-        lasting = {("unhooked", one.grant.id): one for one in survey.findings}
-        lasting |= {("over", one.grant.id): one for one in survey.findings if one.over}
-        self._rounds = {key: self._rounds.get(key, 0) + 1 for key in lasting}
-        for key, finding in lasting.items():
-            kind, rounds = key[0], self._rounds[key]
-            if rounds == _ROUNDS:
-                (self._say_unhooked if kind == "unhooked" else self._say_over)(finding)
-            if kind == "over" and rounds >= _ROUNDS and self._policy == "evict":
-                self._evict(finding)
+    def _weigh(self, survey: Survey, readings: Mapping[str, Reading]) -> None:
+        """Speaks of what lasts, and has evicted what lasts too long."""
+        findings = {one.grant.id: one for one in survey.findings}
+        beyond = {key: found for key, reading in readings.items() if (found := _beyond_limit(reading))}
+        offences = [Offence(key, Kind.UNHOOKED) for key in findings]
+        offences += [
+            Offence(key, Kind.OVER, sum(one.over.values())) for key, one in findings.items() if one.over
+        ]
+        offences += [Offence(key, Kind.LIMIT, sum(found.values())) for key, found in beyond.items()]
+        now = self._now()
+        self._watches, fresh = follow(self._watches, offences, now)
+        for offence in fresh:
+            if offence.kind is Kind.UNHOOKED:
+                self._say_unhooked(findings[offence.grant])
+            elif offence.kind is Kind.OVER:
+                self._say_over(findings[offence.grant])
+            else:
+                self._say_beyond(offence.grant, beyond[offence.grant])
+        for offence in due(self._policy, self._watches, offences, now):
+            grant = self._store.book.find(offence.grant)
+            if grant is not None:
+                self._evict(grant, offence.excess)
 
     def _say_unhooked(self, finding: Finding) -> None:
         text = finding.text(units.format_bytes)
@@ -102,19 +116,42 @@ class Auditor:
         )
 
     def _say_over(self, finding: Finding) -> None:
-        text = ", ".join(f"{units.format_bytes(count)} of {gpu}" for gpu, count in finding.over.items())
+        text = _amounts(finding.over)
         self._log.error("container uses more than it may", allocation=finding.grant.id,
-                        container=finding.grant.name, over=text, policy=self._policy)  # fmt: skip
-        ends = "the pod is evicted" if self._policy == "evict" else "its neighbours may run out of memory"
+                        container=finding.grant.name, over=text, policy=self._policy.mode)  # fmt: skip
+        ends = self._threat(Kind.OVER, finding.over) or "its neighbours may run out of memory"
         self._event(finding.grant, "Warning", "GigasliceOveruse", f"holds {text} beyond its quota; {ends}")
+
+    def _say_beyond(self, grant_id: str, beyond: Mapping[str, int]) -> None:
+        grant = self._store.book.find(grant_id)
+        if grant is None:
+            return
+        text = _amounts(beyond)
+        self._log.warning("container holds more than its limit of now", allocation=grant.id,
+                          container=grant.name, over=text, policy=self._policy.mode)  # fmt: skip
+        ends = self._threat(Kind.LIMIT, beyond) or "nothing is ended"
+        self._event(
+            grant,
+            "Warning",
+            "GigasliceOverLimit",
+            f"holds {text} beyond its limit, which was lowered or is passed by memory that no call declares; its "
+            f"programs get no more until they have freed as much; {ends}",
+        )
+
+    def _threat(self, kind: Kind, over: Mapping[str, int]) -> str:
+        policy = self._policy
+        if not policy.evicts(kind) or sum(over.values()) <= policy.above:
+            return ""
+        would = "is" if policy.mode == "evict" else "would be (dry run)"
+        return f"the pod {would} evicted if that lasts {policy.grace:g} seconds more"
 
     def _report_silent(self, grants: tuple[Grant, ...], readings: Mapping[str, Reading]) -> None:
         """Says once of each container that it has held slices for long and no process has attached."""
-        known = {grant.id for grant in grants}
-        self._silent &= known
+        now = self._now()
+        self._first_seen = {grant.id: self._first_seen.get(grant.id, now) for grant in grants}
+        self._silent &= self._first_seen.keys()
         for grant in grants:
             reading = readings.get(grant.id)
-            since = max(grant.created, self._started)
             if (
                 reading is None
                 or grant.id in self._silent
@@ -124,7 +161,7 @@ class Auditor:
                 or grant.gone
                 or reading.attached
                 or reading.problem
-                or self._now() - since < _NOT_ATTACHED_SECONDS
+                or now - self._first_seen[grant.id] < _NOT_ATTACHED_SECONDS
             ):
                 continue
             self._silent.add(grant.id)
@@ -141,30 +178,40 @@ class Auditor:
                 "(static programs, musl)",
             )
 
-    def _evict(self, finding: Finding) -> None:
-        pod = self._pod(finding.grant)
+    def _evict(self, grant: Grant, excess: int) -> None:
+        pod = self._pod(grant)
         now = self._now()
         if pod is None:
-            if finding.grant.id not in self._asked:
-                self._asked[finding.grant.id] = now
-                self._log.warning(
-                    "pod not evicted", container=finding.grant.name, detail="the pod is not known"
-                )
+            if grant.id not in self._asked:
+                self._asked[grant.id] = now
+                self._log.warning("pod not evicted", container=grant.name, detail="the pod is not known")
             return
-        if pod.ending or now - self._asked.get(pod.uid, -_EVICT_AGAIN) < _EVICT_AGAIN:
+        if pod.ending or now - self._asked.get(pod.uid, now - _EVICT_AGAIN) < _EVICT_AGAIN:
             return
         self._asked[pod.uid] = now
+        if self._policy.mode == "evict":
+            size = units.format_bytes(excess)
+            text = f"evicted: holds {size} more than it may for {self._policy.grace:g} seconds"
+            self._event(grant, "Warning", "GigasliceEvicting", text)
         task = asyncio.get_running_loop().create_task(self._have_evicted(pod))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _have_evicted(self, pod: Pod) -> None:
-        refusal = await self._cluster.evict(pod)
-        if refusal is None:
+        trial = self._policy.mode == "dry-run"
+        refusal = await self._cluster.evict(pod, dry_run=trial)
+        if refusal is not None:
+            if self._refusals.get(pod.uid) != refusal:  # it is asked again for as long as it lasts
+                self._refusals[pod.uid] = refusal
+                self._log.warning("pod not evicted", pod=str(pod), detail=refusal)
+            return
+        self._refusals.pop(pod.uid, None)
+        if trial:
+            self._asked[pod.uid] = float("inf")  # said once
+            self._log.warning("pod would be evicted for overuse", pod=str(pod), detail="--overuse=dry-run")
+        else:
             self._counters.evictions += 1
             self._log.warning("pod evicted for overuse", pod=str(pod))
-        else:
-            self._log.warning("pod not evicted", pod=str(pod), detail=refusal)
 
     def _pod(self, grant: Grant) -> Pod | None:
         return self._cluster.pod(grant.ref.namespace, grant.ref.pod) if grant.ref else None
@@ -173,3 +220,15 @@ class Auditor:
         pod = self._pod(grant)
         if pod is not None and grant.ref is not None:
             self._cluster.event(pod, kind, reason, text, grant.ref.container)
+
+
+def _beyond_limit(reading: Reading) -> dict[str, int]:
+    """Bytes that the container's own processes hold beyond what its page says, by GPU."""
+    if reading.problem is not None or not reading.pids:
+        return {}
+    over = {gpu: count - reading.limits[gpu] for gpu, count in reading.used.items() if gpu in reading.limits}
+    return {gpu: count for gpu, count in over.items() if count > 0}
+
+
+def _amounts(over: Mapping[str, int]) -> str:
+    return ", ".join(f"{units.format_bytes(count)} of {gpu}" for gpu, count in over.items())

@@ -41,8 +41,9 @@ class Cluster(Protocol):
         """Says TEXT on POD as an event; KIND is "Normal" or "Warning". Returns at once; repetitions are counted."""
         ...
 
-    async def evict(self, pod: Pod) -> str | None:
-        """Has POD evicted. None when that is on its way or it is gone, else a sentence that says why not."""
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
+        """Has POD evicted, or asks whether that could be. None when that is on its way or it is gone, else a
+        sentence that says why not."""
         ...
 
     async def news(self, timeout: float) -> bool:
@@ -69,8 +70,9 @@ class NoCluster:
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Does nothing."""
 
-    async def evict(self, pod: Pod) -> str | None:
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
         """Says that it cannot."""
+        del dry_run
         return f"pod {pod} cannot be evicted without access to the API server"
 
     async def news(self, timeout: float) -> bool:
@@ -116,13 +118,16 @@ class KubeCluster:
         """Hands an event over to be sent."""
         self._events.say(pod, kind, reason, text, container)
 
-    async def evict(self, pod: Pod) -> str | None:
-        """Asks for the eviction of exactly this pod, not of a later one of its name."""
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
+        """Asks for the eviction of exactly this pod, not of a later one of its name.
+
+        A dry run is the API server's: permissions and disruption budgets are looked at as for a real one.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})},
         }
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         try:

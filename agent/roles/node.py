@@ -17,6 +17,7 @@ from pathlib import Path
 import vcuda
 from agent import units
 from agent.audit.auditor import Auditor
+from agent.audit.policy import Policy as AuditPolicy
 from agent.config import Config
 from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
@@ -256,7 +257,10 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     limits.refresh(every=True)
     counters = plugin.counters = Counters()
     room = Room(config.state_dir, plugin.set_recordable)
-    auditor = Auditor(store, cluster, config.overuse, counters)
+    overuse = AuditPolicy(
+        config.overuse, config.evict_grace, config.evict_above, over_limit=config.evict_over_limit == "on"
+    )
+    auditor = Auditor(store, cluster, overuse, counters)
     measurer = Measurer(store, source, config.measure_interval, auditor)
     measures = Measures(
         resource=config.resource,

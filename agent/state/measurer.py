@@ -84,8 +84,8 @@ class Measurer:
             if process.pid > 0
         }
         strangers: Mapping[str, Mapping[str, int]] = {}
-        if self._audit is not None and measured is not None:
-            strangers = self._audit.judge(measured, seen, owners, after)
+        if self._audit is not None:
+            strangers = self._audit.judge(measured or {}, seen, owners, after)
         self._store.strangers = strangers
         for grant in grants:
             self._publish(grant, before[grant.id], after[grant.id], measured, strangers.get(grant.id, {}))

@@ -27,7 +27,7 @@ class MemoryCluster:
     def said(self, reason: str) -> list[str]:
         return [text for _, one, text, _ in self.events if one == reason]
 
-    async def evict(self, pod: Pod) -> str | None:
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
         self.evicted.append(pod)
         return None
 

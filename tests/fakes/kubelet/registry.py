@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -121,6 +122,8 @@ class Registry(rpc.RegistrationServicer):
         self.dial_timeout_s = dial_timeout_s
         self.clients: dict[str, grpc.Channel] = {}
         self.registrations: list[str] = []  # resource names in the order they were accepted
+        self.took: list[float] = []  # seconds from the socket to each of them, for people
+        self.began = 0.0
         self.stream_ends: list[str] = []  # why streams ended, newest last
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
@@ -142,6 +145,7 @@ class Registry(rpc.RegistrationServicer):
         )
         rpc.add_RegistrationServicer_to_server(self, self.server)
         self.server.add_insecure_port(f"unix:{self.socket}")
+        self.began = time.monotonic()
         self.server.start()
 
     def stop(self) -> None:
@@ -192,6 +196,7 @@ class Registry(rpc.RegistrationServicer):
             raise EndpointError("failed to dial device plugin: context deadline exceeded") from error
         self.handler.connected(resource, endpoint)
         self.registrations.append(resource)
+        self.took.append(time.monotonic() - self.began)
         thread = threading.Thread(
             target=self._run, args=(resource, endpoint), name=f"watch {resource}", daemon=True
         )

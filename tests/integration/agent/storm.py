@@ -155,10 +155,8 @@ class Storm:
                 self.node.stop()
                 self.node.settings = QUICK
                 self.node.start()
-                begun = time.monotonic()
                 self.restarts += 1
-            wait_until(lambda: self.node.registry.registrations, "registration")
-            self.registered.append(time.monotonic() - begun)
+            self.registered.append(wait_until(lambda: self.node.registry.took, "registration")[0])
         elif what < 0.2:
             for path in self.node.plugin_directory.glob("*.sock"):
                 if path.name != "kubelet.sock":

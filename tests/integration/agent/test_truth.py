@@ -12,6 +12,7 @@ from tests.fakedriver.env import library_directory
 from tests.fakes.kubeapi import KubeApi
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.integration.agent.conftest import QUICK, RESOURCE, AgentProcess, card_of, pod, wait_until
+from tests.integration.agent.test_live import resize
 from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS, Client
 
 
@@ -119,8 +120,8 @@ def test_the_agent_stays_small(gpu_node, agent, program):
 
 
 @pytest.fixture
-def watched_node(directory, driver):
-    """As `gpu_node` with an API server, and --overuse=evict."""
+def watched_node(directory, driver, request):
+    """As `gpu_node` with an API server, --overuse=evict, and the flags of the test's parameter."""
     with (
         KubeApi() as api,
         FakeKubelet(directory / "kubelet", 7, settings=QUICK, runtime=Runtime("plain"), api=api) as kubelet,
@@ -128,7 +129,8 @@ def watched_node(directory, driver):
         agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         agent.driver = driver
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
-        agent.flags |= {"--inventory": "nvml", "--overuse": "evict"}
+        agent.flags |= {"--inventory": "nvml", "--overuse": "evict", "--evict-grace": "1s"}
+        agent.flags |= getattr(request, "param", {})
         agent.start()
         agent.wait_event("pods watched")
         wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
@@ -167,3 +169,51 @@ def test_by_policy_a_pod_that_passes_the_library_by_is_evicted(watched_node, byp
     wait_until(lambda: {"GigasliceUnhooked", "GigasliceOveruse"} <= reasons(api).keys(), "both events")
     assert good.running
     assert metrics(agent, "gigaslice_overuse_evictions_total") == [1]
+
+
+def told(api, reason):
+    return [event["message"] for event in list(api.posted.values()) if event["reason"] == reason]
+
+
+def test_a_disruption_budget_is_respected_and_asked_again(watched_node, bypass):
+    api, kubelet, agent = watched_node
+    api.eviction_status = 429
+    container = kubelet.run_pod(pod("a", 2)).container("c0")
+    assert bypass(container).do("alloc a", 3 * GIB).code == SUCCESS
+    refused = agent.wait_event("pod not evicted")
+    assert "PodDisruptionBudget" in refused["detail"]
+    assert metrics(agent, "gigaslice_overuse_evictions_total") == [0]
+    (threat,) = wait_until(lambda: told(api, "GigasliceOveruse"), "the event before")
+    assert "the pod is evicted if that lasts 1 seconds more" in threat
+
+
+@pytest.mark.parametrize("watched_node", [{"--overuse": "dry-run"}], indirect=True)
+def test_a_dry_run_has_the_api_server_say_what_would_be(watched_node, bypass):
+    api, kubelet, agent = watched_node
+    container = kubelet.run_pod(pod("a", 2)).container("c0")
+    assert bypass(container).do("alloc a", 3 * GIB).code == SUCCESS
+    agent.wait_event("pod would be evicted for overuse")
+    assert [one["deleteOptions"]["dryRun"] for one in api.evicted] == [["All"]]
+    assert metrics(agent, "gigaslice_overuse_evictions_total") == [0]
+
+
+@pytest.mark.parametrize("watched_node", [{"--evict-over-limit": "on"}, {}], indirect=True, ids=["on", "off"])
+def test_a_limit_lowered_below_use_is_policy_too(watched_node, program, request):
+    api, kubelet, agent = watched_node
+    first = kubelet.run_pod(pod("a", 8)).container("c0")
+    bad = kubelet.run_pod(pod("b", 2)).container("c0")
+    client = program(first)
+    assert client.do("alloc a", 6 * GIB).code == SUCCESS
+    wait_until(lambda: len([row for row in agent.status() if row["pod"]]) == 2, "names")
+    assert resize(agent, "a", "--memory", "4GiB")[0] == 0
+    agent.wait_event("container holds more than its limit of now")
+    assert client.do("alloc b", MIB).code == OUT_OF_MEMORY
+    (text,) = wait_until(lambda: told(api, "GigasliceOverLimit"), "the event")
+    if "[on]" in request.node.name:
+        wait_until(lambda: api.evicted, "the eviction")
+        assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
+        return
+    assert "nothing is ended" in text
+    assert client.do("free a").code == SUCCESS, "it may mend itself"
+    assert client.do("alloc b", GIB).code == SUCCESS
+    assert api.evicted == [] and bad.running

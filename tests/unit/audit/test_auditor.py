@@ -1,16 +1,17 @@
 """What the auditor says, and when: over a cluster and a store that the test holds."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from agent.audit.auditor import Auditor
+from agent.audit.policy import Policy
 from agent.model import Pod
 from agent.state.ledgers import Reading
-from agent.state.records import ContainerRef
+from agent.state.records import Book, ContainerRef
 from agent.telemetry.counters import Counters
 from tests.fakes.nodes import GIB, grant, uuid
+from vcuda import ProcessUsage
 
 UID, ID = "2c48913c-b29f-11e7-9350-020968147796", "a1" * 32
 POD = Pod("default", "a", UID)
@@ -21,6 +22,7 @@ class Cluster:
         self.pods = {("default", "a"): POD}
         self.events = []
         self.evicted = []
+        self.tried = []
         self.refusal = None
 
     def pod(self, namespace, name):
@@ -29,21 +31,23 @@ class Cluster:
     def event(self, pod, kind, reason, text, container=""):
         self.events.append((pod.name, kind, reason, text, container))
 
-    async def evict(self, pod):
-        self.evicted.append(pod)
+    async def evict(self, pod, *, dry_run=False):
+        (self.tried if dry_run else self.evicted).append(pod)
         return self.refusal
 
 
 class World:
-    def __init__(self, root, policy="report"):
+    def __init__(self, root, mode="report", **policy):
         self.grant = grant(1, (0, range(8)), container=ContainerRef("default", "a", "c0"))
-        self.book = SimpleNamespace(grants=(self.grant,))
+        self.book = Book((self.grant,), 2)
         self.cluster = Cluster()
         self.counters = Counters()
-        self.now = self.grant.created
+        self.now = 0.0
         self.root = root
         self.reading = Reading({}, {})
-        self.auditor = Auditor(self, self.cluster, policy, self.counters, now=lambda: self.now, proc=root)
+        self.auditor = Auditor(
+            self, self.cluster, Policy(mode, **policy), self.counters, now=lambda: self.now, proc=root
+        )
         directory = root / "10"
         directory.mkdir()
         (directory / "comm").write_text("sneaky\n")
@@ -96,29 +100,88 @@ def test_more_than_the_quota_is_told_and_by_default_nothing_else_happens(world):
     assert world.cluster.evicted == []
 
 
-def test_by_policy_the_pod_is_evicted(tmp_path):
-    world = World(tmp_path, "evict")
-    world.rounds(2)
+def test_by_policy_the_pod_is_told_then_given_time_then_evicted(tmp_path):
+    world = World(tmp_path, "evict", grace=30)
+    world.rounds(3)
+    assert "the pod is evicted if that lasts 30 seconds more" in world.cluster.events[-1][3]
+    world.now += 29
+    world.rounds(3)
     assert world.cluster.evicted == []
+    world.now += 1
     world.rounds(5)
     assert world.cluster.evicted == [POD]
     assert world.counters.evictions == 1
+    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse", "GigasliceEvicting"]
+
+
+def test_who_stops_in_time_begins_anew(tmp_path):
+    world = World(tmp_path, "evict", grace=30)
+    for _ in range(4):
+        world.rounds(3)
+        world.now += 29
+        world.rounds(1, 8 * GIB)
+        world.now += 5
+    assert world.cluster.evicted == []
+
+
+@pytest.mark.parametrize(("above", "evicted"), [(GIB, []), (GIB - 1, [POD])])
+def test_a_little_too_much_is_let_pass(tmp_path, above, evicted):
+    world = World(tmp_path, "evict", grace=0, above=above)
+    world.rounds(5)
+    assert world.cluster.evicted == evicted
+    assert ("evicted" in world.cluster.events[1][3]) == bool(evicted), "no threat that is not meant"
 
 
 def test_within_its_quota_nobody_is_evicted(tmp_path):
-    world = World(tmp_path, "evict")
+    world = World(tmp_path, "evict", grace=0)
     world.rounds(10, 8 * GIB)
     assert world.cluster.evicted == []
 
 
+def test_a_dry_run_asks_and_ends_nobody(tmp_path):
+    world = World(tmp_path, "dry-run", grace=0)
+    world.rounds(5)
+    world.now += 300
+    world.rounds(5)
+    assert world.cluster.evicted == [] and world.cluster.tried == [POD]
+    assert world.counters.evictions == 0
+    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse"]
+    assert "would be (dry run) evicted" in world.cluster.events[1][3]
+
+
 def test_an_eviction_that_is_refused_is_asked_for_again_later(tmp_path):
-    world = World(tmp_path, "evict")
+    world = World(tmp_path, "evict", grace=0)
     world.cluster.refusal = "a PodDisruptionBudget does not allow it"
     world.rounds(5)
     world.now += 60
     world.rounds(1)
     assert len(world.cluster.evicted) == 2
     assert world.counters.evictions == 0
+    world.cluster.refusal = None
+    world.now += 60
+    world.rounds(1)
+    assert world.counters.evictions == 1
+
+
+@pytest.mark.parametrize(("over_limit", "evicted"), [(False, []), (True, [POD])])
+def test_a_limit_lowered_below_use_ends_nobody_unless_the_policy_says_so(tmp_path, over_limit, evicted):
+    world = World(tmp_path, "evict", grace=0, over_limit=over_limit)
+    process = ProcessUsage(0, 11, 11, 1, {uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, 0, "p")
+    world.reading = Reading({uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, (process,), limits={uuid(0): 4 * GIB})
+    world.rounds(5, 0)
+    ((_, kind, reason, text, container), *rest) = world.cluster.events
+    assert (kind, reason, container) == ("Warning", "GigasliceOverLimit", "c0")
+    assert f"holds 2 GiB of {uuid(0)} beyond its limit" in text and "no more until" in text
+    assert ("nothing is ended" in text) == (not over_limit)
+    assert world.cluster.evicted == evicted
+    assert [one[2] for one in rest] == ["GigasliceEvicting"] * len(evicted)
+
+
+def test_what_a_dead_process_held_is_no_offence(tmp_path):
+    world = World(tmp_path, "evict", grace=0, over_limit=True)
+    world.reading = Reading({uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, (), limits={uuid(0): 4 * GIB})
+    world.rounds(5, 0)
+    assert world.cluster.events == []
 
 
 def test_without_the_pods_name_nothing_can_be_evicted(tmp_path):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from agent import cli as agent_cli
 from agent import config
+from agent.health.xids import XIDS, Verdict
+from agent.kube.reasons import REASONS
 from agent.model.wish import ANNOTATIONS, PREFIX
 from agent.telemetry.metrics import METRICS
 from vcuda import cli as vcuda_cli
@@ -108,6 +110,25 @@ def metrics() -> str:
     return markdown(("metric", "kind", "labels besides `node`", "meaning"), rows)
 
 
+def events() -> str:
+    """Every reason of an event on a pod."""
+    rows = [(f"`{row.name}`", row.kind, row.meaning) for row in REASONS]
+    return markdown(("event", "kind", "meaning"), rows)
+
+
+def xids() -> str:
+    """Every Xid that the agent knows, by what it does about it."""
+    rows = []
+    for verdict in Verdict:
+        of_it = [row for row in XIDS.values() if row.verdict is verdict]
+        by_meaning: dict[str, list[int]] = {}
+        for row in of_it:
+            by_meaning.setdefault(row.meaning, []).append(row.number)
+        text = "; ".join(f"{', '.join(map(str, n))} {meaning}" for meaning, n in by_meaning.items())
+        rows.append((f"`{verdict.value}`", "yes" if verdict.fatal else "no", text))
+    return markdown(("verdict", "card sick", "Xids"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "gigaslice node": node_settings,
@@ -115,7 +136,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice topology": topology_options,
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
+    "events": events,
     "metrics": metrics,
+    "xids": xids,
     "vcuda": vcuda_options,
 }
 

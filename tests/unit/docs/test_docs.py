@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from agent import cli as agent_cli
 from agent import config
 from agent.discovery.static import parse_inventory
+from agent.kube.reasons import REASONS
 from tests.unit.docs import tables
 from vcuda import cli as vcuda_cli
 from vcuda import contract
@@ -198,6 +200,27 @@ def test_the_examples_are_taken(tmp_path: Path) -> None:
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
+LEVELS = ("info", "warning", "error", "exception")
+
+
+def calls(*names: str) -> Iterator[ast.Call]:
+    """Calls of functions and methods of these names in the agent."""
+    for path in (ROOT / "agent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = (
+                    node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                )
+                if name in names:
+                    yield node
+
+
+def texts(nodes: Iterable[ast.AST]) -> set[str]:
+    """The texts that are written out in NODES."""
+    found = {one.value for node in nodes for one in ast.walk(node) if isinstance(one, ast.Constant)}
+    return {one for one in found if isinstance(one, str)}
+
+
 def test_log_events_are_those_of_the_agent() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     table = text.partition("| event in the log |")[2].partition("\n\n")[0]
@@ -207,6 +230,30 @@ def test_log_events_are_those_of_the_agent() -> None:
     assert len(events) > 15
     sources = "".join(path.read_text() for path in (ROOT / "agent").rglob("*.py"))
     assert [event for event in events if f'"{event}"' not in sources] == []
+    said = texts(call.args[0] for call in calls(*LEVELS, "level") if call.args)
+    assert len(said) > 50
+    assert sorted(said - events) == [], "said and not in the table"
+
+
+def test_events_on_pods_are_those_of_the_table() -> None:
+    used = {text for text in texts(calls("event", "_event", "_say", "_say_of", "_tell")) if is_reason(text)}
+    used |= {text for path in (ROOT / "agent" / "roles").glob("*.py") for text in texts([ast.parse(path.read_text())])
+             if is_reason(text)}  # fmt: skip
+    assert used == {row.name for row in REASONS}
+    for row in REASONS:
+        assert row.kind in ("Normal", "Warning")
+    said = {
+        (reason, kind)
+        for call in calls("event", "_event", "_say", "_say_of")
+        for reason in filter(is_reason, texts(call.args))
+        for kind in texts(call.args) & {"Normal", "Warning"}
+    }
+    kinds = {row.name: row.kind for row in REASONS}
+    assert {(reason, kind) for reason, kind in said if kinds[reason] != kind} == set()
+
+
+def is_reason(text: str) -> bool:
+    return re.fullmatch(r"Gigaslice[A-Z][A-Za-z]+", text) is not None
 
 
 def test_what_limits_says_of_the_hooks_is_so() -> None:

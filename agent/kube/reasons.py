@@ -1,0 +1,38 @@
+"""Every reason of an event on a pod, as one table: what `kubectl describe pod` shows, and docs/operations.md.
+
+Values only. Who says what stands where it is said; a test compares those places with this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["REASONS", "Reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason. kind: "Normal" or "Warning". meaning: when it is said, and what it asks for."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+REASONS = (
+    Reason("GigasliceAllocated", "Normal", "which cards a container got, and how much of each"),
+    Reason("GigasliceWaiting", "Warning", "what the start gate waits for; the container starts by itself"),
+    Reason("GigasliceImpossible", "Warning", "this node can never give what is asked for; ask for less, or elsewhere"),
+    Reason("GigasliceAnnotation", "Warning", "an annotation makes no sense or has no effect; it says what to write"),
+    Reason("GigasliceEvicting", "Warning",
+           "the pod is about to be evicted: for annotations that came too late, or for overuse where that is policy"),
+    Reason("GigasliceResized", "Normal", "a limit follows an annotation that was edited"),
+    Reason("GigasliceResize", "Warning", "an edited annotation cannot be followed now; it is as soon as there is room"),
+    Reason("GigasliceCardSick", "Warning", "a card of the container gets no new containers; the text says why"),
+    Reason("GigasliceCardWell", "Normal", "the card gets new containers again"),
+    Reason("GigasliceUnhooked", "Warning", "processes without the library hold memory of a card"),
+    Reason("GigasliceOveruse", "Warning", "because of these the container holds more than its quota"),
+    Reason("GigasliceOverLimit", "Warning", "a container holds more than its limit of now, and gets no more"),
+    Reason("GigasliceNotAttached", "Normal", "no program of the container has used CUDA under the library for long"),
+)  # fmt: skip
+"""In the order of a pod's life."""
