@@ -92,7 +92,6 @@ static void prepare_and_attach(void) {
   struct config config;
   char why[CONFIG_WHY] = "";
   register_fork_handler();
-  driver_nvml(); /* measuring needs it later, under a lock */
   int status = config_read(&config, why);
   if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, why);
   if (!long_lock_take(&attaching, &entered)) return;

@@ -12,8 +12,9 @@ NVML_INCLUDE ?= $(CUDA_INCLUDE)
 # cut to their buffers on purpose. Tables of typed pointers are filled through memcpy and void **.
 NATIVE_CFLAGS := -std=c17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror -ftls-model=initial-exec \
   -Wno-format-truncation -U_FORTIFY_SOURCE -fno-strict-aliasing -MMD -MP
+# Code and constants in one mapping: two mappings less in every process, and fewer page faults.
 NATIVE_LDFLAGS := -shared -nostartfiles -Wl,-z,nodelete -Wl,-z,defs -Wl,-Bsymbolic-functions -Wl,-z,relro -Wl,--version-script=native/exports.map \
-  -Wl,--as-needed -Wl,--build-id=sha1
+  -Wl,--as-needed -Wl,--build-id=sha1 -Wl,-z,noseparate-code
 NATIVE_HEADERS = -isystem $(CUDA_INCLUDE) -isystem $(NVML_INCLUDE)
 
 NATIVE_I_base  := -Inative/base

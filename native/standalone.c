@@ -111,9 +111,11 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
     wishes = &parsed;
     if (access(config->limits, F_OK) != 0) status = create_page(config, wishes, list_gpus, why);
   }
+  /* The usual case, a directory that vcuda run has made: attaching checks both files anyway. */
+  if (wishes == NULL && access(config->ledger, F_OK) == 0) return VC_OK;
   if (status == VC_OK) status = read_page(config, &page, why);
   if (status == VC_OK) status = check_page(config, wishes, list_gpus, &page, why);
-  if (status != VC_OK || access(config->ledger, F_OK) == 0) return status;
+  if (status != VC_OK || (wishes != NULL && access(config->ledger, F_OK) == 0)) return status;
   status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->ledger, status_text(status),

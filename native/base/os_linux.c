@@ -191,6 +191,15 @@ int os_lock_any(int fd, uint64_t offset, uint64_t length) {
 
 int32_t os_pid(void) { return (int32_t)getpid(); }
 
+uint32_t os_pid_namespace(void) {
+  char link[64];
+  unsigned int number;
+  ssize_t length = readlink("/proc/self/ns/pid", link, sizeof link - 1);
+  if (length <= 0) return 0;
+  link[length] = 0;
+  return sscanf(link, "pid:[%u]", &number) == 1 ? number : 0;
+}
+
 /* Reads a small /proc file of one process; returns its length, -1 when there is none. */
 static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t size) {
   char path[64];

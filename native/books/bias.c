@@ -19,8 +19,15 @@ static int barrier_exists(void) {
 #if defined(__SANITIZE_THREAD__)
   return 0;
 #endif
-  long commands = syscall(SYS_membarrier, MEMBARRIER_QUERY, 0, 0);
-  return commands > 0 && (commands & MEMBARRIER_GLOBAL);
+  enum { UNASKED, ABSENT, PRESENT };
+  static _Atomic int answer;
+  int known = atomic_load_explicit(&answer, memory_order_relaxed);
+  if (known == UNASKED) {
+    long commands = syscall(SYS_membarrier, MEMBARRIER_QUERY, 0, 0);
+    known = commands > 0 && (commands & MEMBARRIER_GLOBAL) ? PRESENT : ABSENT;
+    atomic_store_explicit(&answer, known, memory_order_relaxed);
+  }
+  return known == PRESENT;
 }
 
 /* Where the kernel has no such barrier nobody ever owns the bias. */

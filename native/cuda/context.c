@@ -7,13 +7,15 @@
 #include <stdatomic.h>
 
 #include "allocators.h"
-#include "cuda_bodies.h"
-#include "allocators.h"
 #include "charge.h"
 #include "context_made.h"
+#include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
 #include "excess.h"
+#include "gauge.h"
+#include "guest.h"
+#include "ledger.h"
 #include "lock.h"
 #include "measure.h"
 #include "table.h"
@@ -22,7 +24,7 @@
  * measured at once would each see both. */
 struct gpu {
   struct long_lock lock;
-  int cost_known;
+  _Atomic int cost_known;
   uint64_t cost;
   int primary_charged;
   uint64_t primary_context;
@@ -83,14 +85,46 @@ int context_place(struct place *out) {
   return place_slowly(context, seen, out);
 }
 
+/* Without a lock: it may load NVML, unless nothing is left to be measured. */
+static void prepare(struct gpu *gpu, uint32_t column) {
+  uint64_t cost;
+  if (atomic_load(&gpu->cost_known) && excess_is_measurable()) return;
+  if (!ledger_learned_context(guest_ledger, column, &cost)) gauge_prepare();
+}
+
+/* What was charged against what is there. A context of known cost is no reason to start NVML for it. */
+static void review(uint32_t column) {
+  if (gauge_is_started()) excess_renew(column);
+}
+
+/* What another process of this container has found out, whose PIDs are ours. */
+static void learn(struct gpu *gpu, uint32_t column) {
+  uint64_t cost;
+  if ((gpu->cost_known && excess_is_measurable()) || !ledger_learned_context(guest_ledger, column, &cost)) return;
+  if (!gpu->cost_known) gpu->cost = cost < MEASURE_MAX ? cost : MEASURE_MAX;
+  gpu->cost_known = 1;
+  excess_trust();
+}
+
+/* Only what is certain: NVML names us, and nothing else of this process grew meanwhile. */
+static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
+  struct ledger_holding after;
+  if (!gpu->cost_known || !excess_is_measurable() || before->bytes != 0) return;
+  if (ledger_holding(guest_ledger, column, &after) != VC_OK || after.state == before->state)
+    ledger_learn_context(guest_ledger, column, gpu->cost);
+}
+
 /* The cost is not known yet: measured around the creation, charged after it. */
 static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
   struct measure measure;
+  struct ledger_holding before = {0, 0};
+  ledger_holding(guest_ledger, column, &before);
   excess_hold(column); /* what the driver takes now is charged below, not as an excess */
   measure_begin(&measure, column);
   CUresult result = creation->make(creation, context);
   if (result == CUDA_SUCCESS) {
     gpu->cost_known = measure_end(&measure, &gpu->cost);
+    teach(gpu, column, &before);
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   }
@@ -115,6 +149,7 @@ static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creati
 
 static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context,
                              uint64_t *cost) {
+  learn(gpu, column);
   CUresult result = gpu->cost_known ? make_known(gpu, column, creation, context)
                                     : make_measured(gpu, column, creation, context);
   *cost = gpu->cost;
@@ -138,11 +173,12 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation) {
   if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx); /* the driver's own error */
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
+  prepare(gpu, (uint32_t)column);
   if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
   CUresult result = make_charged(gpu, (uint32_t)column, creation, &context, &cost);
   if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, new_owner());
   long_lock_give(&gpu->lock);
-  excess_renew((uint32_t)column);
+  review((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
 }
@@ -215,11 +251,12 @@ CUresult context_retain(CUcontext *pctx, const struct creation *creation) {
   if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx);
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
+  prepare(gpu, (uint32_t)column);
   if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
   int first = !gpu->primary_charged;
   CUresult result = retain(gpu, (uint32_t)column, creation, &context);
   long_lock_give(&gpu->lock);
-  if (first) excess_renew((uint32_t)column);
+  if (first) review((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
   return result;
 }

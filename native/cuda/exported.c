@@ -34,7 +34,10 @@ static _Atomic int exporting;    /* something was exported */
 static _Atomic int count;        /* of entries in use */
 static _Thread_local char self;
 
-void exported_begin(void) { atomic_store_explicit(&exporting, 1, memory_order_release); }
+void exported_begin(void) {
+  gauge_prepare();
+  atomic_store_explicit(&exporting, 1, memory_order_release);
+}
 
 static int look(uint32_t column, int64_t *level) {
   struct ledger_holding own;

@@ -71,6 +71,7 @@ CUresult vc_cuCtxSetLimit(CUlimit limit, size_t value) {
   struct place place;
   size_t before;
   if (real_cuda.cuCtxGetLimit == NULL || context_place(&place) != VC_OK) return real_cuda.cuCtxSetLimit(limit, value);
+  excess_prepare();
   int alone = long_lock_try(&changing, &self, PATIENCE_MS);
   CUresult result = real_cuda.cuCtxGetLimit(&before, limit);
   if (result != CUDA_SUCCESS)

@@ -8,8 +8,6 @@
 #include "os.h"
 #include "view.h"
 
-static const uint64_t largest_cost = UINT64_C(2) << 30;
-
 void measure_begin(struct measure *measure, uint32_t column) {
   measure->column = column;
   measure->running = gauge_look(column, &measure->before);
@@ -21,7 +19,7 @@ int measure_end(struct measure *measure, uint64_t *cost) {
   if (!measure->running || !gauge_look(measure->column, &after)) return 0;
   excess_learn(&measure->before, &after);
   *cost = growth_of((uint32_t)os_pid(), &measure->before, &after);
-  if (*cost > largest_cost) *cost = largest_cost;
+  if (*cost > MEASURE_MAX) *cost = MEASURE_MAX;
   *cost = (*cost + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1);
   return 1;
 }

@@ -7,13 +7,16 @@
 
 #include "growth.h"
 
+/* No context takes more. */
+#define MEASURE_MAX (UINT64_C(2) << 30)
+
 struct measure {
   int running; /* NVML is there and answered */
   uint32_t column;
   struct growth_view before;
 };
 
-/* Loads NVML when the machine has it. Without it nothing is measured. */
+/* After gauge_prepare(). Without NVML nothing is measured. */
 void measure_begin(struct measure *measure, uint32_t column);
 /* 1: *COST is the growth since measure_begin(), 0 to 2 GiB. 0: it could not be measured and *COST is 0. */
 int measure_end(struct measure *measure, uint64_t *cost);

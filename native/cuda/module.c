@@ -13,6 +13,7 @@
 static CUresult settle(void) {
   struct place place;
   if (!excess_is_measurable() || context_place(&place) != VC_OK) return CUDA_SUCCESS;
+  excess_prepare();
   return excess_take(place.column, charge_column);
 }
 
@@ -86,6 +87,7 @@ CUresult vc_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_op
 }
 
 static CUresult finish_unload(CUresult result) {
+  excess_prepare();
   if (result == CUDA_SUCCESS) excess_renew_all();
   return result;
 }

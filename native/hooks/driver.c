@@ -93,8 +93,7 @@ static int find_loaded(enum driver_kind kind) {
 }
 
 /* No lock is held while the loader runs: constructors of the library it loads may call back in, and another thread may
- * be in a constructor of its own, waiting for us. Measuring calls driver_nvml() under a lock of its own, so a machine
- * without NVML is asked for it once. */
+ * be in a constructor of its own, waiting for us. A machine without NVML is asked for it once. */
 static int find(enum driver_kind kind) {
   if (atomic_load_explicit(&known[kind], memory_order_acquire) || find_loaded(kind)) return 1;
   if (!loader_ready() || atomic_load_explicit(&missing[kind], memory_order_relaxed)) return 0;
@@ -107,6 +106,8 @@ static int find(enum driver_kind kind) {
 int driver_cuda(void) { return find(DRIVER_CUDA); }
 
 int driver_nvml(void) { return find(DRIVER_NVML); }
+
+int driver_nvml_is_known(void) { return atomic_load_explicit(&known[DRIVER_NVML], memory_order_acquire); }
 
 int driver_is_loaded(enum driver_kind kind) {
   struct object object;

@@ -28,6 +28,9 @@ enum driver_kind { DRIVER_CUDA, DRIVER_NVML, DRIVER_KINDS };
 int driver_cuda(void);
 int driver_nvml(void);
 
+/* Whether driver_nvml() has answered 1 already. Loads nothing. */
+int driver_nvml_is_known(void);
+
 /* Whether the driver library is loaded, in any scope. Loads nothing. */
 int driver_is_loaded(enum driver_kind kind);
 

@@ -35,6 +35,12 @@ void excess_learn(const struct growth_view *before, const struct growth_view *af
   if (growth_proves((uint32_t)os_pid(), before, after)) atomic_store_explicit(&measurable, 1, memory_order_release);
 }
 
+void excess_trust(void) { atomic_store_explicit(&measurable, 1, memory_order_release); }
+
+void excess_prepare(void) {
+  if (excess_is_measurable()) gauge_prepare();
+}
+
 int excess_is_measurable(void) { return atomic_load_explicit(&measurable, memory_order_acquire); }
 
 void excess_hold(uint32_t column) { atomic_fetch_add(&columns[column].held, 1); }

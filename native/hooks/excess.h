@@ -14,6 +14,8 @@
 /* Two views around the first context of this process on a GPU: from then on its own memory can be measured, or not. */
 void excess_learn(const struct growth_view *before, const struct growth_view *after);
 int excess_is_measurable(void);
+/* The same has been seen by another process that shares this one's PID namespace and its NVML. */
+void excess_trust(void);
 
 /* While memory exists that is charged later, nothing is measured in COLUMN. */
 void excess_hold(uint32_t column);
@@ -28,6 +30,8 @@ void excess_glance(uint32_t column);
 
 /* CHARGE adds bytes to the column or answers an error. */
 typedef CUresult excess_charge(uint32_t column, uint64_t bytes);
+/* Before a call whose memory excess_take() is to find. No lock is held: it may load NVML. */
+void excess_prepare(void);
 /* Something was just loaded: measures, and charges what there is more than before. An error of CHARGE is the answer, and
  * nothing is counted then: the caller undoes what he loaded and calls excess_renew(). */
 CUresult excess_take(uint32_t column, excess_charge *charge);

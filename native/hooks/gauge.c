@@ -14,7 +14,7 @@ static _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVM
 /* NVML counts its users: two threads that come here at once start it twice, which does no harm. */
 static int start(void) {
   if (atomic_load_explicit(&started, memory_order_acquire)) return 1;
-  if (!driver_nvml() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlInit_v2() != NVML_SUCCESS) return 0;
+  if (!driver_nvml_is_known() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlInit_v2() != NVML_SUCCESS) return 0;
   atomic_store_explicit(&started, 1, memory_order_release);
   return 1;
 }
@@ -59,6 +59,10 @@ static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
   if (result == NVML_SUCCESS) *total = memory.used;
   return result;
 }
+
+int gauge_is_started(void) { return atomic_load_explicit(&started, memory_order_acquire); }
+
+void gauge_prepare(void) { driver_nvml(); }
 
 static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
   nvmlReturn_t result = look_at_total(column, &view->total);

@@ -9,7 +9,14 @@
 
 #include "growth.h"
 
-/* Loads NVML when the machine has it. 1: *OUT is filled; 0: there is no NVML, or it does not know the GPU. */
+/* Loads NVML when the machine has it. Not under a lock: this runs the dynamic loader, and another thread may be in a
+ * constructor under the loader's own lock, waiting for ours. */
+void gauge_prepare(void);
+
+/* Whether anything was looked at before: from then on a look costs microseconds. */
+int gauge_is_started(void);
+
+/* 1: *OUT is filled; 0: NVML was not loaded by anybody, or it does not know the GPU. */
 int gauge_look(uint32_t column, struct growth_view *out);
 
 /* The same for all that is in use alone, in bytes. */

@@ -53,11 +53,12 @@ struct ledger_file {
   uint8_t uuid[VC_MAX_GPUS][16];
   uint64_t checksum;            /* of all above */
   _Atomic uint32_t high_water;  /* slots at and above this index were never used */
-  uint32_t reserved0;
+  _Atomic uint32_t lingering_high; /* records at and above this index were never used */
   uint8_t reserved1[8];
   _Atomic uint64_t peak[VC_MAX_GPUS];
   _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
-  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING];
+  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - 8 * VC_MAX_GPUS];
+  _Atomic uint64_t context_cost[VC_MAX_GPUS]; /* what a context takes, and who may believe it: ledger_learned.c */
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
 

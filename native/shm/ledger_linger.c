@@ -43,8 +43,14 @@ static int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   return 1;
 }
 
+/* Nearly no container ever has such a charge, and every look comes here. */
+static uint32_t records_in_use(const struct ledger *ledger) {
+  uint32_t n = atomic_load_explicit(&ledger->file->lingering_high, memory_order_relaxed);
+  return n < LEDGER_LINGERING ? n : LEDGER_LINGERING; /* the file is the container's: bound what it says */
+}
+
 void ledger_lapse(struct ledger *ledger) {
-  for (uint32_t i = 0; i < LEDGER_LINGERING; i++) {
+  for (uint32_t i = 0, in_use = records_in_use(ledger); i < in_use; i++) {
     uint64_t word = atomic_load_explicit(&ledger->file->lingering[i], memory_order_relaxed);
     if (__builtin_expect(word != 0, 0) && is_over(word)) end(ledger, &ledger->file->lingering[i], word);
   }
@@ -60,6 +66,8 @@ int ledger_linger(struct ledger *ledger, uint32_t column, uint64_t bytes, struct
                   deadline << GENERATION_BITS | low(atomic_load(&ledger->generation), GENERATION_BITS);
   for (uint32_t i = 0; i < LEDGER_LINGERING; i++) {
     uint64_t none = 0;
+    uint32_t high = records_in_use(ledger);
+    while (high <= i && !atomic_compare_exchange_weak(&ledger->file->lingering_high, &high, i + 1)) continue;
     if (!atomic_compare_exchange_strong(&ledger->file->lingering[i], &none, word)) continue;
     *out = (struct ledger_lingering){i, word};
     return 1;

@@ -21,6 +21,7 @@ struct ledger {
   _Atomic uint32_t generation; /* of our slot when we took it */
   _Atomic uint32_t claiming;  /* spin lock around slot changes; POSIX locks do not exclude threads of one process */
   _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
+  _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
   ledger_usage_fn usage;
 };

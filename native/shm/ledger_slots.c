@@ -248,4 +248,5 @@ void ledger_after_fork(struct ledger *ledger) {
   /* The parent's locks are not ours, its slot keeps its bytes; threads that held the spin lock do not exist here. */
   atomic_store(&ledger->slot, -1);
   atomic_store(&ledger->claiming, 0);
+  atomic_store(&ledger->pid_namespace, 0);
 }

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import struct
+from pathlib import Path
+
 import pytest
 
 from tests.native.running import (
@@ -160,3 +165,64 @@ def test_visible_devices_are_reordered_and_limits_follow_the_card(place):
         client.do("init")
         assert client.do("total a", 0).first == 2 * GIB
         assert client.do("total a", 1).first == GIB
+
+
+# --- what one process has found out --------------------------------------------------------------------------------
+
+CONTEXT_COST_AT = 4096 - 16 * 8  # the last words of the ledger's header, one per GPU
+
+
+def nvml_starts(place: Place) -> int:
+    return json.loads(place.fakectl("state"))["calls"].get("nvmlInit_v2", 0)
+
+
+def learned(place: Place) -> tuple[int, int]:
+    """PID namespace and bytes, as they lie in the file."""
+    with (place.quota / "ledger").open("rb") as file:
+        file.seek(CONTEXT_COST_AT)
+        (word,) = struct.unpack("<Q", file.read(8))
+    return word >> 32, (word & ((1 << 24) - 1)) * 256
+
+
+def teach(place: Place, namespace: int, size: int) -> None:
+    with (place.quota / "ledger").open("r+b") as file:
+        file.seek(CONTEXT_COST_AT)
+        file.write(struct.pack("<Q", namespace << 32 | 1 << 31 | size // 256))
+
+
+def own_namespace() -> int:
+    found = re.fullmatch(r"pid:\[(\d+)\]", str(Path("/proc/self/ns/pid").readlink()))
+    assert found
+    return int(found[1])
+
+
+def test_only_the_first_process_starts_nvml_for_its_context(place):
+    place.fakectl("count", "on")
+    with place.client("1GiB") as first:
+        assert first.ready().free() == GIB - CONTEXT
+        starts = nvml_starts(place)
+        assert starts > 0
+        assert learned(place) == (own_namespace(), CONTEXT)
+        with place.client("1GiB") as second:
+            assert second.ready().free() == GIB - 2 * CONTEXT
+            assert second.do("alloc a", MIB).code == SUCCESS
+            assert second.do("create2 b", 0).code == SUCCESS
+            assert first.free() == GIB - 3 * CONTEXT - MIB
+        assert nvml_starts(place) == starts
+
+
+def test_what_was_found_out_elsewhere_is_not_believed(place):
+    with place.client("1GiB") as first:
+        first.ready()
+    teach(place, own_namespace() + 1, 16 * MIB)
+    with place.client("1GiB") as second:
+        assert second.ready().free() == GIB - CONTEXT
+    assert learned(place) == (own_namespace(), CONTEXT)
+
+
+def test_a_cost_that_cannot_be_is_bounded(place):
+    with place.client("3GiB") as first:
+        first.ready()
+    teach(place, own_namespace(), (4 << 30) - 256)
+    with place.client("3GiB") as second:
+        assert second.ready().free() == GIB

@@ -100,6 +100,14 @@ def test_what_no_call_declares_counts_as_used_and_is_given_back(start, agent):
     assert agent.excess == 0
 
 
+def test_a_process_that_did_not_measure_its_context_measures_its_code(start, agent):
+    start()
+    second = start()  # knows from the ledger what a context takes, and has not started NVML
+    second.do("grow()")
+    assert second.later_free() == GIB - 2 * CONTEXT - CODE
+    assert agent.excess == CODE
+
+
 def test_memory_that_was_declared_is_no_excess(start, agent):
     program = start()
     for size in (1, 4097, MIB, 100 * MIB + 1):

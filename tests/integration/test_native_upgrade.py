@@ -19,10 +19,18 @@ MIB_5 = 5 * MIB
 
 # Where things are in the files, said a second time on purpose: the C headers must not be able to move them unnoticed.
 LIMITS_VERSION_AT, LIMITS_CHECKSUM_AT, LIMITS_GPU_AT, LIMITS_GPU_BYTES = 8, 40, 64, 64
-LIMITS_RESERVED = [(20, 4), (56, 8), (64 + 20, 4), (64 + 48, 16), (64 + 16 * 64, 4096 - 64 - 16 * 64)]
+SHARES = 64 + 16 * 64  # struct limits_share, of which the first five words are in use
+LIMITS_RESERVED = [
+    (20, 4),
+    (56, 8),
+    (64 + 20, 4),
+    (64 + 48, 16),
+    (SHARES + 40, 24),
+    (SHARES + 16 * 64, 4096 - SHARES - 16 * 64),
+]
 LEDGER_VERSION_AT, LEDGER_CHECKSUM_AT = 8, 296
 LEDGER_USED_BYTES = 448 + 8 * 64  # the header's fields, the charges that linger at their end
-LEDGER_RESERVED = [(308, 4), (312, 8), (LEDGER_USED_BYTES, 4096 - LEDGER_USED_BYTES), (4096 + 60, 4)]
+LEDGER_RESERVED = [(312, 8), (LEDGER_USED_BYTES, 4096 - 16 * 8 - LEDGER_USED_BYTES), (4096 + 60, 4)]
 
 
 def fnv(*parts: bytes) -> int:

@@ -1,0 +1,38 @@
+/* What one process of the container has found out and the others need not find out again: how much of a GPU a context
+ * takes. Finding it out needs NVML, whose start takes many times as long as everything else this library does.
+ *
+ * One word per GPU: the PID namespace in which it was found, and the bytes. In that namespace NVML names processes as
+ * they know themselves, which is what makes a measurement certain (hooks/excess.h); elsewhere that is unknown. The word
+ * is the container's to write, like the whole file: with a wrong one it deceives itself, and the node agent measures.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
+#include "ledger_priv.h"
+#include "os.h"
+
+/* From the top: 32 bits of namespace, one that says so, 7 of nothing, 24 of grains. */
+enum { NAMESPACE_SHIFT = 32, GRAIN = 256 };
+#define LEARNED (UINT64_C(1) << 31)
+#define GRAINS_MASK ((UINT64_C(1) << 24) - 1)
+
+/* Asked for once; a forked child may be in another. */
+static uint64_t our_namespace(struct ledger *ledger) {
+  uint32_t known = atomic_load_explicit(&ledger->pid_namespace, memory_order_relaxed);
+  if (known != 0) return known;
+  known = os_pid_namespace();
+  atomic_store_explicit(&ledger->pid_namespace, known, memory_order_relaxed);
+  return known;
+}
+
+int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes) {
+  if (column >= ledger->columns) return 0;
+  uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
+  if (!(word & LEARNED) || word >> NAMESPACE_SHIFT != our_namespace(ledger)) return 0;
+  *bytes = (word & GRAINS_MASK) * GRAIN;
+  return 1;
+}
+
+void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+  uint64_t here = our_namespace(ledger);
+  if (column >= ledger->columns || here == 0 || bytes % GRAIN != 0 || bytes / GRAIN > GRAINS_MASK) return;
+  atomic_store_explicit(&ledger->file->context_cost[column], here << NAMESPACE_SHIFT | LEARNED | bytes / GRAIN,
+                        memory_order_relaxed);
+}
