@@ -29,7 +29,8 @@ static int container_page_exists(void) {
 static const char *variable(const char *name) { return secure_getenv(name); }
 
 int config_is_present(void) {
-  return container_page_exists() || variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL;
+  return container_page_exists() || variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL ||
+         variable("VCUDA_PHYSICAL_LIMIT") != NULL;
 }
 
 static int is_own_directory(const char *path) {
@@ -72,6 +73,11 @@ int config_read(struct config *out, char *why) {
     return VC_OK;
   }
   out->memory_limit = variable("VCUDA_MEMORY_LIMIT");
+  out->physical_limit = variable("VCUDA_PHYSICAL_LIMIT");
+  if (out->memory_limit == NULL && out->physical_limit != NULL) {
+    snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT is set without VCUDA_MEMORY_LIMIT, which it is a part of; set both");
+    return VC_EINVAL;
+  }
   if (out->memory_limit == NULL && variable("VCUDA_DIR") == NULL) return VC_OK;
   out->kind = CONFIG_DIRECTORY;
   int status = choose_directory(out, why);
@@ -81,8 +87,14 @@ int config_read(struct config *out, char *why) {
 
 static const char usage[] = "write a size for every GPU (8GiB) or one for each (GPU-<uuid>=8GiB,1=4GiB)";
 
-static int bad_item(const char *item, const char *what, char *why) {
-  snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT: \"%.48s\" %s; %s", item, what, usage);
+/* A list of sizes, and the variable that has it. */
+struct list {
+  const char *variable;
+  int alone; /* there is only one, so it may be a bare size */
+};
+
+static int bad_item(const struct list *list, const char *item, const char *what, char *why) {
+  snprintf(why, CONFIG_WHY, "%s: \"%.48s\" %s; %s", list->variable, item, what, usage);
   return VC_EINVAL;
 }
 
@@ -97,13 +109,13 @@ static int parse_index(const char *text, uint32_t *out) {
   return VC_OK;
 }
 
-/* ITEM is a private copy. ALONE: it is the only one, so it may be a bare size. */
-static int parse_item(char *item, int alone, struct wish *out, char *why) {
+/* ITEM is a private copy. */
+static int parse_item(const struct list *list, char *item, struct wish *out, char *why) {
   char *equals = strchr(item, '=');
   const char *size = equals != NULL ? equals + 1 : item;
-  if (equals == NULL && !alone) return bad_item(item, "names no GPU", why);
+  if (equals == NULL && !list->alone) return bad_item(list, item, "names no GPU", why);
   if (size_parse(size, &out->bytes) != VC_OK)
-    return bad_item(item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
+    return bad_item(list, item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
   out->kind = WISH_EVERY_GPU;
   if (equals == NULL) return VC_OK;
   *equals = 0;
@@ -111,7 +123,7 @@ static int parse_item(char *item, int alone, struct wish *out, char *why) {
   if (uuid_parse(item, out->uuid, &out->flags) == VC_OK) return VC_OK;
   out->kind = WISH_INDEX;
   if (parse_index(item, &out->index) == VC_OK) return VC_OK;
-  return bad_item(item, "is neither a GPU's UUID nor its index", why);
+  return bad_item(list, item, "is neither a GPU's UUID nor its index", why);
 }
 
 static int same_gpu(const struct wish *a, const struct wish *b) {
@@ -119,33 +131,74 @@ static int same_gpu(const struct wish *a, const struct wish *b) {
   return a->kind == WISH_INDEX ? a->index == b->index : memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0;
 }
 
-static int add_wish(struct wishes *out, char *item, int alone, char *why) {
-  if (out->count == VC_MAX_GPUS) return bad_item(item, "is one GPU more than the 16 that are supported", why);
+static int add_wish(const struct list *list, struct wishes *out, char *item, char *why) {
+  if (out->count == VC_MAX_GPUS) return bad_item(list, item, "is one GPU more than the 16 that are supported", why);
   struct wish *wish = &out->wish[out->count];
   memset(wish, 0, sizeof *wish);
-  int status = parse_item(item, alone, wish, why);
+  int status = parse_item(list, item, wish, why);
   if (status != VC_OK) return status;
   for (uint32_t i = 0; i < out->count; i++)
-    if (same_gpu(wish, &out->wish[i])) return bad_item(item, "is named twice", why);
+    if (same_gpu(wish, &out->wish[i])) return bad_item(list, item, "is named twice", why);
   out->count++;
   return VC_OK;
 }
 
-int config_parse_wishes(const char *text, struct wishes *out, char *why) {
+static int parse_list(const char *variable_name, const char *text, struct wishes *out, char *why) {
   char copy[VC_MAX_GPUS * 96];
   size_t length = strlen(text);
-  int alone = strchr(text, ',') == NULL;
+  const struct list list = {variable_name, strchr(text, ',') == NULL};
   memset(out, 0, sizeof *out);
-  if (length == 0) return bad_item(text, "is empty", why);
-  if (length >= sizeof copy) return bad_item(text, "… is too long", why);
+  if (length == 0) return bad_item(&list, text, "is empty", why);
+  if (length >= sizeof copy) return bad_item(&list, text, "… is too long", why);
   memcpy(copy, text, length + 1);
   for (char *item = copy, *next; item != NULL; item = next) {
     next = strchr(item, ',');
     if (next != NULL) *next++ = 0;
-    int status = add_wish(out, item, alone, why);
+    int status = add_wish(&list, out, item, why);
     if (status != VC_OK) return status;
   }
   return VC_OK;
+}
+
+int config_parse_wishes(const char *text, struct wishes *out, char *why) {
+  return parse_list("VCUDA_MEMORY_LIMIT", text, out, why);
+}
+
+static struct wish *find_wish(struct wishes *wishes, const struct wish *like) {
+  for (uint32_t i = 0; i < wishes->count; i++)
+    if (same_gpu(&wishes->wish[i], like)) return &wishes->wish[i];
+  return NULL;
+}
+
+static int give_physical(struct wish *wish, uint64_t bytes, char *why) {
+  if (bytes > wish->bytes) {
+    snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT gives %llu bytes of %llu; it is the part of VCUDA_MEMORY_LIMIT that "
+             "may be in the card's own memory, write less", (unsigned long long)bytes, (unsigned long long)wish->bytes);
+    return VC_EINVAL;
+  }
+  wish->physical = bytes;
+  return VC_OK;
+}
+
+int config_parse_physical(const char *text, struct wishes *inout, char *why) {
+  struct wishes parts;
+  int status = parse_list("VCUDA_PHYSICAL_LIMIT", text, &parts, why);
+  if (status != VC_OK) return status;
+  if (parts.wish[0].kind == WISH_EVERY_GPU) {
+    for (uint32_t i = 0; i < inout->count && status == VC_OK; i++)
+      status = give_physical(&inout->wish[i], parts.wish[0].bytes, why);
+    return status;
+  }
+  for (uint32_t i = 0; i < parts.count && status == VC_OK; i++) {
+    struct wish *wish = find_wish(inout, &parts.wish[i]);
+    if (wish == NULL) {
+      snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT names a GPU that VCUDA_MEMORY_LIMIT does not name, or names "
+               "otherwise; name each in both, by UUID or by index");
+      return VC_EINVAL;
+    }
+    status = give_physical(wish, parts.wish[i].bytes, why);
+  }
+  return status;
 }
 
 int config_needs_gpus(const struct wishes *wishes) {
@@ -154,7 +207,7 @@ int config_needs_gpus(const struct wishes *wishes) {
   return 0;
 }
 
-static int grant_every(uint64_t bytes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+static int grant_every(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                        struct vc_gpu_limit *out, char *why) {
   if (gpu_count > VC_MAX_GPUS) {
     snprintf(why, CONFIG_WHY, "this machine has %u GPUs and a directory holds %d; name some: GPU-<uuid>=8GiB,1=4GiB",
@@ -162,7 +215,7 @@ static int grant_every(uint64_t bytes, const uint8_t (*gpus)[VC_UUID_BYTES], uin
     return VC_EINVAL;
   }
   for (uint32_t i = 0; i < gpu_count; i++) {
-    out[i] = (struct vc_gpu_limit){.memory_bytes = bytes};
+    out[i] = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .physical_bytes = wish->physical};
     memcpy(out[i].uuid, gpus[i], VC_UUID_BYTES);
   }
   return (int)gpu_count;
@@ -177,7 +230,8 @@ static int find_gpu(const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count, co
 static int grant_one(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                      struct vc_gpu_limit *out, char *why) {
   char text[48] = "";
-  *out = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .flags = wish->flags};
+  *out = (struct vc_gpu_limit){
+      .memory_bytes = wish->bytes, .physical_bytes = wish->physical, .flags = wish->flags};
   memcpy(out->uuid, wish->uuid, VC_UUID_BYTES);
   if (wish->kind == WISH_INDEX && wish->index >= gpu_count) {
     snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names GPU %u, but this machine has %u; count from 0 or use UUIDs",
@@ -196,7 +250,7 @@ static int grant_one(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTE
 
 int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                  struct vc_gpu_limit out[VC_MAX_GPUS], char *why) {
-  if (wishes->wish[0].kind == WISH_EVERY_GPU) return grant_every(wishes->wish[0].bytes, gpus, gpu_count, out, why);
+  if (wishes->wish[0].kind == WISH_EVERY_GPU) return grant_every(&wishes->wish[0], gpus, gpu_count, out, why);
   for (uint32_t i = 0; i < wishes->count; i++) {
     int status = grant_one(&wishes->wish[i], gpus, gpu_count, &out[i], why);
     if (status != VC_OK) return status;
@@ -209,14 +263,13 @@ int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTE
   return (int)wishes->count;
 }
 
-static int disagree(uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES], uint32_t flags,
-                    const char *page_path, char *why) {
+static int disagree(const char *variable_name, uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES],
+                    uint32_t flags, const char *page_path, char *why) {
   char text[48] = "";
   uuid_format(uuid, flags, text, sizeof text);
   snprintf(why, CONFIG_WHY,
-           "VCUDA_MEMORY_LIMIT gives %s %llu bytes, but %s gives it %llu; unset VCUDA_MEMORY_LIMIT, or set VCUDA_DIR "
-           "to another directory",
-           text, (unsigned long long)asked, page_path, (unsigned long long)found);
+           "%s gives %s %llu bytes, but %s gives it %llu; unset %s, or set VCUDA_DIR to another directory",
+           variable_name, text, (unsigned long long)asked, page_path, (unsigned long long)found, variable_name);
   return VC_EINVAL;
 }
 
@@ -226,10 +279,10 @@ static uint64_t bytes_in_page(const struct vc_limits *page, const uint8_t uuid[V
   return 0;
 }
 
-static uint64_t bytes_in_grant(const struct vc_gpu_limit *grant, int count, const uint8_t uuid[VC_UUID_BYTES]) {
+static struct vc_gpu_limit find_grant(const struct vc_gpu_limit *grant, int count, const uint8_t uuid[VC_UUID_BYTES]) {
   for (int i = 0; i < count; i++)
-    if (memcmp(grant[i].uuid, uuid, VC_UUID_BYTES) == 0) return grant[i].memory_bytes;
-  return 0;
+    if (memcmp(grant[i].uuid, uuid, VC_UUID_BYTES) == 0) return grant[i];
+  return (struct vc_gpu_limit){.memory_bytes = 0};
 }
 
 int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
@@ -240,12 +293,17 @@ int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BY
   if (count < 0) return count;
   for (uint32_t i = 0; i < page->gpu_count; i++) {
     const struct vc_gpu_limit *found = &page->gpu[i];
-    uint64_t asked = every ? wishes->wish[0].bytes : bytes_in_grant(grant, count, found->uuid);
-    if (asked != found->memory_bytes)
-      return disagree(asked, found->memory_bytes, found->uuid, found->flags, page_path, why);
+    struct vc_gpu_limit asked = {.memory_bytes = wishes->wish[0].bytes, .physical_bytes = wishes->wish[0].physical};
+    if (!every) asked = find_grant(grant, count, found->uuid);
+    if (asked.memory_bytes != found->memory_bytes)
+      return disagree("VCUDA_MEMORY_LIMIT", asked.memory_bytes, found->memory_bytes, found->uuid, found->flags,
+                      page_path, why);
+    if (asked.physical_bytes != found->physical_bytes)
+      return disagree("VCUDA_PHYSICAL_LIMIT", asked.physical_bytes, found->physical_bytes, found->uuid, found->flags,
+                      page_path, why);
   }
   for (int i = 0; i < count; i++)
     if (bytes_in_page(page, grant[i].uuid) == 0)
-      return disagree(grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
+      return disagree("VCUDA_MEMORY_LIMIT", grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
   return VC_OK;
 }

@@ -19,7 +19,8 @@ struct config {
   char directory[CONFIG_PATH];
   char limits[CONFIG_PATH + 8];
   char ledger[CONFIG_PATH + 8];
-  const char *memory_limit; /* VCUDA_MEMORY_LIMIT, NULL: not set */
+  const char *memory_limit;   /* VCUDA_MEMORY_LIMIT, NULL: not set */
+  const char *physical_limit; /* VCUDA_PHYSICAL_LIMIT, likewise */
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
@@ -29,13 +30,14 @@ int config_is_present(void);
 /* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
 int config_read(struct config *out, char *why);
 
-/* What VCUDA_MEMORY_LIMIT asks for. */
+/* What the two variables ask for. */
 struct wish {
   enum { WISH_EVERY_GPU, WISH_UUID, WISH_INDEX } kind;
   uint8_t uuid[VC_UUID_BYTES];
   uint32_t flags;
   uint32_t index;
   uint64_t bytes;
+  uint64_t physical; /* of them in the card's own memory at most; 0: all */
 };
 
 struct wishes {
@@ -45,6 +47,9 @@ struct wishes {
 
 /* "8GiB", or "GPU-<uuid>=8GiB,1=4GiB" (index: in NVML's order). VC_EINVAL with WHY. */
 int config_parse_wishes(const char *text, struct wishes *out, char *why);
+
+/* The same for VCUDA_PHYSICAL_LIMIT: what it says goes into the wishes of the same GPUs. */
+int config_parse_physical(const char *text, struct wishes *inout, char *why);
 
 /* Whether the wishes name a GPU by index, so that nobody can say which one without asking the machine. */
 int config_needs_gpus(const struct wishes *wishes);

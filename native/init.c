@@ -71,7 +71,7 @@ static int attach(const struct config *config, char *why) {
   struct ledger *ledger;
   int status = ledger_attach(config->limits, config->ledger, &ledger, why, CONFIG_WHY);
   if (status != VC_OK) return status;
-  ledger_set_usage(ledger, allocators_usage);
+  ledger_set_usage(ledger, allocators_usage, allocators_managed_usage);
   guest_ledger = ledger;
   return VC_OK;
 }

@@ -23,7 +23,7 @@ class ProcessUsage:
     """One process that charged something. Sizes are bytes by GPU UUID.
 
     ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process measured
-    on itself. ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot
+    on itself, ``managed`` the part that may lie in host memory. ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot
     is free to be taken over. ``pid_inside`` (in its own namespace), ``start_time`` (clock ticks since boot), ``name``
     and all sizes are only the process's word. ``refused`` counts charges that were answered with "out of memory".
     """
@@ -37,6 +37,7 @@ class ProcessUsage:
     refused: int
     name: str
     excess: dict[str, int] = field(default_factory=dict)
+    managed: dict[str, int] = field(default_factory=dict)
 
     def declared(self, uuid: str) -> int:
         """Bytes of one GPU that its calls declared."""
@@ -61,6 +62,10 @@ class LedgerUsage:
         """The part of that which the processes measured on themselves and never declared."""
         return sum(process.excess.get(uuid, 0) for process in self.processes if process.pid)
 
+    def managed(self, uuid: str) -> int:
+        """The part of it that may lie in host memory."""
+        return sum(process.managed.get(uuid, 0) for process in self.processes if process.pid)
+
 
 def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit], mode: int = 0o666) -> None:
     """Creates an empty ledger at PATH for the GPUS of a limits page. Raises ExistsError when PATH exists."""
@@ -70,7 +75,7 @@ def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit],
 
 
 def ledger_file_bytes() -> int:
-    """The fixed size of a ledger file."""
+    """The size of a ledger file, unless its container may use host memory, too."""
     return int(lib.ledger_file_bytes())
 
 
@@ -93,6 +98,7 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
             peak=dict(zip(uuids, slot.peak, strict=False)),
             refused=slot.refused,
             excess=dict(zip(uuids, slot.excess, strict=False)),
+            managed=dict(zip(uuids, slot.managed, strict=False)),
             name=errors.printable(ffi.string(slot.name, lib.VC_NAME_BYTES).decode("utf-8", "replace")),
         )
         for slot in slots[0:count]

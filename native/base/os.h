@@ -50,6 +50,9 @@ int os_process_maps(int32_t pid, uint64_t device, uint64_t inode);
 /* Command name of the calling process (at most SIZE - 1 characters). */
 void os_process_name(char *out, size_t size);
 
+/* What the kernel thinks can be taken without swapping; VC_EIO when /proc does not say. */
+int os_memory_available(uint64_t *bytes);
+
 /* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
 uint64_t os_coarse_ms(void);
 void os_sleep_us(uint32_t microseconds);

@@ -285,6 +285,20 @@ void os_process_name(char *out, size_t size) {
   snprintf(out, size, "%s", name);
 }
 
+int os_memory_available(uint64_t *bytes) {
+  char text[512];
+  unsigned long long kib;
+  int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+  ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  if (fd >= 0) close(fd);
+  if (length <= 0) return VC_EIO;
+  text[length] = 0;
+  const char *line = strstr(text, "\nMemAvailable:");
+  if (line == NULL || sscanf(line, " MemAvailable: %llu kB", &kib) != 1) return VC_EIO;
+  *bytes = (uint64_t)kib << 10;
+  return VC_OK;
+}
+
 uint64_t os_coarse_ms(void) {
   struct timespec now;
   if (clock_gettime(CLOCK_MONOTONIC_COARSE, &now) != 0) return 0;

@@ -9,6 +9,7 @@
 #include "graph_memory.h"
 #include "holding.h"
 #include "limit.h"
+#include "managed.h"
 #include "pool.h"
 #include "sparse.h"
 #include "vmm.h"
@@ -19,6 +20,8 @@ uint64_t allocators_usage(uint32_t column) {
   return charge_usage(column) + context_usage(column) + graph_memory_usage(column) +
          pool_usage(column) + holding_usage(column) + excess_bytes(column);
 }
+
+uint64_t allocators_managed_usage(uint32_t column) { return charge_managed_usage(column) + pool_managed_usage(column); }
 
 static int reclaim(uint32_t column) {
   int given_back = 0;
@@ -57,6 +60,7 @@ void allocators_after_fork(void) {
   vmm_after_fork();
   sparse_after_fork();
   limit_after_fork();
+  managed_after_fork();
   pool_after_fork();
   excess_after_fork();
 }

@@ -9,6 +9,9 @@
 /* Bytes that this process holds of a column, from its own books. */
 uint64_t allocators_usage(uint32_t column);
 
+/* The part of it that is managed. */
+uint64_t allocators_managed_usage(uint32_t column);
+
 /* Before a refusal: what is held in reserve goes back to the driver and out of the charge. 1: something did.
  * Calls itself nothing that charges; a second call on the same thread meanwhile does nothing. */
 int allocators_reclaim(uint32_t column);

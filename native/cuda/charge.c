@@ -23,24 +23,47 @@ static CUresult refusal(int status) {
 
 uint64_t charge_round(uint64_t bytes) { return (bytes + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1); }
 
+/* Managed memory, out of the way of the rest. */
+static __attribute__((noinline)) int take_managed(uint32_t column, uint64_t bytes) {
+  return ledger_charge_part(guest_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes, 1);
+}
+
+static inline int is_managed(uint32_t column) { return !VC_LIKELY(column < COLUMN_MANAGED); }
+
 static __attribute__((noinline, cold)) CUresult charge_after_reclaiming(uint32_t column, uint64_t bytes, int status) {
-  if (status == VC_ENOMEM && allocators_reclaim(column)) status = ledger_charge(guest_ledger, column, bytes);
+  if (status == VC_ENOMEM && allocators_reclaim(column & COLUMN_NUMBER))
+    status = is_managed(column) ? take_managed(column, bytes) : ledger_charge(guest_ledger, column, bytes);
   return status >= 0 ? CUDA_SUCCESS : refusal(status);
+}
+
+static __attribute__((noinline)) CUresult charge_managed(uint32_t column, uint64_t bytes) {
+  int status = bytes == 0 ? VC_OK : take_managed(column, bytes);
+  return status >= 0 ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
 }
 
 CUresult charge_column(uint32_t column, uint64_t bytes) {
   if (bytes == 0) return CUDA_SUCCESS;
+  if (is_managed(column)) return charge_managed(column, bytes);
   if (bytes >= EXCESS_LARGE) excess_glance(column);
   int status = ledger_charge(guest_ledger, column, bytes);
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
 }
 
 CUresult charge_try(uint32_t column, uint64_t bytes) {
+  if (is_managed(column)) {
+    int managed = bytes == 0 ? VC_OK : take_managed(column, bytes);
+    return managed >= 0 ? CUDA_SUCCESS : refusal(managed);
+  }
   int status = bytes == 0 ? VC_OK : ledger_charge(guest_ledger, column, bytes);
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
 }
 
-void charge_return(uint32_t column, uint64_t bytes) { ledger_uncharge(guest_ledger, column, bytes); }
+void charge_return(uint32_t column, uint64_t bytes) {
+  if (is_managed(column))
+    ledger_uncharge_part(guest_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes);
+  else
+    ledger_uncharge(guest_ledger, column, bytes);
+}
 
 static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, uint64_t bytes) {
   if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -64,6 +87,50 @@ CUresult charge_begin(struct charge *charge, uint64_t bytes) {
   int status = context_place(&place);
   if (status == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
   return status != VC_OK ? CUDA_SUCCESS : begin(charge, place.column, place.owner, bytes);
+}
+
+/* One try without reclaiming. COUNTED: a refusal is one, there is no other way left. */
+static int take_wish(struct charge *charge, enum charge_wish wish, int counted) {
+  uint32_t column = charge->column & COLUMN_NUMBER;
+  int managed_first = wish != CHARGE_EITHER;
+  int status = ledger_charge_part(guest_ledger, managed_first ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes,
+                                  counted && wish == CHARGE_MANAGED);
+  int managed = managed_first;
+  if (status == VC_ENOMEM && wish != CHARGE_MANAGED) {
+    managed = !managed_first;
+    status = ledger_charge_part(guest_ledger, managed ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes, counted);
+  }
+  charge->column = column | (managed ? COLUMN_MANAGED : 0);
+  if (managed && wish != CHARGE_MANAGED_FIRST) charge->column |= COLUMN_CONVERTED;
+  return status;
+}
+
+static __attribute__((noinline)) CUresult begin_wish(struct charge *charge, const struct place *place, uint64_t bytes,
+                                                     enum charge_wish wish) {
+  if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  *charge = (struct charge){.column = place->column, .owner = place->owner, .bytes = charge_round(bytes)};
+  if (charge->bytes >= EXCESS_LARGE) excess_glance(place->column);
+  int status = take_wish(charge, wish, 0);
+  if (status == VC_ENOMEM) {
+    allocators_reclaim(place->column);
+    status = take_wish(charge, wish, 1);
+  }
+  charge->taken = status == VC_OK;
+  return status == VC_OK ? CUDA_SUCCESS : refusal(status);
+}
+
+CUresult charge_begin_wish(struct charge *charge, uint64_t bytes, enum charge_wish wish) {
+  struct place place;
+  charge->taken = 0;
+  int status = context_place(&place);
+  if (status == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (status != VC_OK) return CUDA_SUCCESS;
+  if (VC_LIKELY(!ledger_is_split(guest_ledger))) return begin(charge, place.column, place.owner, bytes);
+  return begin_wish(charge, &place, bytes, wish);
+}
+
+int charge_may_be_managed(const struct charge *charge) {
+  return charge->taken && ledger_is_split(guest_ledger) && ledger_host_budget(guest_ledger, charge->column) != 0;
 }
 
 void charge_cancel(struct charge *charge) {
@@ -134,12 +201,22 @@ void charge_forget_owner(uint32_t owner) {
   for (int book = 0; book < BOOKS; book++) table_take_owner(&books[book], owner, forget, NULL);
 }
 
+int charge_is_converted(uint64_t key) {
+  struct table_entry entry;
+  return key != 0 && table_get(&books[BOOK_LINEAR], key, &entry) && (entry.column & COLUMN_CONVERTED) != 0;
+}
+
 void charge_after_fork(void) {
   for (int book = 0; book < BOOKS; book++) table_reset(&books[book]);
 }
 
+uint64_t charge_managed_usage(uint32_t column) {
+  struct table *linear = &books[BOOK_LINEAR];
+  return table_sum(linear, column | COLUMN_MANAGED) + table_sum(linear, column | COLUMN_MANAGED | COLUMN_CONVERTED);
+}
+
 uint64_t charge_usage(uint32_t column) {
-  uint64_t sum = 0;
+  uint64_t sum = charge_managed_usage(column);
   for (int book = 0; book < BOOKS; book++) sum += table_sum(&books[book], column);
   return sum;
 }

@@ -18,6 +18,13 @@ enum book {
 /* The owner of what belongs to no context and lives until it is freed or the process ends. */
 enum { OWNER_PROCESS = 0 };
 
+/* What a column may carry beside its number, in books and charges. */
+enum {
+  COLUMN_MANAGED = 1 << 8,   /* the bytes may lie on the host: they are charged to the host budget */
+  COLUMN_CONVERTED = 1 << 9, /* and the program believes that they are device memory */
+  COLUMN_NUMBER = (1 << 8) - 1,
+};
+
 /* Frees a key: an address, or a handle cast to one. */
 typedef CUresult charge_call(CUdeviceptr key);
 
@@ -35,6 +42,17 @@ CUresult charge_begin(struct charge *charge, uint64_t bytes);
 
 /* The same for a column (device_column(); negative: its errors decide as they do for the current context) and owner. */
 CUresult charge_begin_at(struct charge *charge, int column, uint32_t owner, uint64_t bytes);
+
+/* The same as charge_begin() for memory that may be managed instead. CHARGE_EITHER: the card's own while the physical
+ * share has room, else managed, which charge_is_managed() tells. CHARGE_MANAGED: managed. CHARGE_MANAGED_FIRST: for
+ * memory that is managed anyway; beyond the host budget it is charged like the card's own. */
+enum charge_wish { CHARGE_EITHER, CHARGE_MANAGED, CHARGE_MANAGED_FIRST };
+CUresult charge_begin_wish(struct charge *charge, uint64_t bytes, enum charge_wish wish);
+/* Whether what was charged as the card's own could have been managed. */
+int charge_may_be_managed(const struct charge *charge);
+static inline int charge_is_managed(const struct charge *charge) {
+  return charge->taken && (charge->column & COLUMN_MANAGED) != 0;
+}
 
 /* The driver answered RESULT. Success: KEY is booked. Else: everything is given back. When the books have no memory,
  * UNDO frees KEY again and the answer is CUDA_ERROR_OUT_OF_MEMORY. Returns what the program gets. */
@@ -69,10 +87,15 @@ void charge_put_back(enum book book, const struct table_entry *entry);
 /* Everything that dies with OWNER is given back. */
 void charge_forget_owner(uint32_t owner);
 
+/* Whether KEY is in BOOK_LINEAR as memory that the program believes to be the card's own. */
+int charge_is_converted(uint64_t key);
+
 /* In a forked child. */
 void charge_after_fork(void);
 
 /* Bytes that the books of this process hold in a column. */
 uint64_t charge_usage(uint32_t column);
+/* The part of it that is managed. */
+uint64_t charge_managed_usage(uint32_t column);
 
 #endif

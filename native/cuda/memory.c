@@ -1,9 +1,14 @@
 /* Linear device memory, all ABI versions: each wrapper only computes its size. The driver writes into locals, so the
  * program's variables change only on success.
- * Knows no accounting. Tests: tests/integration/test_native_quota.py. */
+ * Beyond the physical share of a container that has one, memory is managed instead (managed.h). The oldest ABI cannot:
+ * its addresses have 32 bits.
+ * Knows no accounting. Tests: tests/integration/test_native_quota.py, test_native_oversub.py. */
 #include "cuda_bodies.h"
 #include "charge.h"
 #include "driver.h"
+#include "guest.h"
+#include "ledger.h"
+#include "managed.h"
 #include "pool.h"
 
 static CUresult free_v1(CUdeviceptr address) { return real_cuda.cuMemFree((CUdeviceptr_v1)address); }
@@ -13,10 +18,37 @@ static CUresult free_any(CUdeviceptr address) {
   return real_cuda.cuMemFree != NULL ? free_v1(address) : CUDA_ERROR_NOT_FOUND;
 }
 
+/* The card may be full although the physical share is not. */
+static __attribute__((noinline, cold)) CUresult take_instead(struct charge *charge, CUdeviceptr *block, size_t bytes) {
+  charge_cancel(charge);
+  CUresult result = charge_begin_wish(charge, bytes, CHARGE_MANAGED);
+  return result == CUDA_SUCCESS && charge_is_managed(charge) ? managed_allocate(block, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult take(struct charge *charge, CUdeviceptr *block, size_t bytes) {
+  if (charge_is_managed(charge)) return managed_allocate(block, bytes);
+  CUresult result = real_cuda.cuMemAlloc_v2(block, bytes);
+  if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || !charge_may_be_managed(charge)) return result;
+  return take_instead(charge, block, bytes);
+}
+
+/* Out of line: what is below is the hot path of containers without host memory. */
+static __attribute__((noinline)) CUresult allocate_split(CUdeviceptr *dptr, size_t bytes) {
+  struct charge charge;
+  CUdeviceptr block = 0;
+  CUresult result = charge_begin_wish(&charge, bytes, CHARGE_EITHER);
+  if (result != CUDA_SUCCESS) return result;
+  result = take(&charge, &block, bytes);
+  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
+  if (result == CUDA_SUCCESS) *dptr = block;
+  return result;
+}
+
 CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   struct charge charge;
   CUdeviceptr block = 0;
   if (dptr == NULL || bytes == 0) return real_cuda.cuMemAlloc_v2(dptr, bytes);
+  if (!VC_LIKELY(!ledger_is_split(guest_ledger))) return allocate_split(dptr, bytes);
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAlloc_v2(&block, bytes);
@@ -41,7 +73,7 @@ CUresult vc_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flag
   struct charge charge;
   CUdeviceptr block = 0;
   if (dptr == NULL || bytes == 0) return real_cuda.cuMemAllocManaged(dptr, bytes, flags);
-  CUresult result = charge_begin(&charge, bytes);
+  CUresult result = charge_begin_wish(&charge, bytes, CHARGE_MANAGED_FIRST);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAllocManaged(&block, bytes, flags);
   result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
@@ -64,16 +96,38 @@ static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr
   return charge_end(charge, BOOK_LINEAR, result, block, free_any);
 }
 
+/* Managed memory has no pitched call, so its pitch is ours. */
+static CUresult pitch_managed(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height) {
+  *chosen = managed_pitch(width);
+  uint64_t bytes = *chosen == 0 ? UINT64_MAX : area(*chosen, height);
+  CUresult result = charge_correct(charge, bytes);
+  if (result == CUDA_SUCCESS) result = managed_allocate(block, bytes);
+  return charge_end(charge, BOOK_LINEAR, result, *block, free_any);
+}
+
+static CUresult pitch_real(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height,
+                           unsigned int element) {
+  int may = charge_may_be_managed(charge);
+  CUresult result = real_cuda.cuMemAllocPitch_v2(block, chosen, width, height, element);
+  result = finish_pitch(charge, result, *block, area(*chosen, height));
+  if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || !may) return result;
+  *block = 0;
+  if (charge_begin_wish(charge, area(width, height), CHARGE_MANAGED) != CUDA_SUCCESS) return result;
+  return pitch_managed(charge, block, chosen, width, height);
+}
+
+static int is_element(unsigned int bytes) { return bytes == 4 || bytes == 8 || bytes == 16; }
+
 CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element) {
   struct charge charge;
   CUdeviceptr block = 0;
   size_t chosen = 0;
-  if (dptr == NULL || pitch == NULL || width == 0 || height == 0)
+  if (dptr == NULL || pitch == NULL || width == 0 || height == 0 || !is_element(element))
     return real_cuda.cuMemAllocPitch_v2(dptr, pitch, width, height, element);
-  CUresult result = charge_begin(&charge, area(width, height));
+  CUresult result = charge_begin_wish(&charge, area(width, height), CHARGE_EITHER);
   if (result != CUDA_SUCCESS) return result;
-  result = real_cuda.cuMemAllocPitch_v2(&block, &chosen, width, height, element);
-  result = finish_pitch(&charge, result, block, area(chosen, height));
+  result = charge_is_managed(&charge) ? pitch_managed(&charge, &block, &chosen, width, height)
+                                      : pitch_real(&charge, &block, &chosen, width, height, element);
   if (result != CUDA_SUCCESS) return result;
   *dptr = block;
   *pitch = chosen;

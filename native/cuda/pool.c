@@ -1,13 +1,18 @@
 /* Stream-ordered memory and pools: the bodies of the hooks, the book of live blocks, and what is done before a refusal.
  * pool_account.h tells what is charged. Host memory and imported pools cost nothing: the exporter pays.
- * Knows no ledger. Tests: tests/integration/test_native_pool.py. */
+ * What a device's pool has no room for may come from one of managed memory (pool_managed.h).
+ * Tests: tests/integration/test_native_pool.py, test_native_oversub.py. */
 #include "pool.h"
 
 #include "allocators.h"
 #include "capture_mode.h"
 #include "cuda_bodies.h"
 #include "driver.h"
+#include "guest.h"
+#include "ledger.h"
+#include "managed.h"
 #include "pool_find.h"
+#include "pool_managed.h"
 #include "shm.h"
 
 /* Address -> bytes; column and owner are both the number of the pool. */
@@ -62,7 +67,7 @@ struct sum {
 
 static int counts(const struct pool *pool, uint32_t column) {
   return atomic_load_explicit(&pool->kind, memory_order_relaxed) == POOL_COUNTED &&
-         atomic_load_explicit(&pool->column, memory_order_relaxed) == column;
+         (atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER) == column;
 }
 
 static void add_charge(struct pool *pool, void *data) {
@@ -73,6 +78,18 @@ static void add_charge(struct pool *pool, void *data) {
 uint64_t pool_usage(uint32_t column) {
   struct sum sum = {column, 0};
   pool_each(add_charge, &sum);
+  return sum.result;
+}
+
+static int is_managed(const struct pool *pool) { return (atomic_load(&pool->column) & COLUMN_MANAGED) != 0; }
+
+static void add_managed(struct pool *pool, void *data) {
+  if (is_managed(pool)) add_charge(pool, data);
+}
+
+uint64_t pool_managed_usage(uint32_t column) {
+  struct sum sum = {column, 0};
+  pool_each(add_managed, &sum);
   return sum.result;
 }
 
@@ -98,7 +115,7 @@ static void look_for_waiting(struct pool *pool, void *data) {
 /* TRY again with everything given back that may be: what is not needed, then what waits for the stream. */
 static __attribute__((noinline, cold)) CUresult make_room(struct pool *pool, const struct line *line, uint64_t bytes,
                                                          CUresult (*try)(struct pool *pool, uint64_t bytes)) {
-  struct sum waiting = {atomic_load(&pool->column), 0};
+  struct sum waiting = {atomic_load(&pool->column) & COLUMN_NUMBER, 0};
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (allocators_reclaim(waiting.column)) result = try(pool, bytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
@@ -137,8 +154,9 @@ static CUresult book(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
   return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static inline CUresult allocate(CUdeviceptr *dptr, size_t size, struct pool *pool, CUmemoryPool handle,
-                                const struct line *line, allocate_call *call) {
+static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *dptr, size_t size, struct pool *pool,
+                                                                  CUmemoryPool handle, const struct line *line,
+                                                                  allocate_call *call) {
   CUdeviceptr block = 0;
   if (pool == NULL) return call(dptr, size, handle, line);
   int kind = atomic_load_explicit(&pool->kind, memory_order_relaxed);
@@ -161,15 +179,38 @@ static inline CUresult allocate(CUdeviceptr *dptr, size_t size, struct pool *poo
   return CUDA_SUCCESS;
 }
 
+static inline CUresult call_from(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {
+  return line->ptsz ? real_cuda.cuMemAllocFromPoolAsync_ptsz(out, bytes, handle, line->stream)
+                    : real_cuda.cuMemAllocFromPoolAsync(out, bytes, handle, line->stream);
+}
+
+/* A graph's memory is the card's own, and a pool whose blocks may be shared stays what it is. */
+static __attribute__((noinline, cold)) CUresult allocate_managed(CUdeviceptr *dptr, size_t size, struct pool *pool,
+                                                                const struct line *line) {
+  if (pool == NULL || atomic_load(&pool->kind) != POOL_COUNTED || is_managed(pool) || pool->rigid)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  uint32_t column = atomic_load(&pool->column);
+  if (!ledger_is_split(guest_ledger) || ledger_host_budget(guest_ledger, column) == 0 || is_capturing(line) ||
+      !managed_is_possible(size))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  struct pool *managed = pool_managed_of(column);
+  if (managed == NULL || real_cuda.cuMemAllocFromPoolAsync == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = allocate_in(dptr, size, managed, atomic_load(&managed->handle), line, call_from);
+  if (result == CUDA_SUCCESS) managed_note();
+  return result;
+}
+
+static inline __attribute__((always_inline)) CUresult allocate(CUdeviceptr *dptr, size_t size, struct pool *pool,
+                                                               CUmemoryPool handle, const struct line *line,
+                                                               allocate_call *call) {
+  CUresult result = allocate_in(dptr, size, pool, handle, line, call);
+  return VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) ? result : allocate_managed(dptr, size, pool, line);
+}
+
 static inline CUresult call_current(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {
   (void)handle;
   return line->ptsz ? real_cuda.cuMemAllocAsync_ptsz(out, bytes, line->stream)
                     : real_cuda.cuMemAllocAsync(out, bytes, line->stream);
-}
-
-static inline CUresult call_from(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line) {
-  return line->ptsz ? real_cuda.cuMemAllocFromPoolAsync_ptsz(out, bytes, handle, line->stream)
-                    : real_cuda.cuMemAllocFromPoolAsync(out, bytes, handle, line->stream);
 }
 
 static inline CUresult allocate_current(CUdeviceptr *dptr, size_t bytes, CUstream stream, int ptsz) {
@@ -219,11 +260,20 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
   return result;
 }
 
+/* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver says
+ * what it thinks of memory that is no graph's. */
+static CUresult free_converted(CUdeviceptr address, const struct line *line) {
+  if (is_capturing(line)) return free_async(address, line);
+  CUresult result = synchronize(line);
+  return result == CUDA_SUCCESS ? real_cuda.cuMemFree_v2(address) : result;
+}
+
 /* Linear memory may be freed in stream order too. Nothing of it waits in a pool, so it is given back at once. */
 static CUresult free_linear(CUdeviceptr address, const struct line *line) {
   struct table_entry entry;
   int known = charge_take(BOOK_LINEAR, address, &entry);
-  CUresult result = free_async(address, line);
+  int converted = known && (entry.column & COLUMN_CONVERTED) != 0;
+  CUresult result = converted ? free_converted(address, line) : free_async(address, line);
   if (known && result == CUDA_SUCCESS) charge_return(entry.column, entry.bytes);
   if (known && result != CUDA_SUCCESS) charge_put_back(BOOK_LINEAR, &entry);
   return result;
@@ -261,7 +311,14 @@ void pool_context_gone(uint32_t column) {
   pool_current_changed();
 }
 
+int pool_is_converted(CUdeviceptr address) {
+  struct table_entry entry;
+  if (!table_get(&blocks, address, &entry)) return 0;
+  return (atomic_load(&pool_numbered(entry.column)->column) & COLUMN_CONVERTED) != 0;
+}
+
 void pool_after_fork(void) {
+  pool_managed_after_fork();
   table_reset(&blocks);
   pool_find_after_fork();
   atomic_store(&pool_any_dirty, 0);

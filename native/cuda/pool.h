@@ -13,6 +13,12 @@ CUresult pool_free(CUdeviceptr address, charge_call *call);
 /* Bytes charged for the pools of this process in a column. */
 uint64_t pool_usage(uint32_t column);
 
+/* The part of it that is managed. */
+uint64_t pool_managed_usage(uint32_t column);
+
+/* Whether a block that begins at ADDRESS is in a pool that stands in for the program's own. */
+int pool_is_converted(CUdeviceptr address);
+
 /* Pools of the column give back to the driver, and out of the charge, what they do not need. 1: something did. */
 int pool_reclaim(uint32_t column);
 

@@ -20,6 +20,8 @@ static inline uint32_t column_of(const struct pool *pool) {
   return atomic_load_explicit(&pool->column, memory_order_relaxed);
 }
 
+static inline uint32_t number_of(const struct pool *pool) { return column_of(pool) & COLUMN_NUMBER; }
+
 static inline void set_charge(struct pool *pool, uint64_t bytes) {
   atomic_store_explicit(&pool->charge, bytes, memory_order_relaxed);
 }
@@ -84,13 +86,13 @@ static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) 
   if (result != CUDA_SUCCESS) return result;
   set_charge(pool, want);
   pool->growing++;
-  excess_hold(column_of(pool)); /* what the driver takes now may be more, and is charged afterwards */
+  excess_hold(number_of(pool)); /* what the driver takes now may be more, and is charged afterwards */
   return CUDA_SUCCESS;
 }
 
 static inline void land(struct pool *pool) {
   if (--pool->flights != 0) return;
-  for (; pool->growing != 0; pool->growing--) excess_release(column_of(pool));
+  for (; pool->growing != 0; pool->growing--) excess_release(number_of(pool));
 }
 
 /* What the pool was last seen to hold beyond its charge is paid first: without that each refused allocation could
@@ -110,8 +112,8 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes) {
 
 /* Until it is paid the debt is the pool's, not an excess of the process. */
 static void owe(struct pool *pool, int owing) {
-  if (owing && !pool->owing) excess_hold(column_of(pool));
-  if (!owing && pool->owing) excess_release(column_of(pool));
+  if (owing && !pool->owing) excess_hold(number_of(pool));
+  if (!owing && pool->owing) excess_release(number_of(pool));
   pool->owing = (uint8_t)owing;
 }
 

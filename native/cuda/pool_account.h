@@ -31,13 +31,14 @@ struct pool {
   uint64_t live;                /* blocks in the books, and those on their way */
   uint64_t reserved;            /* as last read */
   uint64_t step;                /* chunk as far as was seen; 0: nothing yet */
-  _Atomic uint32_t column;
+  _Atomic uint32_t column; /* and COLUMN_MANAGED, COLUMN_CONVERTED */
   uint32_t flights; /* allocations between begin and settle */
   uint32_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
   _Atomic uint8_t kind;
   _Atomic uint8_t dirty;   /* something was freed since the last reading */
   uint8_t owing;           /* it holds more than could be charged, and nobody measures that as something else */
   uint8_t pending;         /* asynchronously, and nothing synchronised since */
+  uint8_t rigid;           /* the program may want of its blocks what managed memory cannot do: never changes */
 } __attribute__((aligned(64)));
 
 /* Some pool is dirty: what a synchronising call looks at. */

@@ -2,8 +2,15 @@
  * Knows no sizes. Tests: tests/integration/test_native_pool.py. */
 #include "cuda_bodies.h"
 #include "driver.h"
+#include "guest.h"
+#include "ledger.h"
 #include "pool.h"
 #include "pool_find.h"
+
+/* Where there is a budget for host memory, what may lie there is charged to it. */
+static uint32_t managed_flag(uint32_t column) {
+  return ledger_is_split(guest_ledger) && ledger_host_budget(guest_ledger, column) != 0 ? COLUMN_MANAGED : 0;
+}
 
 CUresult vc_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
   CUmemoryPool handle = NULL;
@@ -12,7 +19,10 @@ CUresult vc_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
   CUresult result = real_cuda.cuMemPoolCreate(&handle, props);
   if (result != CUDA_SUCCESS) return result;
   enum pool_kind kind = pool_place(&props->location, props->allocType, &column);
-  if (pool_enter(handle, kind, column) == NULL) {
+  if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && kind == POOL_COUNTED) column |= managed_flag(column);
+  struct pool *entered = pool_enter(handle, kind, column);
+  if (entered != NULL) entered->rigid = props->handleTypes != CU_MEM_HANDLE_TYPE_NONE;
+  if (entered == NULL) {
     if (real_cuda.cuMemPoolDestroy != NULL) real_cuda.cuMemPoolDestroy(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

@@ -66,6 +66,7 @@ static struct pool *enter(CUmemoryPool handle, enum pool_kind kind, uint32_t col
   struct pool *pool = free_place();
   if (pool == NULL) return NULL;
   pool->live = pool->reserved = pool->step = 0;
+  pool->rigid = 0;
   atomic_store_explicit(&pool->handle, handle, memory_order_relaxed);
   atomic_store_explicit(&pool->column, column, memory_order_relaxed);
   if (!book(handle, pool)) return NULL;

@@ -23,6 +23,9 @@ CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevi
 __typeof__(cuMemAllocAsync) cuMemAllocAsync_ptsz;
 __typeof__(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
 __typeof__(cuMemFreeAsync) cuMemFreeAsync_ptsz;
+__typeof__(cuMemPrefetchAsync) cuMemPrefetchAsync_ptsz;
+__typeof__(cuMemPrefetchAsync_v2) cuMemPrefetchAsync_v2_ptsz;
+__typeof__(cuStreamAttachMemAsync) cuStreamAttachMemAsync_ptsz;
 __typeof__(cuStreamIsCapturing) cuStreamIsCapturing_ptsz;
 __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 

@@ -16,14 +16,15 @@
  *   changed hands since before it; else the dead are gone now (ledger_slots.c), and we try again.
  * - A mark is a byte of its own for each of the first threads, so setting and clearing it are plain stores; the
  *   read-modify-write of step 2 is the only locked instruction of a charge.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c. */
+ * - A container that may use host memory has three limits: what is on the card, what may lie on the host, and both
+ *   together. Each has words of its own and is charged as above; a charge is one in a part and then one in the whole.
+ *   The parts' limits add up to the whole's, so where the first has room the second has it too, except after a live
+ *   change; what is taken from a part and then refused by the whole may meanwhile refuse somebody else, no more.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
+ * test_ledger_split.c. */
 #include "ledger.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "ledger_priv.h"
+#include "ledger_plane.h"
 #include "os.h"
 
 enum {
@@ -31,35 +32,10 @@ enum {
   YIELD_ROUNDS = 256,   /* then give the CPU away: the other one may need it to decide */
   SLEEP_ROUNDS = 400,   /* then sleep: 144 × 200 µs ≈ 30 ms until a mark that never goes counts as taken */
   SLEEP_US = 200,
-  SWEEP_MS = 10,        /* how stale a view of dead processes may be */
   CONFIRM_EVERY = 1024, /* changes between two looks whether we still hold our lock */
 };
 
 static _Thread_local uint32_t thread_number; /* 1 + mark cell; 0: not yet given */
-
-static uint64_t column_limit(const struct ledger *ledger, uint32_t column) {
-  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->memory_bytes, memory_order_relaxed));
-}
-
-uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column) {
-  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->unhooked_bytes, memory_order_relaxed));
-}
-
-static __attribute__((noinline)) uint64_t sum_loop(const struct ledger_file *file, uint32_t column, int32_t own,
-                                                  uint32_t slots) {
-  const used_t *cell = &file->slot[0].used[column];
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < slots; i++, cell += sizeof(struct ledger_slot) / sizeof *cell)
-    if ((int32_t)i != own) sum += used_bytes(atomic_load_explicit(cell, memory_order_seq_cst));
-  return sum;
-}
-
-/* Sum of all slots but OWN. Cannot overflow: 1024 words of 48 bits. A container that writes nonsense into its ledger
- * only refuses itself. The first slot, all there is for most containers, costs no loop. */
-static inline uint64_t sum_others(const struct ledger *ledger, uint32_t column, int32_t own) {
-  uint32_t slots = ledger_slots_in_use(ledger);
-  return slots == 1 && own == 0 ? 0 : sum_loop(ledger->file, column, own, slots);
-}
 
 /* The cell of this thread's mark, 1-based; more than LEDGER_MARKS: it shares one. */
 static inline uint32_t mark_cell(struct ledger *ledger) {
@@ -122,8 +98,7 @@ static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledg
 /* Never below zero, and never from a slot that changed hands: what we had there is gone already, and comes back right
  * when we register again. An exchange-and-add, because a compare-and-swap would have to wait for the load before it:
  * 5 against 8 ns. */
-static inline void subtract(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t bytes) {
-  used_t *cell = &ledger->file->slot[own].used[column];
+static inline void subtract(const struct ledger *ledger, int32_t own, used_t *cell, uint64_t bytes) {
   if (!slot_is_ours(ledger, own)) return;
   if (__builtin_expect(bytes > used_bytes(atomic_load_explicit(cell, memory_order_relaxed)), 0)) {
     subtract_at_most(ledger, own, cell, bytes);
@@ -138,34 +113,36 @@ static inline void subtract(const struct ledger *ledger, int32_t own, uint32_t c
 enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
 
 /* Steps 2 and 3 of a charge, between setting and clearing the mark. */
-static inline enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, int32_t own, uint32_t column,
-                                  uint64_t bytes) {
-  used_t *cell = &slot->used[column];
-  uint64_t limit = column_limit(ledger, column), more = ledger_unhooked(ledger, column) + bytes;
+static inline __attribute__((always_inline)) enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, enum plane plane, int32_t own,
+                                  uint32_t column, uint64_t bytes) {
+  used_t *cell = plane_cell(ledger, plane, own, column);
+  uint64_t limit = plane_limit(ledger, plane, column), more = plane_unhooked(ledger, plane, column) + bytes;
   if (!slot_is_ours(ledger, own)) return LOST_SLOT;
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
-  if (before + sum_others(ledger, column, own) + more > limit) return NO_ROOM;
+  if (before + sum_others(ledger, plane, column, own) + more > limit) return NO_ROOM;
   /* What the addition returns is the truth about our own word: other threads of this process charge it too. */
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK);
-  uint64_t total = used_bytes(word) + sum_others(ledger, column, own) + more;
+  uint64_t total = used_bytes(word) + sum_others(ledger, plane, column, own) + more;
   if (__builtin_expect(total > limit, 0)) {
-    subtract(ledger, own, column, bytes);
+    subtract(ledger, own, cell, bytes);
     return NO_ROOM;
   }
   if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
+  if (plane != PLANE_ALL) return GRANTED;
   raise_peak(&slot->peak[column], used_bytes(word) + bytes);
   raise_peak(&ledger->file->peak[column], total);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
   return GRANTED;
 }
 
-static inline enum outcome try_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+static inline __attribute__((always_inline)) enum outcome try_charge(struct ledger *ledger, enum plane plane,
+                                                                     uint32_t column, uint64_t bytes) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
   if (__builtin_expect(own < 0, 0)) return LOST_SLOT;
   struct ledger_slot *slot = &ledger->file->slot[own];
   uint32_t cell = mark_cell(ledger);
   mark_set(slot, cell);
-  enum outcome outcome = decide(ledger, slot, own, column, bytes);
+  enum outcome outcome = decide(ledger, slot, plane, own, column, bytes);
   mark_clear(slot, cell, outcome != LOST_SLOT);
   return outcome;
 }
@@ -183,7 +160,7 @@ static uint64_t generations(const struct ledger *ledger, uint32_t slots) {
   return sum;
 }
 
-static struct instant look(const struct ledger *ledger, uint32_t column, uint64_t bytes) {
+static struct instant look(const struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
   uint64_t words[2] = {0, 0}, sum = 0, own_bytes = 0;
   int deciding = 0;
   uint32_t slots = ledger_slots_in_use(ledger);
@@ -193,7 +170,7 @@ static struct instant look(const struct ledger *ledger, uint32_t column, uint64_
   for (int pass = 0; pass < 2; pass++) {
     sum = 0;
     for (uint32_t i = 0; i < slots; i++) {
-      uint64_t word = atomic_load(&ledger->file->slot[i].used[column]);
+      uint64_t word = atomic_load(plane_cell(ledger, plane, (int32_t)i, column));
       sum += used_bytes(word);
       if ((int32_t)i == own) own_bytes = used_bytes(word);
       words[pass] = (words[pass] ^ word) * UINT64_C(0x9e3779b97f4a7c15);
@@ -202,7 +179,7 @@ static struct instant look(const struct ledger *ledger, uint32_t column, uint64_
     }
   }
   now.full = slots == ledger_slots_in_use(ledger) && words[0] == words[1] && !deciding &&
-             sum + ledger_unhooked(ledger, column) + bytes > column_limit(ledger, column);
+             sum + plane_unhooked(ledger, plane, column) + bytes > plane_limit(ledger, plane, column);
   now.alone = sum == own_bytes;
   return now;
 }
@@ -229,8 +206,8 @@ static void pause_for(const struct ledger *ledger, uint32_t round) {
 }
 
 /* One look at a column that has no room. 1: the memory is really taken, refuse. */
-static int is_certain(struct ledger *ledger, uint32_t column, uint64_t bytes, uint32_t round) {
-  struct instant now = look(ledger, column, bytes);
+static int is_certain(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes, uint32_t round) {
+  struct instant now = look(ledger, plane, column, bytes);
   if (now.full && now.alone) return 1;
   /* After a while also for marks of processes that died deciding. */
   if ((now.full || round >= YIELD_ROUNDS) && all_lived(ledger, &now) && now.full) return 1;
@@ -239,34 +216,93 @@ static int is_certain(struct ledger *ledger, uint32_t column, uint64_t bytes, ui
   return 0;
 }
 
-static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, enum plane plane, uint32_t column,
+                                                   uint64_t bytes) {
   ledger_lapse(ledger);
   for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
-    enum outcome outcome = try_charge(ledger, column, bytes);
+    enum outcome outcome = try_charge(ledger, plane, column, bytes);
     if (outcome == GRANTED) return VC_OK;
     if (outcome == LOST_SLOT) {
       int status = ledger_own_slot(ledger);
       if (status != VC_OK) return status;
-    } else if (is_certain(ledger, column, bytes, round)) {
+    } else if (is_certain(ledger, plane, column, bytes, round)) {
       break;
     }
   }
-  int32_t own = atomic_load(&ledger->slot);
-  if (own >= 0) atomic_fetch_add_explicit(&ledger->file->slot[own].refused, 1, memory_order_relaxed);
   return VC_ENOMEM;
 }
+
+static __attribute__((noinline, cold)) int refuse(const struct ledger *ledger, int status) {
+  int32_t own = atomic_load(&ledger->slot);
+  if (status == VC_ENOMEM && own >= 0)
+    atomic_fetch_add_explicit(&ledger->file->slot[own].refused, 1, memory_order_relaxed);
+  return status;
+}
+
+static inline int charge_plane(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
+  if (try_charge(ledger, plane, column, bytes) == GRANTED) return VC_OK;
+  return charge_slowly(ledger, plane, column, bytes);
+}
+
+static inline void uncharge_plane(const struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
+  if (own >= 0) subtract(ledger, own, plane_cell(ledger, plane, own, column), bytes);
+}
+
+/* Registered anew between the two, the process has in its new slot only what its books say, and this is not yet there. */
+static __attribute__((noinline)) int charge_split(struct ledger *ledger, enum plane part, uint32_t column,
+                                                  uint64_t bytes) {
+  int status = part == PLANE_REAL ? charge_plane(ledger, PLANE_REAL, column, bytes)
+                                  : charge_plane(ledger, PLANE_MANAGED, column, bytes);
+  if (status != VC_OK) return status;
+  uint32_t generation = atomic_load(&ledger->generation);
+  status = charge_plane(ledger, PLANE_ALL, column, bytes);
+  int moved = generation != atomic_load(&ledger->generation);
+  if (status != VC_OK && !moved) uncharge_plane(ledger, part, column, bytes);
+  int32_t own = atomic_load(&ledger->slot);
+  if (status == VC_OK && moved && own >= 0)
+    atomic_fetch_add(plane_cell(ledger, part, own, column), bytes + USED_TICK);
+  return status;
+}
+
+int ledger_is_split(const struct ledger *ledger) { return ledger->split != NULL; }
 
 int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   if (column >= ledger->columns) return VC_EINVAL;
   if (bytes > VC_MAX_BYTES) return VC_ENOMEM;
-  if (try_charge(ledger, column, bytes) == GRANTED) return VC_OK;
-  return charge_slowly(ledger, column, bytes);
+  if (__builtin_expect(ledger->split != NULL, 0)) return ledger_charge_part(ledger, LEDGER_REAL, column, bytes, 1);
+  if (try_charge(ledger, PLANE_ALL, column, bytes) == GRANTED) return VC_OK;
+  int status = charge_slowly(ledger, PLANE_ALL, column, bytes);
+  return status == VC_OK ? status : refuse(ledger, status);
+}
+
+__attribute__((noinline)) int ledger_charge_part(struct ledger *ledger, enum ledger_part part, uint32_t column,
+                                                 uint64_t bytes, int counted) {
+  if (column >= ledger->columns) return VC_EINVAL;
+  if (bytes > VC_MAX_BYTES) return VC_ENOMEM;
+  int status = VC_ENOMEM;
+  if (ledger->split != NULL)
+    status = charge_split(ledger, (enum plane)part, column, bytes);
+  else if (part == LEDGER_REAL)
+    status = charge_plane(ledger, PLANE_ALL, column, bytes);
+  return counted && status != VC_OK ? refuse(ledger, status) : status;
 }
 
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
   if (own < 0 || column >= ledger->columns) return;
-  subtract(ledger, own, column, bytes);
+  if (__builtin_expect(ledger->split != NULL, 0))
+    subtract(ledger, own, plane_cell(ledger, PLANE_REAL, own, column), bytes);
+  subtract(ledger, own, plane_cell(ledger, PLANE_ALL, own, column), bytes);
+}
+
+void ledger_uncharge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes) {
+  if (part == LEDGER_REAL) {
+    ledger_uncharge(ledger, column, bytes);
+  } else if (ledger->split != NULL && column < ledger->columns) {
+    uncharge_plane(ledger, PLANE_MANAGED, column, bytes);
+    uncharge_plane(ledger, PLANE_ALL, column, bytes);
+  }
 }
 
 static struct ledger_slot *own_slot(const struct ledger *ledger, uint32_t column) {
@@ -277,7 +313,10 @@ static struct ledger_slot *own_slot(const struct ledger *ledger, uint32_t column
 
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   struct ledger_slot *slot = own_slot(ledger, column);
-  if (slot != NULL) atomic_fetch_add(&slot->used[column], (bytes & USED_BYTES_MASK) + USED_TICK);
+  if (slot == NULL) return;
+  uint64_t more = (bytes & USED_BYTES_MASK) + USED_TICK;
+  if (ledger->split != NULL) atomic_fetch_add(&ledger->split[slot - ledger->file->slot].real[column], more);
+  atomic_fetch_add(&slot->used[column], more);
 }
 
 int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_holding *out) {
@@ -297,68 +336,3 @@ void ledger_note_excess(struct ledger *ledger, uint32_t column, uint64_t bytes) 
     next = (word & PEAK_BYTES_MASK) | units << PEAK_EXCESS_SHIFT;
   } while (word != next && !atomic_compare_exchange_weak(&slot->peak[column], &word, next));
 }
-
-/* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
- * keeps a view free of system calls. */
-static void sweep_if_stale(struct ledger *ledger) {
-  uint64_t now = os_coarse_ms();
-  uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
-  if (now - swept < SWEEP_MS) return;
-  if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger, NULL);
-}
-
-void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {
-  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
-  ledger_lapse(ledger);
-  uint64_t others = sum_others(ledger, column, own);
-  if (others != 0) {
-    sweep_if_stale(ledger);
-    others = sum_others(ledger, column, own);
-  }
-  uint64_t mine = own < 0 ? 0 : used_bytes(atomic_load(&ledger->file->slot[own].used[column]));
-  uint64_t total = others + mine + ledger_unhooked(ledger, column);
-  *limit = column_limit(ledger, column);
-  *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
-}
-
-uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
-  return (uint32_t)sealed_value(atomic_load_explicit(&ledger->limit_of[column]->cores_percent, memory_order_relaxed));
-}
-
-int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
-  uint32_t count = 0;
-  ledger_lapse(ledger);
-  int32_t own = atomic_load(&ledger->slot);
-  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
-    const struct ledger_slot *slot = &ledger->file->slot[i];
-    uint64_t bytes = used_bytes(atomic_load(&slot->used[column]));
-    int32_t pid = 0;
-    if (bytes == 0) continue;
-    if ((int32_t)i == own)
-      pid = os_pid();
-    else if (!ledger_slot_alive(ledger, i, &pid))
-      continue;
-    if (pid == 0) pid = atomic_load(&slot->pid); /* alive in a namespace we cannot see: its own word is all there is */
-    if (count < max) {
-      out[count].pid = pid;
-      out[count].bytes = bytes;
-    }
-    count++;
-  }
-  return (int)count;
-}
-
-uint32_t ledger_gpu_count(const struct ledger *ledger) { return ledger->columns; }
-
-int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]) {
-  for (uint32_t i = 0; i < ledger->columns; i++)
-    if (memcmp(ledger->file->uuid[i], uuid, 16) == 0) return (int)i;
-  return VC_ENOENT;
-}
-
-void ledger_column_uuid(const struct ledger *ledger, uint32_t column, uint8_t uuid[16], uint32_t *flags) {
-  memcpy(uuid, ledger->limit_of[column]->uuid, 16);
-  *flags = ledger->limit_of[column]->flags;
-}
-
-void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage) { ledger->usage = usage; }

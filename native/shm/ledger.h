@@ -14,6 +14,12 @@ struct ledger;
 /* Bytes that the calling process holds of a column according to its own books. */
 typedef uint64_t (*ledger_usage_fn)(uint32_t column);
 
+/* Where bytes are: a container with a share of host memory has a limit for each, besides the one for both. */
+enum ledger_part {
+  LEDGER_REAL,    /* in the card's own memory; all there is without such a share */
+  LEDGER_MANAGED, /* in memory that the driver moves between card and host */
+};
+
 /* Maps the limits page read-only and the ledger read-write after checking both. Takes no slot: a process that only
  * looks (nvidia-smi) leaves no trace. The result lives until the process ends.
  * WHY (may be NULL) receives one sentence for the user with cause and remedy. */
@@ -31,6 +37,18 @@ int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
 /* Gives BYTES of an earlier charge back; never goes below zero. */
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes);
+
+/* Whether the container has books for host memory at all. Never changes. */
+int ledger_is_split(const struct ledger *ledger);
+
+/* The same two for a part. LEDGER_MANAGED without such books is VC_ENOMEM. A refusal is counted as one only with COUNTED:
+ * a caller that still has another way was not refused. */
+int ledger_charge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes, int counted);
+void ledger_uncharge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes);
+
+/* Of the quota so many bytes at most may be in the card's own memory, and so many at most may be managed. */
+uint64_t ledger_physical(const struct ledger *ledger, uint32_t column);
+uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column);
 
 /* Charges BYTES that are held already, whether they fit or not, and nothing when the process has no slot. */
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes);
@@ -86,8 +104,9 @@ struct ledger_process {
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
 
 /* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it closed
- * our descriptor, and with it its lock, and another process reclaimed the slot) and registers again. */
-void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage);
+ * our descriptor, and with it its lock, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the
+ * part of it that is managed, is asked only where the books are split. */
+void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage);
 
 /* In the child after fork(): the parent's slot is not ours. Async-signal-safe. */
 void ledger_after_fork(struct ledger *ledger);

@@ -29,26 +29,40 @@ static int attach_limits(const char *path, const struct limits_page **out) {
 }
 
 /* The file may be larger than it should be (a container made it grow): what lies beyond is not looked at. */
+static int map_ledger(const struct os_file *file, void **address, size_t *mapped) {
+  uint64_t whole = ledger_size(LEDGER_VERSION_SPLIT), first = ledger_size(LEDGER_VERSION);
+  if (file->size < first) return VC_ECORRUPT;
+  uint64_t size = file->size >= whole ? whole : first; /* of what is there no more than any version has */
+  int status = os_map(file->fd, size, 1, address);
+  if (status != VC_OK) return status;
+  *mapped = size;
+  status = ledger_check(*address, size);
+  if (status != VC_OK) os_unmap(*address, size);
+  return status;
+}
+
 static int attach_ledger(const char *path, struct ledger *ledger) {
   struct os_file file;
   void *address;
   int status = os_open(path, 1, &file);
   if (status != VC_OK) return status;
-  status = file.size >= sizeof *ledger->file ? os_map(file.fd, sizeof *ledger->file, 1, &address) : VC_ECORRUPT;
-  if (status == VC_OK) {
-    status = ledger_check(address, sizeof *ledger->file);
-    if (status != VC_OK) os_unmap(address, sizeof *ledger->file);
-  }
+  status = map_ledger(&file, &address, &ledger->mapped);
   if (status != VC_OK) {
     os_close(file.fd);
     return status;
   }
   ledger->file = address;
+  ledger->split = ledger->file->version == LEDGER_VERSION ? NULL : ((struct ledger_file_split *)address)->split;
   ledger->fd = os_move_high(file.fd);
   ledger->device = file.device;
   ledger->inode = file.inode;
   ledger->columns = ledger->file->gpu_count;
   return VC_OK;
+}
+
+/* A page that splits a quota needs a ledger that does. */
+static int has_books_for(const struct ledger *ledger, uint32_t column) {
+  return ledger->split != NULL || ledger_physical(ledger, column) >= ledger_memory(ledger, column);
 }
 
 static int match_columns(struct ledger *ledger) {
@@ -60,6 +74,8 @@ static int match_columns(struct ledger *ledger) {
       entry++;
     if (entry == ledger->limits->gpu_count) return VC_EMISMATCH;
     ledger->limit_of[c] = &ledger->limits->gpu[entry];
+    ledger->share_of[c] = &ledger->limits->share[entry];
+    if (!has_books_for(ledger, c)) return VC_EMISMATCH;
   }
   return VC_OK;
 }
@@ -87,7 +103,7 @@ int ledger_attach(const char *limits_path, const char *ledger_path, struct ledge
     return VC_OK;
   }
   if (ledger->file) {
-    os_unmap(ledger->file, sizeof *ledger->file);
+    os_unmap(ledger->file, ledger->mapped);
     os_close(ledger->fd);
   }
   os_unmap((void *)ledger->limits, LIMITS_BYTES);

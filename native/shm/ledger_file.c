@@ -16,15 +16,28 @@ uint64_t ledger_checksum(const struct ledger_file *file) {
   return checksum_add(CHECKSUM_START, file, offsetof(struct ledger_file, checksum));
 }
 
+uint64_t ledger_size(uint32_t version) {
+  if (version == LEDGER_VERSION) return sizeof(struct ledger_file);
+  return version == LEDGER_VERSION_SPLIT ? sizeof(struct ledger_file_split) : 0;
+}
+
 int ledger_check(const struct ledger_file *file, uint64_t size) {
   if (memcmp(file->magic, LEDGER_MAGIC, sizeof file->magic) != 0) return VC_ECORRUPT;
-  if (file->version != LEDGER_VERSION) return VC_EVERSION;
-  if (size != sizeof *file || file->size != sizeof *file) return VC_ECORRUPT;
+  uint64_t whole = ledger_size(file->version);
+  if (whole == 0) return VC_EVERSION;
+  if (size < whole || file->size != whole) return VC_ECORRUPT;
   if (file->gpu_count == 0 || file->gpu_count > VC_MAX_GPUS || file->slot_count != VC_MAX_SLOTS) return VC_ECORRUPT;
   return file->checksum == ledger_checksum(file) ? VC_OK : VC_ECORRUPT;
 }
 
 uint64_t ledger_file_bytes(void) { return sizeof(struct ledger_file); }
+
+/* Who has no share of host memory gets the older file, which every library knows. */
+static uint32_t version_for(const struct vc_gpu_limit *gpus, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++)
+    if (gpus[i].physical_bytes != 0) return LEDGER_VERSION_SPLIT;
+  return LEDGER_VERSION;
+}
 
 int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode) {
@@ -32,14 +45,14 @@ int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_li
   struct ledger_file *file = calloc(1, sizeof *file); /* its slots stay untouched: only the header is written */
   if (!file) return VC_EIO;
   memcpy(file->magic, LEDGER_MAGIC, sizeof file->magic);
-  file->version = LEDGER_VERSION;
-  file->size = (uint32_t)sizeof *file;
+  file->version = version_for(gpus, count);
+  file->size = (uint32_t)ledger_size(file->version);
   file->gpu_count = count;
   file->slot_count = VC_MAX_SLOTS;
   memcpy(file->id, id, sizeof file->id);
   for (uint32_t i = 0; i < count; i++) memcpy(file->uuid[i], gpus[i].uuid, 16);
   file->checksum = ledger_checksum(file);
-  int status = os_publish(path, file, LEDGER_HEADER_BYTES, sizeof *file, mode);
+  int status = os_publish(path, file, LEDGER_HEADER_BYTES, file->size, mode);
   free(file);
   return status;
 }
@@ -51,7 +64,9 @@ static void copy_name(char out[16], const char name[16]) {
 }
 
 /* Fills OUT from a slot; 0 when the slot has nothing to tell. */
-static int read_slot(int fd, const struct ledger_slot *slot, uint32_t index, uint32_t gpus, struct vc_slot_usage *out) {
+static int read_slot(int fd, const struct ledger_file_split *copy, uint32_t index, struct vc_slot_usage *out) {
+  const struct ledger_slot *slot = &copy->file.slot[index];
+  uint32_t gpus = copy->file.gpu_count;
   int32_t owner = 0;
   uint64_t any = 0;
   memset(out, 0, sizeof *out);
@@ -60,6 +75,8 @@ static int read_slot(int fd, const struct ledger_slot *slot, uint32_t index, uin
     uint64_t peak = slot->peak[g], excess = (peak >> PEAK_EXCESS_SHIFT) * VC_EXCESS_UNIT;
     out->peak[g] = peak & PEAK_BYTES_MASK;
     out->excess[g] = excess < out->used[g] ? excess : out->used[g];
+    uint64_t managed = copy->split[index].managed[g] & USED_BYTES_MASK;
+    out->managed[g] = managed < out->used[g] ? managed : out->used[g];
     any |= out->used[g];
   }
   if (slot->pid == 0 && any == 0) return 0;
@@ -94,13 +111,16 @@ static uint32_t slots_to_read(int fd, const struct ledger_file *file) {
 
 /* Fills COPY as far as it matters and *USED with the number of slots in it. A file that grew is still readable: what is
  * beyond our size means nothing, and the agent cuts it off. */
-static int read_file(const struct os_file *file, struct ledger_file *copy, uint32_t *used) {
-  if (file->size < sizeof *copy) return VC_ECORRUPT;
-  int status = os_read_all(file->fd, copy, LEDGER_HEADER_BYTES, 0);
-  if (status == VC_OK) status = ledger_check(copy, sizeof *copy);
+static int read_file(const struct os_file *file, struct ledger_file_split *copy, uint32_t *used) {
+  struct ledger_file *first = &copy->file;
+  if (file->size < sizeof *first) return VC_ECORRUPT;
+  int status = os_read_all(file->fd, first, LEDGER_HEADER_BYTES, 0);
+  if (status == VC_OK) status = ledger_check(first, file->size);
   if (status != VC_OK) return status;
-  *used = slots_to_read(file->fd, copy);
-  return os_read_all(file->fd, copy->slot, *used * sizeof *copy->slot, LEDGER_HEADER_BYTES);
+  *used = slots_to_read(file->fd, first);
+  status = os_read_all(file->fd, first->slot, *used * sizeof *first->slot, LEDGER_HEADER_BYTES);
+  if (status != VC_OK || first->version == LEDGER_VERSION) return status;
+  return os_read_all(file->fd, copy->split, *used * sizeof *copy->split, sizeof *first);
 }
 
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max) {
@@ -108,12 +128,12 @@ int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_us
   uint32_t used = 0, count = 0;
   int status = os_open(path, 0, &file);
   if (status != VC_OK) return status;
-  struct ledger_file *copy = malloc(sizeof *copy);
+  struct ledger_file_split *copy = calloc(1, sizeof *copy); /* what is not read was never used */
   status = copy ? read_file(&file, copy, &used) : VC_EIO;
   if (status == VC_OK) {
-    read_info(copy, info);
+    read_info(&copy->file, info);
     for (uint32_t i = 0; i < used && count < max; i++)
-      count += (uint32_t)read_slot(file.fd, &copy->slot[i], i, copy->gpu_count, &slots[count]);
+      count += (uint32_t)read_slot(file.fd, copy, i, &slots[count]);
     status = (int)count;
   }
   free(copy);
@@ -121,13 +141,25 @@ int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_us
   return status;
 }
 
+/* The version is the container's word: it decides between two sizes. */
+static uint64_t size_to_keep(const struct os_file *file) {
+  struct {
+    char magic[8];
+    uint32_t version;
+  } head;
+  if (os_read_all(file->fd, &head, sizeof head, 0) == VC_OK && head.version == LEDGER_VERSION)
+    return ledger_size(LEDGER_VERSION);
+  return ledger_size(LEDGER_VERSION_SPLIT);
+}
+
 int ledger_trim(const char *path) {
   struct os_file file;
   int status = os_open(path, 1, &file);
   if (status != VC_OK) return status;
   status = 0;
-  if (file.size > sizeof(struct ledger_file)) {
-    status = os_truncate(file.fd, sizeof(struct ledger_file));
+  uint64_t size = size_to_keep(&file);
+  if (file.size > size) {
+    status = os_truncate(file.fd, size);
     if (status == VC_OK) status = 1;
   }
   os_close(file.fd);

@@ -1,4 +1,6 @@
 /* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page.
+ * Version 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the
+ * card and the host. It is made for containers that may use host memory, and for nobody else.
  * The slot's lock byte lies beyond the data at LEDGER_LOCKS + slot: locks need no bytes there, and no read of the file
  * can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #ifndef VC_SHM_LEDGER_LAYOUT_H
@@ -11,6 +13,7 @@
 
 #define LEDGER_MAGIC "VCUDALED"
 #define LEDGER_VERSION 1u
+#define LEDGER_VERSION_SPLIT 2u
 #define LEDGER_HEADER_BYTES 4096u
 #define LEDGER_LOCKS (UINT64_C(1) << 32)
 
@@ -62,13 +65,31 @@ struct ledger_file {
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
 
+/* How a slot's bytes are split, in words like its own. Each of the two is a ledger by itself, with a limit of its own: a
+ * difference of sums that are read one after the other would be no certain number. */
+struct ledger_split {
+  used_t real[VC_MAX_GPUS];    /* in the card's own memory */
+  used_t managed[VC_MAX_GPUS]; /* may lie on the host */
+};
+
+struct ledger_file_split {
+  struct ledger_file file;
+  struct ledger_split split[VC_MAX_SLOTS];
+};
+
+_Static_assert(sizeof(struct ledger_split) == 256, "a word per GPU and part");
+_Static_assert(offsetof(struct ledger_file_split, split) == sizeof(struct ledger_file), "behind what version 1 has");
+_Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie beyond this too");
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");
 _Static_assert(offsetof(struct ledger_slot, used) == 64, "identity and usage are on different lines");
 _Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots begin on a page");
 _Static_assert(sizeof(struct ledger_file) < LEDGER_LOCKS, "lock bytes lie beyond the data");
 _Static_assert(VC_MAX_BYTES <= USED_BYTES_MASK / 2, "a limit plus a request fits a word");
 
-/* Checks the constant part of a header of SIZE bytes of file. */
+/* Bytes of a file of VERSION; 0: no such version. */
+uint64_t ledger_size(uint32_t version);
+
+/* Checks the constant part of a header; its file may be larger than it says, and never smaller: SIZE bytes. */
 int ledger_check(const struct ledger_file *file, uint64_t size);
 uint64_t ledger_checksum(const struct ledger_file *file);
 

@@ -29,17 +29,22 @@ static int is_over(uint64_t word) {
   return left == 0 || left > LEDGER_LINGER_MS / TICK_MS + 1;
 }
 
+/* What is exported is the card's own memory. */
+static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word) {
+  uint64_t held = atomic_load(cell), next;
+  do {
+    if (low(atomic_load(&slot->generation), GENERATION_BITS) != low(word, GENERATION_BITS)) return;
+    uint64_t bytes = bytes_of(word) < used_bytes(held) ? bytes_of(word) : used_bytes(held);
+    next = held - bytes + USED_TICK;
+  } while (!atomic_compare_exchange_weak(cell, &held, next));
+}
+
 static int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   if (!atomic_compare_exchange_strong(record, &word, 0)) return 0;
   if (slot_of(word) >= ledger_slots_in_use(ledger)) return 1;
   struct ledger_slot *slot = &ledger->file->slot[slot_of(word)];
-  used_t *cell = &slot->used[column_of(word)];
-  uint64_t held = atomic_load(cell), next;
-  do {
-    if (low(atomic_load(&slot->generation), GENERATION_BITS) != low(word, GENERATION_BITS)) return 1;
-    uint64_t bytes = bytes_of(word) < used_bytes(held) ? bytes_of(word) : used_bytes(held);
-    next = held - bytes + USED_TICK;
-  } while (!atomic_compare_exchange_weak(cell, &held, next));
+  if (ledger->split != NULL) take_out(slot, &ledger->split[slot_of(word)].real[column_of(word)], word);
+  take_out(slot, &slot->used[column_of(word)], word);
   return 1;
 }
 

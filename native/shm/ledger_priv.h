@@ -12,8 +12,11 @@
 struct ledger {
   const struct limits_page *limits;
   struct ledger_file *file;
+  struct ledger_split *split; /* NULL: a file of version 1, where all bytes are the card's */
   uint32_t columns;
   const struct limits_gpu *limit_of[VC_MAX_GPUS]; /* column -> entry of the limits page, by UUID */
+  const struct limits_share *share_of[VC_MAX_GPUS];
+  size_t mapped; /* bytes */
   int fd;
   uint64_t device, inode;
   char path[256];             /* to open the file again when the program closed our descriptor */
@@ -24,9 +27,14 @@ struct ledger {
   _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
   ledger_usage_fn usage;
+  ledger_usage_fn managed_usage; /* the part of it that may lie on the host */
 };
 
 static inline uint64_t used_bytes(uint64_t word) { return word & USED_BYTES_MASK; }
+
+static inline uint64_t ledger_memory(const struct ledger *ledger, uint32_t column) {
+  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->memory_bytes, memory_order_relaxed));
+}
 
 static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
   uint32_t n = atomic_load_explicit(&ledger->file->high_water, memory_order_seq_cst);

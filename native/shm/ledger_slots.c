@@ -71,15 +71,25 @@ int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   return alive;
 }
 
+static void clear_word(used_t *cell) {
+  uint64_t word = atomic_load(cell);
+  while (!atomic_compare_exchange_weak(cell, &word, (word & ~USED_BYTES_MASK) + USED_TICK)) continue;
+}
+
 /* The slot is ours by lock; forget what it held. The tick keeps every change of a word visible to concurrent readers.
  * The generation is raised before, so that the old owner notices, and after, so that a refusal that counted these words
  * notices. Returns the last one. */
-static uint32_t clear_slot(struct ledger_slot *slot) {
+static uint32_t clear_slot(struct ledger *ledger, uint32_t index) {
+  struct ledger_slot *slot = &ledger->file->slot[index];
+  struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
   atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst);
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
-    uint64_t word = atomic_load(&slot->used[g]);
-    while (!atomic_compare_exchange_weak(&slot->used[g], &word, (word & ~USED_BYTES_MASK) + USED_TICK)) continue;
+    clear_word(&slot->used[g]);
     atomic_store_explicit(&slot->peak[g], 0, memory_order_relaxed);
+    if (split != NULL) {
+      clear_word(&split->real[g]);
+      clear_word(&split->managed[g]);
+    }
   }
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
@@ -87,8 +97,9 @@ static uint32_t clear_slot(struct ledger_slot *slot) {
   return atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst) + 1;
 }
 
-static void empty_slot(struct ledger_slot *slot) {
-  clear_slot(slot);
+static void empty_slot(struct ledger *ledger, uint32_t index) {
+  struct ledger_slot *slot = &ledger->file->slot[index];
+  clear_slot(ledger, index);
   atomic_store_explicit(&slot->start_time, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->pid, 0, memory_order_release);
 }
@@ -110,15 +121,20 @@ static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
    * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it uses it
    * and lost its lock already: that is why we ask again, now that nobody else can take it. */
   int dead = !written_by_another(ledger, slot);
-  if (dead) empty_slot(slot);
+  if (dead) empty_slot(ledger, index);
   os_lock_release(fd, LEDGER_LOCKS + index);
   return dead;
 }
 
-static int slot_needs_reclaim(const struct ledger_slot *slot) {
+static int holds_bytes(const used_t *cell) { return used_bytes(atomic_load_explicit(cell, memory_order_relaxed)) != 0; }
+
+static int slot_needs_reclaim(const struct ledger *ledger, uint32_t index) {
+  const struct ledger_slot *slot = &ledger->file->slot[index];
+  const struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
   if (atomic_load_explicit(&slot->pid, memory_order_relaxed) != 0) return 1;
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++)
-    if (used_bytes(atomic_load_explicit(&slot->used[g], memory_order_relaxed)) != 0) return 1;
+    if (holds_bytes(&slot->used[g]) || (split != NULL && (holds_bytes(&split->real[g]) || holds_bytes(&split->managed[g]))))
+      return 1;
   return 0;
 }
 
@@ -147,7 +163,7 @@ int ledger_reclaim(struct ledger *ledger, int *unsure) {
   confirm_own_lock(ledger);
   int32_t own = atomic_load(&ledger->slot);
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
-    if ((int32_t)i != own && slot_needs_reclaim(&ledger->file->slot[i])) count += reclaim_slot(ledger, i, unsure);
+    if ((int32_t)i != own && slot_needs_reclaim(ledger, i)) count += reclaim_slot(ledger, i, unsure);
   atomic_store_explicit(&ledger->swept_ms, os_coarse_ms(), memory_order_relaxed);
   claim_unlock(ledger);
   return count;
@@ -173,7 +189,7 @@ static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) return 0;
   if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
   if (atomic_compare_exchange_strong(&slot->pid, &nobody, os_pid())) {
-    uint32_t generation = clear_slot(slot);
+    uint32_t generation = clear_slot(ledger, index);
     raise_high_water(ledger, index + 1);
     os_process_name(slot->name, sizeof slot->name);
     atomic_store(&slot->start_time, os_start_time(os_pid()));
@@ -194,7 +210,7 @@ static void sweep_some(struct ledger *ledger) {
   uint32_t start = used ? (uint32_t)os_pid() % used : 0;
   for (uint32_t i = 0; i < used && looked < SWEEP_PER_CLAIM; i++) {
     uint32_t index = (start + i) % used;
-    if (!slot_needs_reclaim(&ledger->file->slot[index])) continue;
+    if (!slot_needs_reclaim(ledger, index)) continue;
     looked++;
     reclaim_slot(ledger, index, NULL);
   }
@@ -204,7 +220,7 @@ static void sweep_some(struct ledger *ledger) {
  * os_process_maps would let everybody else believe that they are alive. */
 static void drop_own_leftovers(struct ledger *ledger) {
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
-    if (slot_needs_reclaim(&ledger->file->slot[i]) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i, NULL);
+    if (slot_needs_reclaim(ledger, i) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i, NULL);
 }
 
 static int claim_slot(struct ledger *ledger) {
@@ -220,13 +236,22 @@ static int claim_slot(struct ledger *ledger) {
   return VC_EFULL;
 }
 
+static void restore_word(used_t *cell, uint64_t bytes) {
+  if (bytes != 0) atomic_fetch_add(cell, (bytes & USED_BYTES_MASK) + USED_TICK);
+}
+
 /* What we really hold goes back into the books whether it fits or not: the memory is held. */
 static void restore_usage(struct ledger *ledger) {
-  struct ledger_slot *slot = &ledger->file->slot[atomic_load(&ledger->slot)];
+  int32_t own = atomic_load(&ledger->slot);
+  struct ledger_slot *slot = &ledger->file->slot[own];
   if (!ledger->usage) return;
   for (uint32_t g = 0; g < ledger->columns; g++) {
-    uint64_t bytes = ledger->usage(g);
-    if (bytes) atomic_fetch_add(&slot->used[g], (bytes & USED_BYTES_MASK) + USED_TICK);
+    uint64_t bytes = ledger->usage(g), managed = ledger->split != NULL ? ledger->managed_usage(g) : 0;
+    if (ledger->split != NULL) {
+      restore_word(&ledger->split[own].managed[g], managed);
+      restore_word(&ledger->split[own].real[g], bytes > managed ? bytes - managed : 0);
+    }
+    restore_word(&slot->used[g], bytes);
   }
 }
 

@@ -68,12 +68,14 @@ struct vc_slot_usage {
   uint64_t start_time; /* of that process, clock ticks since boot, likewise only its word */
   uint64_t used[16];   /* declared, and excess */
   uint64_t excess[16]; /* the part of used that no call declared: measured by the process on itself; never more than used */
+  uint64_t managed[16]; /* the part of used that may lie in host memory; never more than used */
   uint64_t peak[16];
   uint64_t refused; /* charges that were answered with "out of memory" */
   char name[16];    /* command name, truncated, not trusted: control characters replaced by '?' */
 };
 
-/* Creates an empty ledger of the fixed size ledger_file_bytes(), complete or not at all; VC_EEXIST when PATH exists. */
+/* Creates an empty ledger, complete or not at all; VC_EEXIST when PATH exists. Its size is fixed: ledger_file_bytes(), and
+ * more when a GPU has physical_bytes, because those containers have books for host memory too (version 2). */
 int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
 uint64_t ledger_file_bytes(void);

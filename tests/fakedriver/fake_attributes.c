@@ -39,7 +39,6 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233472},
     {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
     {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
-    {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
     {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
     {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
@@ -77,6 +76,9 @@ static int of_gpu(const struct fake_gpu *gpu, CUdevice_attribute attribute, int 
       return 1;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
       *value = (int)gpu->pci_domain;
+      return 1;
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+      *value = (int)fake_state->machine.managed_access;
       return 1;
     default:
       return 0;

@@ -21,8 +21,15 @@ static void count_launch(void) {
   else atomic_store_explicit(cell, atomic_load_explicit(cell, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
+/* What the kernel waits for its pages. */
+static inline uint64_t paging_ns(unsigned gpu) {
+  uint64_t each = fake_state->machine.paging_ns;
+  return __builtin_expect(each != 0, 0) ? (state_touch_managed(gpu) >> 20) * each : 0;
+}
+
 CUresult launch_now(CUfunction function, CUcontext context, CUstream stream) {
   uint64_t ns = function->run_ns ? function->run_ns : fake_state->machine.launch_ns;
+  ns += paging_ns(context->gpu);
   count_launch();
   if (__builtin_expect(ns != 0, 0)) work_launch(context, stream, ns);
   return CUDA_SUCCESS;
@@ -47,7 +54,8 @@ static inline int launch_quickly(const struct CUfunc_st *f, unsigned gx, unsigne
                                  unsigned by, unsigned bz, CUstream stream) {
   CUcontext context;
   if (*call_armed || stream || !cell || cell_is_shared) return 0;
-  if (!handle_valid_at(&functions, f, __builtin_ctzll(sizeof *f)) || f->run_ns || fake_state->machine.launch_ns)
+  if (!handle_valid_at(&functions, f, __builtin_ctzll(sizeof *f)) || f->run_ns || fake_state->machine.launch_ns ||
+      fake_state->machine.paging_ns)
     return 0;
   if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024) return 0;
   if (context_current(&context) != CUDA_SUCCESS) return 0;

@@ -175,6 +175,8 @@ static int set_pool(struct reader *r, const char *v) {
   return parse_bytes(v, &r->machine->pool_granularity) || !r->machine->pool_granularity;
 }
 static int set_launch(struct reader *r, const char *v) { return machine_parse_time(v, &r->machine->launch_ns); }
+static int set_paging(struct reader *r, const char *v) { return machine_parse_time(v, &r->machine->paging_ns); }
+static int set_managed(struct reader *r, const char *v) { return parse_flag(v, &r->machine->managed_access); }
 static int set_latency(struct reader *r, const char *v) {
   if (strlen(v) >= sizeof r->machine->latency) return -1;
   strcpy(r->machine->latency, v);
@@ -205,6 +207,8 @@ static const struct machine_key {
     {"granularity", set_granularity, "a size such as 512 or 2MiB, above 0"},
     {"pool_granularity", set_pool, "a size such as 32MiB, above 0"},
     {"launch", set_launch, "a time such as 5us"},
+    {"paging", set_paging, "a time such as 40us"},
+    {"managed_access", set_managed, "yes or no"},
     {"latency", set_latency, "calls and times such as cuMemAlloc_v2=3us, *=0"},
     {"seed", set_seed, "a number; it chooses the UUIDs"},
 };
@@ -380,6 +384,7 @@ static void defaults(struct reader *r) {
   m->cuda_version = 12040;
   m->context_bytes = 256ull << 20;
   m->granularity = 1;
+  m->managed_access = 1;
   m->pool_granularity = 32ull << 20;
   strcpy(r->common.model, "NVIDIA L4");
   r->common.memory_bytes = 24ull << 30;

@@ -26,14 +26,23 @@ CUresult memory_charge(unsigned gpu, uint64_t bytes) {
   return state_charge(gpu, bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+static void give_back(const struct block *block) {
+  uint64_t charged = memory_rounded(block->size);
+  if (block->kind == BLOCK_MANAGED && fake_state->machine.managed_access) state_uncharge_managed(block->gpu, charged);
+  else state_uncharge(block->gpu, charged);
+}
+
 CUresult memory_take(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *address) {
   if (bytes > ABSURD) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t charged = memory_rounded(bytes);
-  TRY(memory_charge(context->gpu, charged));
-  struct block block = {.owner = (uint16_t)context_index(context), .kind = (uint8_t)kind, .gpu = (uint8_t)context->gpu};
+  int paged = kind == BLOCK_MANAGED && fake_state->machine.managed_access;
+  if (paged) state_charge_managed(context->gpu, charged);
+  else TRY(memory_charge(context->gpu, charged));
+  struct block block = {
+      .size = bytes, .owner = (uint16_t)context_index(context), .kind = (uint8_t)kind, .gpu = (uint8_t)context->gpu};
   if (kind == BLOCK_MANAGED) block.flags = BLOCK_TOUCHED; /* the host may write there unseen */
   CUresult result = arena_take(bytes, block, address);
-  if (result != CUDA_SUCCESS) state_uncharge(context->gpu, charged);
+  if (result != CUDA_SUCCESS) give_back(&block);
   return result;
 }
 
@@ -77,7 +86,7 @@ CUresult memory_give(CUdeviceptr address) {
   if (__builtin_expect(arena_give(address, freeable, &block) != CUDA_SUCCESS, 0)) return graph_memory_free(address);
   if (__builtin_expect(block.flags & BLOCK_SHARED, 0)) ipc_forget(address);
   if (__builtin_expect(block.kind == BLOCK_POOL, 0)) pool_returned(block.owner, block.size);
-  else state_uncharge(block.gpu, memory_rounded(block.size));
+  else give_back(&block);
   return CUDA_SUCCESS;
 }
 
@@ -277,7 +286,7 @@ void memory_drop_context(CUcontext context) {
     if (!arena_contains(list.address[i])) {
       free_low(list.address[i]);
     } else if (arena_give(list.address[i], any_block, &block) == CUDA_SUCCESS) {
-      state_uncharge(block.gpu, memory_rounded(block.size));
+      give_back(&block);
     }
   }
   free(list.address);

@@ -56,7 +56,8 @@ CUresult pool_current(CUdevice device, CUmemoryPool *out) {
 void pool_make_current(CUdevice device, CUmemoryPool pool) { current_pool[device] = pool; }
 
 static void give_to_gpu(CUmemoryPool pool, uint64_t bytes) {
-  if (pool->kind != POOL_HOST) state_uncharge(pool->gpu, bytes);
+  if (pool->kind == POOL_DEVICE) state_uncharge(pool->gpu, bytes);
+  if (pool->kind == POOL_MANAGED) state_uncharge_managed(pool->gpu, bytes);
   pool->reserved -= bytes;
 }
 
@@ -160,6 +161,10 @@ void pool_returned(unsigned index, uint64_t bytes) {
 static CUresult charge(CUmemoryPool pool, uint64_t bytes) {
   if (pool->kind == POOL_HOST) return CUDA_SUCCESS;
   if (atomic_load(&fake_state->gpu[pool->gpu].lost)) return CUDA_ERROR_UNKNOWN;
+  if (pool->kind == POOL_MANAGED) {
+    state_charge_managed(pool->gpu, bytes);
+    return CUDA_SUCCESS;
+  }
   if (!state_charge(pool->gpu, bytes)) return CUDA_SUCCESS;
   pthread_mutex_unlock(&mutex);
   pool_release_unused(pool->gpu);

@@ -118,6 +118,65 @@ static int charge_own(unsigned gpu, uint64_t bytes) {
   return fits ? 0 : -1;
 }
 
+static uint64_t free_bytes(unsigned gpu) {
+  const struct fake_gpu *card = &fake_state->machine.gpu[gpu];
+  return card->memory_bytes - card->reserved_bytes - atomic_load(&fake_state->gpu[gpu].used);
+}
+
+static void change_resident(unsigned gpu, unsigned slot, uint64_t bytes, int in) {
+  struct fake_slot *owner = &fake_state->slot[slot];
+  uint64_t by = in ? bytes : -bytes;
+  atomic_fetch_add(&owner->used[gpu], by);
+  atomic_fetch_add(&owner->resident[gpu], by);
+  atomic_fetch_add(&fake_state->gpu[gpu].used, by);
+}
+
+/* Up to BYTES of managed pages go to the host, those of others first. Under the GPU's lock. */
+static uint64_t page_out(unsigned gpu, uint64_t bytes, int own_too) {
+  uint64_t gone = 0;
+  unsigned high = atomic_load(&fake_state->slot_high);
+  for (unsigned turn = 0; turn <= high && gone < bytes; turn++) {
+    unsigned i = turn < high ? turn : (unsigned)own_slot;
+    if ((turn < high) == ((int)i == own_slot) || (turn == high && !own_too)) continue;
+    uint64_t there = atomic_load(&fake_state->slot[i].resident[gpu]), left = bytes - gone;
+    uint64_t some = there < left ? there : left;
+    change_resident(gpu, i, some, 0);
+    gone += some;
+  }
+  return gone;
+}
+
+void state_charge_managed(unsigned gpu, uint64_t bytes) {
+  gpu_lock(gpu, own_lock_word);
+  uint64_t room = free_bytes(gpu);
+  atomic_fetch_add(&fake_state->slot[own_slot].managed[gpu], bytes);
+  change_resident(gpu, (unsigned)own_slot, bytes < room ? bytes : room, 1);
+  gpu_unlock(gpu);
+}
+
+void state_uncharge_managed(unsigned gpu, uint64_t bytes) {
+  struct fake_slot *slot = &fake_state->slot[own_slot];
+  gpu_lock(gpu, own_lock_word);
+  uint64_t left = atomic_fetch_sub(&slot->managed[gpu], bytes) - bytes, there = atomic_load(&slot->resident[gpu]);
+  if (there > left) change_resident(gpu, (unsigned)own_slot, there - left, 0);
+  gpu_unlock(gpu);
+}
+
+uint64_t state_touch_managed(unsigned gpu) {
+  struct fake_slot *slot = &fake_state->slot[own_slot];
+  if (atomic_load(&slot->managed[gpu]) == atomic_load(&slot->resident[gpu])) return 0;
+  gpu_lock(gpu, own_lock_word);
+  uint64_t missing = atomic_load(&slot->managed[gpu]) - atomic_load(&slot->resident[gpu]);
+  uint64_t room = free_bytes(gpu), out = missing > room ? page_out(gpu, missing - room, 0) : 0;
+  uint64_t in = missing < room + out ? missing : room + out;
+  change_resident(gpu, (unsigned)own_slot, in, 1);
+  gpu_unlock(gpu);
+  /* What has no place beside the rest comes, is used and goes, each time. */
+  uint64_t moved = in + out + 2 * (missing - in);
+  atomic_fetch_add(&slot->moved[gpu], moved);
+  return moved;
+}
+
 static int try_charge(unsigned gpu, uint64_t bytes) {
   gpu_lock(gpu, own_lock_word);
   int result = charge_own(gpu, bytes);
@@ -128,7 +187,13 @@ static int try_charge(unsigned gpu, uint64_t bytes) {
 int state_charge(unsigned gpu, uint64_t bytes) {
   if (__builtin_expect(try_charge(gpu, bytes) == 0, 1)) return 0;
   state_reap();
-  return try_charge(gpu, bytes);
+  if (try_charge(gpu, bytes) == 0) return 0;
+  gpu_lock(gpu, own_lock_word);
+  uint64_t room = free_bytes(gpu);
+  if (bytes > room) page_out(gpu, bytes - room, 1);
+  int result = charge_own(gpu, bytes);
+  gpu_unlock(gpu);
+  return result;
 }
 
 /* Under the GPU's lock. */
@@ -212,6 +277,9 @@ static void free_slot(unsigned index) {
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++) {
     gpu_lock(gpu, (uint64_t)atomic_load(&slot->generation) << 16 | REAPER);
     atomic_store(&slot->used[gpu], 0);
+    atomic_store(&slot->managed[gpu], 0);
+    atomic_store(&slot->resident[gpu], 0);
+    atomic_store(&slot->moved[gpu], 0);
     rebuild_sum(gpu);
     gpu_unlock(gpu);
     atomic_store(&slot->contexts[gpu], 0);

@@ -36,6 +36,9 @@ struct fake_slot {
   _Alignas(64) _Atomic uint64_t used[FAKE_MAX_GPUS];
   _Atomic uint32_t contexts[FAKE_MAX_GPUS];
   _Atomic uint64_t busy_ns[FAKE_MAX_GPUS];
+  _Atomic uint64_t managed[FAKE_MAX_GPUS];  /* managed memory, wherever its pages are */
+  _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the card, and part of USED */
+  _Atomic uint64_t moved[FAKE_MAX_GPUS];    /* bytes of pages that its kernels made move */
   _Alignas(64) _Atomic uint64_t launches[FAKE_LAUNCH_CELLS];
 };
 
@@ -109,6 +112,13 @@ static inline void state_spin(unsigned turn) {
  * came back. */
 int state_charge(unsigned gpu, uint64_t bytes);
 void state_uncharge(unsigned gpu, uint64_t bytes);
+
+/* Managed memory takes what the card has left and makes room for other memory. */
+void state_charge_managed(unsigned gpu, uint64_t bytes);
+void state_uncharge_managed(unsigned gpu, uint64_t bytes);
+/* All managed memory of this process comes to the card, as far as there is room beside what cannot move. Returns how many
+ * bytes move, in both directions together. */
+uint64_t state_touch_managed(unsigned gpu);
 
 /* One reference more of this process to shared memory of BYTES. PAYS: it has charged them; else they are charged to it
  * if nobody alive pays. -1: no room. */

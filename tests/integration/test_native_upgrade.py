@@ -135,7 +135,7 @@ def test_reserved_bytes_may_be_used_by_later_versions(place):
 
 
 @pytest.mark.parametrize("which", ["limits", "ledger"])
-@pytest.mark.parametrize("version", [0, 2, 0xFFFFFFFF])
+@pytest.mark.parametrize("version", [0, 3, 0xFFFFFFFF])
 def test_an_unknown_version_is_refused_with_one_clear_line(place, which, version):
     raw = struct.pack("<I", version)
     limits = patched(LIMITS, (LIMITS_VERSION_AT, raw)) if which == "limits" else LIMITS

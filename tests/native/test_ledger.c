@@ -198,7 +198,7 @@ static uint64_t really_held(uint32_t column) { return column == 0 ? 600 : 0; }
 TEST(ledger_lost_slot_registers_again) {
   fixture_create(1000);
   struct ledger *ledger = fixture_attach();
-  ledger_set_usage(ledger, really_held);
+  ledger_set_usage(ledger, really_held, NULL);
   CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
   atomic_fetch_add(&slot->generation, 1); /* what empty_slot() does, in its order */

@@ -1,0 +1,30 @@
+/* Memory beyond a container's physical share: managed memory that the program takes for the card's own. Where it can be
+ * had, how it is taken and advised, and how such addresses are recognised. Why: docs/adr/0030.
+ * Knows the driver's managed memory, no charge. Tests: tests/integration/test_native_oversub.py. */
+#ifndef VC_CUDA_MANAGED_H
+#define VC_CUDA_MANAGED_H
+
+#include "nvidia.h"
+
+/* Whether BYTES of managed memory on the current device can be had: the driver moves pages while kernels run, and the
+ * host has that much memory. Each reason not to is said once. */
+int managed_is_possible(uint64_t bytes);
+
+/* BYTES of managed memory that prefer the current device. */
+CUresult managed_allocate(CUdeviceptr *out, size_t bytes);
+
+/* What the driver would choose for a row of WIDTH bytes; 0: it does not fit into 64 bits. */
+size_t managed_pitch(size_t width);
+
+/* A pool of managed memory that prefers DEV, with nothing given back unasked; NULL: this driver has no such pools. */
+CUmemoryPool managed_pool(CUdevice dev);
+
+/* Whether ADDRESS lies in memory that the program takes for the card's own and that is managed. */
+int managed_is_converted(CUdeviceptr address);
+
+/* There is such memory in this process: until then the function above is one load. */
+void managed_note(void);
+
+void managed_after_fork(void);
+
+#endif

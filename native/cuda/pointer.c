@@ -1,0 +1,109 @@
+/* What a program may ask about an address: converted memory (managed.h) answers like the card's own.
+ * Knows no accounting. Tests: tests/integration/test_native_oversub.py. */
+#include <stdatomic.h>
+
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "log.h"
+#include "managed.h"
+
+/* --- attributes -------------------------------------------------------------------------------------------------- */
+
+static int is_flag(CUpointer_attribute attribute) { return attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED; }
+
+CUresult vc_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  if (data == NULL || !managed_is_converted(ptr)) return real_cuda.cuPointerGetAttribute(data, attribute, ptr);
+  if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = real_cuda.cuPointerGetAttribute(data, attribute, ptr);
+  if (result != CUDA_SUCCESS) return result;
+  if (is_flag(attribute)) *(unsigned char *)data = 0;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned int *)data = CU_MEMORYTYPE_DEVICE;
+  return CUDA_SUCCESS;
+}
+
+CUresult vc_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr) {
+  CUresult result = real_cuda.cuPointerGetAttributes(count, attributes, data, ptr);
+  if (result != CUDA_SUCCESS || !managed_is_converted(ptr)) return result;
+  for (unsigned int i = 0; i < count; i++) {
+    if (is_flag(attributes[i])) *(unsigned char *)data[i] = 0;
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned int *)data[i] = CU_MEMORYTYPE_DEVICE;
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) *(void **)data[i] = NULL;
+  }
+  return CUDA_SUCCESS;
+}
+
+/* --- what only the card's own memory can do ---------------------------------------------------------------------- */
+
+static CUresult refuse(_Atomic int *said, CUresult code, const char *what) {
+  if (!atomic_exchange_explicit(said, 1, memory_order_relaxed))
+    log_line(LOG_ERROR, "memory beyond the physical share cannot be shared %s; take what is to be shared first, or ask "
+                        "for a larger physical share", what);
+  return code;
+}
+
+/* The code that the driver has for managed memory, which programs know and answer by copying. */
+CUresult vc_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr ptr) {
+  static _Atomic int said;
+  if (managed_is_converted(ptr)) return refuse(&said, CUDA_ERROR_INVALID_VALUE, "with other processes");
+  return real_cuda.cuIpcGetMemHandle(handle, ptr);
+}
+
+CUresult vc_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr ptr, size_t size, CUmemRangeHandleType type,
+                                          unsigned long long flags) {
+  static _Atomic int said;
+  if (managed_is_converted(ptr)) return refuse(&said, CUDA_ERROR_NOT_SUPPORTED, "with other devices");
+  return real_cuda.cuMemGetHandleForAddressRange(handle, ptr, size, type, flags);
+}
+
+/* --- what only managed memory can do ----------------------------------------------------------------------------- */
+
+CUresult vc_cuMemAdvise(CUdeviceptr ptr, size_t bytes, CUmem_advise advice, CUdevice dev) {
+  return managed_is_converted(ptr) ? CUDA_ERROR_INVALID_VALUE : real_cuda.cuMemAdvise(ptr, bytes, advice, dev);
+}
+
+CUresult vc_cuMemAdvise_v2(CUdeviceptr ptr, size_t bytes, CUmem_advise advice, CUmemLocation location) {
+  return managed_is_converted(ptr) ? CUDA_ERROR_INVALID_VALUE : real_cuda.cuMemAdvise_v2(ptr, bytes, advice, location);
+}
+
+CUresult vc_cuMemPrefetchAsync(CUdeviceptr ptr, size_t bytes, CUdevice dev, CUstream stream) {
+  return managed_is_converted(ptr) ? CUDA_ERROR_INVALID_VALUE : real_cuda.cuMemPrefetchAsync(ptr, bytes, dev, stream);
+}
+
+CUresult vc_cuMemPrefetchAsync_ptsz(CUdeviceptr ptr, size_t bytes, CUdevice dev, CUstream stream) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuMemPrefetchAsync_ptsz(ptr, bytes, dev, stream);
+}
+
+CUresult vc_cuMemPrefetchAsync_v2(CUdeviceptr ptr, size_t bytes, CUmemLocation location, unsigned int flags,
+                                  CUstream stream) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuMemPrefetchAsync_v2(ptr, bytes, location, flags, stream);
+}
+
+CUresult vc_cuMemPrefetchAsync_v2_ptsz(CUdeviceptr ptr, size_t bytes, CUmemLocation location, unsigned int flags,
+                                       CUstream stream) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuMemPrefetchAsync_v2_ptsz(ptr, bytes, location, flags, stream);
+}
+
+CUresult vc_cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr ptr,
+                                   size_t bytes) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuMemRangeGetAttribute(data, size, attribute, ptr, bytes);
+}
+
+CUresult vc_cuMemRangeGetAttributes(void **data, size_t *sizes, CUmem_range_attribute *attributes, size_t count,
+                                    CUdeviceptr ptr, size_t bytes) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuMemRangeGetAttributes(data, sizes, attributes, count, ptr, bytes);
+}
+
+CUresult vc_cuStreamAttachMemAsync(CUstream stream, CUdeviceptr ptr, size_t bytes, unsigned int flags) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuStreamAttachMemAsync(stream, ptr, bytes, flags);
+}
+
+CUresult vc_cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr ptr, size_t bytes, unsigned int flags) {
+  if (managed_is_converted(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  return real_cuda.cuStreamAttachMemAsync_ptsz(stream, ptr, bytes, flags);
+}

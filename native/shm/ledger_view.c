@@ -1,0 +1,99 @@
+/* What the ledger's process side answers to those who only look: limits, sums, processes, columns. Takes no slot.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
+#include <string.h>
+
+#include "ledger_plane.h"
+#include "os.h"
+
+enum { SWEEP_MS = 10 }; /* how stale a view of dead processes may be */
+
+uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column) {
+  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->unhooked_bytes, memory_order_relaxed));
+}
+
+uint64_t ledger_physical(const struct ledger *ledger, uint32_t column) {
+  uint64_t whole = ledger_memory(ledger, column);
+  uint64_t word = atomic_load_explicit(&ledger->share_of[column]->physical_bytes, memory_order_relaxed);
+  uint64_t physical = sealed_or(word, whole);
+  return physical < whole ? physical : whole;
+}
+
+uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column) {
+  uint64_t whole = ledger_memory(ledger, column), physical = ledger_physical(ledger, column);
+  return physical < whole ? whole - physical : 0;
+}
+
+uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_t slots) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < slots; i++, cell += stride)
+    if ((int32_t)i != own) sum += used_bytes(atomic_load_explicit(cell, memory_order_seq_cst));
+  return sum;
+}
+
+/* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
+ * keeps a view free of system calls. */
+static void sweep_if_stale(struct ledger *ledger) {
+  uint64_t now = os_coarse_ms();
+  uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
+  if (now - swept < SWEEP_MS) return;
+  if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger, NULL);
+}
+
+void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
+  ledger_lapse(ledger);
+  uint64_t others = sum_others(ledger, PLANE_ALL, column, own);
+  if (others != 0) {
+    sweep_if_stale(ledger);
+    others = sum_others(ledger, PLANE_ALL, column, own);
+  }
+  uint64_t mine = own < 0 ? 0 : used_bytes(atomic_load(&ledger->file->slot[own].used[column]));
+  uint64_t total = others + mine + ledger_unhooked(ledger, column);
+  *limit = ledger_memory(ledger, column);
+  *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
+}
+
+uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
+  return (uint32_t)sealed_value(atomic_load_explicit(&ledger->limit_of[column]->cores_percent, memory_order_relaxed));
+}
+
+int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
+  uint32_t count = 0;
+  ledger_lapse(ledger);
+  int32_t own = atomic_load(&ledger->slot);
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
+    const struct ledger_slot *slot = &ledger->file->slot[i];
+    uint64_t bytes = used_bytes(atomic_load(&slot->used[column]));
+    int32_t pid = 0;
+    if (bytes == 0) continue;
+    if ((int32_t)i == own)
+      pid = os_pid();
+    else if (!ledger_slot_alive(ledger, i, &pid))
+      continue;
+    if (pid == 0) pid = atomic_load(&slot->pid); /* alive in a namespace we cannot see: its own word is all there is */
+    if (count < max) {
+      out[count].pid = pid;
+      out[count].bytes = bytes;
+    }
+    count++;
+  }
+  return (int)count;
+}
+
+uint32_t ledger_gpu_count(const struct ledger *ledger) { return ledger->columns; }
+
+int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]) {
+  for (uint32_t i = 0; i < ledger->columns; i++)
+    if (memcmp(ledger->file->uuid[i], uuid, 16) == 0) return (int)i;
+  return VC_ENOENT;
+}
+
+void ledger_column_uuid(const struct ledger *ledger, uint32_t column, uint8_t uuid[16], uint32_t *flags) {
+  memcpy(uuid, ledger->limit_of[column]->uuid, 16);
+  *flags = ledger->limit_of[column]->flags;
+}
+
+void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage) {
+  ledger->usage = usage;
+  ledger->managed_usage = managed_usage;
+}
