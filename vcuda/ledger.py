@@ -23,9 +23,10 @@ class ProcessUsage:
     """One process that charged something. Sizes are bytes by GPU UUID.
 
     ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process measured
-    on itself, ``managed`` the part that may lie in host memory. ``pid`` is the owner's PID in the reader's namespace according to the kernel; 0: it is dead and its slot
-    is free to be taken over. ``pid_inside`` (in its own namespace), ``start_time`` (clock ticks since boot), ``name``
-    and all sizes are only the process's word. ``refused`` counts charges that were answered with "out of memory".
+    on itself, ``managed`` the part that may lie in host memory. ``pid`` is the owner's PID in the reader's namespace
+    according to the kernel; 0: it is dead and its slot is free to be taken over. ``pid_inside`` (in its own namespace),
+    ``start_time`` (clock ticks since boot), ``name`` and all sizes are only the process's word. ``refused`` counts
+    charges that were answered with "out of memory".
     """
 
     slot: int

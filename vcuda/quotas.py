@@ -137,7 +137,7 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
     if found != asked:
         raise errors.UsageError(
             f"{directory} has other limits than asked for",
-            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _) in found.items()),
+            ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _, _) in found.items()),
             "ask for the same, or use another directory",
         )
     return directory
@@ -215,8 +215,8 @@ def _fill(directory: Path, gpus: Sequence[GpuLimit]) -> None:
     create_ledger(directory / contract.LEDGER_FILE, allocation_id, gpus, contract.LEDGER_MODE)
 
 
-def _wishes(gpus: Sequence[GpuLimit]) -> dict[str, tuple[int, int]]:
-    return {gpu.uuid.lower(): (gpu.memory_bytes, gpu.cores_percent) for gpu in gpus}
+def _wishes(gpus: Sequence[GpuLimit]) -> dict[str, tuple[int, int, int]]:
+    return {gpu.uuid.lower(): (gpu.memory_bytes, gpu.cores_percent, gpu.physical_bytes) for gpu in gpus}
 
 
 def _is_quota(directory: Path) -> bool:

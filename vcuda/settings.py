@@ -43,8 +43,8 @@ def child_environment(
 ) -> dict[str, str]:
     """Environment of a command that runs with LIBRARY loaded under the quota of DIRECTORY.
 
-    An existing LD_PRELOAD is kept in front. VCUDA_MEMORY_LIMIT is dropped: the page of DIRECTORY says the limit, and a
-    second word about it could only contradict.
+    An existing LD_PRELOAD is kept in front. VCUDA_MEMORY_LIMIT and VCUDA_PHYSICAL_LIMIT are
+    dropped: the page of DIRECTORY says the limit, and a second word about it could only contradict.
     """
     result = dict(settings.environment)
     earlier = [
@@ -53,6 +53,7 @@ def child_environment(
     result["LD_PRELOAD"] = ":".join([*earlier, str(library)])
     result[contract.ENV_DIR] = str(directory)
     result.pop(contract.ENV_MEMORY_LIMIT, None)
+    result.pop(contract.ENV_PHYSICAL_LIMIT, None)
     if visible_devices is not None:
         result["CUDA_VISIBLE_DEVICES"] = visible_devices
     return result

@@ -136,6 +136,20 @@ def test_the_limit_holds(run: Run, base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
+def test_more_than_the_card_gives(run: Run) -> None:
+    """Of 3 GiB one is the card's own: the program gets all three and sees them as one card's."""
+    client = [sys.executable, "-c", CLIENT, str(GIB), str(GIB // 2)]
+    result = run("run", "--physical", "1GiB", "--host", "2GiB", "--gpu", "0", "--", *client)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split() == [str(3 * GIB), "0", "0"]
+    refused = run("run", "--memory", "64TiB", "--physical", "1GiB", "--gpu", "0", "--", *client)
+    assert refused.returncode == 2
+    assert "the host has not" in refused.stderr
+    refused = run("run", "--memory", "26GiB", "--physical", "25GiB", "--gpu", "0", "--", *client)
+    assert refused.returncode == 2
+    assert "--physical 25GiB is more than GPU 0 has" in refused.stderr
+
+
 def test_two_children_share_the_quota(run: Run) -> None:
     """Both want 5 of 8 GiB at the same time: exactly one gets them, whoever is first."""
     script = f"""

@@ -12,16 +12,19 @@ line::
         "name": "python x.py",  for people
         "allocation_id": "00ff…",
         "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
+                  "physical_bytes": 0,   of the limit so much at most in the card's own memory; 0: all of it
                   "used_bytes": 0,       what counts against the limit: the processes and unhooked_bytes
                   "declared_bytes": 0,   by the processes' calls
                   "excess_bytes": 0,     measured by the processes on themselves beyond that
                   "unhooked_bytes": 0,   measured by the agent beyond both
                   "measured_bytes": 0,   what NVML says now of these processes; null where it does not
                   "drift_bytes": 0,      measured less declared; where NVML does not say, excess and unhooked
+                  "managed_bytes": 0,    the part of used_bytes that may lie in host memory
                   "peak_bytes": 0}],     largest sum of the processes so far
         "processes": [{"pid": 1, "pid_inside": 1, "name": "python", "start_time": 0, "refused": 0,
                        "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "excess_bytes": 0,
-                                 "measured_bytes": 0, "drift_bytes": 0, "peak_bytes": 0}]}]}],
+                                 "managed_bytes": 0, "measured_bytes": 0, "drift_bytes": 0,
+                                 "peak_bytes": 0}]}]}],
      "errors": [{"directory": "…", "error": "…"}]}
 
 A command under a quota of its own is not asked NVML: the library answers there, with what is declared. The table leaves
@@ -56,6 +59,7 @@ _PID = 7  # the kernel gives at most so many digits
 _SIZE = len("1023.9 GiB")
 _ALL = ("LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK")
 _FEW = ("LIMIT", "USED", "PEAK")
+_MANAGED = "MANAGED"  # behind USED, where any quota has a share of host memory
 _UUID = 12  # the beginning of a UUID, which is enough to tell the cards of a machine apart
 
 
@@ -79,6 +83,7 @@ class _Memory:
     unhooked: int
     measured: int | None
     peak: int
+    managed: int
 
     @property
     def drift(self) -> int:
@@ -89,6 +94,7 @@ class _Memory:
             "used_bytes": self.used,
             "declared_bytes": self.declared,
             "excess_bytes": self.excess,
+            "managed_bytes": self.managed,
             "measured_bytes": self.measured,
             "drift_bytes": self.drift,
             "peak_bytes": self.peak,
@@ -202,6 +208,7 @@ def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
         0,
         0 if measured is None and not process.used[uuid] else measured,
         process.peak[uuid],
+        process.managed.get(uuid, 0),
     )
 
 
@@ -218,6 +225,7 @@ def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
         gpu.unhooked_bytes,
         sum(known) if each and len(known) == len(each) else None,
         usage.peak[gpu.uuid],
+        usage.managed(gpu.uuid),
     )
 
 
@@ -247,6 +255,7 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
             {
                 "uuid": gpu.uuid,
                 "limit_bytes": gpu.memory_bytes,
+                "physical_bytes": gpu.physical_bytes,
                 "cores_percent": gpu.cores_percent,
                 "unhooked_bytes": gpu.unhooked_bytes,
                 **_of_quota(look, quota, gpu).as_json(),
@@ -275,7 +284,9 @@ def _table(look: _Look, columns: int) -> Table:
     """A row for each GPU of a quota, and below it one for each process that took some of it."""
     from rich.table import Table
 
-    headings = _headings(columns)
+    headings = _headings(
+        columns, any(gpu.physical_bytes for quota in look.quotas for gpu in quota.limits.gpus)
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     widest = min(max(_NAME[0], columns - _width(headings)), _NAME[1])
     table.add_column("CONTAINER OR COMMAND", overflow="ellipsis", no_wrap=True, max_width=widest)
@@ -296,9 +307,15 @@ def _table(look: _Look, columns: int) -> Table:
     return table
 
 
-def _headings(columns: int) -> tuple[str, ...]:
-    """Columns of sizes that COLUMNS characters have room for."""
-    return _ALL if columns >= _width(_ALL) + _NAME[0] else _FEW
+def _headings(columns: int, shared: bool) -> tuple[str, ...]:
+    """Columns of sizes that COLUMNS characters have room for. SHARED: host memory is used, too."""
+    everything, few = (_with_managed(headings) if shared else headings for headings in (_ALL, _FEW))
+    return everything if columns >= _width(everything) + _NAME[0] else few
+
+
+def _with_managed(headings: tuple[str, ...]) -> tuple[str, ...]:
+    at = headings.index("USED") + 1
+    return (*headings[:at], _MANAGED, *headings[at:])
 
 
 def _width(headings: Sequence[str]) -> int:
@@ -310,6 +327,7 @@ def _cells(memory: _Memory) -> dict[str, str]:
     sign = "-" if memory.drift < 0 else ""
     return {
         "USED": sizes.about_size(memory.used),
+        _MANAGED: sizes.about_size(memory.managed),
         "DECLARED": sizes.about_size(memory.declared),
         "MEASURED": "-" if memory.measured is None else sizes.about_size(memory.measured),
         "DRIFT": sign + sizes.about_size(abs(memory.drift)),

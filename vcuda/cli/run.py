@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vcuda import contract, errors, install, program, quotas, settings, sizes
+from vcuda import contract, errors, install, program, quotas, settings, shares, sizes
 from vcuda.limits import GpuLimit
 
 __all__ = ["configure", "split_command"]
@@ -39,11 +39,19 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="run a command under a quota of GPU memory",
         description="Runs COMMAND so that it and its children take at most SIZE of each GPU, together.",
         epilog="The exit code is the command's own, 128 + n when signal n ended it.",
-        usage="vcuda run --memory SIZE [--gpu GPU]... [--dir DIR] -- COMMAND [ARGUMENT]...",
+        usage="vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--gpu GPU]... [--dir DIR] -- COMMAND ...",
         allow_abbrev=False,
     )
+    parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes")
     parser.add_argument(
-        "--memory", required=True, metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes"
+        "--physical",
+        metavar="SIZE",
+        help="of it at most so much in the card's own memory; what goes beyond moves between card and host",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="SIZE",
+        help="of it so much may lie in host memory; --memory is --physical and --host together",
     )
     parser.add_argument(
         "--gpu",
@@ -76,7 +84,7 @@ def _run(parsed: argparse.Namespace) -> int:
         raise errors.UsageError(
             "no command was given", "", "write it behind --, as in vcuda run --memory 8GiB -- ls"
         )
-    memory = sizes.parse_size(parsed.memory)
+    share = shares.split(parsed.memory, parsed.physical, parsed.host)
     config = settings.read_settings()
     if settings.in_container():
         raise errors.UsageError(
@@ -85,7 +93,7 @@ def _run(parsed: argparse.Namespace) -> int:
             "run the command directly",
         )
     library = _preloadable_library()
-    gpus, visible = _gpu_limits(parsed.gpu, memory)
+    gpus, visible = _gpu_limits(parsed.gpu, share)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
         print(
@@ -113,7 +121,7 @@ def _preloadable_library() -> Path:
     return library
 
 
-def _gpu_limits(wanted: Sequence[str], memory: int) -> tuple[list[GpuLimit], str | None]:
+def _gpu_limits(wanted: list[str], share: shares.Share) -> tuple[list[GpuLimit], str | None]:
     """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
     from vcuda import devices
 
@@ -121,14 +129,18 @@ def _gpu_limits(wanted: Sequence[str], memory: int) -> tuple[list[GpuLimit], str
     chosen = devices.select_devices(wanted, present) if wanted else present
     if not chosen:
         raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
+    option = "--physical" if share.host_bytes else "--memory"
     for device in chosen:
-        if memory > device.memory_bytes:
+        if share.on_card > device.memory_bytes:
             raise errors.UsageError(
-                f"--memory {sizes.format_size(memory)} is more than GPU {device.index} has",
+                f"{option} {sizes.format_size(share.on_card)} is more than GPU {device.index} has",
                 f"{device.name} has {sizes.about_size(device.memory_bytes)}",
                 "ask for less, or name the GPUs with --gpu",
             )
-    limits = [GpuLimit(device.uuid, memory) for device in chosen]
+    shares.check_host(share, len(chosen))
+    limits = [
+        GpuLimit(device.uuid, share.memory_bytes, physical_bytes=share.physical_bytes) for device in chosen
+    ]
     return limits, ",".join(device.uuid for device in chosen) if wanted else None
 
 
