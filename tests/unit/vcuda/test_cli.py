@@ -54,8 +54,8 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         ("ps --watch nan", 2, "'nan' seconds"),
         ("ps --watch soon", 2, "'soon' seconds"),
         ("ps --dir /nonexistent", 2, "/nonexistent is not a directory"),
-        ("run", 2, "required: --memory"),
-        ("run -- true", 2, "required: --memory"),
+        ("run -- true", 2, "write --memory 8GiB"),
+        ("run --host 1GiB -- true", 2, "alone says no quota"),
         ("run --memory", 2, "expected one argument"),
         ("run --memory 8GiB", 2, "no command"),
         ("run --memory 8GiB --", 2, "no command"),
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         ("run --memory -8GiB -- true", 2, "expected one argument"),
         ("run --memory unlimited -- true", 2, "not a size"),
         ("run --memory 1000TiB -- true", 2, "not a size"),
-        ("run --mem 8GiB -- true", 2, "required: --memory"),
+        ("run --mem 8GiB -- true", 2, "--mem"),
         ("limits", 2, "required: PATH"),
         ("limits /nonexistent", 1, "no such file"),
         ("limits /etc/passwd", 1, "damaged"),
@@ -174,10 +174,12 @@ def test_ps_as_json(
             {
                 "uuid": GPU_A,
                 "limit_bytes": LIMIT,
+                "physical_bytes": 0,
                 "cores_percent": 30,
                 "used_bytes": 5 << 20,
                 "declared_bytes": 0,
                 "excess_bytes": 0,
+                "managed_bytes": 0,
                 "unhooked_bytes": 5 << 20,
                 "measured_bytes": None,
                 "drift_bytes": 5 << 20,
@@ -186,10 +188,12 @@ def test_ps_as_json(
             {
                 "uuid": GPU_B,
                 "limit_bytes": 12 << 30,
+                "physical_bytes": 0,
                 "cores_percent": 0,
                 "used_bytes": 0,
                 "declared_bytes": 0,
                 "excess_bytes": 0,
+                "managed_bytes": 0,
                 "unhooked_bytes": 0,
                 "measured_bytes": None,
                 "drift_bytes": 0,
@@ -253,5 +257,10 @@ def test_ps_shows_the_quota_it_runs_under(
 
 @pytest.mark.parametrize(("columns", "shown"), [(80, 3), (106, 3), (107, 6), (200, 6)])
 def test_a_narrow_terminal_shows_fewer_columns(columns: int, shown: int) -> None:
-    assert len(ps._headings(columns)) == shown
-    assert ps._width(ps._headings(columns)) + 12 <= max(columns, 71)
+    assert len(ps._headings(columns, shared=False)) == shown
+    assert ps._width(ps._headings(columns, shared=False)) + 12 <= max(columns, 71)
+
+
+def test_host_memory_has_a_column_where_there_is_some() -> None:
+    assert ps._headings(200, shared=True)[:3] == ("LIMIT", "USED", "MANAGED")
+    assert ps._headings(80, shared=True) == ("LIMIT", "USED", "MANAGED", "PEAK")
