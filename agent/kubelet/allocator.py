@@ -7,6 +7,7 @@ fails its pod for good. That goes for annotations too, which a person can change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,8 +164,9 @@ class Allocator:
         return None
 
     def age(self, grant: Grant) -> float:
-        """Seconds since GRANT was made."""
-        return self._now() - grant.created
+        """Seconds since GRANT was made; for ever where that seems to lie ahead: the machine's time was set back."""
+        since = self._now() - grant.created
+        return since if since >= 0 else math.inf
 
     def remarks(self, admitted: Admitted) -> tuple[str, ...]:
         """What its people should know about its annotations: mistakes in one sentence, and what has no effect."""

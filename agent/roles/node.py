@@ -10,7 +10,6 @@ import asyncio
 import platform
 import secrets
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from agent.placement import Policy
 from agent.providers.cards import WholeGpus
 from agent.providers.provider import Provider
 from agent.providers.rdma import Rdma
+from agent.roles.clock import steady
 from agent.roles.measures import Measures
 from agent.roles.news import card_news
 from agent.roles.providers import host, run_beside
@@ -174,7 +174,13 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
 
 
 def _providers(
-    config: Config, store: Store, allocator: Allocator, plugin: MeasuredPlugin, allocated: Callable[[], None]
+    config: Config,
+    store: Store,
+    allocator: Allocator,
+    plugin: MeasuredPlugin,
+    allocated: Callable[[], None],
+    *,
+    now: Callable[[], float],
 ) -> list[Provider]:
     """The resources beside GPU memory that CONFIG turns on."""
     found: list[Provider] = []
@@ -186,7 +192,7 @@ def _providers(
                 allocator,
                 Policy(config.placement),
                 config.visible_devices,
-                now=time.time,
+                now=now,
                 new_id=lambda: secrets.token_hex(16),
                 withhold=plugin.set_taken_whole,
                 allocated=allocated,
@@ -198,7 +204,7 @@ def _providers(
 
 
 async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
-    stop = asyncio.Event()
+    stop, now = asyncio.Event(), steady()
     cluster = _cluster(config)
 
     async def cards_changed(found: Inventory) -> None:
@@ -209,7 +215,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         config.state_dir,
         probation=config.health_probation,
         interval=config.scan_interval,
-        now=time.time,
+        now=now,
         changed=cards_changed,
         told=card_news(cluster, store),
     )
@@ -217,13 +223,13 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         store,
         keeper.open(inventory),
         Policy(config.placement),
-        time.time,
+        now,
         lambda: secrets.token_hex(16),
         resource=config.resource,
         slice_bytes=config.slice_bytes,
     )
     kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus)
-    poller = Poller(store, allocator, kubelet, config.poll_interval, time.time)
+    poller = Poller(store, allocator, kubelet, config.poll_interval, now)
 
     def streams_changed() -> None:
         registration.wake()
@@ -282,7 +288,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     more = {}
     if config.bind_cpus == "on":
         more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
-    providers = _providers(config, store, allocator, plugin, allocated)
+    providers = _providers(config, store, allocator, plugin, allocated, now=now)
     await run_together(
         {
             **more,

@@ -67,6 +67,7 @@ class AgentProcess:
             "--log-level": "debug",
         }
         self.driver: dict[str, str] | None = None  # environment of a simulated driver
+        self.root = ROOT  # where its code is
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,7 +88,7 @@ class AgentProcess:
         assert self.process is None
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.command(**flags), cwd=ROOT, stdout=output, stderr=output, env=self.environment()
+                self.command(**flags), cwd=self.root, stdout=output, stderr=output, env=self.environment()
             )
 
     def environment(self) -> dict[str, str]:
@@ -100,7 +101,7 @@ class AgentProcess:
         """Runs another agent that is expected to end by itself; its code and the lines it says to the user."""
         ended = subprocess.run(
             self.command(**{"log-level": "error", **flags}),
-            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False, env=self.environment(),
+            cwd=self.root, capture_output=True, text=True, timeout=PATIENCE, check=False, env=self.environment(),
         )  # fmt: skip
         assert "Traceback" not in ended.stderr
         return ended.returncode, [
@@ -134,7 +135,7 @@ class AgentProcess:
         """What `gigaslice status` says."""
         command = [sys.executable, "-m", "agent", "status", "--json", "--state-dir", str(self.state)]
         answer = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True, env=self.environment()
+            command, cwd=self.root, capture_output=True, text=True, check=True, env=self.environment()
         )
         return json.loads(answer.stdout)["allocations"]
 

@@ -1,5 +1,6 @@
 """Being known to the kubelet, whatever happens to either side or to the sockets between them."""
 
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -53,6 +54,27 @@ def test_a_wiped_socket_is_made_again_and_the_open_stream_goes_on(node, agent):
     node.restart()
     node.wait_allocatable(RESOURCE, 48, PATIENCE)
     assert node.run_pod(pod("b", 8)).phase == "Running"
+
+
+@pytest.mark.parametrize("when", ["beside a kubelet", "between two kubelets"])
+def test_a_wiped_directory_is_served_again(node, agent, when):
+    """With everything in it: the kubelet's socket and checkpoint, our socket and its lock file."""
+    running = node.run_pod(pod("a", 8))
+    if when == "between two kubelets":
+        node.stop()
+        shutil.rmtree(node.plugin_directory)
+        agent.wait_event("waiting for the kubelet")
+        node.start()
+    else:
+        shutil.rmtree(node.plugin_directory)
+        node.plugin_directory.mkdir()
+        agent.wait_event("serving", 2)
+        assert agent.socket.is_socket() and node.registry.stream_ends == []
+        node.restart()
+    node.wait_allocatable(RESOURCE, 48, PATIENCE)
+    assert running.container("c0").running and not running.container("c0").restarts
+    assert node.run_pod(pod("b", 8)).phase == "Running"
+    assert len(node.registry.registrations) == 1
 
 
 def test_a_stream_that_is_lost_is_replaced(node, agent):
