@@ -86,6 +86,48 @@ int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_us
 /* Cuts a ledger that grew back to its size. Returns 1 when it had to, 0 when there was nothing to do. */
 int ledger_trim(const char *path);
 
+/* The compute share of a container on one GPU: a bucket of GPU time that all its processes fill and empty, without a lock.
+ * Pure: time is an argument. Theory in bucket.c; Python runs the same code in simulated time. */
+struct vc_bucket {
+  uint64_t last_ns;    /* filled up to this instant; 0: never */
+  uint64_t granted_ns; /* GPU time earned ever since, without what did not fit */
+  uint64_t spent_ns;   /* GPU time used ever since */
+  uint64_t credit_us;  /* of the page's credit so much has been added already */
+};
+enum { VC_BUCKET_PERIOD_MS = 200, VC_BUCKET_DEBT_MAX_S = 600 };
+/* Fills the bucket for the time until NOW_NS at PERMILLE of the GPU, and with credit beyond what it has seen. */
+void bucket_fill(struct vc_bucket *bucket, uint64_t now_ns, uint32_t permille, uint64_t credit_us);
+/* NS below zero: gives back. */
+void bucket_spend(struct vc_bucket *bucket, int64_t ns);
+/* GPU time that is left; negative: debt. */
+int64_t bucket_level(const struct vc_bucket *bucket);
+
+/* A launch that finds the bucket in debt waits for the debt of that moment to be earned, and VC_PACE_GATHER_MS more, so
+ * that a container works in turns of some length; no longer: what work that runs meanwhile adds is waited for by later
+ * launches. So work that needs this launch to end never hangs. */
+struct vc_pace {
+  int64_t owed_ns;
+  uint64_t since_ns;
+};
+enum { VC_PACE_GATHER_MS = 20, VC_PACE_NAP_MIN_NS = 100000, VC_PACE_NAP_MAX_NS = 10000000 };
+void pace_begin(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns);
+/* 0: go; else sleep so long, and ask again. PERMILLE may change in between. */
+uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns);
+
+/* What a look costs the container: the looks of its processes divide the time among them, PASSED_NS since the last one of
+ * any. The process that looks had work under way BEFORE, and NOW; COMPANY processes had some when it last looked, and
+ * FLYING have now, itself included. TICK_NS: between two looks of one process. */
+int64_t look_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns);
+
+/* How many launches of one stream may be under way at once, so that what is queued is about VC_WINDOW_NS long. */
+enum { VC_WINDOW_NS = 20000000, VC_WINDOW_MAX = 65536 };
+struct vc_window {
+  uint32_t allowed;
+};
+void window_reset(struct vc_window *window);
+/* A mark behind OUTSTANDING launches was passed DELAY_NS after it was set. */
+void window_passed(struct vc_window *window, uint32_t outstanding, uint64_t delay_ns);
+
 /* "8GiB", "512MiB", "8G" (= GiB), "1073741824": what users and options write. VC_EINVAL for anything else, zero,
  * negative numbers and sizes above 2^47 bytes. */
 int size_parse(const char *text, uint64_t *bytes);

@@ -1,0 +1,99 @@
+/* A container's bucket of GPU time: filled as time passes at the rate of its share, emptied by what its work took.
+ * A launch goes when the bucket is not in debt. Debt is kept, so the share is exact in the long run however long single
+ * kernels are; what an idle container earns is kept for one period (200 ms) only, so nobody saves up and then takes the card.
+ *
+ * Three words, changed by all processes of the container at once and by none under a lock:
+ * - who moves the time forward (a compare-and-swap has one winner) adds what was earned in between;
+ * - who sees new credit first adds it, likewise;
+ * - what is spent is only added.
+ * A process killed between winning and adding loses its container the earnings of one tick, about a millisecond.
+ * Everything errs to the side of having less. The file is the container's own, so absurd numbers only have to be
+ * harmless: a debt has a largest size, and a clock that jumped back starts again.
+ * Knows no clock, no GPU. Tests: tests/unit/compute/test_bucket.py, test_shares.py. */
+#include "shm.h"
+
+static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
+
+static int swap(uint64_t *word, uint64_t seen, uint64_t next) {
+  return __atomic_compare_exchange_n(word, &seen, next, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+static const uint64_t most_ns = UINT64_C(1000000000) * VC_BUCKET_DEBT_MAX_S;
+
+/* What was earned since the last time, for the one who asks first. */
+static uint64_t earned(struct vc_bucket *bucket, uint64_t now, uint32_t permille) {
+  uint64_t last = load(&bucket->last_ns);
+  if (last == now) return 0;
+  if (last == 0 || (last > now && last - now > most_ns)) {
+    swap(&bucket->last_ns, last, now);
+    return 0;
+  }
+  if (last > now || !swap(&bucket->last_ns, last, now)) return 0;
+  uint64_t passed = now - last < most_ns * 1000 ? now - last : most_ns * 1000;
+  return passed / 1000 * permille + passed % 1000 * permille / 1000;
+}
+
+static uint64_t credited(struct vc_bucket *bucket, uint64_t credit_us) {
+  uint64_t seen = load(&bucket->credit_us);
+  if (seen == credit_us || !swap(&bucket->credit_us, seen, credit_us) || credit_us < seen) return 0;
+  uint64_t ns = (credit_us - seen) * 1000;
+  return ns < most_ns ? ns : most_ns;
+}
+
+/* What a bucket holds at most: a period's earnings, and never less than a few ticks of measuring. A container that always
+ * has work but must share the card with others that run in turns earns more than it spends for a while, and the other
+ * way round: a shorter period would lose what it has to get back. */
+static int64_t room(uint32_t permille) {
+  int64_t period = (int64_t)VC_BUCKET_PERIOD_MS * 1000 * permille;
+  return period > 4000000 ? period : 4000000;
+}
+
+void bucket_fill(struct vc_bucket *bucket, uint64_t now_ns, uint32_t permille, uint64_t credit_us) {
+  uint64_t more = earned(bucket, now_ns, permille) + credited(bucket, credit_us);
+  for (;;) {
+    uint64_t granted = load(&bucket->granted_ns), spent = load(&bucket->spent_ns);
+    int64_t level = (int64_t)(granted - spent + more);
+    if (level > room(permille)) level = room(permille);
+    if (level < -(int64_t)most_ns) level = -(int64_t)most_ns;
+    uint64_t next = spent + (uint64_t)level;
+    if (next == granted || swap(&bucket->granted_ns, granted, next)) return;
+  }
+}
+
+void bucket_spend(struct vc_bucket *bucket, int64_t ns) {
+  __atomic_fetch_add(&bucket->spent_ns, (uint64_t)ns, __ATOMIC_SEQ_CST);
+}
+
+/* Work is under way in a container while any of its processes has some. Each looks for itself, at an instant of its own
+ * in every tick, and finds out late that work began or ended. For one process both are late alike, and the length is
+ * right on average. Of several that begin and end together, as they do at their container's bucket, the first to look
+ * sees the beginning and the last one the end: N processes see it (N - 1) / (N + 1) of a tick too long. */
+int64_t look_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns) {
+  if (flying != 0) return (int64_t)passed_ns;
+  if (!before || now || company < 2) return 0;
+  return -(int64_t)(tick_ns * (company - 1) / (company + 1));
+}
+
+int64_t bucket_level(const struct vc_bucket *bucket) {
+  return (int64_t)(load(&bucket->granted_ns) - load(&bucket->spent_ns));
+}
+
+static int64_t gathered(uint32_t permille) { return (int64_t)VC_PACE_GATHER_MS * 1000 * permille; }
+
+void pace_begin(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns) {
+  pace->owed_ns = level < 0 ? gathered(permille) - level : 0;
+  pace->since_ns = now_ns;
+}
+
+uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns) {
+  uint64_t passed = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
+  pace->since_ns = now_ns;
+  if (passed > most_ns) passed = most_ns;
+  pace->owed_ns -= (int64_t)(passed * permille / 1000);
+  int64_t missing = gathered(permille) - level;
+  if (pace->owed_ns > missing) pace->owed_ns = missing;
+  if (pace->owed_ns <= 0) return 0;
+  uint64_t nap = (uint64_t)pace->owed_ns * 1000 / (permille != 0 ? permille : 1);
+  if (nap > VC_PACE_NAP_MAX_NS) return VC_PACE_NAP_MAX_NS;
+  return nap > VC_PACE_NAP_MIN_NS ? nap : VC_PACE_NAP_MIN_NS;
+}

@@ -1,0 +1,193 @@
+"""Shares hold: the library's controller and the agent's arbiter on a card in simulated time.
+
+Ten seconds of each, after one to settle in. What has to hold for any work is looked for by hypothesis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.compute.card import MS, WORKLOADS, Card, Container, Process, Work, long, small
+
+POINTS = 2.0
+GREEDY = ["small", "long", "mixture"]
+"""Work that never leaves the card to others by itself."""
+
+
+def container(share: int, work: str = "small", processes: int = 1, **more: object) -> Container:
+    """One with processes that all do the same."""
+    return Container(share, [Process(WORKLOADS[work]()) for _ in range(processes)], **more)  # type: ignore[arg-type]
+
+
+def shares(
+    containers: list[Container], seconds: float = 10, agent_at: Callable[[int], bool] = lambda now: True
+) -> list[float]:
+    """Percent of the card that each had, after a second to settle in."""
+    card = Card(containers, seed=7, agent_at=agent_at)
+    card.run(1)
+    before = [each.served() for each in containers]
+    card.run(seconds)
+    return [(each.served() - base) / seconds / 1e7 for each, base in zip(containers, before, strict=True)]
+
+
+@pytest.mark.parametrize("work", WORKLOADS)
+def test_a_container_alone_gets_its_share(work):
+    assert shares([container(30, work)]) == [pytest.approx(30, abs=POINTS)]
+
+
+@pytest.mark.parametrize("work", GREEDY)
+@pytest.mark.parametrize("split", [(30, 70), (10, 90), (25, 25, 50)], ids=str)
+def test_shares_hold_between_containers(split, work):
+    got = shares([container(share, work) for share in split])
+    assert got == [pytest.approx(share, abs=POINTS) for share in split]
+
+
+@pytest.mark.parametrize("first, second", list(itertools.permutations(GREEDY, 2)))
+def test_shares_hold_between_different_work(first, second):
+    got = shares([container(30, first), container(70, second)])
+    assert got == [pytest.approx(30, abs=POINTS), pytest.approx(70, abs=POINTS)]
+
+
+@pytest.mark.parametrize("ours, theirs", [(8, 1), (1, 8), (4, 4)])
+def test_more_processes_are_not_more_share(ours, theirs):
+    got = shares([container(30, "small", ours), container(70, "small", theirs)])
+    assert got == [pytest.approx(30, abs=POINTS), pytest.approx(70, abs=POINTS)]
+
+
+def test_a_neighbour_that_pauses_leaves_others_their_share_and_gets_no_more_than_its_own():
+    got = shares([container(50, "small"), container(50, "bursts")])
+    assert got[0] == pytest.approx(50, abs=POINTS)
+    assert got[1] <= 50 + POINTS
+
+
+def test_without_an_agent_nobody_gets_more_than_its_share():
+    got = shares([container(30, "small"), container(70, "mixture")], agent_at=lambda now: False)
+    assert got[0] <= 30 + POINTS and got[1] <= 70 + POINTS
+    assert min(got) > 10, "and nobody starves"
+
+
+def test_an_agent_that_was_away_comes_back_to_the_shares():
+    containers = [container(30), container(70)]
+    card = Card(containers, agent_at=lambda now: not 2_000 * MS < now - 1_000 * MS < 5_000 * MS)
+    card.run(6)
+    before = [each.served() for each in containers]
+    card.run(10)
+    got = [(each.served() - base) / 1e8 for each, base in zip(containers, before, strict=True)]
+    assert got == [pytest.approx(30, abs=POINTS), pytest.approx(70, abs=POINTS)]
+
+
+def test_a_share_that_changes_is_followed_at_once():
+    one = container(10)
+    card = Card([one], agent_at=lambda now: False)
+    card.run(3)
+    one.share, before = 80, one.served()
+    card.run(2)
+    assert (one.served() - before) / 2e7 == pytest.approx(80, abs=POINTS)
+
+
+@pytest.mark.parametrize("work", ["small", "long"])
+def test_an_elastic_container_alone_has_the_card(work):
+    assert shares([container(20, work, elastic=True)])[0] > 95
+
+
+def test_idle_time_is_lent_by_weight():
+    got = shares(
+        [
+            container(20, elastic=True, weight=3),
+            container(20, elastic=True, weight=1),
+            Container(60, []),
+        ]
+    )
+    assert got == [pytest.approx(20 + 45, abs=5), pytest.approx(20 + 15, abs=5), 0]
+
+
+def test_a_hard_share_borrows_nothing():
+    assert shares([container(20), Container(80, [])])[0] == pytest.approx(20, abs=POINTS)
+
+
+@pytest.mark.parametrize("work", ["small", "mixture"])
+def test_what_was_lent_is_taken_back_within_200_ms(work):
+    borrower = container(20, work, elastic=True)
+    owner = Container(80, [Process(small(), begins=3_000 * MS)])
+    card = Card([borrower, owner])
+    card.run(3)
+    assert borrower.served() / 3e7 > 85, "it had the card"
+    card.run(0.2)
+    before = [borrower.served(), owner.served()]
+    card.run(2)
+    got = [(each.served() - base) / 2e7 for each, base in zip((borrower, owner), before, strict=True)]
+    assert got == [pytest.approx(20, abs=4), pytest.approx(80, abs=4)]
+
+
+def test_processes_that_come_and_go():
+    spans = [(begin, begin + 900 * MS) for begin in range(0, 12_000 * MS, 1_000 * MS)]
+    coming = Container(40, [Process(small(), begins=begin, ends=end) for begin, end in spans])
+    got = shares([coming, container(60, "long")])
+    assert got[0] <= 40 + POINTS
+    assert got[1] == pytest.approx(60, abs=POINTS)
+
+
+SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Each example is seconds of simulated time: a counterexample is shown as it was found, not made small."""
+
+pieces = st.lists(
+    st.tuples(st.integers(MS // 4, 40 * MS), st.one_of(st.just(-1), st.integers(0, 20 * MS))),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=10, deadline=None, phases=SEARCH)
+@given(
+    st.lists(st.tuples(st.integers(5, 60), pieces, st.integers(1, 3)), min_size=1, max_size=3),
+    st.integers(0, 9),
+)
+def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], seed):
+    """Nobody gets more than its share by any pattern of work, nobody with work to do is left without, and no launch
+    is held for much longer than its share demands."""
+    total = sum(share for share, _, _ in plan)
+    containers = [
+        Container(
+            max(1, share * 100 // max(100, total)),
+            [Process(itertools.cycle(work)) for _ in range(processes)],
+        )
+        for share, work, processes in plan
+    ]
+    card = Card(containers, seed=seed)
+    card.run(1)
+    before = [each.served() for each in containers]
+    card.run(4)
+    for each, base in zip(containers, before, strict=True):
+        got = (each.served() - base) / 4e7
+        assert got <= each.share + 2 * POINTS
+        assert all(process.finished for process in each.processes)
+
+
+@settings(max_examples=8, deadline=None, phases=SEARCH)
+@given(pieces, st.integers(20, 80), st.integers(1, 4), st.integers(0, 9))
+def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
+    """Whatever the neighbour does, one that always has work gets its share."""
+    ours = Container(share, [Process(small())])
+    theirs = Container(100 - share, [Process(itertools.cycle(hostile)) for _ in range(processes)])
+    card = Card([ours, theirs], seed=seed)
+    card.run(1)
+    before = ours.served()
+    card.run(4)
+    assert (ours.served() - before) / 4e7 == pytest.approx(share, abs=2 * POINTS)
+
+
+@pytest.mark.parametrize("kernel_ms", [300, 1000, 2000])
+def test_kernels_of_seconds_are_paid_for_in_the_long_run(kernel_ms):
+    one = Container(30, [Process(itertools.repeat((kernel_ms * MS, 0)))])
+    card = Card([one, container(70, "long")])
+    card.run(100)
+    assert one.served() / 1e9 == pytest.approx(30, abs=POINTS + kernel_ms / 1000)
+
+
+def test_long_is_what_it_says():
+    assert next(long()) == (60 * MS, 0)
