@@ -76,7 +76,7 @@ static void drop_green(CUcontext primary_context) {
 
 static void destroy(CUcontext context) {
   drop_green(context);
-  work_wait(atomic_load(&context->busy_until));
+  work_wait(context);
   module_drop_context(context);
   stream_drop_context(context);
   array_drop_context(context);
@@ -326,7 +326,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
 static CUresult synchronize(CUcontext context) {
   TRY(context_or_current(&context));
   TRY(capture_forbids_unsafe());
-  work_wait(atomic_load(&context->busy_until));
+  work_wait(context);
   pool_trim_after_sync(context);
   return CUDA_SUCCESS;
 }

@@ -48,7 +48,7 @@ struct CUctx_st {
   CUfunc_cache cache_config;
   CUsharedconfig shared_config;
   uint64_t charged;            /* context cost plus device heap */
-  _Atomic uint64_t busy_until; /* end of the last launched work */
+  _Atomic uint64_t busy_until; /* end of the last launched work, in the GPU's own time */
 };
 
 struct context_stack {
@@ -148,7 +148,8 @@ void ipc_forget(CUdeviceptr address); /* the block was shared with other process
 /* --- time ------------------------------------------------------------------------------------------------------- */
 
 void work_launch(CUcontext context, CUstream stream, uint64_t ns); /* adds a piece of work of NS to the GPU */
-void work_wait(uint64_t until);                                    /* sleeps until CLOCK_MONOTONIC is UNTIL */
+void work_wait(CUcontext context);                                 /* sleeps until its work is done */
+void work_sleep(uint64_t ns);
 void pool_returned(unsigned pool, uint64_t bytes);                 /* a block of the pool was freed */
 void pool_release_unused(unsigned gpu);                            /* before memory is refused */
 void pool_drop_device(CUdevice device);                            /* its last context is gone */

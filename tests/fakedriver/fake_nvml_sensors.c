@@ -174,11 +174,23 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static unsigned percent(struct sample *last, uint64_t busy) {
   uint64_t now = state_now_ns();
-  /* Work is booked when it is launched: what lies ahead is not done yet, but the GPU is busy with it. */
   uint64_t time = now - last->at, done = busy > last->busy ? busy - last->busy : 0;
   unsigned result = !last->at || !time ? 0 : done >= time ? 100 : (unsigned)(done * 100 / time);
   *last = (struct sample){.at = now, .busy = busy};
   return result;
+}
+
+/* Of the GPU's time, what the slot's process had until now: what was counted when the GPU's time was last moved on, and
+ * its part of what has passed since. */
+static uint64_t busy_of(unsigned index, unsigned gpu_index) {
+  const struct fake_gpu_state *gpu = &fake_state->gpu[gpu_index];
+  const struct fake_slot *slot = &fake_state->slot[index];
+  unsigned high = atomic_load(&fake_state->slot_high), working = 0;
+  uint64_t busy = atomic_load(&slot->busy_ns[gpu_index]), end = atomic_load(&slot->ends[gpu_index]), now = state_now_ns();
+  if (end <= gpu->own_ns || now <= gpu->real_ns) return busy;
+  for (unsigned i = 0; i < high; i++) working += atomic_load(&fake_state->slot[i].ends[gpu_index]) > gpu->own_ns;
+  uint64_t since = (now - gpu->real_ns) / (working ? working : 1), left = end - gpu->own_ns;
+  return busy + (since < left ? since : left);
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {
@@ -186,7 +198,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
   NONNULL(utilization);
   uint64_t busy = 0;
   unsigned high = atomic_load(&fake_state->slot_high);
-  for (unsigned i = 0; i < high; i++) busy += atomic_load(&fake_state->slot[i].busy_ns[device->gpu]);
+  for (unsigned i = 0; i < high; i++) busy += busy_of(i, device->gpu);
   pthread_mutex_lock(&mutex);
   utilization->gpu = percent(&last_sample[device->gpu], busy);
   pthread_mutex_unlock(&mutex);
@@ -216,7 +228,7 @@ static unsigned busy_processes(unsigned gpu, struct busy_process *out) {
   unsigned count = 0, high = atomic_load(&fake_state->slot_high);
   pthread_mutex_lock(&mutex);
   for (unsigned i = 0; i < high; i++) {
-    uint64_t busy = atomic_load(&fake_state->slot[i].busy_ns[gpu]);
+    uint64_t busy = busy_of(i, gpu);
     if (!busy || !atomic_load(&fake_state->slot[i].generation)) continue;
     pid_t pid = state_slot_pid(i);
     if (pid < 0) continue;

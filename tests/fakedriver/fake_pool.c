@@ -76,10 +76,9 @@ static void add_pending(CUmemoryPool pool, const void *stream, uint64_t until, u
 }
 
 static void take_pending(CUmemoryPool pool, const void *stream, uint64_t wanted) {
-  uint64_t now = pool->pending_bytes ? state_now_ns() : 0;
   for (int i = 0; i < POOL_PENDING && wanted && pool->pending_bytes; i++) {
     struct pending *entry = &pool->pending[i];
-    if (entry->stream != stream && entry->until > now) continue;
+    if (entry->stream != stream && !time_is_over(pool->gpu, entry->until)) continue;
     uint64_t taken = wanted < entry->bytes ? wanted : entry->bytes;
     entry->bytes -= taken;
     pool->pending_bytes -= taken;
@@ -87,10 +86,10 @@ static void take_pending(CUmemoryPool pool, const void *stream, uint64_t wanted)
   }
 }
 
-static void observe(CUmemoryPool pool, uint64_t now) {
+static void observe(CUmemoryPool pool) {
   for (int i = 0; i < POOL_PENDING; i++) {
     struct pending *entry = &pool->pending[i];
-    if (entry->until > now) continue;
+    if (!time_is_over(pool->gpu, entry->until)) continue;
     pool->pending_bytes -= entry->bytes;
     *entry = (struct pending){0};
   }
@@ -139,7 +138,7 @@ static void each(unsigned gpu, void (*visit)(CUmemoryPool pool)) {
 }
 
 static void after_sync(CUmemoryPool pool) {
-  if (pool->pending_bytes) observe(pool, state_now_ns());
+  if (pool->pending_bytes) observe(pool);
   if (pool->destroyed) bury_if_empty(pool);
   else shrink(pool, pool->threshold);
 }

@@ -16,7 +16,7 @@
 
 struct fake_state *fake_state;
 
-static const char magic[16] = "fakedriver 2"; /* the number changes with the layout */
+static const char magic[16] = "fakedriver 3"; /* the number changes with the layout */
 static int state_fd = -1;
 static int own_slot = -1;
 static uint64_t own_lock_word;
@@ -97,6 +97,17 @@ static void gpu_lock(unsigned index, uint64_t word) {
       rebuild_sum(index);
       return;
     }
+  }
+}
+
+void state_lock(_Atomic uint64_t *lock) {
+  for (unsigned turn = 1;; turn++) {
+    uint64_t seen = atomic_load_explicit(lock, memory_order_relaxed);
+    if (!seen && atomic_compare_exchange_weak(lock, &seen, own_lock_word)) return;
+    state_spin(turn);
+    if (turn % 65536 == 0 && seen && state_slot_pid((unsigned)(seen & 0xffff) - 1) < 0 &&
+        atomic_compare_exchange_strong(lock, &seen, own_lock_word))
+      return;
   }
 }
 
@@ -284,6 +295,7 @@ static void free_slot(unsigned index) {
     gpu_unlock(gpu);
     atomic_store(&slot->contexts[gpu], 0);
     atomic_store(&slot->busy_ns[gpu], 0);
+    atomic_store(&slot->ends[gpu], 0);
   }
   for (unsigned cell = 0; cell < FAKE_LAUNCH_CELLS; cell++) atomic_store(&slot->launches[cell], 0);
   reset_alive(index);

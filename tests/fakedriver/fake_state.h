@@ -23,6 +23,7 @@ enum {
   FAKE_FAILURES = 32,
   FAKE_EVENTS = 256, /* ring of XIDs and the like */
   FAKE_LAUNCH_CELLS = 8,
+  FAKE_TURNS = 1024, /* remembered changes of a GPU's pace */
 };
 
 enum fake_kind { FAKE_COMPUTE, FAKE_GRAPHICS, FAKE_MPS }; /* which process list shows a process */
@@ -35,7 +36,8 @@ struct fake_slot {
   char name[32];
   _Alignas(64) _Atomic uint64_t used[FAKE_MAX_GPUS];
   _Atomic uint32_t contexts[FAKE_MAX_GPUS];
-  _Atomic uint64_t busy_ns[FAKE_MAX_GPUS];
+  _Atomic uint64_t busy_ns[FAKE_MAX_GPUS]; /* of the GPU's time, what this process had */
+  _Atomic uint64_t ends[FAKE_MAX_GPUS];    /* when its launched work is done, in the GPU's own time: fake_time.c */
   _Atomic uint64_t managed[FAKE_MAX_GPUS];  /* managed memory, wherever its pages are */
   _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the card, and part of USED */
   _Atomic uint64_t moved[FAKE_MAX_GPUS];    /* bytes of pages that its kernels made move */
@@ -46,7 +48,13 @@ struct fake_gpu_state {
   _Alignas(64) _Atomic uint64_t used;       /* cache of the sum over all slots; written under LOCK, so on its line */
   _Atomic uint64_t lock;                    /* 0, or generation << 16 | slot + 1 of the holder */
   _Alignas(64) _Atomic uint32_t lost;       /* the GPU fell off the bus */
-  _Alignas(64) _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC ns at which the last launched kernel ends */
+  /* The GPU's own time: fake_time.c. */
+  _Alignas(64) _Atomic uint64_t time_lock; /* 0, or generation << 16 | slot + 1 of the holder */
+  uint64_t real_ns, own_ns;                /* CLOCK_MONOTONIC and the own time, at the same instant; 0: not begun */
+  uint64_t turns;
+  struct {
+    uint64_t real_ns, own_ns;
+  } turn[FAKE_TURNS];
 };
 
 struct fake_failure {
@@ -130,6 +138,9 @@ void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes);
 void state_reap(void);
 /* Owner's PID in the caller's namespace; 0: invisible there; -1: dead. */
 pid_t state_slot_pid(unsigned slot);
+
+/* Takes LOCK for this process, also from a holder that died. */
+void state_lock(_Atomic uint64_t *lock);
 
 void state_raise_event(unsigned gpu, uint64_t type, uint64_t data);
 uint64_t state_now_ns(void); /* CLOCK_MONOTONIC */

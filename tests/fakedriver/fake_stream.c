@@ -1,4 +1,4 @@
-/* Streams, and the simulated time of a GPU: kernels of all processes run one after the other.
+/* Streams and events: what is done when. How long it takes is told by fake_time.c.
  * Must not know what a kernel or a copy is. Tests: tests/unit/fakedriver/test_streams.py. */
 #include "fake_work.h"
 
@@ -30,26 +30,18 @@ static void raise_to(_Atomic uint64_t *value, uint64_t least) {
 }
 
 void work_launch(CUcontext context, CUstream stream, uint64_t ns) {
-  struct fake_gpu_state *gpu = &fake_state->gpu[context->gpu];
   CUstream own;
   if (stream_check(stream, &own)) own = NULL;
-  uint64_t earliest = state_now_ns(), end, queue = atomic_load(&gpu->busy_until);
-  uint64_t after = own ? atomic_load(&own->busy_until) : 0;
-  if (after > earliest) earliest = after;
-  do end = (queue > earliest ? queue : earliest) + ns;
-  while (!atomic_compare_exchange_weak(&gpu->busy_until, &queue, end));
+  uint64_t end = time_book(context->gpu, ns);
   if (own) raise_to(&own->busy_until, end);
   raise_to(&context->busy_until, end);
-  atomic_fetch_add(&state_own_slot()->busy_ns[context->gpu], ns);
 }
 
-void work_wait(uint64_t until) {
-  if (!until) return;
-  for (uint64_t now = state_now_ns(); now < until; now = state_now_ns()) {
-    uint64_t rest = until - now;
-    struct timespec pause = {.tv_sec = (time_t)(rest / 1000000000), .tv_nsec = (long)(rest % 1000000000)};
-    nanosleep(&pause, NULL);
-  }
+void work_wait(CUcontext context) { time_wait(context->gpu, atomic_load(&context->busy_until)); }
+
+void work_sleep(uint64_t ns) {
+  struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+  while (nanosleep(&pause, &pause) != 0) continue;
 }
 
 static CUresult create(CUstream *out, unsigned flags, int priority) {
@@ -93,7 +85,7 @@ CUresult stream_synchronize(CUstream stream) {
   if (own && own->capture) return capture_broken(own, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   TRY(capture_forbids_legacy(stream, context));
   TRY(capture_forbids_unsafe());
-  work_wait(atomic_load(own ? &own->busy_until : &context->busy_until));
+  time_wait(context->gpu, atomic_load(own ? &own->busy_until : &context->busy_until));
   pool_trim_after_sync(context);
   return CUDA_SUCCESS;
 }
@@ -106,7 +98,7 @@ static CUresult query(CUstream stream) {
   TRY(stream_context(stream, &context));
   TRY(stream_check(stream, &own));
   uint64_t until = atomic_load(own ? &own->busy_until : &context->busy_until);
-  return until && state_now_ns() < until ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return time_is_over(context->gpu, until) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 ENTRY_PTSZ(cuStreamQuery, (CUstream stream), query, (stream))
 
@@ -203,7 +195,9 @@ struct CUevent_st {
   CUcontext context;
   unsigned flags;
   uint32_t recorded;
-  uint64_t time; /* when the work before it is done */
+  uint64_t until; /* when the work before it is done, in the GPU's own time; 0: there was none */
+  uint64_t at;    /* CLOCK_MONOTONIC of the recording */
+  uint64_t padding[3];
 };
 HANDLE_SIZE_CHECK(struct CUevent_st);
 static struct handles events = HANDLES(struct CUevent_st, 1 << 20);
@@ -237,24 +231,33 @@ static CUresult record(CUevent event, CUstream stream, unsigned flags) {
   TRY(stream_context(stream, &context));
   TRY(stream_check(stream, &own));
   if (context != event->context) return CUDA_ERROR_INVALID_HANDLE;
-  uint64_t now = state_now_ns(), until = atomic_load(own ? &own->busy_until : &context->busy_until);
-  event->time = until > now ? until : now;
+  uint64_t until = atomic_load(own ? &own->busy_until : &context->busy_until);
+  event->until = time_is_over(context->gpu, until) ? 0 : until;
+  event->at = state_now_ns();
   event->recorded = 1;
   return CUDA_SUCCESS;
 }
 ENTRY_PTSZ(cuEventRecord, (CUevent event, CUstream stream), record, (event, stream, 0))
 ENTRY_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), record, (event, stream, flags))
 
+static int is_over(const struct CUevent_st *event) { return time_is_over(event->context->gpu, event->until); }
+
+/* CLOCK_MONOTONIC of an event that is over. */
+static uint64_t real_time(const struct CUevent_st *event) {
+  uint64_t done = event->until ? time_real(event->context->gpu, event->until) : 0;
+  return done > event->at ? done : event->at;
+}
+
 CUresult cuEventQuery(CUevent event) {
   ENTER(cuEventQuery);
   if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
-  return event->recorded && state_now_ns() < event->time ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return event->recorded && !is_over(event) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 CUresult cuEventSynchronize(CUevent event) {
   ENTER(cuEventSynchronize);
   if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
-  if (event->recorded) work_wait(event->time);
+  if (event->recorded) time_wait(event->context->gpu, event->until);
   pool_trim_after_sync(event->context);
   return CUDA_SUCCESS;
 }
@@ -264,9 +267,8 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
   if (!handle_valid(&events, start) || !handle_valid(&events, end)) return CUDA_ERROR_INVALID_HANDLE;
   if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
   if (!start->recorded || !end->recorded) return CUDA_ERROR_INVALID_HANDLE;
-  uint64_t now = state_now_ns();
-  if (now < start->time || now < end->time) return CUDA_ERROR_NOT_READY;
-  *milliseconds = (float)((double)(int64_t)(end->time - start->time) / 1e6);
+  if (!is_over(start) || !is_over(end)) return CUDA_ERROR_NOT_READY;
+  *milliseconds = (float)((double)(int64_t)(real_time(end) - real_time(start)) / 1e6);
   return CUDA_SUCCESS;
 }
 ENTRY(cuEventElapsedTime, (float *ms, CUevent start, CUevent end), elapsed, (ms, start, end))
@@ -277,7 +279,9 @@ static CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
   if (!handle_valid(&events, event)) return CUDA_ERROR_INVALID_HANDLE;
   if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
   TRY(stream_check(stream, &own));
-  if (own && event->recorded) raise_to(&own->busy_until, event->time);
+  if (!own || !event->recorded) return CUDA_SUCCESS;
+  if (own->context->gpu != event->context->gpu) time_wait(event->context->gpu, event->until); /* another GPU's time */
+  else raise_to(&own->busy_until, event->until);
   return CUDA_SUCCESS;
 }
 ENTRY_PTSZ(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), wait_event, (stream, event, flags))

@@ -131,7 +131,7 @@ static void linger(unsigned share) {
     ns = fake_env_linger_ns();
     atomic_store(&known, 1);
   }
-  if (ns) work_wait(state_now_ns() + ns / share);
+  if (ns) work_sleep(ns / share);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {

@@ -12,7 +12,7 @@ struct CUstream_st {
   unsigned flags;
   int priority;
   unsigned long long id;
-  _Atomic uint64_t busy_until;
+  _Atomic uint64_t busy_until; /* in the GPU's own time */
   CUgraph capture; /* graph that records the stream's work, NULL: none */
   unsigned long long capture_id;
   CUstreamCaptureMode capture_mode;
@@ -34,5 +34,12 @@ void capture_forget(CUstream stream); /* the stream captures no longer */
 CUresult capture_broken(CUstream stream, CUresult result); /* invalidates what the stream captures; RESULT */
 void stream_drop_context(CUcontext context);
 void work_reset_after_fork(void);
+
+/* A GPU's own time (fake_time.c). 0 is an instant before all others. */
+uint64_t time_now(unsigned gpu);
+uint64_t time_book(unsigned gpu, uint64_t ns); /* NS of work behind all that this process has; when it is done */
+int time_is_over(unsigned gpu, uint64_t until);
+void time_wait(unsigned gpu, uint64_t until);  /* sleeps until then */
+uint64_t time_real(unsigned gpu, uint64_t at); /* CLOCK_MONOTONIC of an instant that is over */
 
 #endif

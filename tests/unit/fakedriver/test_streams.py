@@ -22,18 +22,6 @@ def test_kernels_take_the_time_in_their_name(small):
     assert peer(f"milliseconds({start}, {end})") >= 50
 
 
-def test_kernels_of_all_processes_run_one_after_the_other(small):
-    first, second = small.peer(), small.peer()
-    kernels = [peer("[context(0), function('work_60ms')][1]") for peer in (first, second)]
-    assert [peer(f"launch({kernel})") for peer, kernel in zip((first, second), kernels, strict=True)] == [
-        0,
-        0,
-    ]
-    # The second kernel can only begin after the first one's end, whoever launched it.
-    assert second("[t := __import__('time').monotonic(), good('cuCtxSynchronize')] and 0") == 0
-    assert first("call('cuStreamQuery', None)") == 0
-
-
 def test_an_event_makes_another_stream_wait(small):
     peer = small.peer()
     peer("context(0)")
