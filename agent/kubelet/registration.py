@@ -26,6 +26,7 @@ _LOOK_SECONDS = 0.1
 _REGISTER_SECONDS = 15.0  # the kubelet gives up dialling back after 10
 _GRACE_SECONDS = 0.5
 _KUBELET_SOCKET = "kubelet.sock"
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)  # no pause that a dead kubelet's connections have earned
 
 
 class Registration:
@@ -131,12 +132,15 @@ class Registration:
         return True
 
     def _start_attempt(self) -> None:
-        self._told = sockets.identify(self._kubelet_path)
+        kubelet = sockets.identify(self._kubelet_path)
+        if kubelet != self._told:
+            self._failures = 0  # a new kubelet that is not listening yet is asked again soon
+        self._told = kubelet
         self._attempt = asyncio.create_task(self._register(), name="register")
 
     async def _register(self) -> None:
         try:
-            async with grpc.aio.insecure_channel(f"unix:{self._kubelet_path}") as channel:
+            async with grpc.aio.insecure_channel(f"unix:{self._kubelet_path}", options=_OPTIONS) as channel:
                 request = translate.register_request(self._resource, self._path.name, self._plugin.options)
                 await rpc.RegistrationStub(channel).Register(request, timeout=_REGISTER_SECONDS)
         except grpc.aio.AioRpcError as error:
