@@ -43,6 +43,7 @@ class Config:
     pod_resources: Path
     resource: str
     slice_bytes: int
+    host_memory: Mapping[str, int]
     inventory: str
     without_gpus: str
     visible_devices: str
@@ -143,6 +144,20 @@ def _inventory(text: str) -> str:
     return text if text == "nvml" else str(Path(text).absolute())
 
 
+def _lending(text: str) -> Mapping[str, int]:
+    """Bytes by UUID, and for all cards of the node together under the empty name."""
+    found: dict[str, int] = {}
+    for item in text.split(",") if text not in ("off", "") else ():
+        name, equals, size = item.strip().rpartition("=")
+        if equals and not re.fullmatch(r"GPU(-[0-9a-fA-F]+){5}", name):
+            raise ValueError(f"{name!r} is no GPU; write UUIDs as nvidia-smi -L shows them")
+        key, count = "GPU" + name[3:].lower() if name else "", units.parse_bytes(size)
+        if key in found:
+            raise ValueError("one size is given twice; give one for the node, and one for each GPU at most")
+        found[key] = count
+    return found
+
+
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|)", text)
     value = float(match[1]) * {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}[match[2]] if match else math.nan
@@ -184,6 +199,9 @@ FIELDS: tuple[Field, ...] = (
     Field("resource", "resource", "NAME", _resource_name, "gigaslice.io/vgpu-memory",
           "name of the resource that pods ask for"),
     Field("slice", "slice_bytes", "SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit of the resource"),
+    Field("host-memory", "host_memory", "SIZE|off", _lending, "off",
+          "host memory lent to this node's GPUs, or to single ones (GPU-<uuid>=8GiB,…), or both; for pods that "
+          "ask for it with gigaslice.io/oversubscribe"),
     Field("inventory", "inventory", "FILE|nvml", _inventory, "nvml",
           "where GPUs come from: the NVIDIA driver, or a file that lists them"),
     Field("without-gpus", "without_gpus", "wait|exit", _choice("wait", "exit"), "wait",

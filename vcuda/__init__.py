@@ -31,6 +31,7 @@ from vcuda.limits import (
     set_turn,
     set_unhooked,
 )
+from vcuda.shares import memory_available
 from vcuda.sizes import format_size, parse_size
 from vcuda.version import VERSION as __version__  # noqa: N811
 
@@ -49,6 +50,7 @@ __all__ = [
     "install_library",
     "ledger_file_bytes",
     "library_path",
+    "memory_available",
     "parse_size",
     "read_ledger",
     "read_limits",

@@ -104,6 +104,11 @@ class LimitKeeper:
                 continue
             try:
                 changed = self._store.dirs.set_limits(grant.id, wanted[grant.id])
+                if grant.physical:
+                    now = {gpu: count for gpu, (count, *_) in wanted[grant.id].items()}
+                    self._store.dirs.set_physical(
+                        grant.id, live.physical_now(grant, self._inventory.gpus, now)
+                    )
             except vcuda.VcudaError as error:
                 self._say(grant.id, "limits not written", str(error), container=grant.name)
                 continue

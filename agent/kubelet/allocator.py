@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent import units
+from agent.discovery.lent import host_memory_left
 from agent.discovery.source import Inventory
 from agent.errors import TokenError
 from agent.kubelet.whose import Admitted, Verdict
@@ -27,7 +28,7 @@ from agent.model import (
 )
 from agent.placement import Policy, place, place_waiting, preferred_tokens
 from agent.providers.provider import RefusedError
-from agent.state import gate
+from agent.state import gate, shared
 from agent.state.records import Book, Grant, GrantPolicy, assign_tokens
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
@@ -70,6 +71,7 @@ class Allocator:
     """Decides over STORE's book and the present inventory.
 
     NOW gives Unix time in seconds, NEW_ID 32 hex digits. RESOURCE is what pods ask for, in slices of SLICE_BYTES.
+    HOST_LEFT gives the bytes of memory that the host has left, None where it does not say.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Allocator:
         *,
         resource: str = _RESOURCE,
         slice_bytes: int = 1 << 30,
+        host_left: Callable[[], int | None] = host_memory_left,
     ) -> None:
         self.inventory = inventory
         self.resource = resource
@@ -90,6 +93,7 @@ class Allocator:
         self._now = now
         self._new_id = new_id
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
+        self._host_left = host_left
         self._log = get_logger("allocator")
 
     def prefer(
@@ -107,7 +111,7 @@ class Allocator:
         self._store.remember(book)
         uid = admitted.pod.uid if admitted else ""
         after, _ = book.taken_over(must_include, pod=uid)
-        node = self._node(after, uid)
+        node = self._node(after, uid, self._wants_host(admitted), max(1, size))
         asked = self._asked(node, after, admitted, max(1, size))
         if isinstance(asked, Infeasible):
             return ()
@@ -153,7 +157,9 @@ class Allocator:
         """
         book = self._store.book
         used = self._present(book, grant)
-        node = self._node(book)
+        if sentence := self._host_lacks(book, grant):
+            return sentence
+        node = NodeState.build(self.inventory.gpus, self.inventory.topology)
         for uuid in () if grant.waiting else self.inventory.cordoned:
             node = node.with_health(uuid, True)  # a container that was there before the cordon may restart
         missing = gate.shortfall(book, grant, node, used)
@@ -188,7 +194,8 @@ class Allocator:
         if mistakes:
             return Settled(_to_correct(mistakes))
         others = book.without([grant.id])
-        placement = self._as_wished(self._node(others, admitted.pod.uid), others, grant, admitted)
+        node = self._node(others, admitted.pod.uid, wish.oversubscribe, len(grant.tokens))
+        placement = self._as_wished(node, others, grant, admitted)
         if placement is None:
             return Settled(
                 "its GPUs were chosen before its annotations could be read or made sense, and these ask for others; "
@@ -202,7 +209,7 @@ class Allocator:
             holds=assign_tokens(grant.tokens, placement, self.inventory.gpus),
             undecided=False,
         )
-        self._store.remake(changed)
+        self._store.remake(shared.split(others, changed, self.inventory.gpus))
         return Settled()
 
     def _add(self, book: Book, tokens: frozenset[str], verdict: Verdict | None) -> tuple[Book, Grant]:
@@ -213,7 +220,8 @@ class Allocator:
         admitted = verdict.admitted if verdict else None
         uid = admitted.pod.uid if admitted else ""
         after, superseded = book.taken_over(tokens, pod=uid)
-        node = self._node(after, uid)
+        host = self._wants_host(admitted)
+        node = self._node(after, uid, host, len(tokens))
         asked = self._asked(node, after, admitted, len(tokens))
         if isinstance(asked, Infeasible):
             raise ImpossibleError(f"{asked.detail} ({len(tokens)} slices in all)")
@@ -232,7 +240,29 @@ class Allocator:
             policy=_policy(asked.wish),
             undecided=bool(asked.mistakes) or (verdict is not None and admitted is None),
         )
+        grant = shared.split(after, grant, self.inventory.gpus)
         return after.with_grant(grant), grant
+
+    def _wants_host(self, admitted: Admitted | None) -> bool:
+        return admitted is not None and self._wish(admitted).oversubscribe
+
+    def _host_lacks(self, book: Book, grant: Grant) -> str | None:
+        """What the host's memory lacks for GRANT, which may start only when it is there; None when nothing does."""
+        if not grant.physical:
+            return None
+        promised: dict[str, int] = {}
+        for other in book.replaced([grant]).grants:
+            for gpu, count in other.promised.items():
+                promised[gpu] = promised.get(gpu, 0) + count
+        need, left = shared.host_need(grant, promised, self.inventory.gpus), self._host_left()
+        if left is None:
+            return "waiting for /proc/meminfo of the host, which does not say how much memory is left"
+        if need <= left:
+            return None
+        return (
+            f"waiting for {units.format_bytes(need)} of host memory, of which {units.format_bytes(left)} are left; "
+            "starts by itself once there is enough"
+        )
 
     def _wish(self, admitted: Admitted) -> Wish:
         return parse_wish(admitted.pod.annotations, admitted.container.name, self._unit)
@@ -320,9 +350,11 @@ class Allocator:
             return frozenset()
         return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.numa_node in nodes)
 
-    def _node(self, book: Book, pod: str = "") -> NodeState:
-        gpus = self.inventory.gpus
-        return NodeState.build(gpus, self.inventory.topology, book.allocations(gpus, pod))
+    def _node(self, book: Book, pod: str, host: bool, slices: int) -> NodeState:
+        """The node as a container of POD sees it that asks for SLICES and may use host memory (HOST) or not."""
+        memory = slices * self._unit.size
+        cards, taken = shared.view(book, self.inventory.gpus, pod, host=host, memory_bytes=memory)
+        return NodeState.build(cards, self.inventory.topology, taken)
 
     def _present(self, book: Book, grant: Grant) -> Mapping[str, Mapping[str, int]]:
         cards = set(grant.quota())

@@ -4,6 +4,7 @@ Everything here is frozen; the decisions over these values are in `agent.placeme
 """
 
 from agent.model.gpu import CORES_PER_CARD, Gpu, count_slices, matches_model
+from agent.model.lending import Lending, lend
 from agent.model.matrix import TopoMatrix, format_topo_matrix, parse_topo_matrix
 from agent.model.node import Allocation, NodeState, Pool, Usage
 from agent.model.pod import ContainerKind, Pod, PodContainer
@@ -20,6 +21,7 @@ __all__ = [
     "ContainerKind",
     "Gpu",
     "Infeasible",
+    "Lending",
     "LinkLevel",
     "NodeState",
     "Placement",
@@ -41,6 +43,7 @@ __all__ = [
     "format_token",
     "format_topo_matrix",
     "gpu_tokens",
+    "lend",
     "matches_model",
     "parse_token",
     "parse_topo_matrix",

@@ -33,6 +33,11 @@ class Gpu:
     pci_bus_id: str = ""
     healthy: bool = True
 
+    @property
+    def own_slices(self) -> int:
+        """How many of its slices fit its own memory."""
+        return min(self.slices, self.memory_bytes // self.slice_bytes) if self.host_bytes else self.slices
+
     def bytes_of(self, slices: int) -> int:
         """Return the bytes in `slices` slices of this card."""
         return slices * self.slice_bytes

@@ -76,6 +76,11 @@ class Measures:
                 ("peak", reading.peak.get(gpu, 0)),
             ):
                 values.add(f"gigaslice_container_memory_{name}_bytes", value, gpu, *who)
+            if grant.physical.get(gpu):
+                physical = reading.physical.get(gpu) or grant.physical[gpu]
+                values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
+                managed = reading.managed.get(gpu, 0)
+                values.add("gigaslice_container_memory_managed_bytes", managed, gpu, *who)
             if last.memory is not None and gpu in last.memory:
                 values.add("gigaslice_container_memory_measured_bytes", last.memory[gpu], gpu, *who)
                 values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
@@ -98,6 +103,8 @@ class Measures:
             uuid, rest = gpu.uuid, max(0, gpu.slices - taken[gpu.uuid])
             values.add("gigaslice_gpu_info", 1, uuid, str(gpu.index), gpu.model)
             values.add("gigaslice_gpu_memory_bytes", gpu.memory_bytes, uuid)
+            if gpu.host_bytes:
+                values.add("gigaslice_gpu_host_memory_bytes", gpu.host_bytes, uuid)
             values.add("gigaslice_gpu_slice_bytes", gpu.slice_bytes, uuid)
             values.add("gigaslice_gpu_slices", taken[uuid], uuid, "allocated")
             values.add("gigaslice_gpu_slices", rest if gpu.healthy else 0, uuid, "free")

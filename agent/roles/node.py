@@ -21,6 +21,7 @@ from agent.config import Config
 from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
 from agent.control.server import ControlServer
+from agent.discovery.lent import LendingSource
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
@@ -36,6 +37,7 @@ from agent.kubelet.podresources import PodResourcesClient
 from agent.kubelet.poller import Poller
 from agent.kubelet.registration import Registration
 from agent.kubelet.scanner import Scanner
+from agent.model import Lending
 from agent.placement import Policy
 from agent.providers.cards import WholeGpus
 from agent.providers.provider import Provider
@@ -133,9 +135,15 @@ def _find(config: Config) -> tuple[Source, Inventory] | None:
 
 
 def _source(config: Config) -> Source:
+    source: Source
     if config.inventory == "nvml":
-        return NvmlSource(config.slice_bytes)
-    return StaticSource(Path(config.inventory), config.slice_bytes)
+        source = NvmlSource(config.slice_bytes)
+    else:
+        source = StaticSource(Path(config.inventory), config.slice_bytes)
+    if not config.host_memory:
+        return source
+    by_gpu = {uuid: count for uuid, count in config.host_memory.items() if uuid}
+    return LendingSource(source, Lending(config.host_memory.get("", 0), by_gpu))
 
 
 def _check_list_fits(inventory: Inventory, config: Config) -> None:

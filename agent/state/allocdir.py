@@ -146,9 +146,20 @@ class AllocationDirs:
                 changed.append(gpu.uuid)
         return tuple(changed)
 
+    def set_physical(self, grant_id: str, wanted: Mapping[str, int]) -> None:
+        """Makes the limits page say how much of each card of WANTED may be the card's own memory."""
+        page = self.path(grant_id) / contract.LIMITS_FILE
+        for gpu in vcuda.read_limits(page).gpus:
+            physical = wanted.get(gpu.uuid)
+            if physical is not None and gpu.physical_bytes and physical != gpu.physical_bytes:
+                vcuda.set_physical_limit(page, gpu.uuid, physical)
+
     def _fill(self, path: Path, grant: Grant) -> None:
         identity = bytes.fromhex(grant.id)
-        gpus = [vcuda.GpuLimit(gpu, memory, grant.cores_of(gpu)) for gpu, memory in grant.quota().items()]
+        gpus = [
+            vcuda.GpuLimit(gpu, memory, grant.cores_of(gpu), physical_bytes=grant.physical.get(gpu, 0))
+            for gpu, memory in grant.quota().items()
+        ]
         vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
         vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
         _write(path / contract.PRELOAD_FILE, _preload_line(grant).encode(), contract.PRELOAD_MODE)

@@ -21,9 +21,10 @@ from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, Li
 
 __all__ = ["VERSION", "decode_book", "decode_grant", "encode_book", "encode_grant"]
 
-VERSION = 3
+VERSION = 4
 """1: the first. 2: owner, policy and undecided of a grant; a grant of version 1 has none of them.
 3: parts of a policy, and live limits with their count; a grant of version 2 has none of them.
+4: the part of a hold that is the card's own memory; in older ones all of it is.
 """
 _ENVELOPE = re.compile(rb'\{"version":(\d{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _GRANT_ID = re.compile(r"[0-9a-f]{32}")
@@ -106,7 +107,12 @@ def _new_grant_json(grant: Grant) -> bytes:
         "created": grant.created,
         "library": grant.library,
         "holds": [
-            {"gpu": hold.gpu, "sliceBytes": hold.slice_bytes, "tokens": list(_ranges(hold.tokens))}
+            {
+                "gpu": hold.gpu,
+                "sliceBytes": hold.slice_bytes,
+                "tokens": list(_ranges(hold.tokens)),
+                **({"physical": hold.physical_bytes} if hold.physical_bytes else {}),
+            }
             for hold in grant.holds
         ],
     }
@@ -151,7 +157,12 @@ def _grant(item: Mapping[str, Any]) -> Grant:
     if not _GRANT_ID.fullmatch(item["id"]) or not _LIBRARY.fullmatch(item["library"]):
         raise ValueError("an id or a library name is malformed")
     holds = tuple(
-        Hold(_string(hold["gpu"]), _positive(hold["sliceBytes"]), tuple(_tokens(hold["tokens"])))
+        Hold(
+            _string(hold["gpu"]),
+            _positive(hold["sliceBytes"]),
+            tuple(_tokens(hold["tokens"])),
+            _positive(hold["physical"]) if hold.get("physical") else 0,
+        )
         for hold in item["holds"]
     )
     if not holds or any(not hold.tokens for hold in holds):

@@ -13,6 +13,7 @@ from agent import units
 from agent.model import CORES_PER_CARD, Allocation, NodeState, Share
 from agent.placement import Missing, start_shortfall
 from agent.state.records import Book, Grant
+from agent.state.shared import others_bytes, own_view, real_part
 
 __all__ = ["describe", "shortfall"]
 
@@ -30,6 +31,7 @@ def shortfall(
     pod is to have for itself must be free of everybody else.
     """
     others: dict[str, int] = {}
+    real: dict[str, int] = {}
     cores: dict[str, int] = {}
     whole = {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in node.gpus}
     for other in book.grants:
@@ -48,7 +50,17 @@ def shortfall(
         for gpu in promised:
             cores[gpu] = cores.get(gpu, 0) + other.cores_of(gpu)
         for gpu in {*promised, *present}:
-            others[gpu] = others.get(gpu, 0) + max(promised.get(gpu, 0), present.get(gpu, 0))
+            count = max(promised.get(gpu, 0), present.get(gpu, 0))
+            others[gpu] = others.get(gpu, 0) + count
+            real[gpu] = real.get(gpu, 0) + real_part(other, gpu, count)
+    others = {
+        gpu.uuid: others_bytes(grant, gpu, others.get(gpu.uuid, 0), real.get(gpu.uuid, 0))
+        for gpu in node.gpus
+    }
+    cards = tuple(
+        gpu if grant.physical.get(gpu.uuid) or grant.policy.exclusive or grant.whole else alone_view
+        for gpu, alone_view in zip(node.gpus, own_view(node.gpus), strict=True)
+    )
     unit = {gpu.uuid: gpu.slice_bytes for gpu in node.gpus}
     slices = {gpu.uuid: gpu.slices for gpu in node.gpus} if grant.policy.exclusive else {}
     quota = grant.quota()
@@ -63,7 +75,7 @@ def shortfall(
         for share in shares:
             rounded = share.slices * unit.get(share.gpu, 0)
             others[share.gpu] = others.get(share.gpu, 0) - max(0, rounded - quota[share.gpu])
-    alone = NodeState.build(node.gpus, node.topology, [Allocation(grant.id, shares)])
+    alone = NodeState.build(cards, node.topology, [Allocation(grant.id, shares)])
     lacks = start_shortfall(alone, grant.id, others)
     over = {
         hold.gpu: cores.get(hold.gpu, 0) + grant.cores_of(hold.gpu) - CORES_PER_CARD

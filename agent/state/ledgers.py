@@ -24,9 +24,10 @@ __all__ = ["Reading", "publish_unhooked", "read"]
 class Reading:
     """One ledger; sizes are bytes by GPU.
 
-    used: what living processes declare. peak: largest sum so far. unhooked: what was measured beyond that. limits: what
-    the page says now. problem: why the ledger cannot be read. strangers: the part of unhooked that processes without
-    the library hold, as of the last round.
+    used: what living processes declare, managed: the part of it that may lie in host memory. peak: largest sum so far.
+    unhooked: what was measured beyond that. limits: what the page says now, physical: of it in the card's own memory, 0
+    where all of it. problem: why the ledger cannot be read. strangers: the part of unhooked that processes without the
+    library hold, as of the last round.
     """
 
     used: Mapping[str, int]
@@ -37,6 +38,8 @@ class Reading:
     grew: bool = False
     problem: str | None = None
     strangers: Mapping[str, int] = field(default_factory=dict)
+    managed: Mapping[str, int] = field(default_factory=dict)
+    physical: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -75,7 +78,16 @@ def read(path: Path, *, trim: bool = False) -> Reading:
     used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
     unhooked = {gpu.uuid: gpu.unhooked_bytes for gpu in page.gpus}
     limits = {gpu.uuid: gpu.memory_bytes for gpu in page.gpus}
-    return Reading(used, usage.peak, usage.processes, unhooked, limits, grew)
+    return Reading(
+        used,
+        usage.peak,
+        usage.processes,
+        unhooked,
+        limits,
+        grew,
+        managed={uuid: usage.managed(uuid) for uuid in usage.gpu_uuids},
+        physical={gpu.uuid: gpu.physical_bytes for gpu in page.gpus},
+    )
 
 
 def publish_unhooked(

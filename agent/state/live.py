@@ -13,8 +13,9 @@ from agent import units
 from agent.model import CORES_PER_CARD, Gpu, gpu_tokens
 from agent.placement import limit_slices
 from agent.state.records import Book, Grant, LiveLimit
+from agent.state.shared import others_bytes, real_part
 
-__all__ = ["MIB", "Refusal", "limits_now", "resized", "rounded", "with_limits", "withheld"]
+__all__ = ["MIB", "Refusal", "limits_now", "physical_now", "resized", "rounded", "with_limits", "withheld"]
 
 MIB = 1 << 20
 Present = Mapping[str, Mapping[str, int]]
@@ -61,10 +62,23 @@ def _limit_now(grant: Grant, card: Gpu, quota: int, *, alone: bool) -> tuple[int
     elastic = grant.policy.elastic and alone and not (grant.gone or grant.waiting or grant.undecided)
     if not elastic:
         return quota, grant.cores_of(card.uuid)
+    whole = card.slices if grant.physical.get(card.uuid) else card.own_slices
     most = limit_slices(
-        quota // card.slice_bytes, card.slices, alone=True, elastic=True, max_slices=grant.policy.max_slices
+        quota // card.slice_bytes, whole, alone=True, elastic=True, max_slices=grant.policy.max_slices
     )
     return max(quota, card.bytes_of(most)), 0
+
+
+def physical_now(grant: Grant, gpus: Sequence[Gpu], limits: Mapping[str, int]) -> dict[str, int]:
+    """How much of each card's LIMITS may be the card's own memory: what an elastic container has beyond its quota is
+    the card's own too, as far as that goes, since nobody else uses it.
+    """
+    own = {gpu.uuid: gpu.bytes_of(gpu.own_slices) for gpu in gpus}
+    quota = grant.quota()
+    return {
+        gpu: max(1, min(count + max(0, limits.get(gpu, 0) - quota[gpu]), own.get(gpu, count)))
+        for gpu, count in grant.physical.items()
+    }
 
 
 def resized(
@@ -167,12 +181,16 @@ def _refusal(
     if size is not None and size > quota[gpu]:
         if card is None:
             return Refusal(f"{gpu} is no longer on this node, so its share cannot grow")
-        whole = card.bytes_of(card.slices)
+        shared_out = grant.physical.get(gpu, 0) > 0
+        whole = card.bytes_of(card.slices if shared_out else card.own_slices)
         if size > whole:
             return Refusal(f"{gpu} has {units.format_bytes(whole)} in all", mistake=True)
-        taken = sum(
-            max(other.promised.get(gpu, 0), present.get(other.id, {}).get(gpu, 0)) for other in others
-        )
+        held = {
+            other.id: max(other.promised.get(gpu, 0), present.get(other.id, {}).get(gpu, 0))
+            for other in others
+        }
+        real = sum(real_part(other, gpu, held[other.id]) for other in others)
+        taken = others_bytes(grant, card, sum(held.values()), real)
         if taken + size > whole:
             free = max(0, whole - taken - quota[gpu])
             return Refusal(

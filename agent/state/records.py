@@ -98,11 +98,15 @@ class LiveLimit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Slices of one card: one of `slice_bytes` for each of the tokens, whatever card a token is named after."""
+    """Slices of one card: one of `slice_bytes` for each of the tokens, whatever card a token is named after.
+
+    physical_bytes: of them in the card's own memory at most, the rest may lie in lent host memory; 0: all of them.
+    """
 
     gpu: str
     slice_bytes: int
     tokens: tuple[str, ...]
+    physical_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -177,6 +181,14 @@ class Grant:
         given = {hold.gpu: hold.memory_bytes for hold in self.holds}
         changed = {one.gpu: one.memory_bytes for one in self.limits if one.memory_bytes is not None}
         return {**given, **changed}
+
+    @cached_property
+    def physical(self) -> Mapping[str, int]:
+        """Bytes of its quota that may be in the card's own memory, for the cards whose lent memory it may use."""
+        quota = self.quota()
+        return {
+            hold.gpu: min(hold.physical_bytes, quota[hold.gpu]) for hold in self.holds if hold.physical_bytes
+        }
 
     def cores_of(self, gpu: str) -> int:
         """Per cent of a card's compute that it may use, 0 for no share."""

@@ -159,7 +159,7 @@ class Store:
         """
         known = self._book.find(grant.id)
         self.update(self._book.replaced([grant]))
-        if known is None or (known.quota(), known.policy.cores) != (grant.quota(), grant.policy.cores):
+        if known is None or _page(known) != _page(grant):
             self.dirs.rebuild(grant)
 
     def reading(self, grant_id: str) -> ledgers.Reading:
@@ -217,6 +217,11 @@ class Store:
         if not self.dirs.path(grant.id).exists():
             self.dirs.rebuild(grant)
             self._log.warning("allocation directory made again", allocation=grant.id, container=grant.name)
+
+
+def _page(grant: Grant) -> tuple[object, ...]:
+    """What its limits page says."""
+    return grant.quota(), grant.policy.cores, grant.physical
 
 
 def read_only(state_dir: Path) -> tuple[Book, dict[str, ledgers.Reading]]:

@@ -40,6 +40,10 @@ _GPU = ("gpu_uuid",)
 
 METRICS = (
     Row("gigaslice_container_memory_limit_bytes", "gauge", _CONTAINER, "what the container may use of the card"),
+    Row("gigaslice_container_memory_physical_limit_bytes", "gauge", _CONTAINER,
+        "of the limit in the card's own memory at most; for containers that may use host memory"),
+    Row("gigaslice_container_memory_managed_bytes", "gauge", _CONTAINER,
+        "the part of used that may lie in host memory; for the same containers"),
     Row("gigaslice_container_memory_used_bytes", "gauge", _CONTAINER,
         "what its living processes have declared or measured on themselves"),
     Row("gigaslice_container_memory_measured_bytes", "gauge", _CONTAINER,
@@ -56,6 +60,7 @@ METRICS = (
     Row("gigaslice_container_gate_waiting", "gauge", _OWNER, "1 while the start gate has not let it pass"),
     Row("gigaslice_gpu_info", "gauge", (*_GPU, "index", "model"), "1 for each card"),
     Row("gigaslice_gpu_memory_bytes", "gauge", _GPU, "memory of the card that programs can have"),
+    Row("gigaslice_gpu_host_memory_bytes", "gauge", _GPU, "host memory lent to the card; missing where none is"),
     Row("gigaslice_gpu_slice_bytes", "gauge", _GPU, "size of its slices"),
     Row("gigaslice_gpu_slices", "gauge", (*_GPU, "state"),
         "slices by state: allocated, free, or unavailable on a card that gets no new containers"),

@@ -196,3 +196,17 @@ def test_where_metrics_are_served(text, address):
 def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="metrics-address"):
         config.load({"metrics-address": text}, {})
+
+
+def test_host_memory_is_lent_to_the_node_and_to_single_gpus():
+    gpu = "GPU-6E1B5C1E-0000-4000-8000-000000000001"
+    assert config.load({}, {}).host_memory == {}
+    assert config.load({"host-memory": "8GiB"}, {}).host_memory == {"": 8 << 30}
+    both = config.load({"host-memory": f"8GiB,{gpu}=4GiB"}, {}).host_memory
+    assert both == {"": 8 << 30, "GPU-6e1b5c1e-0000-4000-8000-000000000001": 4 << 30}
+
+
+@pytest.mark.parametrize("text", ["8GB", "0", "8GiB,4GiB", "1=8GiB", "GPU-1=8GiB", "8GiB,", "=8GiB"])
+def test_host_memory_that_makes_no_sense_is_refused(text):
+    with pytest.raises(ConfigError, match="--host-memory"):
+        config.load({"host-memory": text}, {})

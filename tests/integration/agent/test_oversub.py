@@ -1,0 +1,109 @@
+"""A node that lends host memory: three jobs of 8 GiB on a card of 16, as a kubelet and programs see it."""
+
+from __future__ import annotations
+
+import pytest
+
+import vcuda
+from tests.fakedriver.env import driver_env
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.fakes.nodes import GIB
+from tests.integration.agent.conftest import (
+    PATIENCE,
+    QUICK,
+    RESOURCE,
+    AgentProcess,
+    allocation_dir,
+    card_of,
+    pod,
+    wait_until,
+)
+from tests.native.running import LIBRARY, OUT_OF_MEMORY, SUCCESS, Client
+from vcuda import contract
+
+WANTS_HOST = {"gigaslice.io/oversubscribe": "true"}
+
+
+@pytest.fixture
+def node(directory):
+    """One card of 16 GiB with 8 GiB of host memory, in slices of 8 GiB."""
+    machine = directory / "card.txt"
+    machine.write_text("context_memory: 100MiB\ngpu 0:\n  memory: 16GiB\n")
+    driver = driver_env(machine, directory / "machine")
+    with KubeApi() as api:
+        kubelet = FakeKubelet(
+            directory / "kubelet", 7, "none", settings=QUICK, runtime=Runtime("plain"), api=api
+        )
+        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent.driver = driver
+        agent.flags |= {
+            "--inventory": "nvml",
+            "--slice": "8GiB",
+            "--host-memory": "8GiB",
+            "--kubeconfig": api.kubeconfig(directory),
+            "--node-name": "node-a",
+        }
+        kubelet.start()
+        agent.start()
+        agent.wait_event("pods watched")
+        kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
+        yield kubelet, agent, driver
+        if agent.process is not None:
+            assert agent.terminate() == 0
+        kubelet.close()
+        assert "Traceback" not in agent.output.read_text()
+
+
+def program(driver, container):
+    quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
+    return Client({**driver, **quota, "CUDA_VISIBLE_DEVICES": card_of(container)}).ready()
+
+
+def started(kubelet, name, **more):
+    made = kubelet.run_pod(pod(name, 1, **more), PATIENCE)
+    assert made.phase == "Running"
+    return made.containers[0]
+
+
+def test_three_jobs_of_8_gib_run_on_a_card_of_16(node):
+    kubelet, agent, driver = node
+    containers = [started(kubelet, f"job{n}", annotations=WANTS_HOST) for n in range(3)]
+    programs = [program(driver, container) for container in containers]
+    try:
+        for one in programs:
+            assert one.do("total a", 0).first == 8 * GIB
+            for name in "abcdefg":
+                assert one.do(f"alloc {name}", GIB).code == SUCCESS
+            assert one.do("alloc h", GIB).code == OUT_OF_MEMORY
+        for container in containers:
+            page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
+            usage = vcuda.read_ledger(allocation_dir(container) / contract.LEDGER_FILE)
+            (uuid,) = usage.gpu_uuids
+            assert page.gpus[0].physical_bytes == 4 * GIB
+            assert usage.managed(uuid) == 4 * GIB
+            assert usage.used(uuid) - usage.managed(uuid) <= 4 * GIB
+        agent.kill()
+        agent.start()
+        wait_until(lambda: len(agent.status()) == 3, "the books are found again")
+        kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
+        for container in containers:
+            page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
+            assert page.gpus[0].physical_bytes == 4 * GIB
+    finally:
+        for one in programs:
+            one.kill()
+
+
+def test_without_the_annotation_a_pod_waits_for_the_cards_own_memory(node):
+    kubelet, agent, driver = node
+    plain = [started(kubelet, f"plain{n}") for n in range(2)]
+    kubelet.create_pod(pod("third", 1))
+    agent.wait_event("start held back")
+    waiting = [one["state"] for one in agent.status()]
+    assert waiting.count("waiting") == 1
+    with program(driver, plain[0]) as one:
+        assert one.do("alloc a", 7 * GIB).code == SUCCESS
+        assert one.do("alloc b", GIB).code == OUT_OF_MEMORY
+    page = vcuda.read_limits(allocation_dir(plain[0]) / contract.LIMITS_FILE)
+    assert page.gpus[0].physical_bytes == 0
