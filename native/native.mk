@@ -58,7 +58,7 @@ NATIVE_ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-
 NATIVE_TSAN := -fsanitize=thread
 # Link-time optimisation: charge, books and wrapper are three layers in the source and one function in the hot path,
 # which saves 8 of 38 ns.
-NATIVE_LTO := -flto=auto
+NATIVE_LTO := -flto=auto --param=inline-unit-growth=400
 $(eval $(call native_flavour,release,$(NATIVE_LTO)))
 $(eval $(call native_flavour,asan,$(NATIVE_ASAN)))
 $(eval $(call native_flavour,tsan,$(NATIVE_TSAN)))

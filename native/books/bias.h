@@ -26,7 +26,7 @@ extern _Thread_local char bias_thread __attribute__((visibility("hidden")));
 /* An address that only this thread has. */
 static inline const void *bias_self(void) { return &bias_thread; }
 
-int bias_enter_slowly(struct bias *bias);
+__attribute__((noinline, cold)) int bias_enter_slowly(struct bias *bias);
 
 /* 1: the caller is inside, alone. 0: the bias is revoked, take a lock instead. */
 static inline int bias_enter(struct bias *bias) {

@@ -23,8 +23,7 @@ static uint32_t home_of(const struct table_shard *shard, uint64_t key) {
   return (uint32_t)(mix(key) >> 24) & shard->mask;
 }
 
-static void open_shard(struct table_shard *shard) {
-  if (shard->mask != 0) return;
+static __attribute__((noinline, cold)) void open_shard(struct table_shard *shard) {
   shard->slots = shard->first_slots;
   shard->mask = TABLE_INLINE - 1;
 }
@@ -50,7 +49,7 @@ static void leave(struct table *table, struct table_shard *shard, int biased) {
     lock_give(&shard->lock);
 }
 
-static int grow(struct table_shard *shard) {
+static __attribute__((noinline, cold)) int grow(struct table_shard *shard) {
   struct table_shard bigger = *shard;
   size_t slots = ((size_t)shard->mask + 1) * 2;
   void *memory = mmap(NULL, slots * sizeof(struct table_entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -69,14 +68,17 @@ static int grow(struct table_shard *shard) {
 }
 
 static int put(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old) {
-  open_shard(shard);
+  if (__builtin_expect(shard->mask == 0, 0)) open_shard(shard);
   if ((shard->count + 1) * 4 > (shard->mask + 1) * 3 && grow(shard) != VC_OK && shard->count == shard->mask)
     return VC_EIO; /* one slot stays empty, or find() would never end */
   struct table_entry *slot = find(shard, entry->key);
-  *old = *slot;
-  if (slot->key == 0) shard->count++;
+  int replaces = slot->key != 0;
+  if (__builtin_expect(replaces, 0))
+    *old = *slot;
+  else
+    old->key = 0, shard->count++;
   *slot = *entry;
-  return old->key != 0;
+  return replaces;
 }
 
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {

@@ -13,7 +13,7 @@
 
 static struct table books[BOOKS];
 
-static CUresult refusal(int status) {
+static __attribute__((noinline, cold)) CUresult refusal(int status) {
   static _Atomic int said;
   if (status == VC_ENOMEM) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
@@ -175,7 +175,7 @@ int charge_take(enum book book, uint64_t key, struct table_entry *out) {
   return key != 0 && table_take(&books[book], key, out);
 }
 
-void charge_put_back(enum book book, const struct table_entry *entry) {
+__attribute__((noinline, cold)) void charge_put_back(enum book book, const struct table_entry *entry) {
   struct table_entry old;
   table_put(&books[book], entry, &old);
 }

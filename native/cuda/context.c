@@ -58,7 +58,7 @@ static uint32_t primary_owner(struct gpu *gpu) {
 
 /* Green contexts, and contexts from calls that are not hooked, count as the primary one, whose memory green contexts
  * share; they are not remembered, because not every end of one is seen. */
-static int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
+static __attribute__((noinline, cold)) int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
   struct table_entry entry;
   CUdevice dev;
   if (table_get(&contexts, (uintptr_t)context, &entry)) {

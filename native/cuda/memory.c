@@ -44,7 +44,7 @@ static __attribute__((noinline)) CUresult allocate_split(CUdeviceptr *dptr, size
   return result;
 }
 
-CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
+VC_HOT CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   struct charge charge;
   CUdeviceptr block = 0;
   if (dptr == NULL || bytes == 0) return real_cuda.cuMemAlloc_v2(dptr, bytes);
@@ -163,6 +163,6 @@ static inline CUresult release(CUdeviceptr address, charge_call *call) {
   return result;
 }
 
-CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return release(dptr, real_cuda.cuMemFree_v2); }
+VC_HOT CUresult vc_cuMemFree_v2(CUdeviceptr dptr) { return release(dptr, real_cuda.cuMemFree_v2); }
 
 CUresult vc_cuMemFree(CUdeviceptr_v1 dptr) { return release(dptr, free_v1); }

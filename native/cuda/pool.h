@@ -8,7 +8,7 @@
 #include "charge.h"
 
 /* Frees ADDRESS, which no other book has, with CALL; blocks of pools go out of the pool's books. */
-CUresult pool_free(CUdeviceptr address, charge_call *call);
+__attribute__((noinline)) CUresult pool_free(CUdeviceptr address, charge_call *call);
 
 /* Bytes charged for the pools of this process in a column. */
 uint64_t pool_usage(uint32_t column);

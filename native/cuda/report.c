@@ -17,7 +17,7 @@ static CUresult current_memory(uint64_t *avail, uint64_t *total) {
 }
 
 /* With a NULL pointer the driver decides whether that is an error; it never gets to write its own numbers. */
-CUresult vc_cuMemGetInfo_v2(size_t *avail, size_t *total) {
+VC_HOT CUresult vc_cuMemGetInfo_v2(size_t *avail, size_t *total) {
   uint64_t left, limit;
   size_t free_physical, physical;
   CUresult result = CUDA_SUCCESS;

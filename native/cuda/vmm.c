@@ -22,7 +22,7 @@ static CUdevice device_of(const CUmemLocation *location) {
   return -1;
 }
 
-CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                         unsigned long long flags) {
   struct charge charge;
   CUmemGenericAllocationHandle made = 0;
@@ -43,7 +43,7 @@ CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
   return CUDA_SUCCESS;
 }
 
-CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
+VC_HOT CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct parting parting = {.column = -1};
   uint32_t holding = holding_take(handle);
   parting_begin(&parting, holding);

@@ -26,7 +26,7 @@ void excess_renew(uint32_t column);
 /* The same for each column that has an excess: something was given back, and nobody says where. */
 void excess_renew_all(void);
 /* The same, unless that was less than 200 ms ago or another thread is at it. */
-void excess_glance(uint32_t column);
+__attribute__((noinline)) void excess_glance(uint32_t column);
 
 /* CHARGE adds bytes to the column or answers an error. */
 typedef CUresult excess_charge(uint32_t column, uint64_t bytes);

@@ -30,6 +30,9 @@ __typeof__(cuStreamIsCapturing) cuStreamIsCapturing_ptsz;
 __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 
 #define VC_EXPORT __attribute__((visibility("default")))
+/* A body that programs call millions of times: everything it calls becomes part of it, except what is marked noinline.
+ * Layers are for readers; instructions are what a call costs. */
+#define VC_HOT __attribute__((flatten))
 #define VC_LIKELY(x) __builtin_expect(!!(x), 1)
 
 #endif

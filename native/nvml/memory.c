@@ -12,7 +12,7 @@ static void look(nvmlDevice_t device, struct view *view) {
   if (column >= 0) view_memory((uint32_t)column, view);
 }
 
-nvmlReturn_t vc_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
   struct view view;
   nvmlMemory_t physical;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory == NULL ? NULL : &physical);
@@ -22,7 +22,7 @@ nvmlReturn_t vc_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memor
   return NVML_SUCCESS;
 }
 
-nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
+VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
   struct view view;
   nvmlMemory_v2_t physical;
   if (memory == NULL) return real_nvml.nvmlDeviceGetMemoryInfo_v2(device, NULL);

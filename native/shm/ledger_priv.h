@@ -50,7 +50,7 @@ int ledger_own_slot(struct ledger *ledger);
 int ledger_reclaim(struct ledger *ledger, int *unsure);
 
 /* Takes our slot's lock again if the program closed a descriptor of the ledger and thereby dropped it. */
-void ledger_confirm_lock(struct ledger *ledger);
+__attribute__((noinline, cold)) void ledger_confirm_lock(struct ledger *ledger);
 
 /* Owner of another process's slot: 1 alive (*pid in our namespace, 0 when invisible), 0 dead or free. */
 int ledger_slot_alive(struct ledger *ledger, uint32_t slot, int32_t *pid);
