@@ -263,8 +263,11 @@ def test_a_full_card_refuses_and_the_quota_gets_its_bytes_back(place):
             assert neighbour.do("fill a", size).code == OUT_OF_MEMORY
         before = client.free()
         assert before == 4 * GIB - CONTEXT
-        for command in ("alloc a", "managed a", "pitch a"):
+        for command in ("alloc a", "pitch a"):
             assert client.do(command, 2 * GIB, 1).code == OUT_OF_MEMORY
+        assert client.do("managed a", 2 * GIB, 1).code == SUCCESS, "takes no memory of the card yet"
+        assert client.free() == before - 2 * GIB
+        assert client.do("free a").code == SUCCESS
         assert client.do("create2 k", 0).code == OUT_OF_MEMORY
         client.do("current z")
         assert client.free() == before
