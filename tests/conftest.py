@@ -2,15 +2,20 @@
 
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are
 gone before the first import of the code under test. Signals that whoever runs the tests ignores (nohup, a job in the
-background of a script) would be ignored by every program that a test starts.
+background of a script) would be ignored by every program that a test starts. Tests start hundreds of interpreters:
+their compiled code is kept below build/, also where the environment forbids that elsewhere.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).resolve().parents[1] / "build" / "pycache"))
 
 STEERING = (
     "VCUDA_",

@@ -6,9 +6,10 @@ of a DGX-1 their double links. Cards that are exchangeable are counted, not name
 hardly any divisions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, combinations
-from operator import le
+from operator import itemgetter, le, mul, sub
 
 from agent.model import LinkLevel, Topology
 from agent.placement.subset import Search, Weights, cheapest
@@ -20,7 +21,7 @@ LINK_SCORE = 100
 _SAME_BOARD_SCORE = 60
 
 _MOST_SETS = 2000
-"""Sets tried before giving up: enough for any 9 cards and for all machines with NVSwitch, some 30 ms of work."""
+"""Sets tried before giving up: enough for any 9 cards and for all machines with NVSwitch, some 10 ms of work."""
 
 _Counts = tuple[int, ...]
 
@@ -52,15 +53,25 @@ def best_effort(
     then the greatest set of it that qualifies, then the lowest cards. Where there are more divisions than are
     worth a pause (irregular meshes of many cards) the set with the greatest score of its own is taken instead.
     """
-    pool, must = sorted(set(available)), sorted(set(must_include))
+    pool, must = tuple(sorted(set(available))), tuple(sorted(set(must_include)))
     if not 0 < size <= len(pool) or len(must) > size or not set(must) <= set(pool):
         return None
+    return _best_effort(topology, pool, must, size)
+
+
+@lru_cache(maxsize=64)  # the kubelet asks twice for each container, and pods of one kind come in rows
+def _best_effort(
+    topology: Topology, pool: tuple[int, ...], must: tuple[int, ...], size: int
+) -> tuple[int, ...] | None:
     division = _Division(topology, pool, must, size)
     best: tuple[int, int] = (0, 0)
     winners: list[_Counts] = []
     try:
-        for counts, score in division.sets(division.all_cards, size, division.forced, alike=division.forced):
-            key = (-score - division.best_total(_minus(division.all_cards, counts)), -score)
+        everything = division.all_cards
+        for counts, score, most in division.promising(everything, (size,), division.forced, division.forced):
+            if winners and most < -2 * best[0]:
+                break  # and so are all that follow
+            key = (-score - division.best_total(_minus(everything, counts)), -score)
             if not winners or key < best:
                 best, winners = key, []
             if key == best:
@@ -90,17 +101,23 @@ class _Division:
     """Divisions of a set of cards, where a set is written as how many cards it has of each group of twins."""
 
     def __init__(self, topology: Topology, pool: Sequence[int], must: Sequence[int], size: int) -> None:
-        self._groups = _groups(topology, pool, must)
+        scores = _scores(topology)
+        self._groups = _groups(scores, pool, must)
         self._size = size
         self._totals: dict[_Counts, int] = {}
         self._tried = 0
         first = [group[0] for group in self._groups]
-        self._between = [[pair_score(topology, a, b) for b in first] for a in first]
-        self._within = [pair_score(topology, *group[:2]) if len(group) > 1 else 0 for group in self._groups]
+        self._between = [[scores[a][b] for b in first] for a in first]
+        self._within = [scores[group[0]][group[1]] if len(group) > 1 else 0 for group in self._groups]
+        ranked = [sorted((scores[card][other] for other in pool), reverse=True) for card in first]
+        rest = len(pool) % size  # cards of the set that is left over, which reach fewer others
+        self._reach = [sum(row[: size - 1]) for row in ranked]
+        self._slack = rest * min(sum(row[max(0, rest - 1) : size - 1]) for row in ranked)
         self.all_cards: _Counts = tuple(len(group) for group in self._groups)
         self.forced: _Counts = tuple(int(group[0] in must) for group in self._groups)
         self._alike = self._exchangeable_groups()
         self._kind = {group: number for number, kin in enumerate(self._alike) for group in kin}
+        self._kins = [(kin, itemgetter(*kin)) for kin in self._alike if len(kin) > 1]
 
     def _exchangeable_groups(self) -> list[list[int]]:
         """Return the groups of twins, grouped again: what is left in two such groups may be swapped."""
@@ -120,8 +137,8 @@ class _Division:
     def _canonical(self, left: _Counts) -> _Counts:
         """Return the one of all equivalent leftovers under which its total is remembered."""
         counts = list(left)
-        for kin in self._alike:
-            for group, count in zip(kin, sorted(left[group] for group in kin), strict=True):
+        for kin, of_kin in self._kins:
+            for group, count in zip(kin, sorted(of_kin(left)), strict=True):
                 counts[group] = count
         return tuple(counts)
 
@@ -149,10 +166,16 @@ class _Division:
 
     def best_total(self, left: _Counts) -> int:
         """Return the greatest total of all divisions of what is left."""
-        left = self._canonical(left)
         known = self._totals.get(left)
-        if known is not None:
-            return known
+        if known is None:
+            canonical = self._canonical(left)
+            known = self._totals.get(canonical)
+            if known is None:
+                known = self._totals[canonical] = self._divide(canonical)
+            self._totals[left] = known
+        return known
+
+    def _divide(self, left: _Counts) -> int:
         count = sum(left)
         if count == 0:
             return 0
@@ -161,18 +184,34 @@ class _Division:
             1  # one card goes somewhere: try each set for it
         )
         sizes = {size for size in (self._size, count % self._size) if 0 < size <= count}
-        best = max(
-            score + self.best_total(_minus(left, counts))
-            for size in sizes
-            for counts, score in self.sets(left, size, tuple(forced), alike=left)
-        )
-        self._totals[left] = best
-        return best
+        best: int | None = None
+        for counts, score, most in self.promising(left, tuple(sizes), tuple(forced), left):
+            if best is not None and most <= 2 * best:
+                break  # and so are all that follow
+            total = score + self.best_total(_minus(left, counts))
+            best = total if best is None else max(best, total)
+        return best or 0
 
-    def sets(
-        self, left: _Counts, size: int, at_least: _Counts, alike: _Counts
-    ) -> Iterator[tuple[_Counts, int]]:
-        """Yield the sets of `size` cards out of `left` that have `at_least` these, with their scores.
+    def promising(
+        self, left: _Counts, sizes: Sequence[int], at_least: _Counts, alike: _Counts
+    ) -> list[tuple[_Counts, int, int]]:
+        """Return the sets of these sizes with their scores and twice what a division with them can total at most.
+
+        The greatest such total comes first. It is the set's own score, and for each card that is left half of its best
+        scores with as many others as can be in a set with it.
+        """
+        rated = []
+        for size in sizes:
+            less = self._slack if (sum(left) - size) % self._size else 0
+            rated += [
+                (counts, score, 2 * score + sum(map(mul, _minus(left, counts), self._reach)) - less)
+                for counts, score in self.sets(left, size, at_least, alike)
+            ]
+        rated.sort(key=itemgetter(2), reverse=True)
+        return rated
+
+    def sets(self, left: _Counts, size: int, at_least: _Counts, alike: _Counts) -> list[tuple[_Counts, int]]:
+        """Return the sets of `size` cards out of `left` that have `at_least` these, with their scores.
 
         Of sets that differ only in which of several exchangeable groups gives how many, the one in which earlier groups
         give more stands for all. Groups are exchangeable only where they are equal in `alike`.
@@ -182,28 +221,38 @@ class _Division:
         owed = [*accumulate((at_least[group] for group in reversed(groups)), initial=0)][::-1]
         twin = self._earlier_twins(left, groups, alike)
         counts = [0] * len(left)
+        chosen: list[tuple[int, int]] = []  # group and how many, of those that give any
+        found: list[tuple[_Counts, int]] = []
 
-        def extend(place: int, missing: int, score: int) -> Iterator[tuple[_Counts, int]]:
-            if missing == 0 or place == len(groups):
+        def extend(start: int, missing: int, score: int) -> None:
+            if missing == 0:
                 self._tried += 1
                 if self._tried > _MOST_SETS:
                     raise _TooManySetsError
-                yield tuple(counts), score
+                found.append((tuple(counts), score))
                 return
-            group = groups[place]
-            low = max(at_least[group], missing - room[place + 1])
-            high = min(left[group], missing - owed[place + 1])
-            if group in twin:
-                high = min(high, counts[twin[group]])
-            row = self._between[group]
-            join = sum(counts[other] * row[other] for other in groups[:place])
-            for n in range(low, high + 1):
-                counts[group] = n
-                gained = n * join + n * (n - 1) // 2 * self._within[group]
-                yield from extend(place + 1, missing - n, score + gained)
-            counts[group] = 0
+            for place in range(start, len(groups)):
+                if room[place] < missing:
+                    return
+                group = groups[place]
+                high = min(left[group], missing - owed[place + 1])
+                if group in twin:
+                    high = min(high, counts[twin[group]])
+                low = max(1, at_least[group], missing - room[place + 1])
+                if high >= low:
+                    row, within = self._between[group], self._within[group]
+                    join = sum([n * row[other] for other, n in chosen])
+                    for n in range(low, high + 1):
+                        counts[group] = n
+                        chosen.append((group, n))
+                        extend(place + 1, missing - n, score + n * join + n * (n - 1) // 2 * within)
+                        chosen.pop()
+                    counts[group] = 0
+                if at_least[group]:
+                    return  # it cannot be left out
 
-        yield from extend(0, size, 0)
+        extend(0, size, 0)
+        return found
 
     def _earlier_twins(self, left: _Counts, groups: Sequence[int], alike: _Counts) -> dict[int, int]:
         """Return for each group the one before it that is exchangeable with it and has as many cards left."""
@@ -218,23 +267,30 @@ class _Division:
 
 
 def _minus(left: _Counts, counts: _Counts) -> _Counts:
-    return tuple(have - taken for have, taken in zip(left, counts, strict=True))
+    return tuple(map(sub, left, counts))
 
 
-def _groups(topology: Topology, pool: Sequence[int], must: Sequence[int]) -> list[list[int]]:
+@lru_cache(maxsize=8)  # of a node there is one, until its hardware changes
+def _scores(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    cards = range(len(topology.levels))
+    return tuple(tuple(pair_score(topology, one, other) for other in cards) for one in cards)
+
+
+def _groups(scores: Sequence[Sequence[int]], pool: Sequence[int], must: Sequence[int]) -> list[list[int]]:
     """Group cards that score alike with everybody else; a card that must be included stands alone."""
+    rows = {card: [scores[card][other] for other in pool] for card in pool}
+    place = {card: number for number, card in enumerate(pool)}
+
+    def alike(one: int, other: int) -> bool:
+        mine, its = rows[one].copy(), rows[other].copy()
+        for card in (one, other):
+            mine[place[card]] = its[place[card]] = 0
+        return mine == its
+
     groups: list[list[int]] = []
     for card in pool:
         for group in groups:
-            others = (other for other in pool if other not in (card, group[0]))
-            if (
-                card not in must
-                and group[0] not in must
-                and all(
-                    pair_score(topology, card, other) == pair_score(topology, group[0], other)
-                    for other in others
-                )
-            ):
+            if card not in must and group[0] not in must and alike(card, group[0]):
                 group.append(card)
                 break
         else:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agent.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
-from agent.placement import Policy, place
+from agent.placement import Policy, pairs, place
 
 SLICES, GIB = 141, 1 << 30
 
@@ -35,14 +35,23 @@ def node(cards: int, nvlinks: int, held: int) -> NodeState:
     return state
 
 
-@pytest.mark.parametrize("policy", [Policy.GAIA, Policy.BEST_EFFORT])
+def decided(benchmark, state: NodeState, request: Request, policy: Policy) -> object:
+    """A decision that nothing is remembered of, two hundred times."""
+
+    def forget() -> None:
+        pairs._best_effort.cache_clear()
+
+    return benchmark.pedantic(place, (state, request, policy), setup=forget, rounds=200, warmup_rounds=5)
+
+
+@pytest.mark.parametrize("policy", Policy, ids=lambda policy: policy.value)
 @pytest.mark.parametrize("nvlinks", [0, 18], ids=["pcie", "nvswitch"])
-@pytest.mark.parametrize("cards", [8, 16])
-@pytest.mark.parametrize("wanted", [1, 4, 8])
-def test_whole_cards(benchmark, wanted: int, cards: int, nvlinks: int, policy: Policy) -> None:
-    """WANTED whole cards of an idle node: the largest number of candidates."""
-    state = node(cards, nvlinks, held=0)
-    assert isinstance(benchmark(place, state, Request(gpus=wanted), policy), Placement)
+@pytest.mark.parametrize("held", [0, 12], ids=["idle", "used"])
+@pytest.mark.parametrize("wanted", [2, 4, 8])
+def test_of_16_cards(benchmark, wanted: int, held: int, nvlinks: int, policy: Policy) -> None:
+    """WANTED cards, with 20 slices of each: the largest number of candidates."""
+    request = Request(gpus=wanted, slices=20)
+    assert isinstance(decided(benchmark, node(16, nvlinks, held), request, policy), Placement)
 
 
 @pytest.mark.parametrize("cards", [8, 16])

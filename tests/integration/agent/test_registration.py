@@ -119,11 +119,11 @@ def test_asked_to_end_it_leaves_nothing_but_what_containers_need(node, agent, nu
 
 def test_restarts_of_the_agent_one_after_the_other(node, agent):
     for kill in (agent.kill, agent.terminate, agent.kill, agent.kill):
+        before = len(node.registry.registrations)
         kill()
         agent.start()
-        wait_until(
-            lambda: len(node.registry.stream_ends) and node.allocatable().get(RESOURCE) == 48, "registered"
-        )
+        wait_until(lambda before=before: len(node.registry.registrations) > before, "registration")
+        node.wait_allocatable(RESOURCE, 48, PATIENCE)
         assert node.run_pod(pod(f"p{agent.process.pid}", 2)).phase == "Running"
     hidden = [path.name for path in agent.socket.parent.iterdir() if path.name.startswith(".gs-")]
     assert hidden == [], "sockets of killed agents are cleared away"

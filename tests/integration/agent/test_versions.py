@@ -35,7 +35,8 @@ def copied(directory, version, file_version):
 
 
 @pytest.fixture
-def newer(directory):
+def newer(directory, agent):
+    agent.driver = {**agent.environment(), "PYTHONDONTWRITEBYTECODE": "1"}  # its tree is gone afterwards
     return copied(directory / "newer", "9.0.0", codec.VERSION + 1)
 
 

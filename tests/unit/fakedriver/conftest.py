@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,13 @@ def small(machine: Callable[..., Machine]) -> Machine:
 
 
 @pytest.fixture
-def written(tmp_path: Path, machine: Callable[..., Machine]) -> Callable[[str], Machine]:
-    """A machine from the text of a machine file."""
+def written(machine: Callable[..., Machine]) -> Iterator[Callable[[str], Machine]]:
+    """A machine from the text of a machine file, whose name leaves room in the driver's messages."""
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
 
-    def make(text: str) -> Machine:
-        path = tmp_path / "machine.txt"
-        path.write_text(text)
-        return machine(path)
+        def make(text: str) -> Machine:
+            path = Path(name) / "machine.txt"
+            path.write_text(text)
+            return machine(path)
 
-    return make
+        yield make

@@ -21,6 +21,13 @@ def inventory(**more):
 
 
 @pytest.fixture
+def tmp_path():
+    """Short: the path of a socket may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def settings(tmp_path):
     def load(**flags):
         given = {"state-dir": str(tmp_path / "state"), "kube-api": "off"}
