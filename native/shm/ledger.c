@@ -16,6 +16,8 @@
  *   changed hands since before it; else the dead are gone now (ledger_slots.c), and we try again.
  * - A mark is a byte of its own for each of the first threads, so setting and clearing it are plain stores; the
  *   read-modify-write of step 2 is the only locked instruction of a charge.
+ * - Where several processes share a quota each reserves some of the room beforehand, and charges within that without
+ *   reading the others (ledger_allowance.h).
  * - A container that may use host memory has three limits: what is on the card, what may lie on the host, and both
  *   together. Each has words of its own and is charged as above; a charge is one in a part and then one in the whole.
  *   The parts' limits add up to the whole's, so where the first has room the second has it too, except after a live
@@ -24,7 +26,7 @@
  * test_ledger_split.c. */
 #include "ledger.h"
 
-#include "ledger_plane.h"
+#include "ledger_allowance.h"
 #include "os.h"
 
 enum {
@@ -32,6 +34,7 @@ enum {
   YIELD_ROUNDS = 256,   /* then give the CPU away: the other one may need it to decide */
   SLEEP_ROUNDS = 400,   /* then sleep: 144 × 200 µs ≈ 30 ms until a mark that never goes counts as taken */
   SLEEP_US = 200,
+  PEAK_EVERY = 64,      /* changes between two looks at others by a process that need not look */
   CONFIRM_EVERY = 1024, /* changes between two looks whether we still hold our lock */
 };
 
@@ -112,17 +115,90 @@ static inline void subtract(const struct ledger *ledger, int32_t own, used_t *ce
 
 enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
 
+/* The first slot, all there is for most containers. */
+static inline int is_alone(const struct ledger *ledger, int32_t own) {
+  return ledger_slots_in_use(ledger) == 1 && own == 0;
+}
+
+/* What is not there for this process: of a part the others' used bytes, of the whole their allowances too. */
+static inline uint64_t others_hold(const struct ledger *ledger, enum plane plane, uint32_t column, int32_t own) {
+  uint32_t slots = ledger_slots_in_use(ledger);
+  if (slots == 1 && own == 0) return 0;
+  if (plane != PLANE_ALL || !allowances_exist(ledger)) return sum_others(ledger, plane, column, own);
+  return ledger_sum_reserved(ledger, column, own, slots);
+}
+
+/* The largest sum that a charge has produced: of what is used, not of what is reserved. */
+static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t mine) {
+  uint64_t others = sum_others(ledger, PLANE_ALL, column, own);
+  raise_peak(&ledger->file->peak[column], mine + others + ledger_unhooked(ledger, column));
+}
+
+/* Now and then, for a process that charges without looking at others: WORD is its own before a charge. */
+static inline void look_around(struct ledger *ledger, int32_t own, uint32_t column, uint64_t word, uint64_t now) {
+  if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now);
+  if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
+}
+
+/* Within its allowance: the own word is all it needs. NO_ROOM: that did not do, and nothing has changed. */
+static inline enum outcome decide_by_allowance(struct ledger *ledger, struct ledger_slot *slot, int32_t own,
+                                               uint32_t column, uint64_t bytes) {
+  used_t *cell = &slot->used[column];
+  uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
+  if (!allowance_promises(ledger, own, column, before + bytes, ledger_memory(ledger, column),
+                          ledger_unhooked(ledger, column)))
+    return NO_ROOM;
+  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
+  if (__builtin_expect(!allowance_holds(ledger, own, column, now), 0)) {
+    subtract(ledger, own, cell, bytes);
+    return NO_ROOM;
+  }
+  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
+  raise_peak(&slot->peak[column], now);
+  look_around(ledger, own, column, word, now);
+  return GRANTED;
+}
+
+/* Steps 2 and 3 of a charge where several processes are: the others count with what they may take without asking. */
+static enum outcome decide_by_looking(struct ledger *ledger, struct ledger_slot *slot, int32_t own, uint32_t column,
+                                      uint64_t bytes) {
+  used_t *cell = &slot->used[column];
+  uint64_t limit = ledger_memory(ledger, column), unhooked = ledger_unhooked(ledger, column);
+  uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
+  if (before + others_hold(ledger, PLANE_ALL, column, own) + unhooked + bytes > limit) return NO_ROOM;
+  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
+  uint64_t total = now + others_hold(ledger, PLANE_ALL, column, own) + unhooked;
+  if (__builtin_expect(total > limit, 0)) {
+    subtract(ledger, own, cell, bytes);
+    return NO_ROOM;
+  }
+  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
+  raise_peak(&slot->peak[column], now);
+  raise_common_peak(ledger, own, column, now);
+  if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
+  ledger_allow(ledger, own, column, now, total, limit, unhooked);
+  return GRANTED;
+}
+
+static __attribute__((noinline)) enum outcome decide_among_many(struct ledger *ledger, struct ledger_slot *slot,
+                                                                int32_t own, uint32_t column, uint64_t bytes) {
+  enum outcome outcome = NO_ROOM;
+  if (allowances_exist(ledger)) outcome = decide_by_allowance(ledger, slot, own, column, bytes);
+  return outcome == NO_ROOM ? decide_by_looking(ledger, slot, own, column, bytes) : outcome;
+}
+
 /* Steps 2 and 3 of a charge, between setting and clearing the mark. */
 static inline __attribute__((always_inline)) enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, enum plane plane, int32_t own,
                                   uint32_t column, uint64_t bytes) {
   used_t *cell = plane_cell(ledger, plane, own, column);
   uint64_t limit = plane_limit(ledger, plane, column), more = plane_unhooked(ledger, plane, column) + bytes;
   if (!slot_is_ours(ledger, own)) return LOST_SLOT;
+  if (plane == PLANE_ALL && !is_alone(ledger, own)) return decide_among_many(ledger, slot, own, column, bytes);
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
-  if (before + sum_others(ledger, plane, column, own) + more > limit) return NO_ROOM;
+  if (before + others_hold(ledger, plane, column, own) + more > limit) return NO_ROOM;
   /* What the addition returns is the truth about our own word: other threads of this process charge it too. */
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK);
-  uint64_t total = used_bytes(word) + sum_others(ledger, plane, column, own) + more;
+  uint64_t others = others_hold(ledger, plane, column, own), total = used_bytes(word) + others + more;
   if (__builtin_expect(total > limit, 0)) {
     subtract(ledger, own, cell, bytes);
     return NO_ROOM;
@@ -130,7 +206,7 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
   if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
   if (plane != PLANE_ALL) return GRANTED;
   raise_peak(&slot->peak[column], used_bytes(word) + bytes);
-  raise_peak(&ledger->file->peak[column], total);
+  if (__builtin_expect(others == 0, 1)) raise_peak(&ledger->file->peak[column], total);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
   return GRANTED;
 }
@@ -225,6 +301,8 @@ static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, enum p
     if (outcome == LOST_SLOT) {
       int status = ledger_own_slot(ledger);
       if (status != VC_OK) return status;
+    } else if (plane == PLANE_ALL && ledger_revoke(ledger, column)) {
+      continue; /* what was only reserved may do */
     } else if (is_certain(ledger, plane, column, bytes, round)) {
       break;
     }

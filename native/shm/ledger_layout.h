@@ -42,7 +42,7 @@ struct ledger_slot {
   _Atomic uint8_t mark[LEDGER_MARKS]; /* one per thread: not 0 while that thread decides a charge */
   _Atomic uint32_t shared_marks;      /* for the threads beyond those */
   uint32_t reserved;
-  used_t used[VC_MAX_GPUS];
+  used_t used[VC_MAX_GPUS]; /* and, from the end, allowances, where there are at most half as many GPUs */
   _Atomic uint64_t peak[VC_MAX_GPUS]; /* and the measured excess: PEAK_EXCESS_SHIFT */
 };
 

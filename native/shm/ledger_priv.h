@@ -9,6 +9,14 @@
 #include "ledger_layout.h"
 #include "limits_layout.h"
 
+/* What this process remembers of its allowance on a GPU (ledger_allowance.h), and the terms under which it was granted. */
+struct ledger_allowed {
+  _Atomic uint64_t bytes; /* 0: none */
+  _Atomic uint64_t limit, unhooked;
+  _Atomic int renewing; /* by a thread, which alone reads and writes the next */
+  uint32_t hold_off;
+};
+
 struct ledger {
   const struct limits_page *limits;
   struct ledger_file *file;
@@ -26,6 +34,7 @@ struct ledger {
   _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
   _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
+  struct ledger_allowed allowed[VC_MAX_GPUS];
   ledger_usage_fn usage;
   ledger_usage_fn managed_usage; /* the part of it that may lie on the host */
 };

@@ -274,4 +274,8 @@ void ledger_after_fork(struct ledger *ledger) {
   atomic_store(&ledger->slot, -1);
   atomic_store(&ledger->claiming, 0);
   atomic_store(&ledger->pid_namespace, 0);
+  for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
+    atomic_store(&ledger->allowed[g].bytes, 0);
+    atomic_store(&ledger->allowed[g].renewing, 0);
+  }
 }

@@ -55,6 +55,9 @@
 #ifndef THREADS
 #define THREADS PROCS /* one more than PROCS: the last two threads are of one process */
 #endif
+#ifndef ALLOW
+#define ALLOW 0 /* reservations that are tried in all: allowances of ledger_allowance.c */
+#endif
 #define HEIR PROCS
 #ifdef CORPSE
 #define SLOTS (PROCS + 2)
@@ -74,6 +77,10 @@ bit dated[SLOTS];    /* start_time is that of the process of this pid */
 short bytes[SLOTS]; /* used[column]: the low 48 bits; below zero: wrapped, so that readers see more than any limit */
 bit touched[SLOTS]; /* used[column]: the high 16 bits are not 0 */
 bit mark[SLOTS * CELLS];
+#if ALLOW
+byte level[SLOTS]; /* the word of allowance_cell: bytes */
+byte level_of[SLOTS]; /* and the generation of whom it was written for */
+#endif
 
 /* --- the kernel ------------------------------------------------------------------------------------------------- */
 byte lock_owner[SLOTS]; /* the record lock on the slot's byte */
@@ -84,6 +91,11 @@ bool stopped[PROCS + 1];
 byte own_slot[PROCS + 1];
 byte own_generation[PROCS + 1];
 bit claiming[PROCS + 1];
+#if ALLOW
+byte allowed[PROCS + 1]; /* ledger_allowed: bytes */
+bit renewing[PROCS + 1];
+byte reservations = ALLOW;
+#endif
 
 /* --- what only the proof sees ----------------------------------------------------------------------------------- */
 byte held[THREADS + 1];   /* granted to the thread and not yet given back */
@@ -134,7 +146,21 @@ inline note_grant() {
 }
 
 /* --- ledger.c: sum_others ---------------------------------------------------------------------------------------- */
-#define ADD_WORD(i) d_step { sum = sum + (count > i && own != i && !(count == 1 && own == 0) -> READ(i) : 0) }
+#define COUNTS(i) (count > (i) && own != (i) && !(count == 1 && own == 0))
+#if ALLOW /* ledger_sum_reserved: the allowance first */
+#define MORE(a, b) ((a) > (b) -> (a) : (b))
+#ifdef MUT_USED_FIRST
+#define ADD_WORD(i)                                                                     \
+  d_step { word = (COUNTS(i) -> READ(i) : 0) };                                         \
+  d_step { sum = sum + MORE(word, (COUNTS(i) -> level[i] : 0)); word = 0 }
+#else
+#define ADD_WORD(i)                                                                     \
+  d_step { word = (COUNTS(i) -> level[i] : 0) };                                        \
+  d_step { sum = sum + MORE(word, (COUNTS(i) -> READ(i) : 0)); word = 0 }
+#endif
+#else
+#define ADD_WORD(i) d_step { sum = sum + (COUNTS(i) -> READ(i) : 0) }
+#endif
 
 inline sum_others(own) {
   d_step { count = high_water; sum = 0 } /* ledger_slots_in_use */
@@ -146,10 +172,8 @@ inline sum_others(own) {
 #if SLOTS > 4
 #error "write one line more for every slot, here and in surely_full"
 #endif
-  d_step {
-    sum = sum + (count > SLOTS - 1 && own != SLOTS - 1 -> READ(SLOTS - 1) : 0);
-    count = 0
-  }
+  ADD_WORD(SLOTS - 1);
+  count = 0
 }
 
 /* --- ledger.c: subtract ------------------------------------------------------------------------------------------ */
@@ -229,6 +253,9 @@ inline clear_slot(index) {
   d_step { generation[index]++; raised = generation[index] }
 #endif
   d_step { bytes[index] = 0; TICK(index) }
+#if ALLOW
+  level[index] = 0;
+#endif
   d_step { /* marks are stores; others only ever wait for them */
     i = 0;
     do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
@@ -392,6 +419,81 @@ inline own_a_slot() {
   d_step { claiming[me] = 0 } /* claim_unlock */
 }
 
+/* --- ledger_allowance.c ------------------------------------------------------------------------------------------ */
+#if ALLOW
+#define COVERS(i, amount) (level[i] >= (amount) && level_of[i] == own_generation[me])
+#define MANY (!(high_water == 1 && mine == 0))
+
+/* ledger.c: decide_by_allowance. The terms under which it was granted do not change here. */
+inline decide_by_allowance() {
+  if
+  :: IS_OURS(mine) && MANY && allowed[me] >= READ(mine) + amount && COVERS(mine, READ(mine) + amount) ->
+     d_step { before = READ(mine); bytes[mine] = bytes[mine] + amount; TICK(mine) } /* atomic_fetch_add */
+#ifdef MUT_NOT_LOOKED_AFTER
+     d_step { decided = 1 }
+#else
+     d_step { decided = COVERS(mine, before + amount) } /* allowance_holds, the word first */
+     d_step { decided = decided && allowed[me] >= before + amount }
+#endif
+     before = 0;
+     if
+     :: !decided -> subtract(mine, amount, false)
+     :: d_step { decided && !IS_OURS(mine) -> outcome = LOST_SLOT }
+     :: d_step { decided && IS_OURS(mine) ->
+          outcome = GRANTED;
+          total = total + amount;
+          held[t] = held[t] + amount;
+          note_grant()
+        }
+#if VISIBLE || LOSSES == 0
+        assert(total <= LIMIT); /* OVER */
+#endif
+     fi
+  :: else
+  fi
+}
+
+/* ledger_allow: now and then, a level of any height. */
+inline ledger_allow() {
+  if
+  :: d_step { reservations > 0 && MANY && renewing[me] == 0 -> reservations--; renewing[me] = 1 }
+#ifndef MUT_NOT_FORGOTTEN
+     allowed[me] = 0;
+#endif
+     if
+     :: word = 1
+     :: word = LIMIT
+     fi;
+     d_step { lev = word; word = 0; level[mine] = lev; level_of[mine] = own_generation[me] }
+     sum_others(mine);
+     if
+#ifdef MUT_NOT_CONFIRMED
+     :: true -> allowed[me] = lev
+#else
+     :: sum + lev <= LIMIT -> allowed[me] = lev
+     :: sum + lev > LIMIT ->
+        d_step { /* compare-and-swap */
+          if :: level[mine] == lev && level_of[mine] == own_generation[me] -> level[mine] = 0 :: else fi
+        }
+#endif
+     fi;
+     d_step { sum = 0; lev = 0; renewing[me] = 0 }
+  :: skip
+  fi
+}
+
+/* ledger_revoke */
+inline ledger_revoke() {
+  d_step { k = 0; decided = 0 }
+  do
+  :: k < high_water && k != own_slot[me] && level[k] != 0 -> d_step { decided = decided || level[k] != 0; level[k] = 0; k++ }
+  :: atomic { k < high_water && !(k != own_slot[me] && level[k] != 0) -> k++ }
+  :: k >= high_water -> break
+  od;
+  k = 0
+}
+#endif
+
 /* --- ledger.c: try_charge, decide --------------------------------------------------------------------------------- */
 inline try_charge() {
   d_step { mine = own_slot[me] }
@@ -401,9 +503,18 @@ inline try_charge() {
 #ifndef MUT_NO_MARK
      d_step { mark[mine * CELLS + CELL(t)] = 1 } /* mark_set */
 #endif
+#if ALLOW
+     decide_by_allowance();
+#endif
      if
+#if ALLOW
+     :: decided -> decided = 0
+     :: d_step { !decided && !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
+     :: !decided && IS_OURS(mine) ->
+#else
      :: d_step { !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
      :: IS_OURS(mine) ->
+#endif
         d_step { before = READ(mine) } /* the relaxed load */
         sum_others(mine);
         if
@@ -447,6 +558,9 @@ inline try_charge() {
                     fi
                  :: else
                  fi
+#if ALLOW
+                 ; ledger_allow()
+#endif
               fi
            fi
         fi
@@ -547,6 +661,13 @@ inline ledger_charge() {
      :: outcome == LOST_SLOT && slowly -> own_a_slot()
      :: outcome == NO_ROOM && slowly && ROUNDS > 0 && round == ROUNDS -> outcome = GAVE_UP; break
      :: outcome == NO_ROOM && slowly && (ROUNDS == 0 || round < ROUNDS) ->
+#if ALLOW
+        ledger_revoke();
+        if
+        :: decided -> decided = 0; goto again
+        :: !decided
+        fi;
+#endif
         surely_full();
 #ifdef OLD_REFUSAL
         sum_others(own_slot[me]);
@@ -600,7 +721,11 @@ inline ledger_charge() {
 #endif
         fi
      :: else -> slowly = 1 /* from ledger_charge to charge_slowly */
-     fi
+     fi;
+#if ALLOW
+again:
+     skip
+#endif
   od;
 #if VISIBLE || LOSSES == 0
 #ifndef ONLY_OVER
@@ -614,6 +739,10 @@ mtype = { GRANTED, NO_ROOM, LOST_SLOT, REFUSED, GAVE_UP };
 
 proctype thread(byte t; byte me) {
   byte ops, amount, i, j, k, count, sum, before, round, mine, reclaimed, raised, note, gens, mine_seen;
+#if ALLOW
+  byte word, lev;
+  bit decided;
+#endif
   short short_by;
   bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
 #ifdef MUT_NO_TICK

@@ -63,6 +63,13 @@ HOLDS = [
     Case(
         "foreign-register", "PROCS=2 OPS=1 LOSSES=1 VISIBLE=0 KEEP SIZE_MAX=1", "the same while they register"
     ),
+    Case("allow", f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1", "and one reserves room beforehand", quick=True),
+    Case("allow-two", f"{R2} ALLOW=2 OPS=2 SIZE_MAX=1", "both may, two charges each"),
+    Case("allow-kill", f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 KILLS=1", "one reserves, one is killed"),
+    Case("allow-threads", f"{R2} ALLOW=2 THREADS=3 OPS=1 SIZE_MAX=1", "one process has two threads"),
+    Case("allow-three", f"{R3} ALLOW=1 OPS_FIRST=2 OPS=1 SIZE_MAX=1", "three processes"),
+    Case("allow-register", "PROCS=2 ALLOW=1 OPS_FIRST=2 OPS=1", "while they register"),
+    Case("allow-lost", f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 LOSSES=1", "and one loses its lock"),
     Case("patient", f"{R2} OPS=1 LIVELOCK PATIENT", "no livelock once pauses differ", cycles=True),
 ]
 FINDS = [
@@ -89,6 +96,10 @@ FINDS = [
         "",
         "LITTLE",
     ),
+    Case("allowance-not-looked-at-after", f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 MUT_NOT_LOOKED_AFTER", "", "OVER", quick=True),
+    Case("allowance-not-confirmed", f"{R2} ALLOW=2 OPS=2 SIZE_MAX=1 MUT_NOT_CONFIRMED", "", "OVER"),
+    Case("allowance-read-last", f"{R3} ALLOW=1 OPS_FIRST=2 OPS=1 SIZE_MAX=1 MUT_USED_FIRST", "", "OVER"),
+    Case("allowance-not-forgotten", f"{R2} ALLOW=2 THREADS=3 OPS=2 SIZE_MAX=1 MUT_NOT_FORGOTTEN", "", "OVER"),
     Case("livelock", f"{R2} LIVELOCK", "", "CYCLE", cycles=True),
 ]
 
