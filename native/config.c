@@ -74,8 +74,14 @@ int config_read(struct config *out, char *why) {
   }
   out->memory_limit = variable("VCUDA_MEMORY_LIMIT");
   out->physical_limit = variable("VCUDA_PHYSICAL_LIMIT");
+  out->cores = variable("VCUDA_CORES");
   if (out->memory_limit == NULL && out->physical_limit != NULL) {
     snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT is set without VCUDA_MEMORY_LIMIT, which it is a part of; set both");
+    return VC_EINVAL;
+  }
+  if (out->memory_limit == NULL && out->cores != NULL) {
+    snprintf(why, CONFIG_WHY, "VCUDA_CORES is set without VCUDA_MEMORY_LIMIT; a share of the time goes with one of the "
+             "memory, set both");
     return VC_EINVAL;
   }
   if (out->memory_limit == NULL && variable("VCUDA_DIR") == NULL) return VC_OK;
@@ -87,14 +93,17 @@ int config_read(struct config *out, char *why) {
 
 static const char usage[] = "write a size for every GPU (8GiB) or one for each (GPU-<uuid>=8GiB,1=4GiB)";
 
-/* A list of sizes, and the variable that has it. */
+static const char percent_usage[] = "write a percentage from 1 to 100 for every GPU (30) or one for each (GPU-<uuid>=30,1=50)";
+
+/* A list of sizes or percentages, and the variable that has it. */
 struct list {
   const char *variable;
-  int alone; /* there is only one, so it may be a bare size */
+  int alone;   /* there is only one, so it may be bare */
+  int percent; /* percentages */
 };
 
 static int bad_item(const struct list *list, const char *item, const char *what, char *why) {
-  snprintf(why, CONFIG_WHY, "%s: \"%.48s\" %s; %s", list->variable, item, what, usage);
+  snprintf(why, CONFIG_WHY, "%s: \"%.48s\" %s; %s", list->variable, item, what, list->percent ? percent_usage : usage);
   return VC_EINVAL;
 }
 
@@ -114,7 +123,10 @@ static int parse_item(const struct list *list, char *item, struct wish *out, cha
   char *equals = strchr(item, '=');
   const char *size = equals != NULL ? equals + 1 : item;
   if (equals == NULL && !list->alone) return bad_item(list, item, "names no GPU", why);
-  if (size_parse(size, &out->bytes) != VC_OK)
+  if (list->percent) {
+    if (parse_index(size, &out->cores) != VC_OK || out->cores < 1 || out->cores > 100)
+      return bad_item(list, item, "is no such percentage", why);
+  } else if (size_parse(size, &out->bytes) != VC_OK)
     return bad_item(list, item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
   out->kind = WISH_EVERY_GPU;
   if (equals == NULL) return VC_OK;
@@ -143,10 +155,10 @@ static int add_wish(const struct list *list, struct wishes *out, char *item, cha
   return VC_OK;
 }
 
-static int parse_list(const char *variable_name, const char *text, struct wishes *out, char *why) {
+static int parse_list(const char *variable_name, int percent, const char *text, struct wishes *out, char *why) {
   char copy[VC_MAX_GPUS * 96];
   size_t length = strlen(text);
-  const struct list list = {variable_name, strchr(text, ',') == NULL};
+  const struct list list = {variable_name, strchr(text, ',') == NULL, percent};
   memset(out, 0, sizeof *out);
   if (length == 0) return bad_item(&list, text, "is empty", why);
   if (length >= sizeof copy) return bad_item(&list, text, "… is too long", why);
@@ -161,7 +173,7 @@ static int parse_list(const char *variable_name, const char *text, struct wishes
 }
 
 int config_parse_wishes(const char *text, struct wishes *out, char *why) {
-  return parse_list("VCUDA_MEMORY_LIMIT", text, out, why);
+  return parse_list("VCUDA_MEMORY_LIMIT", 0, text, out, why);
 }
 
 static struct wish *find_wish(struct wishes *wishes, const struct wish *like) {
@@ -170,7 +182,16 @@ static struct wish *find_wish(struct wishes *wishes, const struct wish *like) {
   return NULL;
 }
 
-static int give_physical(struct wish *wish, uint64_t bytes, char *why) {
+typedef int give_part(struct wish *wish, const struct wish *part, char *why);
+
+static int give_cores(struct wish *wish, const struct wish *part, char *why) {
+  (void)why;
+  wish->cores = part->cores;
+  return VC_OK;
+}
+
+static int give_physical(struct wish *wish, const struct wish *part, char *why) {
+  uint64_t bytes = part->bytes;
   if (bytes > wish->bytes) {
     snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT gives %llu bytes of %llu; it is the part of VCUDA_MEMORY_LIMIT that "
              "may be in the card's own memory, write less", (unsigned long long)bytes, (unsigned long long)wish->bytes);
@@ -180,25 +201,35 @@ static int give_physical(struct wish *wish, uint64_t bytes, char *why) {
   return VC_OK;
 }
 
-int config_parse_physical(const char *text, struct wishes *inout, char *why) {
-  struct wishes parts;
-  int status = parse_list("VCUDA_PHYSICAL_LIMIT", text, &parts, why);
-  if (status != VC_OK) return status;
-  if (parts.wish[0].kind == WISH_EVERY_GPU) {
-    for (uint32_t i = 0; i < inout->count && status == VC_OK; i++)
-      status = give_physical(&inout->wish[i], parts.wish[0].bytes, why);
+/* What a second variable says goes to the GPUs that VCUDA_MEMORY_LIMIT names. */
+static int give_parts(const char *variable_name, const struct wishes *parts, give_part *give, struct wishes *inout, char *why) {
+  int status = VC_OK;
+  if (parts->wish[0].kind == WISH_EVERY_GPU) {
+    for (uint32_t i = 0; i < inout->count && status == VC_OK; i++) status = give(&inout->wish[i], &parts->wish[0], why);
     return status;
   }
-  for (uint32_t i = 0; i < parts.count && status == VC_OK; i++) {
-    struct wish *wish = find_wish(inout, &parts.wish[i]);
+  for (uint32_t i = 0; i < parts->count && status == VC_OK; i++) {
+    struct wish *wish = find_wish(inout, &parts->wish[i]);
     if (wish == NULL) {
-      snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT names a GPU that VCUDA_MEMORY_LIMIT does not name, or names "
-               "otherwise; name each in both, by UUID or by index");
+      snprintf(why, CONFIG_WHY, "%s names a GPU that VCUDA_MEMORY_LIMIT does not name, or names otherwise; name each in "
+               "both, by UUID or by index", variable_name);
       return VC_EINVAL;
     }
-    status = give_physical(wish, parts.wish[i].bytes, why);
+    status = give(wish, &parts->wish[i], why);
   }
   return status;
+}
+
+int config_parse_physical(const char *text, struct wishes *inout, char *why) {
+  struct wishes parts;
+  int status = parse_list("VCUDA_PHYSICAL_LIMIT", 0, text, &parts, why);
+  return status == VC_OK ? give_parts("VCUDA_PHYSICAL_LIMIT", &parts, give_physical, inout, why) : status;
+}
+
+int config_parse_cores(const char *text, struct wishes *inout, char *why) {
+  struct wishes parts;
+  int status = parse_list("VCUDA_CORES", 1, text, &parts, why);
+  return status == VC_OK ? give_parts("VCUDA_CORES", &parts, give_cores, inout, why) : status;
 }
 
 int config_needs_gpus(const struct wishes *wishes) {
@@ -215,7 +246,8 @@ static int grant_every(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BY
     return VC_EINVAL;
   }
   for (uint32_t i = 0; i < gpu_count; i++) {
-    out[i] = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .physical_bytes = wish->physical};
+    out[i] = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .physical_bytes = wish->physical,
+                                   .cores_percent = wish->cores};
     memcpy(out[i].uuid, gpus[i], VC_UUID_BYTES);
   }
   return (int)gpu_count;
@@ -231,7 +263,7 @@ static int grant_one(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTE
                      struct vc_gpu_limit *out, char *why) {
   char text[48] = "";
   *out = (struct vc_gpu_limit){
-      .memory_bytes = wish->bytes, .physical_bytes = wish->physical, .flags = wish->flags};
+      .memory_bytes = wish->bytes, .physical_bytes = wish->physical, .cores_percent = wish->cores, .flags = wish->flags};
   memcpy(out->uuid, wish->uuid, VC_UUID_BYTES);
   if (wish->kind == WISH_INDEX && wish->index >= gpu_count) {
     snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names GPU %u, but this machine has %u; count from 0 or use UUIDs",
@@ -263,13 +295,13 @@ int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTE
   return (int)wishes->count;
 }
 
-static int disagree(const char *variable_name, uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES],
+static int disagree(const char *variable_name, const char *unit, uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES],
                     uint32_t flags, const char *page_path, char *why) {
   char text[48] = "";
   uuid_format(uuid, flags, text, sizeof text);
   snprintf(why, CONFIG_WHY,
-           "%s gives %s %llu bytes, but %s gives it %llu; unset %s, or set VCUDA_DIR to another directory",
-           variable_name, text, (unsigned long long)asked, page_path, (unsigned long long)found, variable_name);
+           "%s gives %s %llu %s, but %s gives it %llu; unset %s, or set VCUDA_DIR to another directory",
+           variable_name, text, (unsigned long long)asked, unit, page_path, (unsigned long long)found, variable_name);
   return VC_EINVAL;
 }
 
@@ -293,17 +325,21 @@ int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BY
   if (count < 0) return count;
   for (uint32_t i = 0; i < page->gpu_count; i++) {
     const struct vc_gpu_limit *found = &page->gpu[i];
-    struct vc_gpu_limit asked = {.memory_bytes = wishes->wish[0].bytes, .physical_bytes = wishes->wish[0].physical};
+    struct vc_gpu_limit asked = {.memory_bytes = wishes->wish[0].bytes, .physical_bytes = wishes->wish[0].physical,
+                                  .cores_percent = wishes->wish[0].cores};
     if (!every) asked = find_grant(grant, count, found->uuid);
     if (asked.memory_bytes != found->memory_bytes)
-      return disagree("VCUDA_MEMORY_LIMIT", asked.memory_bytes, found->memory_bytes, found->uuid, found->flags,
+      return disagree("VCUDA_MEMORY_LIMIT", "bytes", asked.memory_bytes, found->memory_bytes, found->uuid, found->flags,
                       page_path, why);
     if (asked.physical_bytes != found->physical_bytes)
-      return disagree("VCUDA_PHYSICAL_LIMIT", asked.physical_bytes, found->physical_bytes, found->uuid, found->flags,
+      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found->uuid, found->flags,
                       page_path, why);
+    if (asked.cores_percent != found->cores_percent)
+      return disagree("VCUDA_CORES", "per cent of its time", asked.cores_percent, found->cores_percent, found->uuid,
+                      found->flags, page_path, why);
   }
   for (int i = 0; i < count; i++)
     if (bytes_in_page(page, grant[i].uuid) == 0)
-      return disagree("VCUDA_MEMORY_LIMIT", grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
+      return disagree("VCUDA_MEMORY_LIMIT", "bytes", grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
   return VC_OK;
 }

@@ -21,6 +21,7 @@ struct config {
   char ledger[CONFIG_PATH + 8];
   const char *memory_limit;   /* VCUDA_MEMORY_LIMIT, NULL: not set */
   const char *physical_limit; /* VCUDA_PHYSICAL_LIMIT, likewise */
+  const char *cores;          /* VCUDA_CORES, likewise */
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
@@ -38,6 +39,7 @@ struct wish {
   uint32_t index;
   uint64_t bytes;
   uint64_t physical; /* of them in the card's own memory at most; 0: all */
+  uint32_t cores;    /* percent of the card's time; 0: all */
 };
 
 struct wishes {
@@ -50,6 +52,8 @@ int config_parse_wishes(const char *text, struct wishes *out, char *why);
 
 /* The same for VCUDA_PHYSICAL_LIMIT: what it says goes into the wishes of the same GPUs. */
 int config_parse_physical(const char *text, struct wishes *inout, char *why);
+/* Adds what VCUDA_CORES says: "30", or "GPU-<uuid>=30,1=50", percent. */
+int config_parse_cores(const char *text, struct wishes *inout, char *why);
 
 /* Whether the wishes name a GPU by index, so that nobody can say which one without asking the machine. */
 int config_needs_gpus(const struct wishes *wishes);

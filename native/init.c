@@ -21,6 +21,7 @@
 #include "log.h"
 #include "names.h"
 #include "standalone.h"
+#include "watch.h"
 
 struct ledger *guest_ledger;
 
@@ -48,6 +49,31 @@ int guest_is_wanted(void) {
   return known == WANTED;
 }
 
+/* What the page says when the process starts. Later changes of a share that there is are live, but a process that began
+ * without one has been handed the driver's own functions. */
+static int shares_are_configured(void) {
+  struct config config;
+  struct vc_limits page;
+  char why[CONFIG_WHY] = "";
+  if (!guest_is_wanted()) return 0;
+  if (config_read(&config, why) != VC_OK || config.cores != NULL) return 1;
+  int status = limits_read(config.limits, &page);
+  if (status != VC_OK) return status != VC_ENOENT;
+  for (uint32_t i = 0; i < page.gpu_count; i++)
+    if (page.gpu[i].cores_percent != 0 || page.gpu[i].compute_policy != 0) return 1;
+  return 0;
+}
+
+int guest_may_have_shares(void) {
+  static _Atomic int shares;
+  int known = atomic_load_explicit(&shares, memory_order_relaxed);
+  if (known == NOT_LOOKED) {
+    known = shares_are_configured() ? WANTED : NOT_WANTED;
+    atomic_store_explicit(&shares, known, memory_order_relaxed);
+  }
+  return known == WANTED;
+}
+
 static void register_fork_handler(void) {
   static _Atomic int registered;
   if (!atomic_exchange(&registered, 1)) __register_atfork(NULL, NULL, init_after_fork, &__dso_handle);
@@ -58,6 +84,7 @@ void init_after_fork(void) {
   driver_after_fork();
   gpu_after_fork();
   allocators_after_fork();
+  watch_after_fork();
   long_lock_give(&attaching);
   if (guest_ledger != NULL) ledger_after_fork(guest_ledger);
 }

@@ -115,7 +115,7 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 # --- programs that tests run under the library ------------------------------------------------------------------
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
-  vmm-race ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
+  load vmm-race ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
   interposer.so ways-asan ways-tsan)
 
 .PHONY: native-clients

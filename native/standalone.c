@@ -109,6 +109,7 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
     status = config_parse_wishes(config->memory_limit, &parsed, why);
     if (status == VC_OK && config->physical_limit != NULL)
       status = config_parse_physical(config->physical_limit, &parsed, why);
+    if (status == VC_OK && config->cores != NULL) status = config_parse_cores(config->cores, &parsed, why);
     if (status != VC_OK) return status;
     wishes = &parsed;
     if (access(config->limits, F_OK) != 0) status = create_page(config, wishes, list_gpus, why);

@@ -15,7 +15,16 @@ from vcuda import errors, sizes
 from vcuda._bridge import checked, ffi, lib, path_bytes
 from vcuda.limits import GpuLimit, StrPath, allocation_bytes, pack_gpus
 
-__all__ = ["LedgerUsage", "ProcessUsage", "create_ledger", "ledger_file_bytes", "read_ledger", "trim_ledger"]
+__all__ = [
+    "LedgerUsage",
+    "ProcessUsage",
+    "ShareUsage",
+    "create_ledger",
+    "ledger_file_bytes",
+    "read_ledger",
+    "read_shares",
+    "trim_ledger",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,18 @@ class ProcessUsage:
     def declared(self, uuid: str) -> int:
         """Bytes of one GPU that its calls declared."""
         return self.used[uuid] - self.excess.get(uuid, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUsage:
+    """The compute share of one GPU, as the container's processes tell it: seconds of the GPU's time that they were
+    charged and seconds that launches were held, ever since; processes with work under way; whether launches are held.
+    """
+
+    spent: float
+    throttled: float
+    flying: int
+    waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +132,16 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
 def trim_ledger(path: StrPath) -> bool:
     """Cuts a ledger that grew back to its fixed size; tells whether it had to."""
     return checked(lib.ledger_trim(path_bytes(path)), f"cannot trim the ledger {os.fspath(path)}") > 0
+
+
+def read_shares(path: StrPath) -> tuple[ShareUsage, ...]:
+    """The compute shares of a ledger, in the order of its GPUs. Cheap enough to be asked many times a second."""
+    array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
+    count = checked(
+        lib.ledger_read_shares(path_bytes(path), array, lib.VC_MAX_GPUS),
+        f"cannot read the ledger {os.fspath(path)}",
+    )
+    return tuple(
+        ShareUsage(each.spent_us / 1e6, each.throttled_us / 1e6, each.flying, bool(each.waiting))
+        for each in array[0:count]
+    )

@@ -1,4 +1,4 @@
-"""How a quota is split between a card's own memory and the host's: what ``vcuda run`` was asked, and whether it can be.
+"""What ``vcuda run`` was asked of a card, and whether it can be: memory, split between card and host, and time.
 
 Three sizes of which two say the third. Reads /proc/meminfo and nothing else; the library looks again before it takes
 host memory, because others take some meanwhile.
@@ -11,8 +11,9 @@ from pathlib import Path
 
 from vcuda import errors, sizes
 
-__all__ = ["Share", "check_host", "memory_available", "split"]
+__all__ = ["Compute", "Share", "check_host", "compute", "memory_available", "split"]
 
+_WHOLE = 100
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -65,6 +66,29 @@ def split(memory: str | None, physical: str | None, host: str | None) -> Share:
             "a program needs some of it for its context: a few hundred MiB at least",
         )
     return Share(total, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A share of a card's time in percent (0: no limit), and how it is meant: a policy as limits pages have it."""
+
+    cores: int = 0
+    policy: int = 0
+
+
+def compute(cores: str | None, *, elastic: bool = False) -> Compute:
+    """What the options CORES and ELASTIC ask for. Raises UsageError when it makes no sense."""
+    if cores is None:
+        if elastic:
+            raise errors.UsageError(
+                "--elastic says nothing without --cores", "", "write --cores 30 --elastic"
+            )
+        return Compute()
+    if not cores.isascii() or not cores.isdigit() or not 1 <= int(cores[:9]) <= _WHOLE:
+        raise errors.UsageError(
+            f"--cores {errors.printable(cores)} is not a percentage", "", "write a number from 1 to 100"
+        )
+    return Compute(int(cores), int(elastic))
 
 
 def memory_available(path: Path = _MEMINFO) -> int:

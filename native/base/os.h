@@ -5,6 +5,7 @@
 #ifndef VC_BASE_OS_H
 #define VC_BASE_OS_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,6 +56,15 @@ int os_memory_available(uint64_t *bytes);
 
 /* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
 uint64_t os_coarse_ms(void);
+/* The same clock, exact. */
+uint64_t os_now_ns(void);
+/* Sleeps while *WORD is EXPECTED, until somebody wakes it or NS have passed (0: without end). May return early. */
+void os_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t ns);
+void os_wake(_Atomic uint32_t *word);
+/* Blocks every signal, for a thread of ours that must not run the program's handlers; OLD: for os_signals_restore(). */
+void os_signals_block(uint64_t *old);
+void os_signals_restore(const uint64_t *old);
+void os_thread_name(const char *name);
 void os_sleep_us(uint32_t microseconds);
 void os_yield(void);
 

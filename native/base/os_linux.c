@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -305,8 +306,35 @@ uint64_t os_coarse_ms(void) {
   return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+uint64_t os_now_ns(void) {
+  struct timespec now;
+  if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return 0;
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void os_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t ns) {
+  struct timespec pause = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  enum { WAIT_PRIVATE = 128 }; /* FUTEX_WAIT | FUTEX_PRIVATE_FLAG */
+  syscall(SYS_futex, word, WAIT_PRIVATE, expected, ns != 0 ? &pause : NULL, NULL, 0);
+}
+
+void os_wake(_Atomic uint32_t *word) {
+  enum { WAKE_PRIVATE = 129 };
+  syscall(SYS_futex, word, WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void os_signals_block(uint64_t *old) {
+  const uint64_t all = ~UINT64_C(0);
+  *old = 0;
+  syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, old, sizeof all);
+}
+
+void os_signals_restore(const uint64_t *old) { syscall(SYS_rt_sigprocmask, SIG_SETMASK, old, NULL, sizeof *old); }
+
+void os_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0, 0, 0); }
+
 void os_sleep_us(uint32_t microseconds) {
-  struct timespec pause = {0, (long)microseconds * 1000};
+  struct timespec pause = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};
   nanosleep(&pause, NULL);
 }
 

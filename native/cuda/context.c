@@ -16,6 +16,7 @@
 #include "gauge.h"
 #include "guest.h"
 #include "ledger.h"
+#include "lane.h"
 #include "lock.h"
 #include "measure.h"
 #include "table.h"
@@ -195,7 +196,10 @@ static void settle(const struct table_entry *entry) {
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
   struct table_entry entry, old;
   int known = table_take(&contexts, (uintptr_t)context, &entry);
+  lane_touch();
   CUresult result = call(context);
+  if (result == CUDA_SUCCESS) lanes_forget_context(context);
+  lane_touch_end();
   if (known && result == CUDA_SUCCESS) settle(&entry);
   if (known && result != CUDA_SUCCESS) table_put(&contexts, &entry, &old);
   return result;
@@ -210,9 +214,13 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
   int known = table_take(&contexts, (uintptr_t)ctx, &entry);
+  lane_touch();
   CUresult result = real_cuda.cuCtxDetach(ctx);
+  int attached = result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx);
+  if (!attached) lanes_forget_context(ctx);
+  lane_touch_end();
   if (!known) return result;
-  if (result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx))
+  if (attached)
     table_put(&contexts, &entry, &old);
   else
     settle(&entry);
@@ -279,13 +287,24 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   allocators_context_gone(column);
 }
 
+/* A green context does not tell the primary one's handle: retain(). */
+static void forget_lanes(const struct gpu *gpu, uint32_t column) {
+  if (gpu->primary_context != 0 && (gpu->primary_context & 1) == 0)
+    lanes_forget_context((CUcontext)gpu->primary_context);
+  else
+    lanes_forget_column(column);
+}
+
 CUresult context_let_go(const struct letting_go *what) {
   int column = device_column(what->dev);
   if (column < 0) return what->call(what);
   struct gpu *gpu = &gpus[column];
   if (!long_lock_take(&gpu->lock, &seat)) return what->call(what);
+  lane_touch();
   CUresult result = what->call(what);
   int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
+  if (gone) forget_lanes(gpu, (uint32_t)column);
+  lane_touch_end();
   if (gone) forget_primary(gpu, (uint32_t)column);
   long_lock_give(&gpu->lock);
   if (gone) excess_renew((uint32_t)column);

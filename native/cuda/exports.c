@@ -35,6 +35,24 @@ static inline enum passage enter_resolve(void) {
   return guest_is_wanted() ? PASS_HOOK : PASS_FORWARD;
 }
 
+/* 0: not known yet; else 1 + the passage. */
+static _Atomic int shared_gate;
+
+static __attribute__((noinline, cold)) enum passage enter_shared_slowly(void) {
+  enum passage passage = enter_limited();
+  if (passage == PASS_HOOK && !guest_may_have_shares()) passage = PASS_FORWARD;
+  /* Forwarded although there may be shares: this thread is inside the attachment, and is answered anew next time. */
+  int settled = passage == PASS_HOOK || (passage == PASS_FORWARD && !guest_may_have_shares());
+  if (settled) atomic_store_explicit(&shared_gate, 1 + (int)passage, memory_order_release);
+  return passage;
+}
+
+static inline enum passage enter_shared(void) {
+  int known = atomic_load_explicit(&shared_gate, memory_order_acquire);
+  return VC_LIKELY(known != 0) ? (enum passage)(known - 1) : enter_shared_slowly();
+}
+
+#define enter_SHARED enter_shared
 #define enter_LIMITED enter_limited
 #define enter_RELEASE enter_release
 #define enter_RESOLVE enter_resolve

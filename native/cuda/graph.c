@@ -7,6 +7,7 @@
 #include "graph_exec.h"
 #include "graph_memory.h"
 #include "graph_need.h"
+#include "launch.h"
 
 typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
 
@@ -36,16 +37,28 @@ static __attribute__((noinline)) CUresult run_with_memory(CUgraphExec handle, CU
   return result;
 }
 
-#define RUN(symbol, per_thread)                                                         \
-  CUresult vc_##symbol(CUgraphExec exec, CUstream stream) {                             \
-    if (!graph_execs_exist()) return real_cuda.symbol(exec, stream);                    \
-    return run_with_memory(exec, stream, real_cuda.symbol, per_thread);                 \
-  }
-RUN(cuGraphLaunch, 0)
-RUN(cuGraphLaunch_ptsz, 1)
-RUN(cuGraphUpload, 0)
-RUN(cuGraphUpload_ptsz, 1)
-#undef RUN
+static CUresult run(CUgraphExec exec, CUstream stream, graph_call *call, int per_thread) {
+  return graph_execs_exist() ? run_with_memory(exec, stream, call, per_thread) : call(exec, stream);
+}
+
+/* A whole graph passes the gate like one kernel. */
+static CUresult launch(CUgraphExec exec, CUstream stream, graph_call *call, int per_thread) {
+  if (!guest_may_have_shares()) return run(exec, stream, call, per_thread);
+  struct lane *lane = launch_begin(stream, per_thread);
+  return launch_end(lane, run(exec, stream, call, per_thread));
+}
+
+CUresult vc_cuGraphLaunch(CUgraphExec exec, CUstream stream) { return launch(exec, stream, real_cuda.cuGraphLaunch, 0); }
+
+CUresult vc_cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+  return launch(exec, stream, real_cuda.cuGraphLaunch_ptsz, 1);
+}
+
+CUresult vc_cuGraphUpload(CUgraphExec exec, CUstream stream) { return run(exec, stream, real_cuda.cuGraphUpload, 0); }
+
+CUresult vc_cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
+  return run(exec, stream, real_cuda.cuGraphUpload_ptsz, 1);
+}
 
 /* The driver made HANDLE. */
 static CUresult remember(CUgraphExec handle, const struct graph_exec *need) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "guest.h"
 #include "loader.h"
 #include "lock.h"
 #include "plain.h"
@@ -24,20 +25,22 @@ static struct {
   _Atomic int dlsym, dlvsym;
 } firsts;
 
-#define ENTRY(symbol, kind, table) \
-  {#symbol, sizeof #symbol - 1, (void *)symbol, kind, (void *const *)&table.symbol, &firsts.symbol}
+#define ENTRY(symbol, kind, shared, table) \
+  {#symbol, sizeof #symbol - 1, (void *)symbol, kind, shared, (void *const *)&table.symbol, &firsts.symbol}
+
+enum { IS_LIMITED, IS_RELEASE = IS_LIMITED, IS_RESOLVE = IS_LIMITED, IS_SHARED };
 
 static const struct hook hooks[] = {
 #define NEED(symbol)
-#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_CUDA, real_cuda),
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_CUDA, IS_##body, real_cuda),
 #include "cuda.def"
 #undef HOOK
-#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_NVML, real_nvml),
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_NVML, 0, real_nvml),
 #include "nvml.def"
 #undef HOOK
 #undef NEED
-    ENTRY(dlsym, HOOK_LOADER, loader_real),
-    ENTRY(dlvsym, HOOK_LOADER, loader_real),
+    ENTRY(dlsym, HOOK_LOADER, 0, loader_real),
+    ENTRY(dlvsym, HOOK_LOADER, 0, loader_real),
 };
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOT_BITS = 10, SLOTS = 1 << SLOT_BITS };
@@ -98,9 +101,13 @@ const struct hook *names_find(const char *name) {
   return NULL;
 }
 
+void *names_place(const struct hook *hook) {
+  return hook->shared && *hook->real != NULL && !guest_may_have_shares() ? *hook->real : hook->wrapper;
+}
+
 void names_adopted(enum hook_kind kind) {
   for (unsigned int i = 0; i < HOOKS; i++)
-    if (hooks[i].kind == kind) pointers_put(*hooks[i].real, hooks[i].wrapper);
+    if (hooks[i].kind == kind) pointers_put(*hooks[i].real, names_place(&hooks[i]));
 }
 
 void names_after_fork(void) { lock_give(&lock); }

@@ -12,6 +12,7 @@ struct hook {
   size_t length; /* of the name */
   void *wrapper; /* the exported function of this library */
   enum hook_kind kind;
+  int shared; /* of kind SHARED: takes nothing's place in a process without a compute share */
   void *const *real; /* where the driver's function is, or will be */
   _Atomic int *first; /* RTLD_DEFAULT finds our wrapper, and the driver behind it; written by resolve.c */
 };
@@ -22,6 +23,9 @@ const struct hook *names_find(const char *name);
 /* Whose name this looks like, an enum hook_kind; -1: nobody's that we know. The CUDA driver's names have a capital
  * after "cu", those of the runtime and of libraries (cudaMalloc, cudnnCreate, cublasCreate) do not. */
 int names_owner(const char *name);
+
+/* What a program that asks for the hook's function is given: the wrapper, or the driver's own. */
+void *names_place(const struct hook *hook);
 
 /* The real functions of KIND are known: from now on pointers.h finds their hooks. One caller at a time. */
 void names_adopted(enum hook_kind kind);

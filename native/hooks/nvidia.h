@@ -20,6 +20,7 @@ CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevi
                                      void *lookup);
 
 /* The twins whose stream 0 is the thread's own are declared only for programs that are compiled to use them. */
+__typeof__(cuEventRecord) cuEventRecord_ptsz;
 __typeof__(cuMemAllocAsync) cuMemAllocAsync_ptsz;
 __typeof__(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
 __typeof__(cuMemFreeAsync) cuMemFreeAsync_ptsz;

@@ -99,19 +99,19 @@ static struct route decide_next(const struct hook *hook, const struct lookup *lo
   int we_are_next = objects_next_is(caller, hook->wrapper, hook->name);
   if (!we_are_next && (!guest_is_wanted() || is_link_of_chain(hook, caller))) return pass;
   void *next = ask(lookup, RTLD_NEXT); /* behind us */
-  if (next != NULL && guest_is_wanted() && is_real(hook, next)) return (struct route){NULL, hook->wrapper};
+  if (next != NULL && guest_is_wanted() && is_real(hook, next)) return (struct route){NULL, names_place(hook)};
   return we_are_next ? (struct route){NULL, next} : pass;
 }
 
 /* A function that the program found outside of the adopted driver, in a process with limits. */
 static void *replace(const struct hook *hook, const char *name, void *found) {
   int owner = names_owner(name);
-  if (owner == HOOK_LOADER) return hook != NULL && found == *hook->real ? hook->wrapper : found;
+  if (owner == HOOK_LOADER) return hook != NULL && found == *hook->real ? names_place(hook) : found;
   switch (driver_recognise((enum driver_kind)owner, found)) {
     case DRIVER_ADOPTED:
-      return hook != NULL ? hook->wrapper : found;
+      return hook != NULL ? names_place(hook) : found;
     case DRIVER_ANOTHER: /* handles of one driver mean nothing to another: all calls go to one */
-      return hook != NULL ? hook->wrapper : driver_function((enum driver_kind)owner, name);
+      return hook != NULL ? names_place(hook) : driver_function((enum driver_kind)owner, name);
     default:
       return found;
   }
@@ -121,7 +121,7 @@ static void *look_closer(const struct hook *hook, const struct lookup *lookup, c
   int ours = hook != NULL && found == hook->wrapper;
   if (ours) found = find_behind_us(hook, lookup, caller);
   if (found == NULL || !guest_is_wanted()) return found;
-  return ours ? hook->wrapper : replace(hook, lookup->name, found);
+  return ours ? names_place(hook) : replace(hook, lookup->name, found);
 }
 
 /* In the global scope objects come in the order of loading and new ones come last. So once our wrapper was found first
@@ -136,7 +136,7 @@ static int is_settled(const struct hook *hook, const struct lookup *lookup) {
 
 static void *find_default(const struct hook *hook, const struct lookup *lookup, const void *caller) {
   void *found = look_closer(hook, lookup, caller, ask(lookup, lookup->handle));
-  if (found == hook->wrapper && lookup->handle == RTLD_DEFAULT && lookup->version == NULL &&
+  if (found == names_place(hook) && lookup->handle == RTLD_DEFAULT && lookup->version == NULL &&
       hook->kind != HOOK_LOADER && *hook->real != NULL &&
       atomic_load_explicit(&behind_us[driver_of(hook)], memory_order_relaxed))
     atomic_store_explicit(hook->first, 1, memory_order_relaxed);
@@ -147,7 +147,7 @@ static struct route decide(const struct lookup *lookup, const void *caller, void
   const struct hook *hook = names_find(lookup->name);
   if (hook == NULL) return (struct route){real, NULL};
   if (lookup->handle == RTLD_NEXT) return decide_next(hook, lookup, caller, real);
-  if (is_settled(hook, lookup)) return (struct route){NULL, hook->wrapper};
+  if (is_settled(hook, lookup)) return (struct route){NULL, names_place(hook)};
   return (struct route){NULL, find_default(hook, lookup, caller)};
 }
 

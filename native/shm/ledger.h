@@ -95,6 +95,25 @@ void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes
 /* Percent of the GPU's time that the container may use; 0: no limit. */
 uint32_t ledger_cores(const struct ledger *ledger, uint32_t column);
 
+/* Permille of the GPU's time that the container may use now; 1000: no limit. What was lent counts only while somebody
+ * keeps writing the page. NOW_MS: os_coarse_ms(). */
+uint32_t ledger_permille(struct ledger *ledger, uint32_t column, uint64_t now_ms);
+/* The container's bucket of GPU time in a column, and the credit that the page gives it. */
+struct vc_bucket *ledger_bucket(struct ledger *ledger, uint32_t column);
+uint64_t ledger_credit(const struct ledger *ledger, uint32_t column);
+
+/* The calling process has work under way in the columns of BITS. */
+void ledger_fly(struct ledger *ledger, uint32_t bits, uint64_t now_ms);
+/* Processes of the container that have. */
+uint32_t ledger_flying(const struct ledger *ledger, uint32_t column, uint64_t now_ms);
+/* Nanoseconds since the last look of any process of the container, which now is this one; at most a second. */
+uint64_t ledger_look(struct ledger *ledger, uint32_t column, uint64_t now_ns);
+/* Nothing before FROM_NS is to be charged: nobody had work. */
+void ledger_look_from(struct ledger *ledger, uint32_t column, uint64_t from_ns);
+/* A launch is held; and how long it was in the end. */
+void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms);
+void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseconds);
+
 struct ledger_process {
   int32_t pid; /* in the caller's PID namespace */
   uint64_t bytes;

@@ -33,6 +33,19 @@ enum { LEDGER_MARKS = 16, LEDGER_LINGERING = 64 };
 #define PEAK_EXCESS_SHIFT 48
 #define LEDGER_EXCESS_MAX (UINT64_C(0xffff) * VC_EXCESS_UNIT)
 
+/* A slot's word of work under way: a bit for each column, and above them when the process said so, in ticks of 4 ms that
+ * wrap. What is older than LEDGER_FLIGHT_MS was said by a process that is gone, or stopped, or knows no such word. */
+enum { LEDGER_FLIGHT_SHIFT = 16, LEDGER_FLIGHT_TICK_MS = 4, LEDGER_FLIGHT_MS = 60 };
+
+/* A column's compute share, zero in ledgers of those who know none. */
+struct ledger_share {
+  struct vc_bucket bucket;
+  _Atomic uint64_t looked_ns;    /* up to here the looks of all processes have been charged */
+  _Atomic uint64_t throttled_us; /* launches were held so long ever since, all threads added up */
+  _Atomic uint64_t waiting_ms;   /* a launch was held at this time */
+  uint64_t reserved;
+};
+
 struct ledger_slot {
   _Atomic uint32_t generation; /* raised whenever the slot changes hands */
   _Atomic int32_t pid;         /* in the owner's PID namespace; 0: the slot was never used or was given back */
@@ -41,7 +54,7 @@ struct ledger_slot {
   char name[16];
   _Atomic uint8_t mark[LEDGER_MARKS]; /* one per thread: not 0 while that thread decides a charge */
   _Atomic uint32_t shared_marks;      /* for the threads beyond those */
-  uint32_t reserved;
+  _Atomic uint32_t flight;            /* LEDGER_FLIGHT_SHIFT */
   used_t used[VC_MAX_GPUS]; /* and, from the end, allowances, where there are at most half as many GPUs */
   _Atomic uint64_t peak[VC_MAX_GPUS]; /* and the measured excess: PEAK_EXCESS_SHIFT */
 };
@@ -60,7 +73,8 @@ struct ledger_file {
   uint8_t reserved1[8];
   _Atomic uint64_t peak[VC_MAX_GPUS];
   _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
-  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - 8 * VC_MAX_GPUS];
+  struct ledger_share share[VC_MAX_GPUS];
+  uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - (8 + 64) * VC_MAX_GPUS];
   _Atomic uint64_t context_cost[VC_MAX_GPUS]; /* what a context takes, and who may believe it: ledger_learned.c */
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
@@ -81,6 +95,8 @@ _Static_assert(sizeof(struct ledger_split) == 256, "a word per GPU and part");
 _Static_assert(offsetof(struct ledger_file_split, split) == sizeof(struct ledger_file), "behind what version 1 has");
 _Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie beyond this too");
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");
+_Static_assert(sizeof(struct ledger_share) == 64, "columns share no cache line");
+_Static_assert(offsetof(struct ledger_file, share) == 960, "where old ledgers have zeros, on a cache line");
 _Static_assert(offsetof(struct ledger_slot, used) == 64, "identity and usage are on different lines");
 _Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots begin on a page");
 _Static_assert(sizeof(struct ledger_file) < LEDGER_LOCKS, "lock bytes lie beyond the data");

@@ -36,6 +36,7 @@ struct ledger {
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
   struct ledger_allowed allowed[VC_MAX_GPUS];
   ledger_usage_fn usage;
+  uint64_t seen_changes, seen_ms; /* of the page, when it last changed: ledger_share.c */
   ledger_usage_fn managed_usage; /* the part of it that may lie on the host */
 };
 

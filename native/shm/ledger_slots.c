@@ -94,6 +94,7 @@ static uint32_t clear_slot(struct ledger *ledger, uint32_t index) {
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->flight, 0, memory_order_relaxed);
   return atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst) + 1;
 }
 

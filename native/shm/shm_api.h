@@ -60,6 +60,14 @@ struct vc_ledger_info {
   uint64_t peak[16]; /* largest sum over all slots that a granted charge has produced */
 };
 
+/* A container's compute share on one GPU, as its processes tell it: nothing of it is believed further than that. */
+struct vc_share_usage {
+  uint64_t spent_us;     /* of the GPU's time charged ever since */
+  uint64_t throttled_us; /* launches were held ever since, all threads added up */
+  uint32_t flying;       /* processes with work under way */
+  uint32_t waiting;      /* 1: a launch was held within the last 100 ms */
+};
+
 /* One process that has charged something, or did until it died. */
 struct vc_slot_usage {
   uint32_t slot;
@@ -83,6 +91,8 @@ uint64_t ledger_file_bytes(void);
  * nobody owns and that hold nothing are left out. A file of the wrong size or with a damaged header is VC_ECORRUPT;
  * numbers above 2^48 - 1 cannot be represented and so never come out. */
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
+/* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
+int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
 /* Cuts a ledger that grew back to its size. Returns 1 when it had to, 0 when there was nothing to do. */
 int ledger_trim(const char *path);
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.native.check_library import listed_symbols
+from tests.native.check_library import listed_symbols, shared_symbols
 from tests.native.running import CLIENTS, CONTEXT, GIB, LIBRARY, MIB, ROOT, SUCCESS, Place, run
 
 HOOKED_IN_LIBCUDA = {"cuInit in libcuda", "cuMemAlloc_v2 in libcuda", "cuGetProcAddress_v2 in libcuda"}
@@ -89,10 +89,12 @@ def sweep(env: dict[str, str]) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_get_proc_address_hands_out_every_function_in_every_version(place):
+@pytest.mark.parametrize("share", [False, True], ids=["without a share", "with a share"])
+def test_get_proc_address_hands_out_every_function_in_every_version(place, share):
     """Both ABIs, all names, many versions, all flags: the driver's codes and functions, hooked ones as ours."""
-    hooked = listed_symbols()
-    plain, limited = sweep(place.plain_env()), sweep(place.env("1GiB"))
+    hooked = listed_symbols() if share else listed_symbols() - shared_symbols()
+    env = place.env("1GiB", VCUDA_CORES="30") if share else place.env("1GiB")
+    plain, limited = sweep(place.plain_env()), sweep(env)
     assert len(plain) > 5000
     for before, after in zip(plain, limited, strict=True):
         assert [*after[:6], after[7]] == [*before[:6], before[7]]

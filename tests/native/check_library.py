@@ -49,6 +49,12 @@ def listed_symbols() -> set[str]:
     return set(re.findall(r"HOOK\(\s*\w+\s*,\s*(\w+)", text)) | {"dlsym", "dlvsym"}
 
 
+def shared_symbols() -> set[str]:
+    """Those of them that programs are handed only in a process with a compute share."""
+    text = (NATIVE / "hooks" / "cuda" / "launch.def").read_text()
+    return set(re.findall(r"HOOK\(SHARED, (\w+)", text))
+
+
 def exported_symbols(library: Path) -> set[str]:
     """Names that other objects can bind to, with their versions if they have any."""
     lines = tool("nm", "-D", "--defined-only", str(library)).splitlines()

@@ -39,7 +39,8 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="run a command under a quota of GPU memory",
         description="Runs COMMAND so that it and its children take at most SIZE of each GPU, together.",
         epilog="The exit code is the command's own, 128 + n when signal n ended it.",
-        usage="vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--gpu GPU]... [--dir DIR] -- COMMAND ...",
+        usage="vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
+        "[--dir DIR] -- COMMAND ...",
         allow_abbrev=False,
     )
     parser.add_argument("--memory", metavar="SIZE", help="quota on each GPU: 8GiB, 512MiB, bytes")
@@ -52,6 +53,16 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--host",
         metavar="SIZE",
         help="of it so much may lie in host memory; --memory is --physical and --host together",
+    )
+    parser.add_argument(
+        "--cores",
+        metavar="PERCENT",
+        help="share of each GPU's time, 1 to 100; default: no limit",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="idle time of others may be used beyond --cores, where an arbiter such as the node agent lends it",
     )
     parser.add_argument(
         "--gpu",
@@ -93,7 +104,8 @@ def _run(parsed: argparse.Namespace) -> int:
             "run the command directly",
         )
     library = _preloadable_library()
-    gpus, visible = _gpu_limits(parsed.gpu, share)
+    compute = shares.compute(parsed.cores, elastic=parsed.elastic)
+    gpus, visible = _gpu_limits(parsed.gpu, share, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
         print(
@@ -121,7 +133,9 @@ def _preloadable_library() -> Path:
     return library
 
 
-def _gpu_limits(wanted: list[str], share: shares.Share) -> tuple[list[GpuLimit], str | None]:
+def _gpu_limits(
+    wanted: list[str], share: shares.Share, compute: shares.Compute
+) -> tuple[list[GpuLimit], str | None]:
     """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
     from vcuda import devices
 
@@ -139,7 +153,14 @@ def _gpu_limits(wanted: list[str], share: shares.Share) -> tuple[list[GpuLimit],
             )
     shares.check_host(share, len(chosen))
     limits = [
-        GpuLimit(device.uuid, share.memory_bytes, physical_bytes=share.physical_bytes) for device in chosen
+        GpuLimit(
+            device.uuid,
+            share.memory_bytes,
+            cores_percent=compute.cores,
+            physical_bytes=share.physical_bytes,
+            compute_policy=compute.policy,
+        )
+        for device in chosen
     ]
     return limits, ",".join(device.uuid for device in chosen) if wanted else None
 

@@ -4,7 +4,7 @@
 
 | decision | meaning |
 | --- | --- |
-| hook | takes, returns or shows device memory, or hands out functions: exported by the library |
+| hook | takes, returns or shows device memory, launches work, or hands out functions: exported by the library |
 | pass | goes to the driver untouched |
 | later | nothing to do until a feature exists that needs it |
 | inline | a function of the header, not of the driver |

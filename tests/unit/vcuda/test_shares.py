@@ -56,3 +56,20 @@ def test_the_host_has_to_have_it(tmp_path):
     meminfo.write_text("MemTotal:  100 kB\n")
     with pytest.raises(errors.VcudaError, match="does not say"):
         shares.check_host(share, 1, meminfo)
+
+
+def test_a_share_of_the_time():
+    assert shares.compute(None) == shares.Compute()
+    assert shares.compute("30") == shares.Compute(30, 0)
+    assert shares.compute("100", elastic=True) == shares.Compute(100, 1)
+
+
+@pytest.mark.parametrize("cores", ["0", "101", "-5", "30%", "", "³", "1e1", "9" * 30])
+def test_what_is_no_percentage_is_said(cores):
+    with pytest.raises(errors.UsageError, match="not a percentage"):
+        shares.compute(cores)
+
+
+def test_elastic_alone_is_a_mistake():
+    with pytest.raises(errors.UsageError, match="--elastic says nothing without --cores"):
+        shares.compute(None, elastic=True)

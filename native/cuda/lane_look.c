@@ -1,0 +1,90 @@
+/* A look at all lanes: which streams have work under way. In the thread of watch.c, whose capture mode is relaxed.
+ * Knows the driver, neither buckets nor time. Tests: tests/integration/test_native_share.py. */
+#include "driver.h"
+#include "lane_priv.h"
+
+/* Whether a look may ask about the stream. While a stream that blocks is captured, that forbids the shared default stream
+ * too, and the driver says so without harm. */
+static int may_ask(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (real_cuda.cuStreamIsCapturing == NULL) return 1;
+  return real_cuda.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* An error other than "not ready" is the program's to find: work that failed is not under way. */
+static int ask_stream(struct lane *lane) {
+  uint64_t launched = atomic_load(&lane->launched);
+  if (!may_ask(lane->stream)) return lane->mark_count != 0;
+  if (real_cuda.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY) return 1;
+  atomic_store(&lane->passed, launched);
+  return 0;
+}
+
+static int ask_marks(struct lane *lane) {
+  if (lane->mark_count == 0) atomic_store(&lane->passed, atomic_load(&lane->launched));
+  return lane->mark_count != 0;
+}
+
+/* Only the thread itself can ask about its default stream. Its marks tell; when it launched without one and then stopped
+ * launching, the shared default stream waits for it and can be marked instead. */
+static int ask_thread(struct lane *lane, int launches) {
+  if (lane->mark_count != 0) return 1;
+  if (atomic_load(&lane->launched) <= atomic_load(&lane->passed)) return 0;
+  if (launches) {
+    atomic_store(&lane->next_mark, 0); /* the next launch sets one */
+    return 1;
+  }
+  if (may_ask(CU_STREAM_LEGACY)) {
+    lock_take(&lane->lock);
+    lane_mark_on(lane, CU_STREAM_LEGACY);
+    lock_give(&lane->lock);
+  }
+  return ask_marks(lane);
+}
+
+static int ask(struct lane *lane, int launches) {
+  switch (lane->kind) {
+    case LANE_THREAD:
+      return ask_thread(lane, launches);
+    case LANE_ENDED:
+      return ask_marks(lane);
+    default:
+      return ask_stream(lane);
+  }
+}
+
+static int look(struct lane *lane, int launches) {
+  CUcontext none;
+  if (real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) {
+    atomic_store(&lane->passed, atomic_load(&lane->launched));
+    return 0;
+  }
+  lane_poll(lane);
+  int busy = ask(lane, launches);
+  real_cuda.cuCtxPopCurrent_v2(&none);
+  return busy;
+}
+
+/* The lock is taken for each lane anew: who waits for it waits for a microsecond. */
+struct lane_view lanes_look(void) {
+  struct lane_view view = {0, 0};
+  for (int i = 0; i < LANES; i++) {
+    struct lane *lane = &lanes[i];
+    if (!atomic_load_explicit(&lane->dirty, memory_order_relaxed) && !lane->busy) continue;
+    lane_touch();
+    if (atomic_load(&lane->key) != 0) {
+      int launches = (int)atomic_exchange(&lane->dirty, 0);
+      lane->busy = look(lane, launches);
+      if (lane->busy) view.busy |= UINT32_C(1) << lane->column;
+      view.any |= launches || lane->busy;
+    }
+    lane_touch_end();
+  }
+  return view;
+}
+
+int lanes_are_dirty(void) {
+  for (int i = 0; i < LANES; i++)
+    if (atomic_load(&lanes[i].dirty)) return 1;
+  return 0;
+}

@@ -1,0 +1,12 @@
+/* What lane.c and lane_look.c share with one another and with nobody else. */
+#ifndef VC_CUDA_LANE_PRIV_H
+#define VC_CUDA_LANE_PRIV_H
+
+#include "lane.h"
+
+extern struct lane lanes[LANES] __attribute__((visibility("hidden")));
+
+/* Under the lane's lock: sets a mark by recording in STREAM. */
+void lane_mark_on(struct lane *lane, CUstream stream);
+
+#endif

@@ -1,0 +1,88 @@
+/* Kernel launches in every form: each finds the lane of its stream, passes the gate, and is noted when the driver took it.
+ * What becomes a node of a graph costs nothing until the graph is launched (graph.c).
+ * Tests: tests/integration/test_native_share.py. */
+#include "launch.h"
+
+#include "cuda_bodies.h"
+#include "driver.h"
+
+#define LAUNCH(stream, per_thread, call)                 \
+  struct lane *lane = launch_begin(stream, per_thread);  \
+  return launch_end(lane, real_cuda.call)
+
+CUresult vc_cuLaunch(CUfunction f) { LAUNCH(NULL, 0, cuLaunch(f)); }
+
+CUresult vc_cuLaunchGrid(CUfunction f, int width, int height) { LAUNCH(NULL, 0, cuLaunchGrid(f, width, height)); }
+
+CUresult vc_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
+  LAUNCH(stream, 0, cuLaunchGridAsync(f, width, height, stream));
+}
+
+#define KERNEL(symbol, per_thread)                                                                              \
+  CUresult vc_##symbol(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,        \
+                       unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params,   \
+                       void **extra) {                                                                          \
+    LAUNCH(stream, per_thread, symbol(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));               \
+  }
+KERNEL(cuLaunchKernel, 0)
+KERNEL(cuLaunchKernel_ptsz, 1)
+
+#define EXTENDED(symbol, per_thread)                                                               \
+  CUresult vc_##symbol(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {  \
+    if (config == NULL) return real_cuda.symbol(config, f, params, extra);                         \
+    LAUNCH(config->hStream, per_thread, symbol(config, f, params, extra));                         \
+  }
+EXTENDED(cuLaunchKernelEx, 0)
+EXTENDED(cuLaunchKernelEx_ptsz, 1)
+
+#define COOPERATIVE(symbol, per_thread)                                                                          \
+  CUresult vc_##symbol(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,         \
+                       unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params) {  \
+    LAUNCH(stream, per_thread, symbol(f, gx, gy, gz, bx, by, bz, shared, stream, params));                       \
+  }
+COOPERATIVE(cuLaunchCooperativeKernel, 0)
+COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
+
+/* Streams of several devices, none of them a default stream. */
+CUresult vc_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+  for (unsigned int i = 0; list != NULL && i < count; i++) launch_begin(list[i].hStream, 0);
+  CUresult result = real_cuda.cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+  for (unsigned int i = 0; list != NULL && i < count; i++) launch_end(lane_find(list[i].hStream, 0), result);
+  return result;
+}
+
+/* --- what a look must not meet ------------------------------------------------------------------------------------ */
+
+#define UNSEEN(symbol, params, args)         \
+  CUresult vc_##symbol params {              \
+    lane_touch();                            \
+    CUresult result = real_cuda.symbol args; \
+    lane_touch_end();                        \
+    return result;                           \
+  }
+UNSEEN(cuStreamBeginCapture, (CUstream stream), (stream))
+UNSEEN(cuStreamBeginCapture_ptsz, (CUstream stream), (stream))
+UNSEEN(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
+UNSEEN(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
+UNSEEN(cuStreamBeginCaptureToGraph,
+       (CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count,
+        CUstreamCaptureMode mode),
+       (stream, graph, after, edges, count, mode))
+UNSEEN(cuStreamBeginCaptureToGraph_ptsz,
+       (CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count,
+        CUstreamCaptureMode mode),
+       (stream, graph, after, edges, count, mode))
+
+/* The work of a stream that is destroyed goes on, but nobody can ask about it any more: its last mark tells. */
+static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {
+  lane_touch();
+  struct lane *lane = lane_before_end(stream);
+  CUresult result = call(stream);
+  if (result == CUDA_SUCCESS) lane_ended(lane);
+  lane_touch_end();
+  return result;
+}
+
+CUresult vc_cuStreamDestroy(CUstream stream) { return destroy(stream, real_cuda.cuStreamDestroy); }
+
+CUresult vc_cuStreamDestroy_v2(CUstream stream) { return destroy(stream, real_cuda.cuStreamDestroy_v2); }

@@ -1,0 +1,129 @@
+/* The compute share's side of page and ledger: what a container may use now, its bucket, and which of its processes have
+ * work under way. A process says so in a word of its slot, with the time, so that one that was killed is forgotten
+ * without anybody looking after it.
+ * Knows nothing of CUDA or NVML. Tests: tests/unit/compute/test_ledger.py, tests/integration/test_native_share.py. */
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "ledger_priv.h"
+#include "os.h"
+
+enum { WHOLE = 1000, STALE_PAGE_MS = 2000, LONGEST_LOOK_NS = 1000000000, WAITING_MS = 100 };
+
+static const struct limits_share *share_of(const struct ledger *ledger, uint32_t column) {
+  return &ledger->limits->share[ledger->limit_of[column] - ledger->limits->gpu];
+}
+
+/* An arbiter that lends writes the page again and again; what a dead one has lent is worth nothing. Threads that come here
+ * at once store the same. */
+static int page_is_alive(struct ledger *ledger, uint64_t now_ms) {
+  uint64_t changes = atomic_load_explicit(&ledger->limits->changes, memory_order_relaxed);
+  if (changes != __atomic_load_n(&ledger->seen_changes, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&ledger->seen_changes, changes, __ATOMIC_RELAXED);
+    __atomic_store_n(&ledger->seen_ms, now_ms, __ATOMIC_RELAXED);
+  }
+  return now_ms - __atomic_load_n(&ledger->seen_ms, __ATOMIC_RELAXED) < STALE_PAGE_MS;
+}
+
+uint32_t ledger_permille(struct ledger *ledger, uint32_t column, uint64_t now_ms) {
+  uint32_t cores = ledger_cores(ledger, column);
+  uint64_t granted = sealed_or(atomic_load_explicit(&share_of(ledger, column)->granted_permille, memory_order_relaxed), 0);
+  if (cores == 0 || cores > 100) return WHOLE;
+  if (granted == 0 || granted > WHOLE || !page_is_alive(ledger, now_ms)) return cores * (WHOLE / 100);
+  return (uint32_t)granted;
+}
+
+struct vc_bucket *ledger_bucket(struct ledger *ledger, uint32_t column) { return &ledger->file->share[column].bucket; }
+
+uint64_t ledger_credit(const struct ledger *ledger, uint32_t column) {
+  return sealed_or(atomic_load_explicit(&share_of(ledger, column)->credit_us, memory_order_relaxed), 0);
+}
+
+static uint32_t tick_of(uint64_t now_ms) { return (uint32_t)(now_ms / LEDGER_FLIGHT_TICK_MS) & 0xffff; }
+
+static int flies(uint32_t word, uint32_t column, uint64_t now_ms) {
+  uint32_t age = (tick_of(now_ms) - (word >> LEDGER_FLIGHT_SHIFT)) & 0xffff;
+  /* A reader's clock may be a tick behind. */
+  return (word >> column & 1) && (age <= LEDGER_FLIGHT_MS / LEDGER_FLIGHT_TICK_MS || age == 0xffff);
+}
+
+void ledger_fly(struct ledger *ledger, uint32_t bits, uint64_t now_ms) {
+  if (bits != 0 && ledger_own_slot(ledger) != VC_OK) return;
+  int32_t own = atomic_load(&ledger->slot);
+  if (own < 0) return;
+  atomic_store(&ledger->file->slot[own].flight, bits | tick_of(now_ms) << LEDGER_FLIGHT_SHIFT);
+}
+
+static uint32_t count_flying(const struct ledger_slot *slots, uint32_t count, uint32_t column, uint64_t now_ms) {
+  uint32_t flying = 0;
+  for (uint32_t i = 0; i < count; i++)
+    flying += (uint32_t)flies(atomic_load_explicit(&slots[i].flight, memory_order_relaxed), column, now_ms);
+  return flying;
+}
+
+uint32_t ledger_flying(const struct ledger *ledger, uint32_t column, uint64_t now_ms) {
+  return count_flying(ledger->file->slot, ledger_slots_in_use(ledger), column, now_ms);
+}
+
+uint64_t ledger_look(struct ledger *ledger, uint32_t column, uint64_t now_ns) {
+  _Atomic uint64_t *looked = &ledger->file->share[column].looked_ns;
+  uint64_t last = atomic_load(looked);
+  if (last > now_ns && last - now_ns < LONGEST_LOOK_NS) return 0; /* somebody looked a moment later than we */
+  if (!atomic_compare_exchange_strong(looked, &last, now_ns)) return 0;
+  if (last > now_ns) return 0; /* the clock began again */
+  return now_ns - last < LONGEST_LOOK_NS ? now_ns - last : LONGEST_LOOK_NS;
+}
+
+void ledger_look_from(struct ledger *ledger, uint32_t column, uint64_t from_ns) {
+  _Atomic uint64_t *looked = &ledger->file->share[column].looked_ns;
+  uint64_t last = atomic_load(looked);
+  while (last < from_ns && !atomic_compare_exchange_weak(looked, &last, from_ns)) continue;
+}
+
+void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms) {
+  atomic_store_explicit(&ledger->file->share[column].waiting_ms, now_ms, memory_order_relaxed);
+}
+
+void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseconds) {
+  atomic_fetch_add_explicit(&ledger->file->share[column].throttled_us, microseconds, memory_order_relaxed);
+}
+
+/* Slots are read one at a time, the few that were ever used: the file is not ours to map. */
+static int read_flying(int fd, const struct ledger_file *header, struct vc_share_usage *out, uint32_t count) {
+  uint32_t used = header->high_water < VC_MAX_SLOTS ? header->high_water : VC_MAX_SLOTS;
+  uint64_t now_ms = os_coarse_ms();
+  for (uint32_t i = 0; i < used; i++) {
+    uint32_t word;
+    uint64_t at = offsetof(struct ledger_file, slot) + i * sizeof header->slot[0] + offsetof(struct ledger_slot, flight);
+    int status = os_read_all(fd, &word, sizeof word, at);
+    if (status != VC_OK) return status;
+    for (uint32_t c = 0; c < count; c++) out[c].flying += (uint32_t)flies(word, c, now_ms);
+  }
+  return VC_OK;
+}
+
+static int read_shares(const struct os_file *file, struct ledger_file *header, struct vc_share_usage *out, uint32_t max) {
+  if (file->size < sizeof *header) return VC_ECORRUPT;
+  int status = os_read_all(file->fd, header, LEDGER_HEADER_BYTES, 0);
+  if (status == VC_OK) status = ledger_check(header, file->size);
+  if (status != VC_OK) return status;
+  uint32_t count = header->gpu_count < max ? header->gpu_count : max;
+  for (uint32_t c = 0; c < count; c++) {
+    const struct ledger_share *share = &header->share[c];
+    uint32_t waiting = os_coarse_ms() - share->waiting_ms <= WAITING_MS;
+    out[c] = (struct vc_share_usage){share->bucket.spent_ns / 1000, share->throttled_us, 0, waiting};
+  }
+  status = read_flying(file->fd, header, out, count);
+  return status == VC_OK ? (int)count : status;
+}
+
+int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max) {
+  struct os_file file;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  struct ledger_file *header = calloc(1, sizeof *header); /* its slots stay untouched */
+  status = header != NULL ? read_shares(&file, header, out, max) : VC_EIO;
+  free(header);
+  os_close(file.fd);
+  return status;
+}
