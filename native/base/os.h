@@ -44,6 +44,8 @@ int os_lock_any(int fd, uint64_t offset, uint64_t length);
 int32_t os_pid(void);
 /* Number of the PID namespace; 0 when /proc does not say. */
 uint32_t os_pid_namespace(void);
+/* Whether there is a process of this number; cheaper than the next two, which see more. */
+int os_process_exists(int32_t pid);
 /* Clock ticks between boot and the start of the process; 0 when /proc does not say. */
 uint64_t os_start_time(int32_t pid);
 /* Whether the process has a mapping of the file. Used to tell a live owner that lost its lock from a dead one. */

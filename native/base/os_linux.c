@@ -201,6 +201,8 @@ uint32_t os_pid_namespace(void) {
   return sscanf(link, "pid:[%u]", &number) == 1 ? number : 0;
 }
 
+int os_process_exists(int32_t pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
+
 /* Reads a small /proc file of one process; returns its length, -1 when there is none. */
 static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t size) {
   char path[64];

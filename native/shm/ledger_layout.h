@@ -97,6 +97,7 @@ _Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie 
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");
 _Static_assert(sizeof(struct ledger_share) == 64, "columns share no cache line");
 _Static_assert(offsetof(struct ledger_file, share) == 960, "where old ledgers have zeros, on a cache line");
+_Static_assert(offsetof(struct ledger_slot, mark) % 8 == 0 && LEDGER_MARKS % 8 == 0, "marks can be read as words");
 _Static_assert(offsetof(struct ledger_slot, used) == 64, "identity and usage are on different lines");
 _Static_assert(offsetof(struct ledger_file, slot) == LEDGER_HEADER_BYTES, "slots begin on a page");
 _Static_assert(sizeof(struct ledger_file) < LEDGER_LOCKS, "lock bytes lie beyond the data");

@@ -38,7 +38,7 @@ static int ledger_fd(struct ledger *ledger) {
 static int writer_still_maps(const struct ledger *ledger, const struct ledger_slot *slot) {
   int32_t pid = atomic_load_explicit(&slot->pid, memory_order_acquire);
   uint64_t start = atomic_load_explicit(&slot->start_time, memory_order_acquire);
-  return pid > 0 && start != 0 && os_start_time(pid) == start &&
+  return pid > 0 && start != 0 && os_process_exists(pid) && os_start_time(pid) == start &&
          os_process_maps(pid, ledger->device, ledger->inode);
 }
 
