@@ -39,8 +39,11 @@ extension: $(EXTENSION)  ## build the Python bindings in place
 demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in them
 	$(PY) -m tests.demo
 
+# Tests of one process and of the agent run two at a time. Those of the library measure races, so they run alone.
+TWO_AT_A_TIME := tests/unit tests/integration/agent
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 $(TWO_AT_A_TIME)
+	$(PY) -m pytest $(TWO_AT_A_TIME:%=--ignore %)
 
 check: all lint proto-check native-check native-asan native-tsan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
 

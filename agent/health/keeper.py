@@ -63,6 +63,7 @@ class Keeper:
         self._effective: Inventory | None = None
         self._stamp: tuple[int, int] | None = None
         self._problems: dict[str, str] = {}
+        self._reported: tuple[Card, ...] = ()  # by the agent before this one
         self._log = get_logger("health")
 
     def open(self, found: Inventory) -> Inventory:
@@ -70,6 +71,8 @@ class Keeper:
         self._raw = found
         try:
             report = read_report(self._state_dir)
+            if report is not None:
+                self._reported = report.cards
             if report is not None and report.boot == self._boot:
                 self.cards = report.health
         except StateError as error:
@@ -215,8 +218,15 @@ class Keeper:
         try:
             after = read_cordons(self._state_dir)
         except StateError as error:
-            self._problem("cordons", str(error))  # what was cordoned stays so
-            return False
+            self._problem("cordons", str(error))  # what was cordoned stays so, after a start too
+            lost = {
+                one.uuid: Cordon(one.detail.rpartition("cordoned")[2].removeprefix(": "), one.since)
+                for one in self._reported
+                if one.cordoned
+            }
+            before, self.cordons = self.cordons, self.cordons or lost
+            return before != self.cordons
+        self._reported = ()
         before, self.cordons = self.cordons, after
         for uuid in after.keys() - before.keys():
             self._log.warning("gpu cordoned", gpu=uuid, reason=after[uuid].reason)

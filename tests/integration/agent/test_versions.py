@@ -15,6 +15,17 @@ from tests.integration.agent.conftest import RESOURCE, ROOT, allocation_dir, pod
 from tests.integration.agent.test_crash import rpc_answers
 from vcuda import contract
 
+# Of which part, since which version, and what: as `codec.VERSION` tells it.
+YOUNGER = (
+    ("policy", 3, "parts"),
+    ("grant", 2, "owner"),
+    ("grant", 2, "policy"),
+    ("grant", 2, "undecided"),
+    ("grant", 3, "limits"),
+    ("grant", 3, "resizes"),
+    ("hold", 4, "physical"),
+)
+
 
 def copied(directory, version, file_version):
     """A tree of its own with the agent's code as VERSION, whose files have the form FILE_VERSION."""
@@ -131,15 +142,14 @@ def test_files_of_every_earlier_version_are_read(node, agent, version):
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     before = holdings(agent)
     agent.kill()
-    younger = {1: ("owner", "policy", "undecided", "limits", "resizes"), 2: ("limits", "resizes")}[version]
 
     def aged(path, grants):
         document = json.loads(path.read_bytes())["state"]
         for grant in grants(document):
-            for name in younger:
-                grant.pop(name, None)
-            if isinstance(grant.get("policy"), dict):
-                grant["policy"].pop("parts", None)
+            for part, since, name in YOUNGER:
+                for item in {"hold": grant["holds"], "policy": [grant.get("policy", {})]}.get(part, [grant]):
+                    if version < since:
+                        item.pop(name, None)
         path.write_bytes(codec._sealed(json.dumps(document).encode(), version))
 
     for path in agent.state.glob("checkpoint.json*"):

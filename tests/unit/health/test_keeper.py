@@ -141,6 +141,24 @@ def test_a_cordon_is_seen_and_ends(world):
     assert world.healthy() == [True, True]
 
 
+def test_a_cordon_outlives_its_damaged_file_and_a_start(world):
+    """A card that people took out of service is not given out because a file is damaged."""
+    change_cordons(world.directory, lambda before: {uuid(1): Cordon("fan", 1.0)})
+    world.review()
+    (world.directory / CORDON).write_text("{")
+    world.review()
+    assert world.healthy() == [True, False]
+    for _ in range(2):
+        world.start()
+        world.handed_out.clear()
+        assert world.healthy() == [True, False]
+        assert world.keeper.reason(uuid(1)) == "cordoned: fan"
+    (world.directory / CORDON).unlink()
+    change_cordons(world.directory, lambda before: {uuid(0): Cordon("", 2.0)})
+    world.review()
+    assert world.healthy() == [False, True], "the file counts as soon as it can be read"
+
+
 def test_a_cordoned_card_that_is_sick_too_is_not_merely_cordoned(world):
     change_cordons(world.directory, lambda before: {uuid(1): Cordon("", 1.0)})
     world.hear(1, 95)
