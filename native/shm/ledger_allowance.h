@@ -21,10 +21,9 @@
 
 #include "ledger_plane.h"
 
-/* A GPU's allowances lie in the words of columns that a page with half as many GPUs, or fewer, does not have. */
-static inline int allowances_exist(const struct ledger *ledger) {
-  return ledger->columns <= VC_MAX_GPUS / 2 && ledger->split == NULL;
-}
+/* Only in a file that says so, because libraries that know nothing of it would not count what is reserved; and where there
+ * is room: a GPU's allowance lies in the word of a column that a page with half as many GPUs, or fewer, does not have. */
+static inline int allowances_exist(const struct ledger *ledger) { return ledger->allowances; }
 
 static inline used_t *allowance_cell(const struct ledger *ledger, int32_t slot, uint32_t column) {
   return &ledger->file->slot[slot].used[VC_MAX_GPUS - 1 - column];

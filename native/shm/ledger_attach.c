@@ -57,6 +57,8 @@ static int attach_ledger(const char *path, struct ledger *ledger) {
   ledger->device = file.device;
   ledger->inode = file.inode;
   ledger->columns = ledger->file->gpu_count;
+  ledger->allowances = (ledger->file->features & LEDGER_ALLOWANCES) != 0 && ledger->columns <= VC_MAX_GPUS / 2 &&
+                       ledger->file->version == LEDGER_VERSION;
   return VC_OK;
 }
 

@@ -49,6 +49,7 @@ int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_li
   file->size = (uint32_t)ledger_size(file->version);
   file->gpu_count = count;
   file->slot_count = VC_MAX_SLOTS;
+  file->features = LEDGER_ALLOWANCES;
   memcpy(file->id, id, sizeof file->id);
   for (uint32_t i = 0; i < count; i++) memcpy(file->uuid[i], gpus[i].uuid, 16);
   file->checksum = ledger_checksum(file);

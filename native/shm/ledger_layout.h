@@ -46,6 +46,8 @@ struct ledger_share {
   uint64_t reserved;
 };
 
+enum { LEDGER_ALLOWANCES = 1 };
+
 struct ledger_slot {
   _Atomic uint32_t generation; /* raised whenever the slot changes hands */
   _Atomic int32_t pid;         /* in the owner's PID namespace; 0: the slot was never used or was given back */
@@ -70,7 +72,8 @@ struct ledger_file {
   uint64_t checksum;            /* of all above */
   _Atomic uint32_t high_water;  /* slots at and above this index were never used */
   _Atomic uint32_t lingering_high; /* records at and above this index were never used */
-  uint8_t reserved1[8];
+  uint32_t features; /* LEDGER_ALLOWANCES: written when the file is made, for libraries that all know it */
+  uint8_t reserved1[4];
   _Atomic uint64_t peak[VC_MAX_GPUS];
   _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
   struct ledger_share share[VC_MAX_GPUS];

@@ -25,6 +25,7 @@ struct ledger {
   const struct limits_gpu *limit_of[VC_MAX_GPUS]; /* column -> entry of the limits page, by UUID */
   const struct limits_share *share_of[VC_MAX_GPUS];
   size_t mapped; /* bytes */
+  int allowances; /* ledger_allowance.h applies */
   int fd;
   uint64_t device, inode;
   char path[256];             /* to open the file again when the program closed our descriptor */

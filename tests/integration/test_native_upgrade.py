@@ -30,7 +30,7 @@ LIMITS_RESERVED = [
 ]
 LEDGER_VERSION_AT, LEDGER_CHECKSUM_AT = 8, 296
 LEDGER_USED_BYTES = 448 + 8 * 64  # the header's fields, the charges that linger at their end
-LEDGER_RESERVED = [(312, 8), (LEDGER_USED_BYTES, 4096 - 16 * 8 - LEDGER_USED_BYTES), (4096 + 60, 4)]
+LEDGER_RESERVED = [(316, 4), (LEDGER_USED_BYTES, 4096 - 16 * 8 - LEDGER_USED_BYTES), (4096 + 60, 4)]
 
 
 def fnv(*parts: bytes) -> int:

@@ -76,6 +76,23 @@ TEST(allowance_is_for_many_with_plenty) {
   peer_kill(&peer);
 }
 
+/* A file of a time when there were none: libraries of that time may be in it. */
+TEST(allowance_needs_a_file_that_says_so) {
+  uint32_t none = 0;
+  fixture_create(8 * GIB);
+  FILE *file = fopen(test_path("ledger"), "r+");
+  CHECK(file != NULL && fseek(file, offsetof(struct ledger_file, features), SEEK_SET) == 0);
+  CHECK(fwrite(&none, sizeof none, 1, file) == 1 && fclose(file) == 0);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, MIB), VC_OK);
+  struct peer peer = peer_start(ledger);
+  CHECK_EQ(peer_charge(&peer, MIB), VC_OK);
+  CHECK_EQ(allowance_of(ledger, 1), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, 8 * GIB - 2 * MIB), VC_OK);
+  CHECK_EQ(peer_charge(&peer, 1), VC_ENOMEM);
+  peer_kill(&peer);
+}
+
 TEST(allowance_refuses_nobody) {
   fixture_create(8 * GIB);
   struct ledger *ledger = fixture_attach();
