@@ -12,9 +12,11 @@ from vcuda.install import install_library, library_path
 from vcuda.ledger import (
     LedgerUsage,
     ProcessUsage,
+    ShareUsage,
     create_ledger,
     ledger_file_bytes,
     read_ledger,
+    read_shares,
     trim_ledger,
 )
 from vcuda.limits import (
@@ -40,6 +42,7 @@ __all__ = [
     "LedgerUsage",
     "LimitsPage",
     "ProcessUsage",
+    "ShareUsage",
     "VcudaError",
     "__version__",
     "contract",
@@ -54,6 +57,7 @@ __all__ = [
     "parse_size",
     "read_ledger",
     "read_limits",
+    "read_shares",
     "set_compute_policy",
     "set_cores_limit",
     "set_credit",

@@ -134,14 +134,18 @@ def trim_ledger(path: StrPath) -> bool:
     return checked(lib.ledger_trim(path_bytes(path)), f"cannot trim the ledger {os.fspath(path)}") > 0
 
 
-def read_shares(path: StrPath) -> tuple[ShareUsage, ...]:
-    """The compute shares of a ledger, in the order of its GPUs. Cheap enough to be asked many times a second."""
+def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> dict[str, ShareUsage]:
+    """The compute shares of a ledger, by GPU UUID as in read_ledger(). Cheap enough to be asked often."""
     array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
     count = checked(
         lib.ledger_read_shares(path_bytes(path), array, lib.VC_MAX_GPUS),
         f"cannot read the ledger {os.fspath(path)}",
     )
-    return tuple(
-        ShareUsage(each.spent_us / 1e6, each.throttled_us / 1e6, each.flying, bool(each.waiting))
-        for each in array[0:count]
-    )
+    known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
+    found = {}
+    for each in array[0:count]:
+        raw = bytes(ffi.buffer(each.uuid))
+        found[known.get(raw) or sizes.format_uuid(raw)] = ShareUsage(
+            each.spent_us / 1e6, each.throttled_us / 1e6, each.flying, bool(each.waiting)
+        )
+    return found

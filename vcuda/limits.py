@@ -39,6 +39,7 @@ class GpuLimit:
     """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
     NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the card's own memory,
     the rest in the host's (0: all of it). compute_policy: VC_COMPUTE_ELASTIC and a weight, as shm_api.h has them.
+    granted_permille, credit_us: what the arbiter has published, only read.
     """
 
     uuid: str
@@ -47,6 +48,8 @@ class GpuLimit:
     unhooked_bytes: int = 0
     physical_bytes: int = 0
     compute_policy: int = 0
+    granted_permille: int = 0
+    credit_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def read_limits(path: StrPath) -> LimitsPage:
             unhooked_bytes=gpu.unhooked_bytes,
             physical_bytes=gpu.physical_bytes,
             compute_policy=gpu.compute_policy,
+            granted_permille=gpu.granted_permille,
+            credit_us=gpu.credit_us,
         )
         for gpu in page.gpu[0 : page.gpu_count]
     )

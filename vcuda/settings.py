@@ -54,6 +54,7 @@ def child_environment(
     result[contract.ENV_DIR] = str(directory)
     result.pop(contract.ENV_MEMORY_LIMIT, None)
     result.pop(contract.ENV_PHYSICAL_LIMIT, None)
+    result.pop(contract.ENV_CORES, None)
     if visible_devices is not None:
         result["CUDA_VISIBLE_DEVICES"] = visible_devices
     return result

@@ -209,7 +209,13 @@ class LimitKeeper:
         """Brings GRANT into agreement with an annotation that was changed since it was last looked at."""
         policy = grant.policy
         wanted = replace(
-            policy, cores=wish.cores, elastic=wish.elastic, max_slices=wish.max_slices, parts=wish.parts
+            policy,
+            cores=wish.cores,
+            cores_elastic=wish.cores_elastic,
+            priority=wish.priority,
+            elastic=wish.elastic,
+            max_slices=wish.max_slices,
+            parts=wish.parts,
         )
         if wanted == policy:
             self._said.pop(grant.id + "GigasliceResize", None)

@@ -370,6 +370,8 @@ def _policy(wish: Wish) -> GrantPolicy:
         max_slices=wish.max_slices,
         oversubscribe=wish.oversubscribe,
         parts=wish.parts,
+        cores_elastic=wish.cores_elastic,
+        priority=wish.priority,
     )
 
 

@@ -11,11 +11,21 @@ from agent.model.pod import ContainerKind, Pod, PodContainer
 from agent.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
 from agent.model.token import Token, format_token, gpu_tokens, parse_token
 from agent.model.topology import LinkLevel, Topology
-from agent.model.wish import ANNOTATIONS, Annotation, SliceUnit, Wish, parse_wish
+from agent.model.wish import (
+    ANNOTATIONS,
+    DEFAULT_PRIORITY,
+    PRIORITIES,
+    Annotation,
+    SliceUnit,
+    Wish,
+    parse_wish,
+)
 
 __all__ = [
     "ANNOTATIONS",
     "CORES_PER_CARD",
+    "DEFAULT_PRIORITY",
+    "PRIORITIES",
     "Allocation",
     "Annotation",
     "ContainerKind",

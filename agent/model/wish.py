@@ -19,6 +19,9 @@ PREFIX = "gigaslice.io/"
 _MIB = 1 << 20
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _MAX_CARDS = 16
+PRIORITIES = {"guaranteed": 16, "burstable": 4, "best-effort": 1}
+"""Priority classes, and the weight with which each is lent idle compute."""
+DEFAULT_PRIORITY = "burstable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Wish:
     gpus: how many cards share the slices evenly. parts: slices of each card, where they differ. types, not_types: words
     of model names, one of which must or none of which may occur. uuids, not_uuids: likewise for UUIDs. exclusive: no
     other pod gets slices of its cards. same_gpu: all containers of the pod are on the same cards. cores: per cent of
-    each card's compute, 0 for no share. elastic: may use more while alone, up to max_slices of a card if given.
+    each card's compute, 0 for no share. cores_elastic: idle compute of others may be used too. priority: who is lent
+    more of it. elastic: may use more while alone, up to max_slices of a card if given.
     oversubscribe: may use host memory that its node lends. mistakes: sentences about what cannot be meant; notes: about
     what has no effect.
     """
@@ -50,6 +54,8 @@ class Wish:
     exclusive: bool = False
     same_gpu: bool = False
     cores: int = 0
+    cores_elastic: bool = False
+    priority: str = DEFAULT_PRIORITY
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
@@ -175,6 +181,16 @@ def _number(field: str, low: int, high: int, example: str) -> Callable[[str, Sli
     return parse
 
 
+def _word(field: str, values: Mapping[str, object]) -> Callable[[str, SliceUnit], dict[str, object]]:
+    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+        del unit
+        if text.lower() not in values:
+            raise ValueError("must be one of " + ", ".join(values))
+        return {field: values[text.lower()]}
+
+    return parse
+
+
 def _words(field: str, check: Callable[[str], str | None]) -> Callable[[str, SliceUnit], dict[str, object]]:
     def parse(text: str, unit: SliceUnit) -> dict[str, object]:
         del unit
@@ -255,6 +271,11 @@ ANNOTATIONS: tuple[Annotation, ...] = (
                "all containers of the pod are on the same card (with `gpus`: cards)"),
     Annotation("cores", (), _number("cores", 0, CORES_PER_CARD, "30"), "`30`",
                "per cent of each card's compute; guaranteed shares of a card add up to 100 at most"),
+    Annotation("cores-policy", (), _word("cores_elastic", {"hard": False, "elastic": True}), "`hard`, `elastic`",
+               "`elastic`: compute that others leave idle may be used beyond `cores`"),
+    Annotation("priority", (), _word("priority", {name: name for name in PRIORITIES}),
+               "`guaranteed`, `burstable`, `best-effort`",
+               "who is lent more of the idle compute: 16 to 4 to 1; `burstable` where nothing is said"),
     Annotation("elastic", (), _elastic, "`true`, `16GiB`",
                "may use more of a card while alone on it, up to that much of it"),
     Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",

@@ -84,6 +84,11 @@ class Measures:
             if last.memory is not None and gpu in last.memory:
                 values.add("gigaslice_container_memory_measured_bytes", last.memory[gpu], gpu, *who)
                 values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
+            if reading.cores.get(gpu) and gpu in reading.shares:
+                use = reading.shares[gpu]
+                values.add("gigaslice_container_compute_limit_ratio", reading.cores[gpu] / 100, gpu, *who)
+                values.add("gigaslice_container_compute_seconds_total", use.spent, gpu, *who)
+                values.add("gigaslice_container_throttled_seconds_total", use.throttled, gpu, *who)
             values.add("gigaslice_container_slices", len(grant.held.intersection(hold.tokens)), gpu, *who)
         for gpu in bypassed.keys() - grant.quota().keys():
             values.add("gigaslice_container_memory_bypassed_bytes", bypassed[gpu], gpu, *who)

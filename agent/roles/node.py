@@ -21,6 +21,7 @@ from agent.config import Config
 from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
 from agent.control.server import ControlServer
+from agent.control.shares import ShareKeeper
 from agent.discovery.lent import LendingSource
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
@@ -306,6 +307,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "poller": poller.run(),
             "cluster": cluster.run(),
             "limits": limits.run(),
+            "shares": ShareKeeper(store, now).run(),
             "room": room.run(),
             "control": ControlServer(store, limits).run(),
             "measurer": measurer.run(),

@@ -157,7 +157,13 @@ class AllocationDirs:
     def _fill(self, path: Path, grant: Grant) -> None:
         identity = bytes.fromhex(grant.id)
         gpus = [
-            vcuda.GpuLimit(gpu, memory, grant.cores_of(gpu), physical_bytes=grant.physical.get(gpu, 0))
+            vcuda.GpuLimit(
+                gpu,
+                memory,
+                grant.cores_of(gpu),
+                physical_bytes=grant.physical.get(gpu, 0),
+                compute_policy=grant.policy.compute,
+            )
             for gpu, memory in grant.quota().items()
         ]
         vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)

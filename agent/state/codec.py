@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from agent.errors import CheckpointError, CheckpointVersionError, TokenError
-from agent.model import format_token, parse_token
+from agent.model import DEFAULT_PRIORITY, PRIORITIES, format_token, parse_token
 from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, Hold, LiveLimit, Owner
 
 __all__ = ["VERSION", "decode_book", "decode_grant", "encode_book", "encode_grant"]
@@ -142,6 +142,8 @@ def _new_grant_json(grant: Grant) -> bytes:
             "maxSlices": grant.policy.max_slices,
             "oversubscribe": grant.policy.oversubscribe,
             "parts": list(grant.policy.parts),
+            "coresElastic": grant.policy.cores_elastic,
+            "priority": grant.policy.priority,
         }
     if grant.undecided:
         document["undecided"] = True
@@ -215,7 +217,14 @@ def _policy(item: Mapping[str, Any]) -> GrantPolicy:
         max_slices=None if most is None else _positive(most),
         oversubscribe=item.get("oversubscribe", False) is True,
         parts=tuple(_positive(part) for part in item.get("parts", [])),
+        cores_elastic=item.get("coresElastic", False) is True,
+        priority=_priority(item.get("priority", DEFAULT_PRIORITY)),
     )
+
+
+def _priority(value: object) -> str:
+    """A class of a later agent is taken for the one in the middle."""
+    return value if isinstance(value, str) and value in PRIORITIES else DEFAULT_PRIORITY
 
 
 def _string(value: object) -> str:

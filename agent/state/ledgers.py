@@ -27,7 +27,7 @@ class Reading:
     used: what living processes declare, managed: the part of it that may lie in host memory. peak: largest sum so far.
     unhooked: what was measured beyond that. limits: what the page says now, physical: of it in the card's own memory, 0
     where all of it. problem: why the ledger cannot be read. strangers: the part of unhooked that processes without the
-    library hold, as of the last round.
+    library hold, as of the last round. shares: use of compute, cores: per cent of it that the page gives, 0 for all.
     """
 
     used: Mapping[str, int]
@@ -40,6 +40,8 @@ class Reading:
     strangers: Mapping[str, int] = field(default_factory=dict)
     managed: Mapping[str, int] = field(default_factory=dict)
     physical: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, vcuda.ShareUsage] = field(default_factory=dict)
+    cores: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -73,6 +75,7 @@ def read(path: Path, *, trim: bool = False) -> Reading:
                 grew = vcuda.trim_ledger(ledger)
         usage = vcuda.read_ledger(ledger)
         page = vcuda.read_limits(path / contract.LIMITS_FILE)
+        shares = vcuda.read_shares(ledger, page.gpus)
     except vcuda.VcudaError as error:
         return Reading({}, {}, grew=grew, problem=str(error))
     used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
@@ -87,6 +90,8 @@ def read(path: Path, *, trim: bool = False) -> Reading:
         grew,
         managed={uuid: usage.managed(uuid) for uuid in usage.gpu_uuids},
         physical={gpu.uuid: gpu.physical_bytes for gpu in page.gpus},
+        shares=shares,
+        cores={gpu.uuid: gpu.cores_percent for gpu in page.gpus},
     )
 
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agent.errors import StateError, TokenError
-from agent.model import CORES_PER_CARD, Allocation, Gpu, Placement, Share, parse_token
+from agent.model import (
+    CORES_PER_CARD,
+    DEFAULT_PRIORITY,
+    PRIORITIES,
+    Allocation,
+    Gpu,
+    Placement,
+    Share,
+    parse_token,
+)
 
 __all__ = [
     "Book",
@@ -74,7 +83,8 @@ class Owner:
 class GrantPolicy:
     """What was asked for beside memory; kept with the grant, since a pod's annotations can change.
 
-    cores: per cent of each card's compute, 0 for no share. exclusive: its cards are its pod's alone. elastic: may use
+    cores: per cent of each card's compute, 0 for no share; cores_elastic, priority: whether idle compute of others is
+    lent, and who gets more. exclusive: its cards are its pod's alone. elastic: may use
     more while alone, up to max_slices of a card if given. oversubscribe: may use lent host memory. parts: slices of
     each card as the annotation says them, empty where it says nothing.
     """
@@ -85,6 +95,13 @@ class GrantPolicy:
     max_slices: int | None = None
     oversubscribe: bool = False
     parts: tuple[int, ...] = ()
+    cores_elastic: bool = False
+    priority: str = DEFAULT_PRIORITY
+
+    @property
+    def compute(self) -> int:
+        """The word of limits pages for how the share of compute is meant; 0 without one."""
+        return (PRIORITIES[self.priority] << 8 | int(self.cores_elastic)) if self.cores else 0
 
 
 @dataclass(frozen=True, slots=True)

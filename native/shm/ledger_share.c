@@ -4,6 +4,7 @@
  * Knows nothing of CUDA or NVML. Tests: tests/unit/compute/test_ledger.py, tests/integration/test_native_share.py. */
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ledger_priv.h"
 #include "os.h"
@@ -111,7 +112,9 @@ static int read_shares(const struct os_file *file, struct ledger_file *header, s
   for (uint32_t c = 0; c < count; c++) {
     const struct ledger_share *share = &header->share[c];
     uint32_t waiting = os_coarse_ms() - share->waiting_ms <= WAITING_MS;
-    out[c] = (struct vc_share_usage){share->bucket.spent_ns / 1000, share->throttled_us, 0, waiting};
+    out[c] = (struct vc_share_usage){
+        .spent_us = share->bucket.spent_ns / 1000, .throttled_us = share->throttled_us, .waiting = waiting};
+    memcpy(out[c].uuid, header->uuid[c], sizeof out[c].uuid);
   }
   status = read_flying(file->fd, header, out, count);
   return status == VC_OK ? (int)count : status;

@@ -111,6 +111,8 @@ int limits_read(const char *path, struct vc_limits *out) {
     out->gpu[i].cores_percent = (uint32_t)sealed_value(page.gpu[i].cores_percent);
     out->gpu[i].physical_bytes = sealed_or(page.share[i].physical_bytes, 0);
     out->gpu[i].compute_policy = (uint32_t)sealed_or(page.share[i].compute_policy, 0);
+    out->gpu[i].granted_permille = (uint32_t)sealed_or(page.share[i].granted_permille, 0);
+    out->gpu[i].credit_us = sealed_or(page.share[i].credit_us, 0);
   }
   return VC_OK;
 }

@@ -18,7 +18,8 @@ struct vc_gpu_limit {
   uint32_t flags;          /* VC_GPU_… */
   uint64_t physical_bytes; /* of memory_bytes so much at most in the card's own memory; 0: all of it */
   uint32_t compute_policy; /* VC_COMPUTE_… and the weight */
-  uint32_t reserved;
+  uint32_t granted_permille; /* of the GPU's time at this moment, 0: what cores_percent says; only read */
+  uint64_t credit_us;        /* of busy time given back ever since; only read */
 };
 
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
@@ -62,6 +63,7 @@ struct vc_ledger_info {
 
 /* A container's compute share on one GPU, as its processes tell it: nothing of it is believed further than that. */
 struct vc_share_usage {
+  uint8_t uuid[16];
   uint64_t spent_us;     /* of the GPU's time charged ever since */
   uint64_t throttled_us; /* launches were held ever since, all threads added up */
   uint32_t flying;       /* processes with work under way */

@@ -72,7 +72,7 @@ def test_a_killed_process_leaves_the_rest_its_share(stage):
         victim.communicate()
     del tenant.programs[:2]
     assert 12 < stage.shares(2)[0] < LIMITED[1]
-    assert read_shares(tenant.ledger)[0].flying <= 1
+    assert read_shares(tenant.ledger)[tenant.uuid].flying <= 1
 
 
 def test_a_share_is_changed_while_the_program_runs(stage):
@@ -90,11 +90,11 @@ def test_a_share_is_changed_while_the_program_runs(stage):
 def test_throttled_time_is_told(stage):
     tenant = stage.tenant(25)
     stage.start(tenant, LONG)
-    assert eventually(lambda: read_shares(tenant.ledger)[0].throttled > 0.2)
-    use = read_shares(tenant.ledger)[0]
+    assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].throttled > 0.2)
+    use = read_shares(tenant.ledger)[tenant.uuid]
     assert use.spent > 0.05
-    assert eventually(lambda: read_shares(tenant.ledger)[0].waiting)
-    assert eventually(lambda: read_shares(tenant.ledger)[0].flying == 1)
+    assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].waiting)
+    assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].flying == 1)
 
 
 def test_without_a_share_programs_get_the_drivers_own_functions(tmp_path):
@@ -205,7 +205,7 @@ def test_streams_and_contexts_that_end_with_work_left_are_paid_for(stage):
             stream = peer("handles('cuStreamCreate', 1)")
             assert peer(f"launch(function('work_100ms'), {stream})") == 0
             assert peer(f"call('cuStreamDestroy_v2', c_void_p({stream}))") == 0
-        assert eventually(lambda: read_shares(tenant.ledger)[0].spent > 0.25)
+        assert eventually(lambda: read_shares(tenant.ledger)[tenant.uuid].spent > 0.25)
         context = peer("handles('cuCtxCreate_v2', 0, 0)")
         assert peer("launch(function('work_50ms'))") == 0
         assert peer(f"call('cuCtxDestroy_v2', c_void_p({context}))") == 0

@@ -135,7 +135,7 @@ class Stage:
                     granted[Path(page)] = verdict.granted
 
     def _sighting(self, tenant: Tenant) -> Sighting:
-        use = read_shares(tenant.ledger)[0]
+        use = read_shares(tenant.ledger)[tenant.uuid]
         return Sighting(tenant.cores * 10, use.flying, use.spent, use.waiting, tenant.elastic, tenant.weight)
 
     def __enter__(self) -> Stage:

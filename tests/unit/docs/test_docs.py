@@ -173,7 +173,13 @@ def test_every_command_is_there() -> None:
 def test_every_variable_of_the_library_is_there() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "native").rglob("*.c"))
     read = set(re.findall(r'(?:variable|getenv)\("(VCUDA_\w+)"\)', sources))
-    known = {contract.ENV_DIR, contract.ENV_MEMORY_LIMIT, contract.ENV_PHYSICAL_LIMIT, contract.ENV_LOG}
+    known = {
+        contract.ENV_DIR,
+        contract.ENV_MEMORY_LIMIT,
+        contract.ENV_PHYSICAL_LIMIT,
+        contract.ENV_CORES,
+        contract.ENV_LOG,
+    }
     assert read == known
     table = REFERENCE.partition("## Environment of the library")[2]
     assert [name for name in read if f"| `{name}` |" not in table] == []

@@ -242,6 +242,8 @@ def test_limits(run: Callable[..., subprocess.CompletedProcess[str]], quota: Cal
         "unhooked_bytes": 0,
         "physical_bytes": 0,
         "compute_policy": 0,
+        "granted_permille": 0,
+        "credit_us": 0,
     }
 
 

@@ -77,7 +77,16 @@ def test_the_words_of_later_agents(tmp_path: Path) -> None:
     vcuda.set_credit(path, GPU_A, (1 << 48) - 1)
     vcuda.set_turn(path, GPU_A, 9)
     page = vcuda.read_limits(path)
-    assert page.gpus == (vcuda.GpuLimit(GPU_A, 8 << 30, physical_bytes=5 << 30, compute_policy=0x301),)
+    assert page.gpus == (
+        vcuda.GpuLimit(
+            GPU_A,
+            8 << 30,
+            physical_bytes=5 << 30,
+            compute_policy=0x301,
+            granted_permille=1000,
+            credit_us=(1 << 48) - 1,
+        ),
+    )
     assert page.changes == 5
     for setter, value in (
         (vcuda.set_physical_limit, 0),
