@@ -1,0 +1,249 @@
+"""Whose turn it is on a card whose containers have more managed memory in use than it can hold.
+
+Managed pages of a container that runs push out those of another; when each then needs its own again, the bus carries
+pages and nobody computes. Given one at a time for a quantum that is long against the moving, each has its pages where
+it computes. Turns cost something too, and a working set is not all that was allocated, so they are given only while
+they help:
+
+* nothing happens while fewer than two containers want the card, or their managed memory fits beside what cannot move;
+* else their progress (work submitted) is watched together for a window, and then, if it is not known yet, for one
+  round of turns, which tells what each does when it is alone. Together they should do as much as one after the other;
+  if they do much less, turns go on, else they end and are tried again only when progress falls, or after a long while;
+* a quantum is as long as it takes for the moving of pages to be a small part of it;
+* whoever holds the turn and does nothing, has stopped or died, loses it at once; and all do when the sets fit again.
+
+Pure: sightings and the time go in, decisions come out; one `Turns` per card remembers what went before. What containers
+say of themselves is bounded by what it can do: who lies about its progress changes its own quantum and no more than its
+share of the turns. Tests: tests/unit/state/test_turns.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Decision", "Sighting", "Turns"]
+
+SETTLE, WINDOW = 0.5, 0.5
+"""Seconds for which containers are left together before they are watched, since pages come first; and are watched."""
+ACTIVE = 1.0
+"""Seconds without work after which a container does not want the card any more."""
+IDLE = 0.15
+"""Seconds without work after which a holder loses its turn, or three of its longest gaps where that is more."""
+FIRST, SHORTEST, LONGEST = 1.0, 0.2, 30.0
+"""Seconds of a quantum."""
+ENOUGH = 4
+"""Pieces of work that a turn has at least, since the first of them waits for the pages."""
+LOST = 0.04
+"""Part of a quantum that may be lost to moving pages."""
+FASTER, SLOWER = 16.0, 0.7
+"""By how much a quantum changes at most from one turn to the next."""
+HELPFUL = 0.8
+"""Turns go on while together the containers do less than this part of what they do in turns."""
+AGAIN, AGAIN_MOST = 60.0, 300.0
+"""Seconds until what was decided is tried anew, at first and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A container on one card at one instant. progress: pieces of work submitted ever since. waiting: it is being held
+    back now. busy: it waits for work that is under way. managed: its bytes that may move. alive: some process of it
+    lives and has not been stopped. willing: it takes part in turns.
+    """
+
+    progress: int
+    waiting: bool
+    managed: int
+    busy: bool = False
+    alive: bool = True
+    willing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """holder: whose turn it is, None: everybody's. held: those that must wait. wanting: how many want the card."""
+
+    holder: str | None = None
+    held: frozenset[str] = frozenset()
+    wanting: int = 0
+    fits: bool = True
+
+
+@dataclass(slots=True)
+class _Known:
+    progress: int
+    worked: float  # when it last made progress
+    gap: float = 0.0  # longest pause between two pieces of work, fading
+    solo: float = 0.0  # progress per second when it is alone; 0: not known
+    quantum: float = FIRST
+    served: float = -1.0  # when its last turn ended
+    start: int = 0  # progress at the begin of the window or turn
+    first: tuple[float, int] | None = None  # time and progress when its pages had come
+
+
+class Turns:
+    """Decides for one card."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._mode = "free"  # "free", "together", "turns"
+        self._since = 0.0  # begin of the window, or of the turn
+        self._holder: str | None = None
+        self._round: dict[str, float] = {}  # normalised progress of the turns since the round began
+        self._round_began = 0.0
+        self._rates: dict[str, float] = {}
+        self._again = AGAIN
+        self._settled = 0.0  # when the present mode was judged to be right
+        self._learning = False  # this round is to tell what each does alone
+        self._measuring = False  # the window is open
+        self.changes = 0
+        """Turns given so far."""
+
+    @property
+    def mode(self) -> str:
+        """ "free": nothing to decide; "together": watched; "turns"."""
+        return self._mode
+
+    def quantum(self, name: str) -> float:
+        """Seconds of that container's next turn."""
+        known = self._known.get(name)
+        return known.quantum if known else FIRST
+
+    def look(self, now: float, room: int, seen: Mapping[str, Sighting]) -> Decision:
+        """What to do now. ROOM: bytes of the card beside all that cannot move."""
+        self._note(now, seen)
+        wanting = [name for name, one in seen.items() if one.willing and self._wants(now, name, one)]
+        fits = sum(seen[name].managed for name in wanting) <= room
+        if len(wanting) < 2 or fits:
+            self._let_go()
+            return Decision(wanting=len(wanting), fits=fits)
+        if self._mode == "free":
+            self._watch(now)
+        if self._mode == "together":
+            self._judge_window(now, wanting)
+        if self._mode == "turns":
+            self._keep_turning(now, seen, wanting)
+        if self._mode != "turns":
+            return Decision(wanting=len(wanting), fits=False)
+        held = frozenset(name for name, one in seen.items() if one.willing and name != self._holder)
+        return Decision(self._holder, held, len(wanting), fits=False)
+
+    def _note(self, now: float, seen: Mapping[str, Sighting]) -> None:
+        for name in self._known.keys() - seen.keys():
+            del self._known[name]
+        for name, one in seen.items():
+            known = self._known.get(name)
+            if known is None or one.progress < known.progress:  # its file is its own
+                self._known[name] = _Known(
+                    one.progress, now if one.progress else now - ACTIVE, start=one.progress
+                )
+            elif one.progress > known.progress:
+                if name == self._holder and known.first is not None:
+                    known.gap = max(min(now - known.worked, ACTIVE), known.gap * 0.9)
+                known.progress, known.worked = one.progress, now
+
+    def _wants(self, now: float, name: str, one: Sighting) -> bool:
+        recently = now - self._known[name].worked < ACTIVE
+        return one.alive and one.managed > 0 and (one.waiting or one.busy or recently)
+
+    def _let_go(self) -> None:
+        self._mode, self._holder, self._again, self._learning = "free", None, AGAIN, False
+
+    def _watch(self, now: float) -> None:
+        self._mode, self._holder, self._since, self._measuring = "together", None, now, False
+
+    def _open_window(self, now: float) -> None:
+        self._since, self._measuring = now, True
+        for known in self._known.values():
+            known.start = known.progress
+
+    def _judge_window(self, now: float, wanting: list[str]) -> None:
+        if not self._measuring:
+            if now - self._since >= SETTLE:
+                self._open_window(now)
+            return
+        if now - self._since < WINDOW:
+            return
+        passed = now - self._since
+        self._rates = {
+            name: (self._known[name].progress - self._known[name].start) / passed for name in wanting
+        }
+        if any(not self._known[name].solo for name in wanting):
+            self._learning = True
+            self._begin_turns(now)
+        elif self._done_together(wanting) < HELPFUL:
+            self._begin_turns(now)
+        elif now - self._settled > self._again:
+            self._again = min(AGAIN_MOST, self._again * 2)
+            self._begin_turns(now)
+        else:
+            self._watch(now)
+
+    def _done_together(self, wanting: list[str]) -> float:
+        """What the window's progress was worth, in seconds of a card alone per second."""
+        return sum(
+            self._rates.get(name, 0.0) / self._known[name].solo for name in wanting if self._known[name].solo
+        )
+
+    def _begin_turns(self, now: float) -> None:
+        self._mode, self._holder, self._round, self._round_began = "turns", None, {}, now
+
+    def _keep_turning(self, now: float, seen: Mapping[str, Sighting], wanting: list[str]) -> None:
+        holder = self._holder
+        if holder is not None and holder in seen:
+            known, one = self._known[holder], seen[holder]
+            done = known.progress - known.start
+            if known.first is None and done:
+                known.first = (now, known.progress)
+            over = now - self._since >= (known.quantum if done >= ENOUGH else LONGEST)
+            quiet = not one.busy and now - max(known.worked, self._since) > max(IDLE, 3 * known.gap)
+            if one.alive and one.willing and one.managed and not over and not quiet:
+                return
+            self._end_turn(now, holder, full=over and one.alive and not quiet)
+        elif holder is not None:
+            self._holder = None
+        if self._round_is_over(wanting) and not self._turns_help(now, wanting):
+            self._settled = now
+            self._watch(now)
+            return
+        # Who was just served and did nothing is no candidate while others wait.
+        self._give(now, min(wanting, key=lambda name: (name == holder, self._known[name].served, name)))
+
+    def _give(self, now: float, name: str) -> None:
+        known = self._known[name]
+        self._holder, self._since = name, now
+        known.start, known.first = known.progress, None
+        self.changes += 1
+
+    def _end_turn(self, now: float, name: str, *, full: bool) -> None:
+        known = self._known[name]
+        known.served, self._holder = now, None
+        done, passed = known.progress - known.start, now - self._since
+        if full and known.first is not None and now > known.first[0] and done > 1:
+            rate = (known.progress - known.first[1]) / (now - known.first[0])
+            known.solo = max(rate, known.solo * 0.9)
+        if full and known.solo:
+            lost = max(0.0, passed - done / known.solo)
+            wanted = min(max(lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
+            known.quantum = min(LONGEST, max(SHORTEST, wanted))
+        self._round[name] = self._round.get(name, 0.0) + (done / known.solo if known.solo else 0.0)
+
+    def _round_is_over(self, wanting: list[str]) -> bool:
+        return self._holder is None and all(name in self._round for name in wanting)
+
+    def _turns_help(self, now: float, wanting: list[str]) -> bool:
+        """At the end of a round. When turns have gone on for long, the containers are watched together again."""
+        if self._learning:
+            self._learning = False
+            return False  # now that it is known what each does alone
+        passed = now - self._round_began
+        in_turns = sum(self._round.values()) / passed if passed > 0 else 0.0
+        self._round, self._round_began = {}, now
+        if self._rates and self._done_together(wanting) >= HELPFUL * in_turns:
+            return False
+        if self._settled and now - self._settled > self._again:
+            self._again = min(AGAIN_MOST, self._again * 2)
+            return False
+        if not self._settled:
+            self._settled = now
+        return True
