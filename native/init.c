@@ -51,28 +51,39 @@ int guest_is_wanted(void) {
 
 /* What the page says when the process starts. Later changes of a share that there is are live, but a process that began
  * without one has been handed the driver's own functions. */
-static int shares_are_configured(void) {
+enum { HAS_SHARE = 4, HAS_HOST = 8 };
+
+static int what_is_configured(void) {
   struct config config;
   struct vc_limits page;
   char why[CONFIG_WHY] = "";
+  int found = 0;
   if (!guest_is_wanted()) return 0;
-  if (config_read(&config, why) != VC_OK || config.cores != NULL) return 1;
+  if (config_read(&config, why) != VC_OK) return HAS_SHARE | HAS_HOST;
+  if (config.cores != NULL) found |= HAS_SHARE;
+  if (config.physical_limit != NULL) found |= HAS_HOST;
   int status = limits_read(config.limits, &page);
-  if (status != VC_OK) return status != VC_ENOENT;
-  for (uint32_t i = 0; i < page.gpu_count; i++)
-    if (page.gpu[i].cores_percent != 0 || page.gpu[i].compute_policy != 0) return 1;
-  return 0;
+  if (status != VC_OK) return status == VC_ENOENT ? found : HAS_SHARE | HAS_HOST;
+  for (uint32_t i = 0; i < page.gpu_count; i++) {
+    if (page.gpu[i].cores_percent != 0 || page.gpu[i].compute_policy != 0) found |= HAS_SHARE;
+    if (page.gpu[i].physical_bytes != 0) found |= HAS_HOST;
+  }
+  return found;
 }
 
-int guest_may_have_shares(void) {
-  static _Atomic int shares;
-  int known = atomic_load_explicit(&shares, memory_order_relaxed);
+static int configured(void) {
+  static _Atomic int settled;
+  int known = atomic_load_explicit(&settled, memory_order_relaxed);
   if (known == NOT_LOOKED) {
-    known = shares_are_configured() ? WANTED : NOT_WANTED;
-    atomic_store_explicit(&shares, known, memory_order_relaxed);
+    known = WANTED | what_is_configured();
+    atomic_store_explicit(&settled, known, memory_order_relaxed);
   }
-  return known == WANTED;
+  return known;
 }
+
+int guest_may_have_shares(void) { return (configured() & HAS_SHARE) != 0; }
+
+int guest_may_be_held(void) { return (configured() & (HAS_SHARE | HAS_HOST)) != 0; }
 
 static void register_fork_handler(void) {
   static _Atomic int registered;

@@ -35,6 +35,7 @@ from vcuda.limits import (
 )
 from vcuda.shares import memory_available
 from vcuda.sizes import format_size, parse_size
+from vcuda.turns import TurnUsage, free_turn, give_turn, hold_turn, read_turns, turn_clock
 from vcuda.version import VERSION as __version__  # noqa: N811
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "LimitsPage",
     "ProcessUsage",
     "ShareUsage",
+    "TurnUsage",
     "VcudaError",
     "__version__",
     "contract",
@@ -50,6 +52,9 @@ __all__ = [
     "create_limits",
     "errors",
     "format_size",
+    "free_turn",
+    "give_turn",
+    "hold_turn",
     "install_library",
     "ledger_file_bytes",
     "library_path",
@@ -58,6 +63,7 @@ __all__ = [
     "read_ledger",
     "read_limits",
     "read_shares",
+    "read_turns",
     "set_compute_policy",
     "set_cores_limit",
     "set_credit",
@@ -67,4 +73,5 @@ __all__ = [
     "set_turn",
     "set_unhooked",
     "trim_ledger",
+    "turn_clock",
 ]

@@ -215,6 +215,7 @@ class LimitKeeper:
             priority=wish.priority,
             elastic=wish.elastic,
             max_slices=wish.max_slices,
+            turns=wish.turns,
             parts=wish.parts,
         )
         if wanted == policy:

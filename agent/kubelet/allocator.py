@@ -369,6 +369,7 @@ def _policy(wish: Wish) -> GrantPolicy:
         elastic=wish.elastic,
         max_slices=wish.max_slices,
         oversubscribe=wish.oversubscribe,
+        turns=wish.turns,
         parts=wish.parts,
         cores_elastic=wish.cores_elastic,
         priority=wish.priority,

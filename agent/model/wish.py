@@ -40,9 +40,9 @@ class Wish:
     of model names, one of which must or none of which may occur. uuids, not_uuids: likewise for UUIDs. exclusive: no
     other pod gets slices of its cards. same_gpu: all containers of the pod are on the same cards. cores: per cent of
     each card's compute, 0 for no share. cores_elastic: idle compute of others may be used too. priority: who is lent
-    more of it. elastic: may use more while alone, up to max_slices of a card if given.
-    oversubscribe: may use host memory that its node lends. mistakes: sentences about what cannot be meant; notes: about
-    what has no effect.
+    more of it. elastic: may use more while alone, up to max_slices of a card if given. oversubscribe: may use host
+    memory that its node lends. turns: takes turns on a card that thrashes. mistakes: sentences about what cannot be
+    meant; notes: about what has no effect.
     """
 
     gpus: int | None = None
@@ -59,6 +59,7 @@ class Wish:
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
+    turns: bool = True
     mistakes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -280,6 +281,8 @@ ANNOTATIONS: tuple[Annotation, ...] = (
                "may use more of a card while alone on it, up to that much of it"),
     Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
                "may go on in host memory where the node lends some"),
+    Annotation("turns", (), _flag("turns"), "`false`",
+               "whether it takes turns with others where their pages push each other off the card"),
 )  # fmt: skip
 """The table of annotations."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import vcuda
 from agent.audit.auditor import Auditor
+from agent.control.turns import TurnKeeper
 from agent.health.keeper import Keeper
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.plugin import DevicePlugin
@@ -35,6 +36,7 @@ class Measures:
         auditor: Auditor,
         counters: Counters,
         room: Room,
+        turns: TurnKeeper,
     ) -> None:
         self._resource = resource
         self._store = store
@@ -45,6 +47,7 @@ class Measures:
         self._auditor = auditor
         self._counters = counters
         self._room = room
+        self._turns = turns
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
@@ -56,6 +59,11 @@ class Measures:
         for grant in self._store.book.grants:
             self._container(values, grant)
         self._cards(values)
+        for uuid, card in self._turns.cards.items():
+            values.add("gigaslice_gpu_turns_active", int(card.arbiter.mode == "turns"), uuid)
+            values.add("gigaslice_gpu_turns_total", card.arbiter.changes, uuid)
+            values.add("gigaslice_gpu_turn_seconds_total", card.seconds, uuid)
+            values.add("gigaslice_gpu_managed_fits", int(card.fits), uuid)
         self._agent(values)
         return values
 
@@ -79,6 +87,8 @@ class Measures:
             if grant.physical.get(gpu):
                 physical = reading.physical.get(gpu) or grant.physical[gpu]
                 values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
+                held = self._turns.held_us.get((grant.id, gpu), 0) / 1e6
+                values.add("gigaslice_container_turn_held_seconds_total", held, gpu, *who)
                 managed = reading.managed.get(gpu, 0)
                 values.add("gigaslice_container_memory_managed_bytes", managed, gpu, *who)
             if last.memory is not None and gpu in last.memory:

@@ -22,6 +22,7 @@ from agent.control.cpus import CpuBinder
 from agent.control.keeper import LimitKeeper
 from agent.control.server import ControlServer
 from agent.control.shares import ShareKeeper
+from agent.control.turns import TurnKeeper
 from agent.discovery.lent import LendingSource
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
@@ -270,6 +271,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         withhold=plugin.withhold,
     )
     limits.refresh(every=True)
+    turns = TurnKeeper(store, lambda: allocator.inventory)
     counters = plugin.counters = Counters()
     room = Room(config.state_dir, plugin.set_recordable)
     overuse = AuditPolicy(
@@ -287,6 +289,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         auditor=auditor,
         counters=counters,
         room=room,
+        turns=turns,
     )
     node = config.node_name or platform.node().lower()
     exposition = Exposition(node, measures.collect)
@@ -308,6 +311,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "cluster": cluster.run(),
             "limits": limits.run(),
             "shares": ShareKeeper(store, now).run(),
+            "turns": turns.run(),
             "room": room.run(),
             "control": ControlServer(store, limits).run(),
             "measurer": measurer.run(),

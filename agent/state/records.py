@@ -84,9 +84,9 @@ class GrantPolicy:
     """What was asked for beside memory; kept with the grant, since a pod's annotations can change.
 
     cores: per cent of each card's compute, 0 for no share; cores_elastic, priority: whether idle compute of others is
-    lent, and who gets more. exclusive: its cards are its pod's alone. elastic: may use
-    more while alone, up to max_slices of a card if given. oversubscribe: may use lent host memory. parts: slices of
-    each card as the annotation says them, empty where it says nothing.
+    lent, and who gets more. exclusive: its cards are its pod's alone. elastic: may use more while alone, up to
+    max_slices of a card if given. oversubscribe: may use lent host memory. turns: takes turns with others who do.
+    parts: slices of each card as the annotation says them, empty where it says nothing.
     """
 
     cores: int = 0
@@ -94,6 +94,7 @@ class GrantPolicy:
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
+    turns: bool = True
     parts: tuple[int, ...] = ()
     cores_elastic: bool = False
     priority: str = DEFAULT_PRIORITY

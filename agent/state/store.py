@@ -221,7 +221,7 @@ class Store:
 
 def _page(grant: Grant) -> tuple[object, ...]:
     """What its limits page says."""
-    return grant.quota(), grant.policy.cores, grant.physical
+    return grant.quota(), grant.policy.cores, grant.policy.compute, grant.physical
 
 
 def read_only(state_dir: Path) -> tuple[Book, dict[str, ledgers.Reading]]:

@@ -12,6 +12,7 @@
 #include "managed.h"
 #include "pool.h"
 #include "sparse.h"
+#include "turn.h"
 #include "vmm.h"
 
 /* Asked when the slot was lost. What lingered there (exported.c) went with it: it is held no more by this process, and
@@ -61,6 +62,7 @@ void allocators_after_fork(void) {
   sparse_after_fork();
   limit_after_fork();
   managed_after_fork();
+  turn_after_fork();
   pool_after_fork();
   excess_after_fork();
 }

@@ -40,9 +40,9 @@ static _Atomic int shared_gate;
 
 static __attribute__((noinline, cold)) enum passage enter_shared_slowly(void) {
   enum passage passage = enter_limited();
-  if (passage == PASS_HOOK && !guest_may_have_shares()) passage = PASS_FORWARD;
+  if (passage == PASS_HOOK && !guest_may_be_held()) passage = PASS_FORWARD;
   /* Forwarded although there may be shares: this thread is inside the attachment, and is answered anew next time. */
-  int settled = passage == PASS_HOOK || (passage == PASS_FORWARD && !guest_may_have_shares());
+  int settled = passage == PASS_HOOK || (passage == PASS_FORWARD && !guest_may_be_held());
   if (settled) atomic_store_explicit(&shared_gate, 1 + (int)passage, memory_order_release);
   return passage;
 }

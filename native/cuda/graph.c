@@ -43,7 +43,7 @@ static CUresult run(CUgraphExec exec, CUstream stream, graph_call *call, int per
 
 /* A whole graph passes the gate like one kernel. */
 static CUresult launch(CUgraphExec exec, CUstream stream, graph_call *call, int per_thread) {
-  if (!guest_may_have_shares()) return run(exec, stream, call, per_thread);
+  if (!guest_may_be_held()) return run(exec, stream, call, per_thread);
   struct lane *lane = launch_begin(stream, per_thread);
   return launch_end(lane, run(exec, stream, call, per_thread));
 }

@@ -6,11 +6,13 @@
 #include "gate.h"
 #include "guest.h"
 #include "lane.h"
+#include "turn.h"
 #include "watch.h"
 
-/* Before the driver is called: the launch's lane, after the gate. NULL: nothing is charged. */
+/* Before the driver is called: the launch's lane, after its turn has come and the gate. NULL: nothing is charged. */
 static inline struct lane *launch_begin(CUstream stream, int per_thread) {
-  struct lane *lane = lane_find(stream, per_thread);
+  turn_pass(stream, per_thread);
+  struct lane *lane = guest_may_have_shares() ? lane_find(stream, per_thread) : NULL;
   if (lane == NULL) return NULL;
   if (VC_LIKELY(atomic_load_explicit(&watch_open[lane->column], memory_order_relaxed) && !lane_is_full(lane))) return lane;
   gate_pass(lane);

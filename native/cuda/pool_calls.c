@@ -6,6 +6,7 @@
 #include "ledger.h"
 #include "pool.h"
 #include "pool_find.h"
+#include "turn.h"
 
 /* Where there is a budget for host memory, what may lie there is charged to it. */
 static uint32_t managed_flag(uint32_t column) {
@@ -101,14 +102,20 @@ static inline CUresult synchronized(CUresult result) {
   return result;
 }
 
-CUresult vc_cuStreamSynchronize(CUstream stream) { return synchronized(real_cuda.cuStreamSynchronize(stream)); }
+#define SYNCHRONIZE(call)                  \
+  turn_busy(1);                            \
+  CUresult result = synchronized(call);    \
+  turn_busy(0);                            \
+  return result
+
+CUresult vc_cuStreamSynchronize(CUstream stream) { SYNCHRONIZE(real_cuda.cuStreamSynchronize(stream)); }
 
 CUresult vc_cuStreamSynchronize_ptsz(CUstream stream) {
-  return synchronized(real_cuda.cuStreamSynchronize_ptsz(stream));
+  SYNCHRONIZE(real_cuda.cuStreamSynchronize_ptsz(stream));
 }
 
-CUresult vc_cuEventSynchronize(CUevent event) { return synchronized(real_cuda.cuEventSynchronize(event)); }
+CUresult vc_cuEventSynchronize(CUevent event) { SYNCHRONIZE(real_cuda.cuEventSynchronize(event)); }
 
-CUresult vc_cuCtxSynchronize(void) { return synchronized(real_cuda.cuCtxSynchronize()); }
+CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(real_cuda.cuCtxSynchronize()); }
 
-CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { return synchronized(real_cuda.cuCtxSynchronize_v2(ctx)); }
+CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { SYNCHRONIZE(real_cuda.cuCtxSynchronize_v2(ctx)); }

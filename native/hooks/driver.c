@@ -76,7 +76,7 @@ static void adopt(enum driver_kind kind, const struct object *object) {
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     functions[i] = objects_function(object, drivers[kind].members[i].name);
   void *handle = pin(object);
-  guest_may_have_shares(); /* reads a file: not under the lock */
+  guest_may_be_held(); /* reads a file: not under the lock */
   lock_take(&lock);
   if (!atomic_load_explicit(&known[kind], memory_order_relaxed)) {
     handles[kind] = handle;

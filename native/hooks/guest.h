@@ -21,6 +21,9 @@ int guest_is_wanted(void);
 /* Whether any GPU has, or may come to have, a compute share. Settled by the first call, like the above. */
 int guest_may_have_shares(void);
 
+/* The same, or host memory, for which containers take turns: whether its work ever has to wait. */
+int guest_may_be_held(void);
+
 /* Attaches on the first call, then answers from memory. Thread-safe; a call that comes back in on the same thread
  * while attaching is answered with GUEST_FORWARD. */
 enum guest_passage guest_enter(void);

@@ -102,7 +102,7 @@ const struct hook *names_find(const char *name) {
 }
 
 void *names_place(const struct hook *hook) {
-  return hook->shared && *hook->real != NULL && !guest_may_have_shares() ? *hook->real : hook->wrapper;
+  return hook->shared && *hook->real != NULL && !guest_may_be_held() ? *hook->real : hook->wrapper;
 }
 
 void names_adopted(enum hook_kind kind) {

@@ -9,7 +9,7 @@
 #include "nvidia.h"
 
 /* A power of two; names.c makes sure that the table stays half empty. */
-enum { POINTER_BITS = 9, POINTER_SLOTS = 1 << POINTER_BITS };
+enum { POINTER_BITS = 10, POINTER_SLOTS = 1 << POINTER_BITS };
 
 struct pointer {
   void *real; /* NULL: empty */

@@ -114,6 +114,14 @@ void ledger_look_from(struct ledger *ledger, uint32_t column, uint64_t from_ns);
 void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms);
 void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseconds);
 
+/* Whose turn it is in a column of a container with host memory: VC_TURN_FREE also without one, and when a turn is over. */
+int ledger_turn(const struct ledger *ledger, uint32_t column);
+/* A piece of work is submitted. A thread is held back, and was for so long. It waits for work under way, or no more. */
+void ledger_turn_progress(struct ledger *ledger, uint32_t column);
+void ledger_turn_waiting(struct ledger *ledger, uint32_t column);
+void ledger_turn_held(struct ledger *ledger, uint32_t column, uint64_t microseconds);
+void ledger_turn_busy(struct ledger *ledger, int more);
+
 struct ledger_process {
   int32_t pid; /* in the caller's PID namespace */
   uint64_t bytes;

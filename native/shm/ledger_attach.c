@@ -52,7 +52,10 @@ static int attach_ledger(const char *path, struct ledger *ledger) {
     return status;
   }
   ledger->file = address;
-  ledger->split = ledger->file->version == LEDGER_VERSION ? NULL : ((struct ledger_file_split *)address)->split;
+  if (ledger->file->version == LEDGER_VERSION_SPLIT) {
+    ledger->split = ((struct ledger_file_split *)address)->split;
+    ledger->turn = ((struct ledger_file_split *)address)->turn;
+  }
   ledger->fd = os_move_high(file.fd);
   ledger->device = file.device;
   ledger->inode = file.inode;

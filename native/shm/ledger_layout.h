@@ -87,14 +87,27 @@ struct ledger_file {
 struct ledger_split {
   used_t real[VC_MAX_GPUS];    /* in the card's own memory */
   used_t managed[VC_MAX_GPUS]; /* may lie on the host */
+  _Atomic uint32_t busy;       /* threads that wait for work under way */
+  uint32_t reserved0;
+  uint64_t reserved1[7];
+};
+
+/* A column's part in turns on its card. */
+struct ledger_turn {
+  _Atomic uint64_t progress;   /* pieces of work submitted ever since */
+  _Atomic uint64_t held_us;    /* threads were held so long ever since, all added up */
+  _Atomic uint64_t waiting_ms; /* one was held at this time */
+  uint64_t reserved[5];
 };
 
 struct ledger_file_split {
   struct ledger_file file;
   struct ledger_split split[VC_MAX_SLOTS];
+  struct ledger_turn turn[VC_MAX_GPUS];
 };
 
-_Static_assert(sizeof(struct ledger_split) == 256, "a word per GPU and part");
+_Static_assert(sizeof(struct ledger_split) == 320, "a word per GPU and part, and a cache line");
+_Static_assert(sizeof(struct ledger_turn) == 64, "columns share no cache line");
 _Static_assert(offsetof(struct ledger_file_split, split) == sizeof(struct ledger_file), "behind what version 1 has");
 _Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie beyond this too");
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");

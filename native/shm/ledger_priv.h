@@ -21,6 +21,7 @@ struct ledger {
   const struct limits_page *limits;
   struct ledger_file *file;
   struct ledger_split *split; /* NULL: a file of version 1, where all bytes are the card's */
+  struct ledger_turn *turn;   /* likewise */
   uint32_t columns;
   const struct limits_gpu *limit_of[VC_MAX_GPUS]; /* column -> entry of the limits page, by UUID */
   const struct limits_share *share_of[VC_MAX_GPUS];

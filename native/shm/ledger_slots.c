@@ -91,6 +91,7 @@ static uint32_t clear_slot(struct ledger *ledger, uint32_t index) {
       clear_word(&split->managed[g]);
     }
   }
+  if (split != NULL) atomic_store_explicit(&split->busy, 0, memory_order_relaxed);
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);

@@ -24,6 +24,12 @@ struct vc_gpu_limit {
 
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
 
+/* Whose turn it is on a card: the lowest two bits of a turn, below the time (milliseconds of CLOCK_MONOTONIC) at which it
+ * ends by itself, so that nobody waits for an agent that is gone. */
+enum { VC_TURN_FREE = 0, VC_TURN_HELD = 1, VC_TURN_YOURS = 2, VC_TURN_SHIFT = 2 };
+/* A turn that ends later than this from now was written before the machine was started, and is over. */
+enum { VC_TURN_LONGEST_MS = 60000 };
+
 /* How a compute share is meant. ELASTIC: idle time of others may be used. The weight, above the flags, says in which
  * proportion idle time is lent: 0 means 1. */
 enum { VC_COMPUTE_ELASTIC = 1, VC_COMPUTE_WEIGHT_SHIFT = 8, VC_COMPUTE_MAX = 65535 };
@@ -95,6 +101,22 @@ uint64_t ledger_file_bytes(void);
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
+
+/* What a container with host memory does on one GPU, as its processes tell it. */
+struct vc_turn_usage {
+  uint64_t progress; /* pieces of work submitted ever since */
+  uint64_t held_us;  /* its threads were held back ever since, all added up */
+  uint64_t managed;  /* bytes of its living processes that may lie in host memory, and that may not */
+  uint64_t real;
+  uint32_t waiting;  /* 1: a thread is held back, or was within the last half second */
+  uint32_t busy;     /* living processes that wait for work under way */
+  uint32_t alive;    /* living processes */
+};
+/* The same of a ledger, in the order of its GPUs, at most MAX: returns how many, 0 for one without host memory. */
+int ledger_read_turns(const char *path, struct vc_turn_usage *out, uint32_t max);
+/* Milliseconds of CLOCK_MONOTONIC, as turns count them. */
+uint64_t turn_now_ms(void);
+
 /* Cuts a ledger that grew back to its size. Returns 1 when it had to, 0 when there was nothing to do. */
 int ledger_trim(const char *path);
 

@@ -113,6 +113,9 @@ static void print_process(unsigned index, int first) {
   printf("], \"contexts\": [");
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++)
     printf("%s%u", gpu ? ", " : "", atomic_load(&slot->contexts[gpu]));
+  printf("], \"moved\": [");
+  for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++)
+    printf("%s%llu", gpu ? ", " : "", (unsigned long long)atomic_load(&slot->moved[gpu]));
   printf("], \"busy_ns\": [");
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++)
     printf("%s%llu", gpu ? ", " : "", (unsigned long long)atomic_load(&slot->busy_ns[gpu]));

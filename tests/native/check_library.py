@@ -50,9 +50,9 @@ def listed_symbols() -> set[str]:
 
 
 def shared_symbols() -> set[str]:
-    """Those of them that programs are handed only in a process with a compute share."""
-    text = (NATIVE / "hooks" / "cuda" / "launch.def").read_text()
-    return set(re.findall(r"HOOK\(SHARED, (\w+)", text))
+    """Those of them that programs are handed only in a process whose work may have to wait."""
+    texts = (path.read_text() for path in sorted((NATIVE / "hooks" / "cuda").glob("*.def")))
+    return {symbol for text in texts for symbol in re.findall(r"HOOK\(SHARED, (\w+)", text)}
 
 
 def exported_symbols(library: Path) -> set[str]:

@@ -175,6 +175,61 @@ TEST(split_lost_slot_registers_both_parts) {
   CHECK_EQ(used_bytes(ledger->file->slot[own].used[0]), 5 * GIB);
 }
 
+static void set_turn(uint64_t state, uint64_t end_ms) {
+  CHECK_EQ(limits_set_turn(test_path("limits"), gpu_a, state | end_ms << VC_TURN_SHIFT), 0);
+}
+
+TEST(split_turns_end_by_themselves) {
+  create(4 * GIB, 2 * GIB);
+  struct ledger *ledger = fixture_attach();
+  uint64_t now = turn_now_ms();
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
+  set_turn(VC_TURN_HELD, now + 10000);
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_HELD);
+  CHECK_EQ(ledger_turn(ledger, 1), VC_TURN_FREE);
+  set_turn(VC_TURN_YOURS, now + 10000);
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_YOURS);
+  set_turn(3, now + 10000); /* of a later version */
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
+  set_turn(VC_TURN_HELD, now - 1);
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
+  set_turn(VC_TURN_HELD, now + 1000 * 1000); /* from before the machine was started */
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
+  set_turn(VC_TURN_HELD, now + 40);
+  while (ledger_turn(ledger, 0) == VC_TURN_HELD) continue;
+}
+
+TEST(split_what_processes_do_is_read) {
+  struct vc_turn_usage use[VC_MAX_GPUS];
+  create(4 * GIB, 2 * GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(charge(ledger, LEDGER_REAL, GIB), 0);
+  CHECK_EQ(charge(ledger, LEDGER_MANAGED, GIB + 5), 0);
+  for (int i = 0; i < 7; i++) ledger_turn_progress(ledger, 0);
+  ledger_turn_waiting(ledger, 0);
+  ledger_turn_held(ledger, 0, 1234);
+  ledger_turn_busy(ledger, 1);
+  ledger_turn_busy(ledger, 1);
+  ledger_turn_busy(ledger, 0);
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(use[0].progress, 7);
+    CHECK_EQ(use[0].held_us, 1234);
+    CHECK_EQ(use[0].waiting, 1);
+    CHECK_EQ(use[0].managed, GIB + 5);
+    CHECK_EQ(use[0].real, GIB);
+    CHECK_EQ(use[0].busy, 1);
+    CHECK_EQ(use[0].alive, 1);
+    CHECK_EQ(use[1].progress + use[1].managed + use[1].waiting, 0);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+  ledger_turn_busy(ledger, 0);
+  ledger_turn_busy(ledger, 0); /* once too often */
+  CHECK_EQ(ledger->split[ledger->slot].busy, 0);
+}
+
 /* Processes that charge and give back at random in both parts. GRANTED has what they have been granted and not yet begun
  * to give back: never more than a part's limit. */
 enum { WORKERS = 4, PIECE = 1 << 20, ROUNDS = 20000 };

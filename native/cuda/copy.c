@@ -1,0 +1,25 @@
+/* Copies and fills: they touch pages, so they wait for their container's turn like kernels, and are the driver's otherwise.
+ * Tests: tests/integration/test_native_turns.py. */
+#include <string.h>
+
+#include "cuda_bodies.h"
+#include "driver.h"
+#include "turn.h"
+
+/* A call without a stream of its own goes into the default one; a parameter of the same name takes its place. */
+static CUstream const stream = NULL;
+
+static inline int ends_with(const char *name, size_t length, const char *end) {
+  return length > 5 && memcmp(name + length - 5, end, 5) == 0;
+}
+
+#define PER_THREAD(symbol) \
+  (ends_with(#symbol, sizeof #symbol - 1, "_ptsz") || ends_with(#symbol, sizeof #symbol - 1, "_ptds"))
+
+#define HOOK(body, symbol, params, args)      \
+  CUresult vc_##symbol params {               \
+    turn_pass(stream, PER_THREAD(symbol));    \
+    return real_cuda.symbol args;             \
+  }
+#include "cuda/copy.def"
+#undef HOOK

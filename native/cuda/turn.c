@@ -1,0 +1,112 @@
+/* See turn.h.
+ *
+ * A container whose turn it is must not fill its queues for seconds ahead: what is in them when the turn ends runs on,
+ * and moves the next one's pages away. So while there are turns, an event is set behind every so many pieces of work, and
+ * before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle is as large as
+ * takes about ten milliseconds. Without turns nothing of this happens.
+ * Tests: tests/integration/test_native_turns.py. */
+#include "turn.h"
+
+#include <stdatomic.h>
+
+#include "capture_mode.h"
+#include "context.h"
+#include "driver.h"
+#include "lock.h"
+#include "os.h"
+
+enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, LARGEST = 4096 };
+
+/* By column: the last event, and whose it is. */
+struct pace {
+  struct long_lock lock;
+  CUcontext context; /* of the event */
+  CUevent event;     /* NULL: none */
+  int set;
+  uint64_t last_ns;         /* when it was set */
+  _Atomic uint32_t pieces;  /* since then */
+  _Atomic uint32_t largest; /* bundle; 0: one piece */
+};
+
+static struct pace paces[VC_MAX_GPUS];
+static _Thread_local char self;
+
+static int is_capturing(CUstream stream, int per_thread) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  __typeof__(&cuStreamIsCapturing) ask = per_thread ? real_cuda.cuStreamIsCapturing_ptsz : real_cuda.cuStreamIsCapturing;
+  if ((stream == NULL && !per_thread) || stream == CU_STREAM_LEGACY || ask == NULL) return 0;
+  return ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static void hold(uint32_t column) {
+  uint64_t began = os_now_ns();
+  do {
+    ledger_turn_waiting(guest_ledger, column);
+    os_sleep_us(NAP_US);
+  } while (ledger_turn(guest_ledger, column) == VC_TURN_HELD);
+  ledger_turn_held(guest_ledger, column, (os_now_ns() - began) / 1000);
+}
+
+static void make_event(struct pace *pace, CUcontext context) {
+  if (pace->event != NULL && pace->context == context) return;
+  pace->event = NULL; /* one of a context that is gone went with it */
+  pace->set = 0;
+  if (real_cuda.cuEventCreate != NULL && real_cuda.cuEventCreate(&pace->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
+    pace->context = context;
+  else
+    pace->event = NULL;
+}
+
+/* An event of another stream's context cannot be set here; then this piece is not bounded, and the next one is. */
+static void set_event(struct pace *pace, CUstream stream, int per_thread) {
+  __typeof__(&cuEventRecord) record = per_thread ? real_cuda.cuEventRecord_ptsz : real_cuda.cuEventRecord;
+  pace->set = record != NULL && record(pace->event, stream) == CUDA_SUCCESS;
+}
+
+static void resize(struct pace *pace) {
+  uint64_t now = os_now_ns(), passed = now - pace->last_ns;
+  uint32_t largest = atomic_load_explicit(&pace->largest, memory_order_relaxed);
+  if (passed > LONG_NS) largest /= 2;
+  if (passed < SHORT_NS && largest < LARGEST) largest = largest * 2 + 1;
+  pace->last_ns = now;
+  atomic_store_explicit(&pace->largest, largest, memory_order_relaxed);
+  atomic_store_explicit(&pace->pieces, 0, memory_order_relaxed);
+}
+
+static void bound_queue(uint32_t column, CUstream stream, int per_thread) {
+  struct pace *pace = &paces[column];
+  CUcontext context = NULL;
+  uint32_t pieces = atomic_fetch_add_explicit(&pace->pieces, 1, memory_order_relaxed);
+  if (pieces < atomic_load_explicit(&pace->largest, memory_order_relaxed) || real_cuda.cuEventSynchronize == NULL) return;
+  if (real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !long_lock_try(&pace->lock, &self, 0)) return;
+  CUstreamCaptureMode mode = capture_relax();
+  make_event(pace, context);
+  if (pace->set) {
+    ledger_turn_busy(guest_ledger, 1);
+    real_cuda.cuEventSynchronize(pace->event);
+    ledger_turn_busy(guest_ledger, 0);
+  }
+  if (pace->event != NULL) set_event(pace, stream, per_thread);
+  resize(pace);
+  capture_restore(mode);
+  long_lock_give(&pace->lock);
+}
+
+void turn_wait(CUstream stream, int per_thread) {
+  struct place place;
+  if (context_place(&place) != VC_OK) return;
+  int turn = ledger_turn(guest_ledger, place.column);
+  if (turn != VC_TURN_FREE && !is_capturing(stream, per_thread)) {
+    if (turn == VC_TURN_HELD) hold(place.column);
+    bound_queue(place.column, stream, per_thread);
+  }
+  ledger_turn_progress(guest_ledger, place.column);
+}
+
+void turn_after_fork(void) {
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
+    long_lock_give(&paces[column].lock);
+    paces[column].event = NULL;
+    paces[column].set = 0;
+  }
+}

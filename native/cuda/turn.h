@@ -1,0 +1,26 @@
+/* Where work waits until it is its container's turn on the card. Only containers with host memory take turns, and only
+ * while an agent says so; for all others a call is one load more.
+ * Knows the ledger and streams, no particular kind of work. Tests: tests/integration/test_native_turns.py. */
+#ifndef VC_CUDA_TURN_H
+#define VC_CUDA_TURN_H
+
+#include "guest.h"
+#include "ledger.h"
+#include "nvidia.h"
+
+/* A stream, and whether 0 means the thread's own default stream (_ptsz, _ptds). */
+void turn_wait(CUstream stream, int per_thread);
+
+/* Before work goes into STREAM. Never waits in a capture, nor longer than the page says. */
+static inline void turn_pass(CUstream stream, int per_thread) {
+  if (!VC_LIKELY(!ledger_is_split(guest_ledger))) turn_wait(stream, per_thread);
+}
+
+/* Around a call that waits for work under way. */
+static inline void turn_busy(int more) {
+  if (!VC_LIKELY(!ledger_is_split(guest_ledger))) ledger_turn_busy(guest_ledger, more);
+}
+
+void turn_after_fork(void);
+
+#endif

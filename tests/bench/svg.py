@@ -1,0 +1,31 @@
+"""A bar chart as SVG text, for the documentation: labels on the left, bars with their values. Knows no figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+__all__ = ["bars"]
+
+_ROW, _LABEL, _BAR, _VALUE, _TOP = 30, 240, 380, 90, 34
+
+
+def bars(title: str, unit: str, values: Sequence[tuple[str, float]]) -> str:
+    """The chart of VALUES (label, number in UNIT), from zero to the largest."""
+    most = max(value for _, value in values) or 1.0
+    width, height = _LABEL + _BAR + _VALUE, _TOP + _ROW * len(values) + 6
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="13" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="8" y="20" font-weight="bold" fill="#222222">{escape(title)}</text>',
+    ]
+    for row, (label, value) in enumerate(values):
+        y, length = _TOP + row * _ROW, max(1.0, _BAR * value / most)
+        lines += [
+            f'<text x="{_LABEL - 8}" y="{y + 17}" text-anchor="end" fill="#222222">{escape(label)}</text>',
+            f'<rect x="{_LABEL}" y="{y + 4}" width="{length:.1f}" height="18" fill="#3b78b5"/>',
+            f'<text x="{_LABEL + length + 6:.1f}" y="{y + 17}" fill="#222222">{value:.1f} {escape(unit)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])

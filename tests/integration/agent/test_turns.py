@@ -1,0 +1,130 @@
+"""Programs on a simulated card that is used twice over, with the agent's turns: few pages move, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.bench.turns import Node
+from tests.fakedriver.env import ROOT
+from tests.native.running import eventually
+
+FOREVER = 10**9
+
+
+@pytest.fixture
+def node():
+    with tempfile.TemporaryDirectory(prefix="gs-") as directory:
+        made = Node(Path(directory))
+        yield made
+        made.store.close()
+
+
+def moved(node, jobs):
+    """Bytes of pages that the programs of JOBS have made move so far, by job, with the kernels that they ran."""
+    command = [str(ROOT / "build" / "fakedriver" / "fakectl"), "state"]
+    state = json.loads(
+        subprocess.run(command, env=node.driver, capture_output=True, text=True, check=True).stdout
+    )
+    by_pid = {one["pid"]: (one["moved"][0], one["launches"]) for one in state["processes"]}
+    return [by_pid.get(job.process.pid, (0, 0)) for job in jobs]
+
+
+def per_kernel(node, jobs, kernels):
+    """Bytes moved for each of the next KERNELS, of all jobs together."""
+    before = moved(node, jobs)
+    ran = lambda now: sum(b[1] - a[1] for a, b in zip(before, now, strict=True))  # noqa: E731
+    assert eventually(lambda: ran(moved(node, jobs)) >= kernels, 120)
+    now = moved(node, jobs)
+    return sum(b[0] - a[0] for a, b in zip(before, now, strict=True)) / ran(now)
+
+
+def begin(node, sizes=(16, 16), **more):
+    jobs = [node.start(gib, FOREVER, **more) for gib in sizes]
+    for job in jobs:
+        job.go()
+    return jobs
+
+
+def end(node, jobs):
+    for job in jobs:
+        node.end(job)
+
+
+def test_pages_move_a_tenth_as_much_with_turns(node):
+    jobs = begin(node)
+    try:
+        plain = per_kernel(node, jobs, 40)
+        with node.keeper() as keeper:
+            assert eventually(lambda: any(card.arbiter.changes > 4 for card in keeper.cards.values()), 120)
+            assert per_kernel(node, jobs, 1000) < plain / 10
+    finally:
+        end(node, jobs)
+
+
+def test_where_everything_fits_nothing_is_held(node):
+    jobs = begin(node, (7, 7))
+    try:
+        with node.keeper() as keeper:
+            per_kernel(node, jobs, 300)
+            (card,) = keeper.cards.values()
+            assert card.fits
+            assert card.arbiter.changes == 0
+            assert set(keeper.held_us.values()) == {0}
+    finally:
+        end(node, jobs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_dies_or_stops_loses_its_turn(node, number):
+    jobs = begin(node)
+    try:
+        with node.keeper() as keeper:
+            assert eventually(lambda: any(card.holder for card in keeper.cards.values()), 120)
+            (card,) = keeper.cards.values()
+            holder = next(job for job in jobs if job.grant.id == card.holder)
+            other = next(job for job in jobs if job is not holder)
+            before = moved(node, [other])[0][1]
+            os.kill(holder.process.pid, number)
+            assert eventually(lambda: moved(node, [other])[0][1] > before + 50, 60)
+    finally:
+        end(node, jobs)
+
+
+def test_without_its_agent_everybody_goes_on(node):
+    """As after a kill: nothing frees the pages, the leases run out."""
+    jobs = begin(node)
+    try:
+        with node.keeper() as keeper:
+            assert eventually(lambda: any(card.holder for card in keeper.cards.values()), 120)
+            keeper.free_all = lambda: None  # type: ignore[method-assign]
+        before = moved(node, jobs)
+        assert eventually(
+            lambda: all(b[1] > a[1] + 3 for a, b in zip(before, moved(node, jobs), strict=True)), 60
+        )
+    finally:
+        end(node, jobs)
+
+
+def test_two_keepers_in_a_row_agree_with_what_they_find(node):
+    """An agent restarted in the middle of a turn: the next one starts anew, and nobody waits for the old one."""
+    jobs = begin(node)
+    try:
+        for _ in range(2):
+            with node.keeper() as keeper:
+                keeper.free_all = lambda: None  # type: ignore[method-assign]
+                assert eventually(lambda k=keeper: any(card.holder for card in k.cards.values()), 120)
+        assert threading.active_count() >= 1
+        before = moved(node, jobs)
+        assert eventually(
+            lambda: all(b[1] > a[1] for a, b in zip(before, moved(node, jobs), strict=True)), 60
+        )
+    finally:
+        end(node, jobs)

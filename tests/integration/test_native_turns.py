@@ -1,0 +1,189 @@
+"""Containers that take turns: what waits, what does not, and what happens when somebody dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from tests.native import scripted
+from tests.native.running import MIB, SUCCESS, Place, eventually
+from vcuda import free_turn, give_turn, hold_turn, read_limits, read_turns, turn_clock
+
+LONG, SOON = 50_000, 400  # milliseconds
+NOT_READY = 600
+
+SETUP = "keep(m=Handle(), f=Handle(), a=c_ulonglong(), s=Handle(), g=Handle(), x=Handle(), h=(ctypes.c_char * 4096)())"
+LAUNCH = "cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, {}, None, None)"
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def started(place, physical="2GiB", **extra):
+    more = {"VCUDA_PHYSICAL_LIMIT": physical} if physical else {}
+    program = scripted.Program(place.env("4GiB", **more, **extra)).ready()
+    program.do(SETUP)
+    for call in (
+        "cuModuleLoadData(ref(m), b'image')",
+        "cuModuleGetFunction(ref(f), m, b'work_1us')",
+        "cuMemAlloc_v2(ref(a), c_size_t(1 << 20))",
+        "cuStreamCreate(ref(s), 1)",
+    ):
+        assert program.do(call) == SUCCESS, call
+    return program
+
+
+@pytest.fixture
+def program(place):
+    with started(place) as program:
+        yield program
+
+
+class Page:
+    """The turns of the container's first GPU."""
+
+    def __init__(self, place):
+        self.limits, self.ledger = place.quota / "limits", place.quota / "ledger"
+        self.uuids = [gpu.uuid for gpu in read_limits(self.limits).gpus]
+
+    def hold(self, ms):
+        hold_turn(self.limits, self.uuids[0], turn_clock() + ms)
+
+    def give(self, ms):
+        give_turn(self.limits, self.uuids[0], turn_clock() + ms)
+
+    def free(self):
+        free_turn(self.limits, self.uuids[0])
+
+    def usage(self):
+        return read_turns(self.ledger, self.uuids)[self.uuids[0]]
+
+
+WORK = {
+    "kernel": LAUNCH.format("None"),
+    "kernel on a stream": LAUNCH.format("s"),
+    "kernel, per-thread": "cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, None, None, None)",
+    "cooperative": "cuLaunchCooperativeKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None)",
+    "copy to the card": "cuMemcpyHtoD_v2(a, h, c_size_t(4096))",
+    "copy from the card": "cuMemcpyDtoH_v2(h, a, c_size_t(4096))",
+    "copy in a stream": "cuMemcpyHtoDAsync_v2(a, h, c_size_t(4096), s)",
+    "any copy": "cuMemcpy(a, a, c_size_t(16))",
+    "fill": "cuMemsetD8_v2(a, 1, c_size_t(4096))",
+    "fill in a stream": "cuMemsetD32Async(a, 1, c_size_t(1024), s)",
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_work_waits_until_the_turn_comes(place, program, work):
+    page = Page(place)
+    page.hold(LONG)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(program.do(WORK[work])))
+    thread.start()
+    assert eventually(lambda: page.usage().waiting)
+    assert not done
+    page.give(LONG)
+    thread.join(60)
+    assert done == [SUCCESS]
+    usage = page.usage()
+    assert usage.progress == 1
+    assert usage.held_us > 0
+
+
+def test_a_graph_waits_as_a_whole_and_its_making_does_not(place, program):
+    page = Page(place)
+    page.hold(LONG)
+    assert program.do("cuStreamBeginCapture_v2(s, 2)") == SUCCESS
+    assert program.do(LAUNCH.format("s")) == SUCCESS
+    assert program.do("cuMemsetD32Async(a, 1, c_size_t(1024), s)") == SUCCESS
+    assert program.do("cuStreamEndCapture(s, ref(g))") == SUCCESS
+    assert program.do("cuGraphInstantiateWithFlags(ref(x), g, c_ulonglong(0))") == SUCCESS
+    done = []
+    thread = threading.Thread(target=lambda: done.append(program.do("cuGraphLaunch(x, s)")))
+    thread.start()
+    assert eventually(lambda: page.usage().waiting)
+    assert not done
+    page.free()
+    thread.join(60)
+    assert done == [SUCCESS]
+
+
+def test_memory_and_questions_do_not_wait(place, program):
+    Page(place).hold(LONG)
+    program.do("keep(b=c_ulonglong())")
+    for call in (
+        "cuMemAlloc_v2(ref(b), c_size_t(1 << 20))",
+        "cuMemFree_v2(b)",
+        "cuStreamSynchronize(s)",
+        "cuStreamQuery(s)",
+        "cuCtxSynchronize()",
+    ):
+        assert program.do(call) == SUCCESS, call
+    assert program.free() > 0
+
+
+def test_an_agent_that_is_gone_leaves_nobody_waiting(place, program):
+    Page(place).hold(SOON)
+    assert program.do(LAUNCH.format("None")) == SUCCESS  # without anybody doing anything
+    assert turn_clock() > 0
+
+
+def test_a_turn_keeps_queues_short(place):
+    """Kernels of 5 ms: in its turn a program is never far ahead of the card, else as far as it likes."""
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_5ms')") == SUCCESS
+        page = Page(place)
+        launches = f"[{LAUNCH.format('None')} for _ in range(60)].count(0)"
+        left = "[keep(t=time.monotonic()), cuCtxSynchronize(), time.monotonic() - t][2]"
+        assert program.do(launches) == 60
+        behind = program.do(left)
+        page.give(LONG)
+        assert program.do(launches) == 60
+        assert program.do(left) < behind / 2
+
+
+def test_containers_without_host_memory_never_wait(place):
+    with started(place, physical="") as program:
+        uuid = read_limits(place.quota / "limits").gpus[0].uuid
+        hold_turn(place.quota / "limits", uuid, turn_clock() + LONG)
+        assert program.do(LAUNCH.format("None")) == SUCCESS
+        assert read_turns(place.quota / "ledger", [uuid]) == {}
+
+
+def test_a_holder_that_is_killed_is_seen_as_dead(place):
+    with started(place) as program:
+        page = Page(place)
+        assert page.usage().alive == 1
+        program.process.kill()
+        program.process.communicate()
+        assert page.usage().alive == 0
+        assert page.usage().managed == 0
+
+
+def test_a_process_that_waits_for_its_work_is_busy(place):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
+        page = Page(place)
+        assert page.usage().busy == 0
+        assert program.do(LAUNCH.format("None")) == SUCCESS
+        thread = threading.Thread(target=lambda: program.do("cuCtxSynchronize()"))
+        thread.start()
+        assert eventually(lambda: page.usage().busy == 1)
+        thread.join(60)
+        assert page.usage().busy == 0
+
+
+def test_a_forked_child_takes_turns_too(place, program):
+    page = Page(place)
+    page.hold(SOON)
+    child = program.do("(lambda pid: pid if pid else os._exit(0))(os.fork())")
+    assert child > 0
+    assert program.do(LAUNCH.format("None")) == SUCCESS
+    assert os.getpid() != child
+    time.sleep(0)
+    assert program.do(f"cuMemFree_v2(a) + 0 * {MIB}") == SUCCESS

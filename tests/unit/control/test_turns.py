@@ -1,0 +1,140 @@
+"""Pages say what was decided, as leases, and nobody is forgotten in one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+import vcuda
+from agent.control.turns import LEASE_MS, TurnKeeper
+from agent.discovery.source import Inventory
+from agent.model import Gpu, Topology
+from agent.state.records import Book, Grant, GrantPolicy, Hold
+from agent.state.store import Store
+from tests.fakes.nodes import GIB, uuid
+from vcuda import contract
+
+QUOTA = 16
+
+
+def used(progress, **more):
+    base = vcuda.TurnUsage(progress, waiting=False, busy=1, alive=1, managed=15 * GIB, real=GIB, held_us=0)
+    return replace(base, **more)
+
+
+class Node:
+    """Containers a, b, … of 16 GiB on one card of 16, whose ledgers say what the test says."""
+
+    def __init__(self, store, names="ab", **policy):
+        self.store, self.now, self.said = store, 100.0, {}
+        gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB)
+        self.keeper = TurnKeeper(store, lambda: Inventory((gpu,), Topology.flat(1)), lambda: self.now)
+        self.keeper._usage = lambda grant: {uuid(0): self.said[self.names[grant.id]]}
+        self.names = {}
+        book, fresh = Book(), []
+        for number, name in enumerate(names, 1):
+            hold = Hold(uuid(0), GIB, tuple(f"{uuid(0)}/{QUOTA * number + n}" for n in range(QUOTA)), GIB)
+            rules = GrantPolicy(oversubscribe=True, **policy)
+            grant = Grant(f"{number:032x}", number, 1.0, (hold,), store.library, policy=rules)
+            self.names[grant.id] = name
+            self.said[name] = used(1)
+            book, fresh = book.with_grant(grant), [*fresh, grant]
+        store.commit(book, fresh)
+        self.progress = dict.fromkeys(names, 1)
+
+    def page(self, name):
+        """State and milliseconds left of a container's turn."""
+        (grant_id,) = (key for key, value in self.names.items() if value == name)
+        raw = (self.store.dirs.path(grant_id) / contract.LIMITS_FILE).read_bytes()
+        at = 64 + 16 * 64 + 32
+        value = int.from_bytes(raw[at : at + 8], "little") & (1 << 48) - 1
+        return value & 3, (value >> 2) - vcuda.turn_clock() if value else 0
+
+    def step(self, seconds, **rates):
+        """Looks every 50 ms for so long; containers that are not held work at their rate."""
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            for name, rate in rates.items():
+                held = self.page(name)[0] == 1
+                alone = any(self.page(other)[0] == 1 for other in self.names.values() if other != name)
+                self.progress[name] += 0 if held else rate * (10 if alone else 1)
+                self.said[name] = used(self.progress[name], waiting=held, busy=0 if held else 1)
+            self.keeper.look()
+
+
+@pytest.fixture
+def store(tmp_path):
+    library = tmp_path / "libvcuda.so"
+    library.write_bytes(b"\x7fELF library")
+    made = Store(tmp_path / "state", library)
+    made.open()
+    yield made
+    made.close()
+
+
+def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):
+    node = Node(store)
+    node.step(0.5, a=1, b=1)
+    assert node.page("a") == node.page("b") == (0, 0)
+    node.step(8, a=1, b=1)
+    states = {name: node.page(name) for name in "ab"}
+    assert sorted(state for state, _ in states.values()) == [1, 2]
+    assert all(0 < left <= LEASE_MS for _, left in states.values())
+    card = node.keeper.cards[uuid(0)]
+    assert card.arbiter.mode == "turns"
+    assert card.seconds > 0 and card.wanting == 2 and not card.fits
+
+
+def test_whoever_wants_none_of_it_is_left_alone(store):
+    node = Node(store, turns=False)
+    node.step(8, a=1, b=1)
+    assert node.page("a") == node.page("b") == (0, 0)
+
+
+def test_the_page_of_a_container_that_ends_is_freed_and_so_are_all_at_the_end(store):
+    node = Node(store, "abc")
+    node.step(8, a=1, b=1, c=1)
+    assert sum(node.page(name)[0] == 1 for name in "abc") == 2
+    ended = next(grant for grant in store.book.grants if node.names[grant.id] == "b")
+    store.update(store.book.replaced([replace(ended, gone=True)]))
+    node.step(0.1, a=1, c=1)
+    assert node.page("b")[0] == 0
+    assert sum(node.page(name)[0] == 1 for name in "ac") == 1
+    node.keeper.free_all()
+    assert [node.page(name)[0] for name in "abc"] == [0, 0, 0]
+
+
+def test_a_dead_holder_holds_nobody(store):
+    node = Node(store)
+    node.step(8, a=1, b=1)
+    holder = next(name for name in "ab" if node.page(name)[0] == 2)
+    other = "b" if holder == "a" else "a"
+    node.said[holder] = used(node.progress[holder], alive=0, managed=0, real=0, busy=0)
+    node.step(0.05, **{other: 1})
+    assert node.page(other)[0] == 0
+
+
+def test_a_ledger_that_cannot_be_read_is_not_waited_for(store):
+    node = Node(store)
+    node.step(8, a=1, b=1)
+    node.keeper._usage = lambda grant: {} if node.names[grant.id] == "a" else {uuid(0): node.said["b"]}
+    node.step(0.05, b=1)
+    assert node.page("b")[0] == 0
+
+
+def test_it_frees_everybody_when_it_is_cancelled(store):
+    node = Node(store)
+    node.step(8, a=1, b=1)
+
+    async def begin_and_end():
+        task = asyncio.create_task(node.keeper.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(begin_and_end())
+    assert [node.page(name)[0] for name in "ab"] == [0, 0]

@@ -1,0 +1,63 @@
+"""Turns on a card whose containers use host memory: what each does, and whose turn the page says it is.
+
+The library in the containers waits where a page says HELD, and no longer than that page says, so an agent that is gone
+holds nobody up. Values in and out; deciding is the agent's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcuda._bridge import checked, ffi, lib, path_bytes
+from vcuda.limits import StrPath, set_turn
+
+__all__ = ["TurnUsage", "free_turn", "give_turn", "hold_turn", "read_turns", "turn_clock"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnUsage:
+    """A container on one GPU as its processes tell it. progress: pieces of work ever since. waiting: it is held back
+    now. busy: living processes that wait for work under way. held_us: microseconds its threads were held, added up.
+    """
+
+    progress: int
+    waiting: bool
+    busy: int
+    alive: int
+    managed: int
+    real: int
+    held_us: int
+
+
+def read_turns(path: StrPath, uuids: Sequence[str]) -> dict[str, TurnUsage]:
+    """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory."""
+    usage = ffi.new("struct vc_turn_usage[]", lib.VC_MAX_GPUS)
+    status = lib.ledger_read_turns(path_bytes(path), usage, len(usage))
+    count = checked(status, f"cannot read the ledger {os.fspath(path)}")
+    found = (
+        TurnUsage(one.progress, bool(one.waiting), one.busy, one.alive, one.managed, one.real, one.held_us)
+        for one in usage[0:count]
+    )
+    return dict(zip(uuids, found, strict=False))
+
+
+def turn_clock() -> int:
+    """Milliseconds of the clock by which turns end."""
+    return int(lib.turn_now_ms())
+
+
+def give_turn(path: StrPath, uuid: str, end_ms: int) -> None:
+    """The limits page at PATH says that it is its container's turn on the GPU, until END_MS."""
+    set_turn(path, uuid, lib.VC_TURN_YOURS | end_ms << lib.VC_TURN_SHIFT)
+
+
+def hold_turn(path: StrPath, uuid: str, end_ms: int) -> None:
+    """The same for somebody else's turn: the container waits, until END_MS at most."""
+    set_turn(path, uuid, lib.VC_TURN_HELD | end_ms << lib.VC_TURN_SHIFT)
+
+
+def free_turn(path: StrPath, uuid: str) -> None:
+    """There are no turns on the GPU."""
+    set_turn(path, uuid, lib.VC_TURN_FREE)
