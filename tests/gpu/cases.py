@@ -20,6 +20,7 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
 OUT_OF_MEMORY = 2
+SHARE_POINTS = 2.0
 
 
 class CaseFailedError(Exception):
@@ -276,6 +277,42 @@ def cupy(world: World) -> str:
     return f"total {gib(number(got, 'total'))}, OutOfMemoryError beyond"
 
 
+def _needs_real_time() -> None:
+    if "FAKEDRIVER_MACHINE" in os.environ:
+        raise CaseSkippedError("kernels take no time on a simulated card; make bench measures its shares")
+
+
+def compute_share(world: World) -> str:
+    """A share of the card's time holds for small kernels, long ones and kernels of one block."""
+    _needs_real_time()
+    found = []
+    for name, microseconds, blocks, batch in (
+        ("small", 200, 1000, 100),
+        ("long", 40_000, 1000, 1),
+        ("one block", 5_000, 1, 5),
+    ):
+        work = (str(microseconds), str(blocks), str(batch))
+        free = number(world.run(f"free-{microseconds}", "spin.py", *work, "3"), "permille") / 10
+        for cores in (10, 30, 70):
+            got = world.run(f"share-{microseconds}-{cores}", "spin.py", *work, "10", VCUDA_CORES=str(cores))
+            percent = number(got, "permille") / 10
+            must(
+                abs(percent - min(cores, free)) <= SHARE_POINTS,
+                f"{name} kernels had {percent:.1f} % of the card with a share of {cores}, {free:.1f} % without one",
+            )
+            found.append(f"{percent:.1f}")
+    return f"shares of 10, 30 and 70 % over 10 s: {', '.join(found)} (small, long, one block)"
+
+
+def compute_share_unset(world: World) -> str:
+    """A process whose container has no share launches through the driver's own function."""
+    _needs_real_time()
+    free = number(world.run("free-launch", "spin.py", "1", "1", "1000", "3"), "kernels")
+    limited = number(world.run("whole", "spin.py", "1", "1", "1000", "3", VCUDA_CORES="100"), "kernels")
+    must(free > 0 and limited > free // 2, f"{free} launches without a share, {limited} under one of 100 %")
+    return f"{free} launches of 1 us kernels in 3 s without a share, {limited} under one of 100 %"
+
+
 CASES: tuple[Callable[[World], str], ...] = (
     exact,
     views_agree,
@@ -285,6 +322,8 @@ CASES: tuple[Callable[[World], str], ...] = (
     vmm,
     array,
     graph,
+    compute_share,
+    compute_share_unset,
     pytorch,
     pytorch_expandable,
     pytorch_async,
