@@ -71,39 +71,63 @@ int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   return alive;
 }
 
-static void clear_word(used_t *cell) {
+/* The lock on a slot does not last: another thread of the program may close a descriptor of the ledger, and drop it, between
+ * any two steps below, and then somebody else may empty the slot, take it and use it. So every step that changes a slot
+ * is one that fails when that has happened: each begins with the generation that was read before the slot was judged. */
+static void clear_word(const struct ledger_slot *slot, uint32_t generation, used_t *cell) {
   uint64_t word = atomic_load(cell);
-  while (!atomic_compare_exchange_weak(cell, &word, (word & ~USED_BYTES_MASK) + USED_TICK)) continue;
+  do {
+    if (atomic_load(&slot->generation) != generation) return;
+  } while (!atomic_compare_exchange_weak(cell, &word, (word & ~USED_BYTES_MASK) + USED_TICK));
 }
 
-/* The slot is ours by lock; forget what it held. The tick keeps every change of a word visible to concurrent readers.
- * The generation is raised before, so that the old owner notices, and after, so that a refusal that counted these words
- * notices. Returns the last one. */
-static uint32_t clear_slot(struct ledger *ledger, uint32_t index) {
+/* The slot was judged at generation JUDGED and is ours by lock; forget what it held. The tick keeps every change of a word
+ * visible to concurrent readers. The generation is raised before, so that the old owner notices, and after, so that a
+ * refusal that counted these words notices. 1: *LAST is what it is now. 0: somebody else was there in between. */
+static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged, uint32_t *last) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
-  atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst);
+  uint32_t generation = judged + 1;
+  if (!atomic_compare_exchange_strong(&slot->generation, &judged, generation)) return 0;
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
-    clear_word(&slot->used[g]);
-    atomic_store_explicit(&slot->peak[g], 0, memory_order_relaxed);
+    clear_word(slot, generation, &slot->used[g]);
     if (split != NULL) {
-      clear_word(&split->real[g]);
-      clear_word(&split->managed[g]);
+      clear_word(slot, generation, &split->real[g]);
+      clear_word(slot, generation, &split->managed[g]);
     }
   }
+  if (atomic_load(&slot->generation) != generation) return 0;
+  for (uint32_t g = 0; g < VC_MAX_GPUS; g++) atomic_store_explicit(&slot->peak[g], 0, memory_order_relaxed);
   if (split != NULL) atomic_store_explicit(&split->busy, 0, memory_order_relaxed);
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->flight, 0, memory_order_relaxed);
-  return atomic_fetch_add_explicit(&slot->generation, 1, memory_order_seq_cst) + 1;
+  *last = generation + 1;
+  return atomic_compare_exchange_strong(&slot->generation, &generation, generation + 1);
 }
 
-static void empty_slot(struct ledger *ledger, uint32_t index) {
+/* Who was found in a slot, and when. */
+struct finding {
+  uint32_t generation; /* read first */
+  int32_t pid;
+  uint64_t start_time;
+};
+
+static struct finding find_owner(const struct ledger_slot *slot) {
+  struct finding found = {.generation = atomic_load(&slot->generation)};
+  found.pid = atomic_load(&slot->pid);
+  found.start_time = atomic_load(&slot->start_time);
+  return found;
+}
+
+static int empty_slot(struct ledger *ledger, uint32_t index, struct finding found) {
   struct ledger_slot *slot = &ledger->file->slot[index];
-  clear_slot(ledger, index);
-  atomic_store_explicit(&slot->start_time, 0, memory_order_relaxed);
-  atomic_store_explicit(&slot->pid, 0, memory_order_release);
+  uint32_t generation;
+  if (!clear_slot(ledger, index, found.generation, &generation)) return 0;
+  atomic_compare_exchange_strong(&slot->start_time, &found.start_time, 0);
+  atomic_compare_exchange_strong(&slot->pid, &found.pid, 0);
+  return 1;
 }
 
 /* Empties a dead process's slot. Called under claim_lock, never for our own slot. */
@@ -122,8 +146,8 @@ static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
   /* Between the question and the lock another process may have reclaimed the slot, used it and died: still dead. Or
    * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it uses it
    * and lost its lock already: that is why we ask again, now that nobody else can take it. */
-  int dead = !written_by_another(ledger, slot);
-  if (dead) empty_slot(ledger, index);
+  struct finding found = find_owner(slot);
+  int dead = !written_by_another(ledger, slot) && empty_slot(ledger, index, found);
   os_lock_release(fd, LEDGER_LOCKS + index);
   return dead;
 }
@@ -183,23 +207,36 @@ static int taking_holds(int fd, uint32_t index, const struct ledger_slot *slot, 
          atomic_load(&slot->pid) == os_pid();
 }
 
+/* The PID alone is no name: with another process's start time it would be that of a dead one. */
+static void date_slot(struct ledger_slot *slot, uint32_t generation, uint64_t start_time) {
+  uint64_t written = atomic_load(&slot->start_time);
+  do {
+    if (atomic_load(&slot->generation) != generation) return;
+  } while (!atomic_compare_exchange_weak(&slot->start_time, &written, start_time));
+}
+
 /* Takes a free slot: its lock, then its PID field, which only one can fill. The slot's words are cleared even though
  * they are zero, except for what a process that lost the slot may have added since. */
 static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   struct ledger_slot *slot = &ledger->file->slot[index];
-  int32_t nobody = 0;
-  if (atomic_load_explicit(&slot->pid, memory_order_acquire) != 0) return 0;
+  int32_t nobody = 0, pid = os_pid();
+  uint32_t generation;
+  struct finding found = find_owner(slot);
+  if (found.pid != 0) return 0;
   if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
-  if (atomic_compare_exchange_strong(&slot->pid, &nobody, os_pid())) {
-    uint32_t generation = clear_slot(ledger, index);
-    raise_high_water(ledger, index + 1);
-    os_process_name(slot->name, sizeof slot->name);
-    atomic_store(&slot->start_time, os_start_time(os_pid()));
-    if (taking_holds(fd, index, slot, generation)) {
-      atomic_store(&ledger->generation, generation);
-      atomic_store(&ledger->slot, (int32_t)index);
-      return 1;
+  uint64_t start_time = os_start_time(pid);
+  if (atomic_compare_exchange_strong(&slot->pid, &nobody, pid)) {
+    if (clear_slot(ledger, index, found.generation, &generation)) {
+      raise_high_water(ledger, index + 1);
+      os_process_name(slot->name, sizeof slot->name);
+      date_slot(slot, generation, start_time);
+      if (taking_holds(fd, index, slot, generation)) {
+        atomic_store(&ledger->generation, generation);
+        atomic_store(&ledger->slot, (int32_t)index);
+        return 1;
+      }
     }
+    atomic_compare_exchange_strong(&slot->pid, &pid, 0); /* with our PID it would look alive as long as we are */
   }
   os_lock_release(fd, LEDGER_LOCKS + index); /* taken and died, or lost its lock, just now: it, or we */
   return 0;
