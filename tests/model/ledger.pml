@@ -73,7 +73,7 @@
 byte high_water;
 byte generation[SLOTS];
 byte written[SLOTS]; /* pid */
-bit dated[SLOTS];    /* start_time is that of the process of this pid */
+byte dated[SLOTS];   /* whose start_time it is; a pid with another's names nobody */
 short bytes[SLOTS]; /* used[column]: the low 48 bits; below zero: wrapped, so that readers see more than any limit */
 bit touched[SLOTS]; /* used[column]: the high 16 bits are not 0 */
 bit mark[SLOTS * CELLS];
@@ -238,7 +238,7 @@ inline slot_alive(index) {
  * the right start time a slot looks dead, unless its lock is held. */
 inline still_written(index) {
   d_step {
-    lives = (written[index] != NOBODY && written[index] != WHO(me) && dated[index] && VISIBLE && alive[written[index] - 1] -> 1 : 0)
+    lives = (written[index] != NOBODY && written[index] != WHO(me) && dated[index] == written[index] && VISIBLE && alive[written[index] - 1] -> 1 : 0)
 #ifdef MUT_NO_PROC
     ; lives = 0
 #endif
@@ -246,30 +246,61 @@ inline still_written(index) {
 }
 
 /* --- ledger_slots.c: clear_slot, empty_slot ----------------------------------------------------------------------- */
+/* With the generation that was read before the slot was judged; cleared: 0 when somebody else was there since. */
+#ifdef OLD_BLIND_CLEARING
+#define STILL(index) true
+#define BEGUN(index) true
+#else
+#define STILL(index) (generation[index] == raised)
+#define BEGUN(index) (generation[index] == judged)
+#endif
 inline clear_slot(index) {
 #ifdef MUT_NO_GENERATION
-  d_step { raised = generation[index] }
+  d_step { raised = generation[index]; cleared = 1 }
 #else
-  d_step { generation[index]++; raised = generation[index] }
-#endif
-  d_step { bytes[index] = 0; TICK(index) }
-#if ALLOW
-  level[index] = 0;
-#endif
-  d_step { /* marks are stores; others only ever wait for them */
-    i = 0;
-    do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
-    i = 0
+  d_step {
+    cleared = (BEGUN(index) -> 1 : 0);
+    if :: cleared -> generation[index]++; raised = generation[index] :: else fi
   }
-#if !defined(MUT_NO_GENERATION) && !defined(MUT_RAISED_ONCE)
-  d_step { generation[index]++; raised = generation[index] } /* once more: from here on the slot is empty */
 #endif
+  if
+  :: cleared ->
+     d_step { if :: STILL(index) -> bytes[index] = 0; TICK(index) :: else fi } /* clear_word */
+#if ALLOW
+     d_step { if :: STILL(index) -> level[index] = 0 :: else fi }
+#endif
+     d_step { cleared = (STILL(index) -> 1 : 0) }
+     if
+     :: cleared ->
+        d_step { /* marks are stores; others only ever wait for them */
+          i = 0;
+          do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
+          i = 0
+        }
+#if !defined(MUT_NO_GENERATION) && !defined(MUT_RAISED_ONCE)
+        d_step { /* once more: from here on the slot is empty */
+          cleared = (STILL(index) -> 1 : 0);
+          if :: cleared -> generation[index]++; raised = generation[index] :: else fi
+        }
+#endif
+     :: else
+     fi
+  :: else
+  fi
 }
 
 inline empty_slot(index) {
   clear_slot(index);
-  dated[index] = 0;
-  written[index] = NOBODY
+  if
+  :: cleared ->
+     d_step { dated[index] = (dated[index] == whose -> NOBODY : dated[index]) } /* compare-and-swap */
+#ifdef OLD_BLIND_CLEARING
+     written[index] = NOBODY
+#else
+     d_step { written[index] = (written[index] == who -> NOBODY : written[index]) }
+#endif
+  :: else
+  fi
 }
 
 /* --- ledger_slots.c: reclaim_slot, slot_needs_reclaim ------------------------------------------------------------- */
@@ -284,6 +315,8 @@ inline reclaim_slot(index) {
 #else
      :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) } /* F_SETLK */
 #endif
+        judged = generation[index]; /* find_owner */
+        d_step { who = written[index]; whose = dated[index] }
 #ifndef OLD_NO_RECHECK
         still_written(index); /* again, now that nobody else can take it */
 #endif
@@ -291,8 +324,9 @@ inline reclaim_slot(index) {
         :: lives
         :: else ->
            empty_slot(index);
-           emptied = 1
+           d_step { emptied = (cleared -> 1 : emptied); cleared = 0 }
         fi;
+        d_step { judged = 0; who = 0; whose = 0 };
         d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi } /* os_lock_release */
 #ifndef MUT_NO_LOCK
      :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> busy = 1
@@ -346,6 +380,7 @@ inline confirm_own_lock() {
 
 /* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot -------------------------------------------------------- */
 inline take_slot(index) {
+  judged = generation[index]; /* find_owner */
   if
   :: written[index] != NOBODY
   :: written[index] == NOBODY ->
@@ -357,7 +392,7 @@ inline take_slot(index) {
         :: written[index] == NOBODY ->
            empty_slot(index);
            high_water = (high_water < index + 1 -> index + 1 : high_water);
-           dated[index] = 1;
+           dated[index] = WHO(me);
            written[index] = WHO(me);
            own_generation[me] = generation[index];
            d_step { own_slot[me] = index; took = 1 }
@@ -370,17 +405,47 @@ inline take_slot(index) {
         :: d_step { written[index] == NOBODY -> written[index] = WHO(me) } /* compare-and-swap */
 #endif
            clear_slot(index);
-           high_water = (high_water < index + 1 -> index + 1 : high_water); /* raise_high_water */
-           dated[index] = 1;
-           /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
-           d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
            if
-           :: lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
-              own_generation[me] = raised;
-              d_step { own_slot[me] = index; took = 1 }
-           :: else ->
+           :: cleared ->
+              high_water = (high_water < index + 1 -> index + 1 : high_water); /* raise_high_water */
+#ifdef OLD_BLIND_CLEARING
+              dated[index] = WHO(me);
+#else
+              do /* date_slot */
+              :: true ->
+                 whose = dated[index];
+                 if
+                 :: generation[index] != raised -> break
+                 :: generation[index] == raised ->
+                    d_step {
+                      who = (dated[index] == whose -> 1 : 0); /* compare-and-swap */
+                      if :: who -> dated[index] = WHO(me) :: else fi
+                    }
+                    if :: who -> break :: else fi
+                 fi
+              od;
+              who = 0;
+              whose = 0;
+#endif
+              /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
+              d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
+              if
+              :: lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
+                 own_generation[me] = raised;
+                 d_step { own_slot[me] = index; took = 1 }
+              :: else
+              fi
+           :: else
+           fi;
+           if
+           :: !took ->
+#ifndef OLD_BLIND_CLEARING
+              d_step { if :: written[index] == WHO(me) -> written[index] = NOBODY :: else fi }
+#endif
               d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
-           fi
+           :: else
+           fi;
+           cleared = 0
 #ifndef MUT_NO_SECOND_LOOK
         :: written[index] != NOBODY ->
            d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
@@ -413,7 +478,7 @@ inline own_a_slot() {
        :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_BOOKS; TICK(own_slot[me])
        :: else
        fi;
-       lost = 0; took = 0; j = 0; raised = 0; busy = 0; emptied = 0
+       lost = 0; took = 0; j = 0; raised = 0; judged = 0; busy = 0; emptied = 0
      }
   fi;
   d_step { claiming[me] = 0 } /* claim_unlock */
@@ -744,6 +809,8 @@ proctype thread(byte t; byte me) {
   bit decided;
 #endif
   short short_by;
+  byte judged, who, whose;
+  bit cleared;
   bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
 #ifdef MUT_NO_TICK
   byte seen_bytes[SLOTS];
@@ -843,7 +910,7 @@ init {
 #ifdef REGISTERED /* everybody has a slot already */
     do
     :: p < PROCS ->
-       own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); dated[p] = 1; lock_owner[p] = WHO(p);
+       own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); dated[p] = WHO(p); lock_owner[p] = WHO(p);
        p++
     :: else -> break
     od;
@@ -851,7 +918,7 @@ init {
     high_water = PROCS;
 #endif
 #ifdef CORPSE /* the first slot is that of a process which was killed while it decided */
-    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = 1; bytes[0] = LIMIT; touched[0] = 1; mark[0] = 1;
+    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = WHO(PROCS + 1); bytes[0] = LIMIT; touched[0] = 1; mark[0] = 1;
     high_water = 1;
 #endif
     do :: p < THREADS -> run thread(p, OF(p)); p++ :: else -> break od;

@@ -57,6 +57,11 @@ HOLDS = [
     Case("register-corpse", "CORPSE PROCS=2 OPS=1", "both beside the slot of a dead process"),
     Case("register-corpse-lost", "CORPSE PROCS=2 OPS=1 LOSSES=1", "that, and one loses its lock"),
     Case("register-lost-kill", "PROCS=2 OPS=1 LOSSES=1 KILLS=1", "one loses its lock, one is killed"),
+    Case(
+        "register-lost-twice",
+        "PROCS=2 OPS=1 LOSSES=2 ONLY_OVER",
+        "two locks are lost: never over, nothing hangs",
+    ),
     Case("foreign", f"{R2} OPS=1 LOSSES=1 VISIBLE=0", "lost lock, and nobody sees anybody in /proc"),
     Case("foreign-keep", f"{R2} OPS=1 LOSSES=1 VISIBLE=0 KEEP", "the same, nothing given back at the end"),
     Case("foreign-kill", f"{R2} OPS=1 LOSSES=1 KILLS=1 VISIBLE=0", "the same, and one killed"),
@@ -106,6 +111,7 @@ FINDS = [
     Case("allowance-not-confirmed", f"{R2} ALLOW=2 OPS=2 SIZE_MAX=1 MUT_NOT_CONFIRMED", "", "OVER"),
     Case("allowance-read-last", f"{R3} ALLOW=1 OPS_FIRST=2 OPS=1 SIZE_MAX=1 MUT_USED_FIRST", "", "OVER"),
     Case("allowance-not-forgotten", f"{R2} ALLOW=2 THREADS=3 OPS=2 SIZE_MAX=1 MUT_NOT_FORGOTTEN", "", "OVER"),
+    Case("old-blind-clearing", "PROCS=2 OPS=1 LOSSES=2 ONLY_OVER OLD_BLIND_CLEARING", "", "OVER"),
     Case("livelock", f"{R2} LIVELOCK", "", "CYCLE", cycles=True),
 ]
 
