@@ -13,6 +13,7 @@
 enum { PROBES = 16, KEY_LEGACY = 1, KEY_THREAD = 2 };
 
 struct lane lanes[LANES];
+_Atomic int lanes_stopped;
 static struct long_lock touching;
 static struct lock table;
 static _Thread_local char seat; /* its address names the thread */
@@ -136,6 +137,11 @@ int lane_is_capturing(const struct lane *lane) {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+static void pop_context(void) {
+  CUcontext none;
+  real_cuda.cuCtxPopCurrent_v2(&none);
+}
+
 /* --- marks: under the lane's lock -------------------------------------------------------------------------------- */
 
 static CUevent event_for(struct lane *lane, struct lane_mark *mark) {
@@ -179,9 +185,9 @@ void lane_poll(struct lane *lane) {
   lock_give(&lane->lock);
 }
 
-/* Four marks to a window. */
+/* Four marks to a window. An event belongs to the context that is current when it is made, and has to be the stream's. */
 void lane_set_mark(struct lane *lane) {
-  if (lane_is_capturing(lane)) return;
+  if (lane_is_capturing(lane) || real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) return;
   CUstreamCaptureMode mode = capture_relax();
   lock_take(&lane->lock);
   poll_locked(lane);
@@ -190,6 +196,7 @@ void lane_set_mark(struct lane *lane) {
   atomic_store(&lane->next_mark, atomic_load(&lane->launched) + (step != 0 ? step : 1));
   lock_give(&lane->lock);
   capture_restore(mode);
+  pop_context();
 }
 
 /* --- ends --------------------------------------------------------------------------------------------------------- */
@@ -210,15 +217,20 @@ static void forget(struct lane *lane, int events_too) {
   lock_give(&lane->lock);
 }
 
-void lane_touch_for_good(unsigned int limit_ms) { long_lock_try(&touching, &self, limit_ms); }
+void lanes_stop(unsigned int limit_ms) {
+  atomic_store(&lanes_stopped, 1);
+  if (long_lock_try(&touching, &self, limit_ms)) long_lock_give(&touching);
+}
 
 struct lane *lane_before_end(CUstream stream) {
   struct lane *lane = find_key((uintptr_t)stream);
   if (lane == NULL || lane->kind != LANE_STREAM || is_idle(lane) || lane_is_capturing(lane)) return lane;
+  if (real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) return lane;
   lock_take(&lane->lock);
   if (lane->mark_count == LANE_MARKS) lane->mark_count--; /* set anew, behind all */
   lane_mark_on(lane, stream);
   lock_give(&lane->lock);
+  pop_context();
   return lane;
 }
 
@@ -255,4 +267,5 @@ void lanes_after_fork(void) {
   memset(lanes, 0, sizeof lanes);
   lock_give(&table);
   long_lock_give(&touching);
+  atomic_store(&lanes_stopped, 0);
 }

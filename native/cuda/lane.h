@@ -93,7 +93,7 @@ int lanes_are_dirty(void);
 void lane_touch(void);
 void lane_touch_end(void);
 /* No look from now on, as soon as the present one is over; waits at most so long for that. */
-void lane_touch_for_good(unsigned int limit_ms);
+void lanes_stop(unsigned int limit_ms);
 /* Within, before a stream is destroyed: marks the work it has left. And after: the stream is gone, its work may not be. */
 struct lane *lane_before_end(CUstream stream);
 void lane_ended(struct lane *lane);

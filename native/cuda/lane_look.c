@@ -72,7 +72,7 @@ struct lane_view lanes_look(void) {
     struct lane *lane = &lanes[i];
     if (!atomic_load_explicit(&lane->dirty, memory_order_relaxed) && !lane->busy) continue;
     lane_touch();
-    if (atomic_load(&lane->key) != 0) {
+    if (atomic_load(&lane->key) != 0 && !atomic_load(&lanes_stopped)) {
       int launches = (int)atomic_exchange(&lane->dirty, 0);
       lane->busy = look(lane, launches);
       if (lane->busy) view.busy |= UINT32_C(1) << lane->column;

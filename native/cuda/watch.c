@@ -98,11 +98,11 @@ static void *run(void *name) {
   return NULL;
 }
 
-/* The program ends: the driver is about to go. Nobody looks any more once the lock is ours. */
+/* The program ends: the driver is about to go. Nobody looks any more when this returns; other threads may go on. */
 static void leave(void *unused) {
   (void)unused;
   atomic_store(&leaving, 1);
-  lane_touch_for_good(LEAVING_MS);
+  lanes_stop(LEAVING_MS);
 }
 
 void watch_wake(void) {
