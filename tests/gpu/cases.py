@@ -1,7 +1,7 @@
 """What must hold on a real card, one function a case. A case returns its evidence in one line, or raises.
 
-Every program runs in a process of its own under a fresh quota directory. No managed memory is used, and no case asks
-for more than the card has free.
+Every program runs in a process of its own under a fresh quota directory. No case asks for more than the card has free,
+managed memory included: a card whose memory is overcommitted can hang with some drivers.
 """
 
 from __future__ import annotations
@@ -224,6 +224,22 @@ def graph(world: World) -> str:
     return f"held {number(got, 'held') >> 20} MiB for a node of {number(got, 'block') >> 20}, refused beyond"
 
 
+def beyond(world: World) -> str:
+    """Memory beyond a physical share is managed, little of it, and looks and computes like the card's own."""
+    size = 64 << 20
+    physical = str(world.limit - 2 * size)
+    got = world.run("beyond", "beyond.py", str(size), VCUDA_PHYSICAL_LIMIT=physical)
+    if not got["access"]:
+        raise CaseSkippedError("the card has no concurrentManagedAccess")
+    must(got["own"] == 0 and got["more"] == 0, f"within the quota: {got['own']}, {got['more']}")
+    must(got["over"] == OUT_OF_MEMORY, f"beyond the quota: {got['over']}")
+    must(got["right"] is True, "managed memory gave other bytes back than were written")
+    must(got["managed"] == 0 and got["type"] == 2, f"it shows: managed {got['managed']}, type {got['type']}")
+    must(got["shared"] != 0, "a handle for other processes was given out, which managed memory cannot have")
+    must(got["back"] is True, "freeing did not give the quota back")
+    return f"{size >> 20} MiB beyond a physical share of {gib(int(physical))}, written, copied, freed"
+
+
 def pytorch(world: World) -> str:
     """PyTorch sees the limit, is refused beyond it and recovers."""
     return _pytorch(world, "torch", "")
@@ -324,6 +340,7 @@ CASES: tuple[Callable[[World], str], ...] = (
     graph,
     compute_share,
     compute_share_unset,
+    beyond,
     pytorch,
     pytorch_expandable,
     pytorch_async,

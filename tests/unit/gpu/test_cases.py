@@ -25,7 +25,7 @@ def run_cases(tmp_path: Path, *arguments: str, **env: str) -> subprocess.Complet
 def test_cases_pass_on_the_simulated_card(tmp_path: Path) -> None:
     done = run_cases(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for case in ("exact", "views_agree", "shared_and_killed", "pool", "vmm", "array", "graph"):
+    for case in ("exact", "views_agree", "shared_and_killed", "pool", "vmm", "array", "graph", "beyond"):
         assert f"pass  {case}" in done.stdout
     (report,) = (tmp_path / "report").iterdir()
     assert "| exact | pass |" in report.read_text()
@@ -44,7 +44,7 @@ def empty_library(tmp_path: Path) -> Path:
 def test_cases_fail_without_a_quota(tmp_path: Path, empty_library: Path) -> None:
     done = run_cases(tmp_path, "--library", str(empty_library))
     assert done.returncode == 1, done.stdout + done.stderr
-    for case in ("exact", "views_agree", "pool", "vmm", "array", "graph"):
+    for case in ("exact", "views_agree", "pool", "vmm", "array", "graph", "beyond"):
         assert f"FAIL  {case}" in done.stdout
 
 
