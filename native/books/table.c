@@ -212,3 +212,15 @@ uint64_t table_sum(struct table *table, uint32_t column) {
   }
   return sum;
 }
+
+uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < TABLE_SHARDS && count < max; i++) {
+    struct table_shard *shard = &table->shard[i];
+    int biased = enter(table, shard);
+    for (uint32_t k = 0; shard->count != 0 && k <= shard->mask && count < max; k++)
+      if (shard->slots[k].key != 0 && shard->slots[k].column == column) out[count++] = shard->slots[k];
+    leave(table, shard, biased);
+  }
+  return count;
+}

@@ -58,4 +58,7 @@ uint64_t table_count(struct table *table);
 /* Bytes of all entries of a column. */
 uint64_t table_sum(struct table *table, uint32_t column);
 
+/* Copies entries of a column, at most MAX and no particular ones; returns how many. */
+uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max);
+
 #endif

@@ -206,6 +206,10 @@ int charge_is_converted(uint64_t key) {
   return key != 0 && table_get(&books[BOOK_LINEAR], key, &entry) && (entry.column & COLUMN_CONVERTED) != 0;
 }
 
+uint32_t charge_converted(uint32_t column, struct table_entry *out, uint32_t max) {
+  return table_collect(&books[BOOK_LINEAR], column | COLUMN_MANAGED | COLUMN_CONVERTED, out, max);
+}
+
 void charge_after_fork(void) {
   for (int book = 0; book < BOOKS; book++) table_reset(&books[book]);
 }

@@ -90,6 +90,9 @@ void charge_forget_owner(uint32_t owner);
 /* Whether KEY is in BOOK_LINEAR as memory that the program believes to be the card's own. */
 int charge_is_converted(uint64_t key);
 
+/* Some blocks of such memory in a column, at most MAX; returns how many. */
+uint32_t charge_converted(uint32_t column, struct table_entry *out, uint32_t max);
+
 /* In a forked child. */
 void charge_after_fork(void);
 

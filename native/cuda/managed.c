@@ -128,4 +128,30 @@ int managed_is_converted(CUdeviceptr address) {
   return charge_is_converted(base) || pool_is_converted(base);
 }
 
+static CUresult fetch(CUdeviceptr address, size_t bytes, CUdevice dev, CUstream stream, int per_thread) {
+  const CUmemLocation place = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+  __typeof__(&cuMemPrefetchAsync) old = per_thread ? real_cuda.cuMemPrefetchAsync_ptsz : real_cuda.cuMemPrefetchAsync;
+  __typeof__(&cuMemPrefetchAsync_v2) new = per_thread ? real_cuda.cuMemPrefetchAsync_v2_ptsz
+                                                      : real_cuda.cuMemPrefetchAsync_v2;
+  if (old != NULL) return old(address, bytes, dev, stream);
+  return new != NULL ? new(address, bytes, place, 0, stream) : CUDA_ERROR_NOT_FOUND;
+}
+
+/* No more than the card surely has room for: what is too much would push out what has just come. A block that another
+ * thread frees meanwhile is an error to the driver and nothing to us. */
+void managed_fetch(uint32_t column, CUstream stream, int per_thread) {
+  struct table_entry blocks[128];
+  CUdevice dev;
+  size_t room;
+  if (!atomic_load_explicit(&any, memory_order_acquire) || real_cuda.cuCtxGetDevice(&dev) != CUDA_SUCCESS) return;
+  if (real_cuda.cuDeviceTotalMem_v2 == NULL || real_cuda.cuDeviceTotalMem_v2(&room, dev) != CUDA_SUCCESS) return;
+  room = room / 4 * 3;
+  uint32_t count = charge_converted(column, blocks, sizeof blocks / sizeof *blocks);
+  for (uint32_t i = 0; i < count; i++) {
+    if (blocks[i].bytes > room) continue;
+    if (fetch(blocks[i].key, blocks[i].bytes, dev, stream, per_thread) != CUDA_SUCCESS) continue;
+    room -= blocks[i].bytes;
+  }
+}
+
 void managed_after_fork(void) { atomic_store(&any, 0); }

@@ -25,6 +25,10 @@ int managed_is_converted(CUdeviceptr address);
 /* There is such memory in this process: until then the function above is one load. */
 void managed_note(void);
 
+/* Brings converted memory of the column, the current device's, back to the card in the order of STREAM: at once instead of
+ * page by page. For a moment at which nobody else uses the card. PER_THREAD: stream 0 is the thread's own. */
+void managed_fetch(uint32_t column, CUstream stream, int per_thread);
+
 void managed_after_fork(void);
 
 #endif

@@ -3,7 +3,8 @@
  * A container whose turn it is must not fill its queues for seconds ahead: what is in them when the turn ends runs on,
  * and moves the next one's pages away. So while there are turns, an event is set behind every so many pieces of work, and
  * before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle is as large as
- * takes about ten milliseconds. Without turns nothing of this happens.
+ * takes about ten milliseconds. Whoever was held fetches his pages at once when his turn comes. Without turns nothing of
+ * this happens.
  * Tests: tests/integration/test_native_turns.py. */
 #include "turn.h"
 
@@ -13,6 +14,7 @@
 #include "context.h"
 #include "driver.h"
 #include "lock.h"
+#include "managed.h"
 #include "os.h"
 
 enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, LARGEST = 4096 };
@@ -97,7 +99,10 @@ void turn_wait(CUstream stream, int per_thread) {
   if (context_place(&place) != VC_OK) return;
   int turn = ledger_turn(guest_ledger, place.column);
   if (turn != VC_TURN_FREE && !is_capturing(stream, per_thread)) {
-    if (turn == VC_TURN_HELD) hold(place.column);
+    if (turn == VC_TURN_HELD) {
+      hold(place.column);
+      if (ledger_turn(guest_ledger, place.column) == VC_TURN_YOURS) managed_fetch(place.column, stream, per_thread);
+    }
     bound_queue(place.column, stream, per_thread);
   }
   ledger_turn_progress(guest_ledger, place.column);

@@ -1,6 +1,8 @@
-/* Advice and prefetches for managed memory: checked, remembered by nobody.
+/* Advice for managed memory, checked and remembered by nobody, and prefetches, which move pages.
  * Must not know how memory is laid out. Tests: tests/unit/fakedriver/test_managed.py. */
 #include "fake_work.h"
+
+enum { PREFETCH = 3 }; /* pages that are fetched at once come so much faster than those that kernels wait for */
 
 static CUresult managed(CUdeviceptr address, size_t bytes) {
   CUdeviceptr base;
@@ -35,7 +37,13 @@ static CUresult prefetch(CUdeviceptr address, size_t bytes, int device, CUstream
   CUstream own;
   TRY(stream_check(stream, &own));
   TRY(managed(address, bytes));
-  return check_device(device);
+  TRY(check_device(device));
+  if (device == CU_DEVICE_CPU) return CUDA_SUCCESS;
+  CUcontext context;
+  TRY(stream_context(stream, &context));
+  uint64_t moved = state_fetch_managed(device_gpu[device], bytes) >> 20, each = fake_state->machine.paging_ns;
+  if (moved && each) work_launch(context, stream, moved * each / PREFETCH);
+  return CUDA_SUCCESS;
 }
 ENTRY_PTSZ(cuMemPrefetchAsync, (CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream), prefetch,
            (address, bytes, device, stream))
@@ -44,7 +52,7 @@ static CUresult prefetch_to(CUdeviceptr address, size_t bytes, CUmemLocation loc
                             CUstream stream) {
   if (flags) return CUDA_ERROR_INVALID_VALUE;
   TRY(check_location(location));
-  return prefetch(address, bytes, CU_DEVICE_CPU, stream);
+  return prefetch(address, bytes, location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : CU_DEVICE_CPU, stream);
 }
 ENTRY_PTSZ(cuMemPrefetchAsync_v2,
            (CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned flags, CUstream stream), prefetch_to,

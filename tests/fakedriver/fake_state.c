@@ -173,6 +173,19 @@ void state_uncharge_managed(unsigned gpu, uint64_t bytes) {
   gpu_unlock(gpu);
 }
 
+uint64_t state_fetch_managed(unsigned gpu, uint64_t bytes) {
+  struct fake_slot *slot = &fake_state->slot[own_slot];
+  gpu_lock(gpu, own_lock_word);
+  uint64_t missing = atomic_load(&slot->managed[gpu]) - atomic_load(&slot->resident[gpu]);
+  if (bytes < missing) missing = bytes;
+  uint64_t room = free_bytes(gpu), out = missing > room ? page_out(gpu, missing - room, 0) : 0;
+  uint64_t in = missing < room + out ? missing : room + out;
+  change_resident(gpu, (unsigned)own_slot, in, 1);
+  gpu_unlock(gpu);
+  atomic_fetch_add(&slot->moved[gpu], in + out);
+  return in + out;
+}
+
 uint64_t state_touch_managed(unsigned gpu) {
   struct fake_slot *slot = &fake_state->slot[own_slot];
   if (atomic_load(&slot->managed[gpu]) == atomic_load(&slot->resident[gpu])) return 0;

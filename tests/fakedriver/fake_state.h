@@ -127,6 +127,8 @@ void state_uncharge_managed(unsigned gpu, uint64_t bytes);
 /* All managed memory of this process comes to the card, as far as there is room beside what cannot move. Returns how many
  * bytes move, in both directions together. */
 uint64_t state_touch_managed(unsigned gpu);
+/* The same of BYTES, for a prefetch. */
+uint64_t state_fetch_managed(unsigned gpu, uint64_t bytes);
 
 /* One reference more of this process to shared memory of BYTES. PAYS: it has charged them; else they are charged to it
  * if nobody alive pays. -1: no room. */

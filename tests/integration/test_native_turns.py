@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -145,6 +146,29 @@ def test_a_turn_keeps_queues_short(place):
         page.give(LONG)
         assert program.do(launches) == 60
         assert program.do(left) < behind / 2
+
+
+def test_pages_are_fetched_when_the_turn_comes_and_only_then(place):
+    calls = lambda: json.loads(place.fakectl("state"))["calls"].get("cuMemPrefetchAsync", 0)  # noqa: E731
+    with started(place) as program:
+        program.do("keep(b=c_ulonglong(), c=c_ulonglong())")
+        assert program.do("cuMemAlloc_v2(ref(b), c_size_t(1800 << 20))") == SUCCESS
+        assert program.do("cuMemAlloc_v2(ref(c), c_size_t(1 << 30))") == SUCCESS
+        page = Page(place)
+        place.fakectl("count", "on")
+        assert program.do(LAUNCH.format("None")) == SUCCESS
+        page.give(LONG)
+        assert program.do(LAUNCH.format("None")) == SUCCESS
+        assert calls() == 0
+        page.hold(LONG)
+        done = []
+        thread = threading.Thread(target=lambda: done.append(program.do(LAUNCH.format("None"))))
+        thread.start()
+        assert eventually(lambda: page.usage().waiting)
+        page.give(LONG)
+        thread.join(60)
+        assert done == [SUCCESS]
+        assert calls() == 1  # what is managed, and nothing else
 
 
 def test_containers_without_host_memory_never_wait(place):
