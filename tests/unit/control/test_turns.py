@@ -125,6 +125,34 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for(store):
     assert node.page("b")[0] == 0
 
 
+def test_every_card_has_its_own_turns(store):
+    """A container on two cards waits on the one that thrashes and goes on on the other."""
+    cards = tuple(Gpu(uuid(n), n, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB) for n in range(2))
+    found = Inventory(cards, Topology.flat(2))
+    clock = [100.0]
+    keeper = TurnKeeper(store, lambda: found, lambda: clock[0])
+    book, fresh = Book(), []
+    for number in (1, 2):
+        holds = tuple(
+            Hold(uuid(n), GIB, tuple(f"{uuid(n)}/{100 * number + k}" for k in range(QUOTA)), GIB)
+            for n in range(2)
+        )
+        policy = GrantPolicy(oversubscribe=True)
+        one = Grant(f"{number:032x}", number, 1.0, holds, store.library, policy=policy)
+        book, fresh = book.with_grant(one), [*fresh, one]
+    store.commit(book, fresh)
+    progress = [1]
+    keeper._usage = lambda grant: {uuid(0): used(progress[0]), uuid(1): used(progress[0], managed=4 * GIB)}
+    for _ in range(60):
+        clock[0] += 0.05
+        progress[0] += 1
+        keeper.look()
+    assert keeper.cards[uuid(0)].holder
+    assert keeper.cards[uuid(1)].holder is None and keeper.cards[uuid(1)].fits
+    assert {gpu for _, gpu in keeper._written} == {uuid(0)}
+    keeper.free_all()
+
+
 def test_it_frees_everybody_when_it_is_cancelled(store):
     node = Node(store)
     node.step(8, a=1, b=1)

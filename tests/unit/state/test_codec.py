@@ -183,6 +183,28 @@ def test_a_checkpoint_of_the_second_version_has_no_changed_limits():
     assert found.policy.elastic and found.cores_of("G") == 30
 
 
+def test_in_a_checkpoint_of_the_third_version_all_memory_is_the_cards_own():
+    state = json.loads(with_grant(policy={"cores": 30, "oversubscribe": True}))
+    (found,) = codec.decode_book(sealed(3, json.dumps(state))).grants
+    assert found.physical == {}
+    assert found.policy.turns
+
+
+def test_physical_shares_are_kept():
+    one = grant(1, (0, range(8)), policy=GrantPolicy(oversubscribe=True, turns=False))
+    one = replace(one, holds=tuple(replace(hold, physical_bytes=3 * GIB) for hold in one.holds))
+    found = codec.decode_grant(codec.encode_grant(one))
+    assert found == one
+    assert found.physical == {uuid(0): 3 * GIB}
+
+
+@pytest.mark.parametrize("physical", [-1, "1", 1.5, True])
+def test_physical_shares_that_make_no_sense_are_damage(physical):
+    holds = [{**GOOD["holds"][0], "physical": physical}]
+    with pytest.raises(CheckpointError):
+        codec.decode_book(sealed(codec.VERSION, with_grant(holds=holds)))
+
+
 def test_changed_limits_are_kept():
     limits = (LiveLimit(uuid(0), 3 * GIB), LiveLimit(uuid(1), None, 0))
     policy = GrantPolicy(cores=20, parts=(2, 2))
