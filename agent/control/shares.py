@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import vcuda
 from agent.model import PRIORITIES
 from agent.state.arbiter import Arbiter, Sighting, Verdict
-from agent.state.records import Grant
+from agent.state.records import Book, Grant
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 from vcuda import contract
@@ -32,6 +32,19 @@ _CREDIT_STEP = 0.02
 """Seconds between two writes of a page's credit."""
 _KEEP_ALIVE = 0.5
 """Seconds between two writes of what is lent: a library believes no page that is silent for two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharer:
+    """A container on a card, and where its files are: worked out once for each state of the book."""
+
+    id: str
+    name: str
+    ledger: str
+    page: str
+    share: int
+    elastic: bool
+    weight: int
 
 
 @dataclass(slots=True)
@@ -58,6 +71,8 @@ class ShareKeeper:
         self._now = now
         self._cards: dict[str, _Card] = {}
         self._said: set[str] = set()
+        self._book: Book | None = None
+        self._sharers: dict[str, dict[str, _Sharer]] = {}
         self._log = get_logger("shares")
 
     async def run(self) -> None:
@@ -68,91 +83,100 @@ class ShareKeeper:
     def look(self) -> float:
         """One look at all cards; seconds until the next one is due."""
         pause, now = _IDLE, self._now()
-        cards = self._sharers()
-        for gpu in self._cards.keys() - cards.keys():
-            del self._cards[gpu]
-        for gpu, grants in cards.items():
+        self._follow_book()
+        for gpu, sharers in self._sharers.items():
             seen = {
-                grant.id: sighting for grant in grants if (sighting := self._sight(grant, gpu)) is not None
+                name: sighting
+                for name, one in sharers.items()
+                if (sighting := self._sight(one, gpu)) is not None
             }
             if seen:
-                self._publish(gpu, {grant.id: grant for grant in grants}, seen, now)
+                self._publish(gpu, sharers, seen, now)
             busy = any(one.flying or one.waiting for one in seen.values())
             pause = min(pause, _BUSY if busy else _QUIET)
         return pause
 
-    def _sharers(self) -> dict[str, list[Grant]]:
-        cards: dict[str, list[Grant]] = {}
-        for grant in self._store.book.grants:
+    def _follow_book(self) -> None:
+        book = self._store.book
+        if book is self._book:
+            return
+        cards: dict[str, dict[str, _Sharer]] = {}
+        for grant in book.grants:
             if grant.whole or grant.gone or not grant.held:
                 continue
             for gpu in grant.quota():
                 if grant.cores_of(gpu):
-                    cards.setdefault(gpu, []).append(grant)
-        return {
-            gpu: grants
-            for gpu, grants in cards.items()
-            if len(grants) > 1 or any(grant.policy.cores_elastic for grant in grants)
+                    cards.setdefault(gpu, {})[grant.id] = self._sharer(grant, gpu)
+        self._book = book
+        self._sharers = {
+            gpu: found
+            for gpu, found in cards.items()
+            if len(found) > 1 or any(one.elastic for one in found.values())
         }
+        for gpu in self._cards.keys() - self._sharers.keys():
+            del self._cards[gpu]
 
-    def _sight(self, grant: Grant, gpu: str) -> Sighting | None:
-        """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
-        try:
-            use = vcuda.read_shares(self._store.dirs.path(grant.id) / contract.LEDGER_FILE).get(gpu)
-        except vcuda.VcudaError as error:
-            self._say(grant, str(error))
-            return None
-        if use is None:
-            return None
-        return Sighting(
+    def _sharer(self, grant: Grant, gpu: str) -> _Sharer:
+        directory = self._store.dirs.path(grant.id)
+        return _Sharer(
+            grant.id,
+            grant.name,
+            str(directory / contract.LEDGER_FILE),
+            str(directory / contract.LIMITS_FILE),
             grant.cores_of(gpu) * 10,
-            use.flying,
-            use.spent,
-            use.waiting,
             grant.policy.cores_elastic,
             PRIORITIES[grant.policy.priority],
         )
 
+    def _sight(self, one: _Sharer, gpu: str) -> Sighting | None:
+        """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
+        try:
+            use = vcuda.read_shares(one.ledger).get(gpu)
+        except vcuda.VcudaError as error:
+            self._say(one, str(error))
+            return None
+        if use is None:
+            return None
+        return Sighting(one.share, use.flying, use.spent, use.waiting, one.elastic, one.weight)
+
     def _publish(
-        self, gpu: str, grants: Mapping[str, Grant], seen: Mapping[str, Sighting], now: float
+        self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, Sighting], now: float
     ) -> None:
         card = self._cards.setdefault(gpu, _Card())
         for name in seen.keys() - card.pages.keys():
-            card.pages[name] = self._read(grants[name], gpu, now)
+            card.pages[name] = self._read(sharers[name], gpu, now)
         for name in card.pages.keys() - seen.keys():
             del card.pages[name]
         published = {name: page.credit_us / 1e6 for name, page in card.pages.items()}
         for name, verdict in card.arbiter.look(now, seen, published).items():
             try:
-                self._write(grants[name], gpu, card.pages[name], verdict, now)
+                _write(sharers[name], gpu, card.pages[name], verdict, now)
             except vcuda.VcudaError as error:
-                self._say(grants[name], str(error))
+                self._say(sharers[name], str(error))
 
-    def _read(self, grant: Grant, gpu: str, now: float) -> _Page:
+    def _read(self, one: _Sharer, gpu: str, now: float) -> _Page:
         """What a predecessor has published."""
         try:
-            limits = vcuda.read_limits(self._store.dirs.path(grant.id) / contract.LIMITS_FILE)
+            limits = vcuda.read_limits(one.page)
         except vcuda.VcudaError as error:
-            self._say(grant, str(error))
+            self._say(one, str(error))
             return _Page(0, now, 0, now)
-        found = next((one for one in limits.gpus if one.uuid == gpu), None)
+        found = next((each for each in limits.gpus if each.uuid == gpu), None)
         return _Page(found.credit_us if found else 0, now, found.granted_permille if found else 0, now)
 
-    def _write(self, grant: Grant, gpu: str, page: _Page, verdict: Verdict, now: float) -> None:
-        path = self._store.dirs.path(grant.id) / contract.LIMITS_FILE
-        credit = max(page.credit_us, int(verdict.credit * 1e6))
-        if credit > page.credit_us and now - page.credit_at >= _CREDIT_STEP:
-            vcuda.set_credit(path, gpu, credit)
-            page.credit_us, page.credit_at = credit, now
-        lent = verdict.granted > grant.cores_of(gpu) * 10
-        if verdict.granted != page.granted or (lent and now - page.granted_at >= _KEEP_ALIVE):
-            vcuda.set_granted(path, gpu, verdict.granted)
-            page.granted, page.granted_at = verdict.granted, now
-
-    def _say(self, grant: Grant, detail: str) -> None:
+    def _say(self, one: _Sharer, detail: str) -> None:
         """Logs a problem when it begins."""
-        if grant.id not in self._said:
-            self._said.add(grant.id)
-            self._log.warning(
-                "share not looked after", allocation=grant.id, container=grant.name, detail=detail
-            )
+        if one.id not in self._said:
+            self._said.add(one.id)
+            self._log.warning("share not looked after", allocation=one.id, container=one.name, detail=detail)
+
+
+def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) -> None:
+    credit = max(page.credit_us, int(verdict.credit * 1e6))
+    if credit > page.credit_us and now - page.credit_at >= _CREDIT_STEP:
+        vcuda.set_credit(one.page, gpu, credit)
+        page.credit_us, page.credit_at = credit, now
+    lent = verdict.granted > one.share
+    if verdict.granted != page.granted or (lent and now - page.granted_at >= _KEEP_ALIVE):
+        vcuda.set_granted(one.page, gpu, verdict.granted)
+        page.granted, page.granted_at = verdict.granted, now

@@ -1,5 +1,7 @@
 """What reaches the limits pages of containers that share a card's time."""
 
+from pathlib import Path
+
 import pytest
 from vcuda._native import ffi, lib
 
@@ -46,7 +48,7 @@ class Busy:
 
     def read(self, path, gpus=()):
         del gpus
-        use = self.uses.get(path.parent.name, vcuda.ShareUsage(0, 0, 0, False))
+        use = self.uses.get(Path(path).parent.name, vcuda.ShareUsage(0, 0, 0, False))
         return {uuid(0): use}
 
     def charge(self, seconds, *grants):
