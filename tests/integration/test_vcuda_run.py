@@ -150,6 +150,21 @@ def test_more_than_the_card_gives(run: Run) -> None:
     assert "--physical 25GiB is more than GPU 0 has" in refused.stderr
 
 
+def test_a_share_of_the_time(run: Run) -> None:
+    """The command and what it starts find it in the page; what others have set for themselves does not count."""
+    show = f"{shlex.join(VCUDA)} limits --json $VCUDA_DIR; echo ${{VCUDA_CORES-unset}}"
+    result = run(
+        "run", "--memory", "1GiB", "--cores", "30", "--elastic", "--gpu", "0", "--", "sh", "-c", show
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    *page, cores = result.stdout.splitlines()
+    (gpu,) = json.loads("\n".join(page))["gpus"]
+    assert (gpu["cores_percent"], gpu["compute_policy"], cores) == (30, 1, "unset")
+    refused = run("run", "--memory", "1GiB", "--cores", "130", "--", "true")
+    assert refused.returncode == 2
+    assert "--cores 130 is not a percentage: write a number from 1 to 100" in refused.stderr
+
+
 def test_two_children_share_the_quota(run: Run) -> None:
     """Both want 5 of 8 GiB at the same time: exactly one gets them, whoever is first."""
     script = f"""
