@@ -82,9 +82,9 @@ static void clear_word(const struct ledger_slot *slot, uint32_t generation, used
 }
 
 /* The slot was judged at generation JUDGED and is ours by lock; forget what it held. The tick keeps every change of a word
- * visible to concurrent readers. The generation is raised before, so that the old owner notices, and after, so that a
- * refusal that counted these words notices. 1: *LAST is what it is now. 0: somebody else was there in between. */
-static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged, uint32_t *last) {
+ * visible to concurrent readers. The generation is raised before, so that the old owner notices, and after (by
+ * raise_again), so that a refusal that counted these words notices. 1: it is JUDGED + 1 now. 0: somebody else was there. */
+static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
   uint32_t generation = judged + 1;
@@ -103,7 +103,12 @@ static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged, ui
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->flight, 0, memory_order_relaxed);
-  *last = generation + 1;
+  return 1;
+}
+
+/* Nobody was there since the slot was judged at this generation and cleared. */
+static int raise_again(struct ledger_slot *slot, uint32_t judged) {
+  uint32_t generation = judged + 1;
   return atomic_compare_exchange_strong(&slot->generation, &generation, generation + 1);
 }
 
@@ -123,8 +128,7 @@ static struct finding find_owner(const struct ledger_slot *slot) {
 
 static int empty_slot(struct ledger *ledger, uint32_t index, struct finding found) {
   struct ledger_slot *slot = &ledger->file->slot[index];
-  uint32_t generation;
-  if (!clear_slot(ledger, index, found.generation, &generation)) return 0;
+  if (!clear_slot(ledger, index, found.generation) || !raise_again(slot, found.generation)) return 0;
   atomic_compare_exchange_strong(&slot->start_time, &found.start_time, 0);
   atomic_compare_exchange_strong(&slot->pid, &found.pid, 0);
   return 1;
@@ -220,18 +224,18 @@ static void date_slot(struct ledger_slot *slot, uint32_t generation, uint64_t st
 static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   int32_t nobody = 0, pid = os_pid();
-  uint32_t generation;
   struct finding found = find_owner(slot);
   if (found.pid != 0) return 0;
   if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
   uint64_t start_time = os_start_time(pid);
   if (atomic_compare_exchange_strong(&slot->pid, &nobody, pid)) {
-    if (clear_slot(ledger, index, found.generation, &generation)) {
+    if (clear_slot(ledger, index, found.generation)) {
       raise_high_water(ledger, index + 1);
       os_process_name(slot->name, sizeof slot->name);
-      date_slot(slot, generation, start_time);
-      if (taking_holds(fd, index, slot, generation)) {
-        atomic_store(&ledger->generation, generation);
+      date_slot(slot, found.generation + 1, start_time);
+      /* Who found the slot without a date, and so without an owner who lives, found it at an earlier generation. */
+      if (raise_again(slot, found.generation) && taking_holds(fd, index, slot, found.generation + 2)) {
+        atomic_store(&ledger->generation, found.generation + 2);
         atomic_store(&ledger->slot, (int32_t)index);
         return 1;
       }

@@ -277,11 +277,8 @@ inline clear_slot(index) {
           do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
           i = 0
         }
-#if !defined(MUT_NO_GENERATION) && !defined(MUT_RAISED_ONCE)
-        d_step { /* once more: from here on the slot is empty */
-          cleared = (STILL(index) -> 1 : 0);
-          if :: cleared -> generation[index]++; raised = generation[index] :: else fi
-        }
+#ifdef OLD_BLIND_CLEARING
+        raise_again(index)
 #endif
      :: else
      fi
@@ -289,8 +286,23 @@ inline clear_slot(index) {
   fi
 }
 
+/* Once more: from here on the slot is empty, or taken. */
+inline raise_again(index) {
+#if !defined(MUT_NO_GENERATION) && !defined(MUT_RAISED_ONCE)
+  d_step {
+    cleared = (STILL(index) -> 1 : 0);
+    if :: cleared -> generation[index]++; raised = generation[index] :: else fi
+  }
+#else
+  skip
+#endif
+}
+
 inline empty_slot(index) {
   clear_slot(index);
+#ifndef OLD_BLIND_CLEARING
+  if :: cleared -> raise_again(index) :: else fi;
+#endif
   if
   :: cleared ->
      d_step { dated[index] = (dated[index] == whose -> NOBODY : dated[index]) } /* compare-and-swap */
@@ -426,11 +438,12 @@ inline take_slot(index) {
               od;
               who = 0;
               whose = 0;
+              raise_again(index);
 #endif
               /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
               d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
               if
-              :: lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
+              :: cleared && lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
                  own_generation[me] = raised;
                  d_step { own_slot[me] = index; took = 1 }
               :: else
