@@ -162,7 +162,7 @@ def test_a_share_of_the_time(run: Run) -> None:
     assert (gpu["cores_percent"], gpu["compute_policy"], cores) == (30, 1, "unset")
     refused = run("run", "--memory", "1GiB", "--cores", "130", "--", "true")
     assert refused.returncode == 2
-    assert "--cores 130 is not a percentage: write a number from 1 to 100" in refused.stderr
+    assert "--cores 130 is not a percentage; write a number from 1 to 100" in refused.stderr
 
 
 def test_two_children_share_the_quota(run: Run) -> None:
