@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import vcuda
+from tests.bench.turns import PROGRAM
 from tests.fakedriver.env import driver_env
 from tests.fakes.kubeapi import KubeApi
 from tests.fakes.kubelet import FakeKubelet, Runtime
@@ -28,8 +32,18 @@ WANTS_HOST = {"gigaslice.io/oversubscribe": "true"}
 @pytest.fixture
 def node(directory):
     """One card of 16 GiB with 8 GiB of host memory, in slices of 8 GiB."""
+    yield from begin(directory, "16GiB", {"--slice": "8GiB", "--host-memory": "8GiB"}, 3)
+
+
+@pytest.fixture
+def small_node(directory):
+    """One card of 4 GiB with as much of host memory, in slices of 1 GiB; pages take time to move."""
+    yield from begin(directory, "4GiB", {"--host-memory": "4GiB"}, 8)
+
+
+def begin(directory, memory, flags, slices):
     machine = directory / "card.txt"
-    machine.write_text("context_memory: 100MiB\ngpu 0:\n  memory: 16GiB\n")
+    machine.write_text(f"paging: 5us\ncontext_memory: 100MiB\ngpu 0:\n  memory: {memory}\n")
     driver = driver_env(machine, directory / "machine")
     with KubeApi() as api:
         kubelet = FakeKubelet(
@@ -39,15 +53,14 @@ def node(directory):
         agent.driver = driver
         agent.flags |= {
             "--inventory": "nvml",
-            "--slice": "8GiB",
-            "--host-memory": "8GiB",
+            **flags,
             "--kubeconfig": api.kubeconfig(directory),
             "--node-name": "node-a",
         }
         kubelet.start()
         agent.start()
         agent.wait_event("pods watched")
-        kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
+        kubelet.wait_allocatable(RESOURCE, slices, PATIENCE)
         yield kubelet, agent, driver
         if agent.process is not None:
             assert agent.terminate() == 0
@@ -60,8 +73,8 @@ def program(driver, container):
     return Client({**driver, **quota, "CUDA_VISIBLE_DEVICES": card_of(container)}).ready()
 
 
-def started(kubelet, name, **more):
-    made = kubelet.run_pod(pod(name, 1, **more), PATIENCE)
+def started(kubelet, name, count=1, **more):
+    made = kubelet.run_pod(pod(name, count, **more), PATIENCE)
     assert made.phase == "Running"
     return made.containers[0]
 
@@ -107,3 +120,43 @@ def test_without_the_annotation_a_pod_waits_for_the_cards_own_memory(node):
         assert one.do("alloc b", GIB).code == OUT_OF_MEMORY
     page = vcuda.read_limits(allocation_dir(plain[0]) / contract.LIMITS_FILE)
     assert page.gpus[0].physical_bytes == 0
+
+
+def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
+    """Two containers of 4 GiB on a card of 4: the agent sees them thrash, is killed in the middle, and comes back."""
+    kubelet, agent, driver = small_node
+    containers = [started(kubelet, f"job{n}", 4, annotations=WANTS_HOST) for n in range(2)]
+    jobs = []
+    try:
+        for container in containers:
+            quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
+            command = [sys.executable, "-c", PROGRAM, "6", str(10**9), "2ms", "1e9"]
+            jobs.append(
+                subprocess.Popen(
+                    command, env={**driver, **quota}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            assert jobs[-1].stdout.readline() == "ready\n"
+        for job in jobs:
+            job.stdin.write("\n")
+            job.stdin.flush()
+        agent.wait_event("turns begin", 2)
+        agent.kill()
+        uuid = card_of(containers[0])
+        ledgers = [allocation_dir(container) / contract.LEDGER_FILE for container in containers]
+        before = [vcuda.read_turns(ledger, [uuid])[uuid].progress for ledger in ledgers]
+        wait_until(
+            lambda: all(
+                vcuda.read_turns(ledger, [uuid])[uuid].progress > seen + 5
+                for ledger, seen in zip(ledgers, before, strict=True)
+            ),
+            "both go on",
+        )
+        known = len(agent.events("turns begin"))
+        agent.start()
+        agent.wait_event("turns begin", known + 1)
+        assert all(job.poll() is None for job in jobs)
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
