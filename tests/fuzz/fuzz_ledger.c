@@ -1,7 +1,8 @@
 /* Any bytes as a ledger, which the container's processes can write: the agent's reader stays within bounds, and a process
  * that attaches to it neither crashes nor gets more than its limit. The first byte: bit 0 makes magic, sizes and checksum
- * right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger. Slots beyond the input are empty.
- * Subjects: native/shm/ledger_file.c, ledger_attach.c, ledger.c, ledger_slots.c. */
+ * right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger; bit 3 makes it one with books for host
+ * memory, which get the second half of the input. Slots beyond the input are empty.
+ * Subjects: native/shm/ledger_file.c, ledger_attach.c, ledger.c, ledger_slots.c, ledger_turn.c. */
 #define _GNU_SOURCE
 #include <stdio.h>
 
@@ -12,15 +13,15 @@
 #include "os.h"
 #include "shm.h"
 
-enum { LIMIT = 1000 };
+enum { LIMIT = 1000, PHYSICAL = 700 };
 
-static struct ledger_file image;
+static struct ledger_file_split image;
 static struct vc_slot_usage slots[VC_MAX_SLOTS];
 
-static void mend(struct ledger_file *file) {
+static void mend(struct ledger_file *file, int split) {
   memcpy(file->magic, LEDGER_MAGIC, sizeof file->magic);
-  file->version = LEDGER_VERSION;
-  file->size = (uint32_t)sizeof *file;
+  file->version = split ? LEDGER_VERSION_SPLIT : LEDGER_VERSION;
+  file->size = (uint32_t)ledger_size(file->version);
   file->gpu_count = 1 + file->gpu_count % VC_MAX_GPUS;
   file->slot_count = VC_MAX_SLOTS;
   file->checksum = ledger_checksum(file);
@@ -36,12 +37,16 @@ static void read_as_agent(const char *path) {
     REQUIRE(slots[i].slot < VC_MAX_SLOTS && slots[i].pid == 0); /* nobody holds a lock */
     for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
       REQUIRE(slots[i].used[g] <= USED_BYTES_MASK && slots[i].peak[g] <= USED_BYTES_MASK);
-      REQUIRE(slots[i].excess[g] <= slots[i].used[g]);
+      REQUIRE(slots[i].excess[g] <= slots[i].used[g] && slots[i].managed[g] <= slots[i].used[g]);
     }
     for (const char *c = slots[i].name; *c != 0; c++) REQUIRE(*c >= ' ' && *c <= '~');
     REQUIRE(slots[i].name[VC_NAME_BYTES - 1] == 0);
   }
   REQUIRE(ledger_read(path, &info, slots, 1) <= 1);
+  struct vc_turn_usage turns[VC_MAX_GPUS];
+  count = ledger_read_turns(path, turns, VC_MAX_GPUS);
+  REQUIRE(count == (info.version == LEDGER_VERSION ? 0 : (int)info.gpu_count));
+  for (int i = 0; i < count; i++) REQUIRE(turns[i].alive == 0 && turns[i].managed == 0 && turns[i].waiting <= 1);
 }
 
 /* Marks and foreign PIDs make a refusal take its time (docs/adr/0005); charges are tried where it would not. */
@@ -63,6 +68,7 @@ static int make_limits(struct memory_file *out, const struct ledger_file *file) 
   for (uint32_t i = 0; i < file->gpu_count; i++) {
     memcpy(gpus[i].uuid, file->uuid[i], sizeof gpus[i].uuid);
     gpus[i].memory_bytes = LIMIT;
+    if (file->version == LEDGER_VERSION_SPLIT) gpus[i].physical_bytes = PHYSICAL;
   }
   snprintf(path, sizeof path, "/tmp/vc-fuzz-limits-%d", (int)getpid());
   if (limits_create(path, file->id, gpus, file->gpu_count, 0600) != VC_OK) return 0;
@@ -83,6 +89,12 @@ static void use(struct ledger *ledger) {
   status = ledger_charge(ledger, 0, 600);
   int second = ledger_charge(ledger, 0, 600);
   REQUIRE(status != VC_OK || second != VC_OK);
+  if (ledger_is_split(ledger)) {
+    int managed = ledger_charge_part(ledger, LEDGER_MANAGED, 0, LIMIT - PHYSICAL, 1);
+    REQUIRE(managed != VC_OK || ledger_charge_part(ledger, LEDGER_MANAGED, 0, 1, 1) != VC_OK);
+    if (managed == VC_OK) ledger_uncharge_part(ledger, LEDGER_MANAGED, 0, LIMIT - PHYSICAL);
+    ledger_turn_busy(ledger, 0);
+  }
   if (status != VC_OK) return;
   ledger_view(ledger, 0, &limit, &before);
   ledger_uncharge(ledger, 0, 600);
@@ -91,7 +103,7 @@ static void use(struct ledger *ledger) {
 }
 
 static void detach(struct ledger *ledger) {
-  os_unmap(ledger->file, sizeof *ledger->file);
+  os_unmap(ledger->file, ledger->mapped);
   os_unmap((void *)ledger->limits, LIMITS_BYTES);
   os_close(ledger->fd);
   free(ledger);
@@ -101,7 +113,7 @@ static void attach_as_process(const char *path) {
   struct memory_file limits;
   struct ledger *ledger;
   char why[512] = "";
-  if (!make_limits(&limits, &image)) return;
+  if (!make_limits(&limits, &image.file)) return;
   int status = ledger_attach(limits.path, path, &ledger, why, sizeof why);
   unlink(limits.path);
   REQUIRE(status == VC_OK);
@@ -109,19 +121,30 @@ static void attach_as_process(const char *path) {
   detach(ledger);
 }
 
+/* The input as a file; returns its bytes. */
+static size_t fill(const uint8_t *data, size_t size, int split) {
+  size_t first = split ? size / 2 : size, rest = size - first;
+  memset(&image, 0, sizeof image);
+  memcpy(&image.file, data, first < sizeof image.file ? first : sizeof image.file);
+  if (!split) return first < sizeof image.file ? first : sizeof image.file;
+  size_t turn = rest < sizeof image.turn ? rest : sizeof image.turn;
+  memcpy(image.turn, data + first, turn);
+  memcpy(image.split, data + first + turn, rest - turn);
+  return sizeof image;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct memory_file file;
-  if (size == 0) return 0;
-  size_t length = size - 1 < sizeof image ? size - 1 : sizeof image;
-  memset(&image, 0, sizeof image);
-  memcpy(&image, data + 1, length);
-  if (data[0] & 1) mend(&image);
-  size_t total = data[0] & 2 ? length : sizeof image + (data[0] & 4 ? 123 : 0);
-  memory_file_make(&file, &image, total < sizeof image ? total : sizeof image, total);
+  if (size == 0 || size > 65536) return 0;
+  int split = (data[0] & 8) != 0;
+  size_t whole = split ? sizeof image : sizeof image.file, length = fill(data + 1, size - 1, split);
+  if (data[0] & 1) mend(&image.file, split);
+  size_t total = data[0] & 2 ? length : whole + (data[0] & 4 ? 123 : 0);
+  memory_file_make(&file, &image, total < whole ? total : whole, total);
   read_as_agent(file.path);
-  if (ledger_check(&image, sizeof image) == VC_OK && total >= sizeof image) attach_as_process(file.path);
+  if (ledger_check(&image.file, whole) == VC_OK && total >= whole) attach_as_process(file.path);
   int trimmed = ledger_trim(file.path);
-  REQUIRE(trimmed == (total > sizeof image));
+  REQUIRE(trimmed == (total > ledger_size(image.file.version == LEDGER_VERSION ? 1 : 2)));
   close(file.fd);
   return 0;
 }
