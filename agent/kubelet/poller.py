@@ -90,7 +90,7 @@ class Poller:
                 listing,
                 young=self._young(listing.pods),
                 asked_at=asked_at,
-                alive=frozenset(key for key, reading in self._store.readings().items() if reading.alive),
+                alive=self._alive(patience=PATIENCE if regular else _NEVER),
                 unlisted=self._unlisted,
                 patience=PATIENCE if regular else _NEVER,
                 gpus=self._allocator.inventory.gpus,
@@ -100,14 +100,34 @@ class Poller:
             self._store.apply(found)
             if regular:
                 self._unlisted = dict(found.unlisted)
-            if self._store.book.grants or found.released:
-                await asyncio.to_thread(self._store.sync)
+            await asyncio.to_thread(self._to_disk, sync=bool(self._store.book.grants or found.released))
             self._failure = ""
         except GigasliceError as error:
             if str(error) != self._failure:
                 self._failure = str(error)
                 level = self._log.warning if isinstance(error, KubeletError) else self._log.error
                 level("pods unknown; nothing is given up meanwhile", detail=self._failure)
+
+    def _alive(self, *, patience: int) -> frozenset[str]:
+        """The grants with a living process, as far as this look may give them up: reading every ledger takes long.
+
+        Those are the ones that would now be missing often enough, and the nameless ones, which end with others.
+        """
+        looks = {grant.id: self._unlisted.get(grant.id, 0) + 1 for grant in self._store.book.grants}
+        if all(count < patience for count in looks.values()):
+            return frozenset()
+        return frozenset(
+            grant.id
+            for grant in self._store.book.grants
+            if (looks[grant.id] >= patience or grant.container is None)
+            and self._store.reading(grant.id).alive
+        )
+
+    def _to_disk(self, *, sync: bool) -> None:
+        """What takes a disk long and nobody waits for."""
+        self._store.tidy()
+        if sync:
+            self._store.sync()
 
     def _young(self, pods: frozenset[str]) -> frozenset[str]:
         """Those of PODS that were not there yet some minutes ago, as far as this process knows."""

@@ -7,6 +7,7 @@ the configuration before touching any state, have the state in order before serv
 from __future__ import annotations
 
 import asyncio
+import gc
 import platform
 import secrets
 import signal
@@ -90,6 +91,7 @@ def run(config: Config) -> None:
                 healthy=gpu.healthy,
             )
         store.open()
+        gc.freeze()  # the modules' hundred thousand objects: looking through them again stops every thread for long
         asyncio.run(_serve(config, source, inventory, store))
     finally:
         store.close()

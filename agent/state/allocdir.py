@@ -6,7 +6,9 @@
     allocations/<id>/allocation.json the grant, so that the book can be rebuilt from the directories alone
     allocations/<id>/owner.json      namespace, pod and container, once known: for people and `vcuda ps`
 
-A directory appears complete or not at all: it is filled under another name and renamed. Its files are not synced one
+A directory appears complete or not at all: it is filled under another name and renamed. It ends by a rename too:
+making and removing files is what takes a disk's journal long, so `tidy` does both in another thread, before and after
+the fact. Names that begin with a point are its business, and cleared away at the next start. Files are not synced one
 by one; what a power loss takes is rebuilt from the synced checkpoint, before any container can start. This is the
 agent's only creator of limits pages and ledgers. Which directory may be removed is decided in `reconcile`.
 """
@@ -14,9 +16,11 @@ agent's only creator of limits pages and ledgers. Which directory may be removed
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +35,10 @@ __all__ = ["AllocationDirs"]
 
 _GRANT_FILE = "allocation.json"
 _NEW, _OLD = ".new-", ".old-"  # before the rename that makes a directory, after the one that ends it
+_SPARE = _NEW + "spare-"  # older agents clear them away, too
+_SPARES = (
+    4  # more than a pod usually has containers; what a burst needs beyond them is made when it is needed
+)
 
 
 class AllocationDirs:
@@ -38,6 +46,11 @@ class AllocationDirs:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._ended = deque[Path]()  # filled by one thread, emptied by another
+        self._spares = deque[
+            tuple[Path, str]
+        ]()  # the other way about; with the library of their preload lines
+        self._number = itertools.count()
 
     def prepare(self) -> None:
         """Makes the root, and clears away what a killed agent left half made or half removed."""
@@ -55,9 +68,10 @@ class AllocationDirs:
 
     def create(self, grant: Grant) -> None:
         """Makes the directory of a grant. Raises StorageError and leaves nothing behind when it cannot."""
-        fresh = self._root / (_NEW + grant.id)
+        fresh = self._spare(grant.library) or self._root / (_NEW + grant.id)
         try:
-            fresh.mkdir(mode=0o700)
+            if not fresh.name.startswith(_SPARE):
+                _furnish(fresh, grant.library)
             self._fill(fresh, grant)
             fresh.rename(self.path(grant.id))
         except (OSError, vcuda.VcudaError) as error:
@@ -80,7 +94,7 @@ class AllocationDirs:
             return "limits page or ledger belong to another allocation"
         if {gpu.uuid for gpu in page.gpus} != set(grant.quota()):
             return "the limits page names other GPUs"
-        return None if preload == _preload_line(grant) else "the preload line is damaged"
+        return None if preload == _preload_line(grant.library) else "the preload line is damaged"
 
     def rebuild(self, grant: Grant) -> None:
         """Replaces a damaged directory by a new one. Only for a grant that no process is attached to."""
@@ -90,15 +104,39 @@ class AllocationDirs:
             self.write_owner(grant.id, grant.container)
 
     def remove(self, grant_id: str) -> None:
-        """Ends a directory; one that is not there is as good as removed."""
-        ended = self._root / (_OLD + grant_id)
+        """Ends a directory; one that is not there is as good as removed. Its files go with the next `tidy`."""
+        ended = self._root / f"{_OLD}{next(self._number)}-{grant_id}"
         try:
             self.path(grant_id).rename(ended)
-            shutil.rmtree(ended)
         except FileNotFoundError:
             return
         except OSError as error:
             raise _storage_error("remove", self.path(grant_id), error) from error
+        self._ended.append(ended)
+
+    def tidy(self, library: str) -> None:
+        """Removes the files of what has ended, and makes some directories ahead, for grants with LIBRARY.
+
+        Blocks; may run in another thread, one at a time. Raises StorageError for what could not be removed: the next
+        start does it.
+        """
+        failure: OSError | None = None
+        while self._ended:
+            ended = self._ended.popleft()
+            try:
+                shutil.rmtree(ended)
+            except OSError as error:
+                failure = error if ended.exists() else failure
+        while len(self._spares) < _SPARES:
+            spare = self._root / f"{_SPARE}{next(self._number)}"
+            try:
+                _furnish(spare, library)
+            except OSError:  # a full disk: `create` will say so
+                shutil.rmtree(spare, ignore_errors=True)
+                break
+            self._spares.append((spare, library))
+        if failure is not None:
+            raise _storage_error("remove files below", self._root, failure) from failure
 
     def read_all(self) -> dict[str, Grant | None]:
         """The grant that each directory says it is of, with its container; None where that cannot be read."""
@@ -168,10 +206,18 @@ class AllocationDirs:
         ]
         vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
         vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
-        _write(path / contract.PRELOAD_FILE, _preload_line(grant).encode(), contract.PRELOAD_MODE)
-        _write(path / _GRANT_FILE, codec.encode_grant(grant), 0o600)
+        _write(path / _GRANT_FILE, codec.encode_grant(grant), 0o600, there=True)
         if grant.owner:
             _write(path / contract.OWNER_FILE, _owner_document(grant.owner.ref), 0o600)
+
+    def _spare(self, library: str) -> Path | None:
+        """A furnished directory made ahead, if there is one."""
+        while self._spares:
+            spare, made_for = self._spares.popleft()
+            if made_for == library and (spare / contract.PRELOAD_FILE).exists():
+                return spare
+            self._ended.append(spare)
+        return None
 
     def _read(self, name: str) -> Grant | None:
         path = self._root / name
@@ -191,9 +237,16 @@ class AllocationDirs:
         return grant
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """A new file with exactly these permissions, whatever the umask."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+def _furnish(path: Path, library: str) -> None:
+    """Makes a directory with what does not depend on its grant, and its record still empty."""
+    path.mkdir(mode=0o700)
+    _write(path / contract.PRELOAD_FILE, _preload_line(library).encode(), contract.PRELOAD_MODE)
+    _write(path / _GRANT_FILE, b"", 0o600)
+
+
+def _write(path: Path, data: bytes, mode: int, *, there: bool = False) -> None:
+    """A new file, or one that is THERE and empty, with exactly these permissions, whatever the umask."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | (0 if there else os.O_CREAT | os.O_EXCL), mode)
     try:
         os.fchmod(fd, mode)
         view = memoryview(data)
@@ -208,8 +261,8 @@ def _owner_document(container: ContainerRef) -> bytes:
     return json.dumps(document).encode("ascii")
 
 
-def _preload_line(grant: Grant) -> str:
-    return f"{contract.CONTAINER_LIBRARY_DIR}/{grant.library}\n"
+def _preload_line(library: str) -> str:
+    return f"{contract.CONTAINER_LIBRARY_DIR}/{library}\n"
 
 
 def _storage_error(verb: str, path: Path, error: Exception) -> StorageError:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from agent.state.records import Book
 __all__ = ["CheckpointFile", "Loaded"]
 
 _MAX_BYTES = 64 << 20
+_ENDED = ".ended-"
+_MAX_ENDED = 32  # predecessors kept until `tidy` comes round
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class CheckpointFile:
         self._path = path
         self._previous = path.with_name(path.name + ".previous")
         self._new = path.with_name(path.name + ".new")
+        self._ended = deque[Path]()  # filled by one thread, emptied by two
+        self._number = itertools.count()
 
     def save(self, book: Book) -> None:
         """Replaces the file by BOOK. Raises StorageError; one of the two files is then as it was.
@@ -54,6 +60,7 @@ class CheckpointFile:
                 if error.errno != errno.ENOSPC or not self._path.exists():
                     raise
                 self._previous.unlink(missing_ok=True)
+                self.tidy()
                 self._write(data)
             self._rotate()
         except OSError as error:
@@ -74,12 +81,21 @@ class CheckpointFile:
         except OSError as error:
             raise StorageError(f"cannot sync {self._path}: {error.strerror}; check the disk") from error
 
+    def tidy(self) -> None:
+        """Removes predecessors' predecessors. Blocks; may run beside a save. Raises OSError."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._ended.popleft().unlink(missing_ok=True)
+
     def load(self) -> Loaded:
         """Reads the newest usable file. A damaged one is put aside under another name, never deleted.
 
         Raises CheckpointVersionError for a file of a newer agent, and StorageError for one that cannot be read.
         """
         notes: list[str] = []
+        self._ended.extend(
+            self._path.parent.glob(f"{self._path.name}{_ENDED}*")
+        )  # of an agent that was killed
         for path in (self._path, self._previous):
             raw = _read(path)
             if raw is None:
@@ -124,10 +140,16 @@ class CheckpointFile:
     def _rotate(self) -> None:
         """Gives the three files their new names; at any moment there is a complete one under one of the two names.
 
-        The predecessor is unlinked first because renaming over a file makes some file systems write out at once.
+        The predecessor makes place first because renaming over a file makes some file systems write out at once. It is
+        renamed, since removing files is what takes long: `tidy` does that.
         """
         if self._path.exists():
-            self._previous.unlink(missing_ok=True)
+            ended = self._path.with_name(f"{self._path.name}{_ENDED}{next(self._number)}")
+            with contextlib.suppress(FileNotFoundError):
+                self._previous.rename(ended)
+                self._ended.append(ended)
+            if len(self._ended) > _MAX_ENDED:
+                self.tidy()
             self._path.rename(self._previous)
         self._new.rename(self._path)
 

@@ -1,6 +1,6 @@
 """The state directory as a whole: the book in memory, the checkpoint and the directories behind it.
 
-The only writer of all of them, called from one thread (`sync` excepted). A change goes to disk before it becomes the
+The only writer of them, called from one thread (`sync`, `tidy` excepted). A change goes to disk before it becomes the
 book that others see, so an answer given from the book is one that a killed agent's successor finds again.
 
     <state directory>/lock              held while an agent runs
@@ -117,6 +117,14 @@ class Store:
     def sync(self) -> None:
         """Returns when the book is on the disk, safe from a power failure. May run in another thread."""
         self._checkpoint.sync()
+
+    def tidy(self) -> None:
+        """Removes the files of what has ended and prepares what comes next. Blocks; may run in another thread."""
+        try:
+            self._checkpoint.tidy()
+        except OSError as error:
+            self._log.warning("old checkpoint not removed", detail=error.strerror)
+        self._copy("directory", self.dirs.tidy, self.library)
 
     def apply(self, review: Review) -> None:
         """Carries out a review: the book first, then owners' names, missing directories and removals."""

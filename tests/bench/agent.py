@@ -104,6 +104,7 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
         store.update(store.book.without(gone))  # as the next look at the kubelet's list would
         for grant_id in gone:
             store.dirs.remove(grant_id)
+        store.tidy()
         taken = set(chosen)
         free = [token for token in free if token not in taken]
         held.append(chosen)
@@ -173,6 +174,7 @@ def measure_pods(directory: Path) -> list[float]:
             store.update(store.book.without(gone))
             for grant_id in gone:
                 store.dirs.remove(grant_id)
+            store.tidy()
             taken = frozenset(chosen)
             free = [token for token in free if token not in taken]
             held.append((name, chosen))

@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.fakes.nodes import ListedKubelet, tokens
 from vcuda import contract
 
 REF = ContainerRef("default", "p", "main")
+OTHER = ContainerRef("default", "q", "main")
 
 
 @pytest.fixture
@@ -75,3 +77,41 @@ def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, 
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert kubelet.asked <= 4
+
+
+def test_ledgers_are_read_only_of_what_may_be_given_up(store, allocator, kubelet, poller, monkeypatch):
+    allocator.allocate([tokens(0, 1, 2)])
+    (two,) = allocator.allocate([tokens(0, 3, 4)])
+    read, real = [], store.reading
+    monkeypatch.setattr(store, "reading", lambda key: read.append(key) or real(key))
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)), Listed(OTHER, tokens(0, 3, 4)))
+    looks(poller, 2 * PATIENCE)
+    assert read == []
+    kubelet.listed = kubelet.listed[:1]
+    looks(poller, PATIENCE)
+    assert read == [two.id]
+    assert two.id not in {one.id for one in store.book.grants}
+
+
+def test_what_lives_is_not_given_up_however_long_it_is_not_listed(
+    store, allocator, kubelet, poller, monkeypatch
+):
+    allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed = ()
+    alive = True
+    monkeypatch.setattr(store, "reading", lambda _key: SimpleNamespace(alive=alive))
+    looks(poller, 3 * PATIENCE)
+    assert len(store.book.grants) == 1
+    alive = False
+    looks(poller, 1)
+    assert not store.book.grants
+
+
+def test_the_files_of_what_is_given_up_go_with_the_same_look(store, allocator, kubelet, poller, tmp_path):
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    looks(poller, PATIENCE)
+    root = store.dirs.path(one.id).parent
+    assert not store.book.grants
+    assert [path.name for path in root.iterdir() if not path.name.startswith(".new-spare-")] == []

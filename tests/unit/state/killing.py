@@ -109,6 +109,7 @@ def work(state: Path, library: Path, kubelet: Kubelet, rng: random.Random, say: 
             continue
         say(allocated=grant.id, tokens=sorted(tokens))
         taken |= set(tokens)
+        store.tidy()
     store.sync()
     store.close()
 
@@ -138,7 +139,12 @@ def check(state: Path, library: Path, kubelet: Kubelet) -> None:
     assert half == [], half
     look(store, kubelet)
     assert {grant.id for grant in store.book.grants} == set(kubelet.answered), "something stays for ever"
-    assert {path.name for path in (state / "allocations").iterdir()} == set(kubelet.answered)
+    store.tidy()
+    kept = {
+        path.name for path in (state / "allocations").iterdir() if not path.name.startswith(".new-spare-")
+    }
+    assert kept == set(kubelet.answered)
+    assert [path.name for path in state.glob("*.ended-*")] == []
     assert [path.name for path in store.library_dir.iterdir() if path.name.startswith(".")] == []
     store.close()
 

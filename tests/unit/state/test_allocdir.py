@@ -1,4 +1,6 @@
+import errno
 import os
+import shutil
 
 import pytest
 
@@ -88,6 +90,83 @@ def test_what_a_killed_agent_left_is_cleared_away(dirs, tmp_path):
     dirs.create(ONE)
     dirs.prepare()
     assert [path.name for path in (tmp_path / "allocations").iterdir()] == [ONE.id]
+
+
+def names(tmp_path):
+    return sorted(path.name for path in (tmp_path / "allocations").iterdir())
+
+
+def test_files_go_later_than_their_directory(dirs, tmp_path):
+    """Or at the next start, when the agent is killed in between."""
+    dirs.create(ONE)
+    dirs.rebuild(ONE)
+    dirs.remove(ONE.id)
+    assert dirs.read_all() == {}
+    assert len([name for name in names(tmp_path) if name.startswith(".old-")]) == 2
+    successor = AllocationDirs(tmp_path / "allocations")
+    successor.prepare()
+    assert names(tmp_path) == []
+    dirs.tidy(LIBRARY)
+    assert {name[:11] for name in names(tmp_path)} == {".new-spare-"}
+
+
+def test_what_cannot_be_removed_is_said_and_keeps_nothing_else(dirs, tmp_path, monkeypatch):
+    other = grant(2, (0, range(8)))
+    for one in (ONE, other):
+        dirs.create(one)
+        dirs.remove(one.id)
+    real = shutil.rmtree
+
+    def fail(path, **more):
+        if ONE.id in path.name:
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        dirs.tidy(LIBRARY)
+    assert [name for name in names(tmp_path) if name.startswith(".old-")] == [f".old-0-{ONE.id}"]
+
+
+def test_directories_made_ahead_are_used_up_and_made_again(dirs, tmp_path):
+    dirs.tidy(LIBRARY)
+    ahead = names(tmp_path)
+    grants = [grant(number, (0, range(8))) for number in range(1, len(ahead) + 3)]
+    for one in grants:
+        dirs.create(one)
+    assert names(tmp_path) == sorted(one.id for one in grants)
+    assert dirs.read_all() == {one.id: one for one in grants}
+    assert [dirs.problem(one) for one in grants] == [None] * len(grants)
+    dirs.tidy(LIBRARY)
+    assert len(names(tmp_path)) == len(grants) + len(ahead)
+
+
+@pytest.mark.parametrize("damage", ["library", "gone", "empty"])
+def test_a_directory_made_ahead_that_does_not_fit_is_not_used(dirs, tmp_path, damage):
+    dirs.tidy("libvcuda-other.so" if damage == "library" else LIBRARY)
+    for spare in (tmp_path / "allocations").iterdir():
+        if damage == "gone":
+            shutil.rmtree(spare)
+        elif damage == "empty":
+            (spare / contract.PRELOAD_FILE).unlink()
+    dirs.create(ONE)
+    assert dirs.problem(ONE) is None
+    dirs.tidy(LIBRARY)
+    assert {name[:11] for name in names(tmp_path)} == {".new-spare-", ONE.id[:11]}
+    dirs.create(grant(2, (0, range(8))))
+    assert dirs.problem(grant(2, (0, range(8)))) is None
+
+
+def test_on_a_full_disk_nothing_is_made_ahead(dirs, tmp_path, monkeypatch):
+    def fail(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dirs.create(ONE)
+    dirs.remove(ONE.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        dirs.tidy(LIBRARY)
+    assert names(tmp_path) == []
 
 
 def test_removing_is_repeatable(dirs):

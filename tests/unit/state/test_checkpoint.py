@@ -30,6 +30,7 @@ def test_the_last_book_is_found_and_the_one_before_is_kept(path):
     for book in (FIRST, SECOND, THIRD):
         file.save(book)
         file.sync()
+    file.tidy()
     assert CheckpointFile(path).load().book == THIRD
     assert codec.decode_book(path.with_name("checkpoint.json.previous").read_bytes()) == SECOND
     assert sorted(found.name for found in path.parent.iterdir()) == [
@@ -157,3 +158,22 @@ def test_a_checkpoint_that_is_a_directory(path):
     path.mkdir()
     with pytest.raises(StorageError):
         CheckpointFile(path).load()
+
+
+def test_old_files_go_later_or_at_the_next_start(path):
+    file = CheckpointFile(path)
+    for book in (FIRST, SECOND, THIRD):
+        file.save(book)
+    assert len(list(path.parent.glob("*.ended-*"))) == 1
+    successor = CheckpointFile(path)
+    assert successor.load().book == THIRD
+    successor.tidy()
+    assert list(path.parent.glob("*.ended-*")) == []
+    file.tidy()
+
+
+def test_old_files_do_not_pile_up_when_nobody_tidies(path):
+    file = CheckpointFile(path)
+    for number in range(100):
+        file.save((FIRST, SECOND)[number % 2])
+    assert len(list(path.parent.iterdir())) < 50
