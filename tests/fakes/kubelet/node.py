@@ -35,6 +35,9 @@ class Settings:
     status_period_s: float = 0.05  # 10 s
     stopped_grace_s: float = 300.0  # until a resource without plugin is dropped
     readmit_after_s: float = 1.0  # from a kubelet's start to the admission of the pods it finds
+    readmit_with: str = (
+        ""  # a resource that must be there before, for tests that are not about coming too late
+    )
     pace: Pace = field(default_factory=Pace)
 
 
@@ -139,12 +142,18 @@ class FakeKubelet:
         found = [pod for pod in self.pods if pod.bound and not pod.ended.is_set()]
         if found:
             time.sleep(settings.readmit_after_s)
+            self._wait_for(settings.readmit_with)
         for pod in found:
             if admit(pod, manager, self.policy) or any(c.running for c in pod.all_containers):
                 self._admitted(pod)
             else:
                 pod.ended.set()
         loop.start()
+
+    def _wait_for(self, resource: str) -> None:
+        deadline = time.monotonic() + 60.0
+        while resource and not self.allocatable().get(resource) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """Ends the kubelet process. Containers keep running, files stay, nobody restarts anything."""

@@ -227,12 +227,14 @@ def test_a_reboot(node, agent):
     agent.kill()
 
     def boot():
-        """The kubelet admits a second after its start, which a loaded machine may need for other things."""
-        node.settings = dataclasses.replace(node.settings, readmit_after_s=5.0)
+        """A kubelet rejects for good what it admits before the plugin is back, and here does not: that is no matter
+        of the agent's books, and how soon it is back on a loaded machine is none of this test's.
+        """
+        node.settings = dataclasses.replace(node.settings, readmit_with=RESOURCE)
         agent.start()
         agent.wait_event("state loaded", count=2)
 
     node.reboot(before_start=boot)
-    wait_until(lambda: all(one.container("c0").running for one in pods), "the pods")
+    wait_until(lambda: all(one.container("c0").running for one in pods), [one.message for one in pods])
     assert [card_of(one.container("c0")) for one in pods] == cards
     assert len(agent.events("allocated")) == 3, "the kubelet replays, nothing is allocated anew"
