@@ -7,6 +7,7 @@
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
+#include "excess.h"
 #include "exported.h"
 #include "holding.h"
 
@@ -136,6 +137,7 @@ CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
     real_cuda.cuMemRelease(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  excess_prepare(); /* once its exporter is gone, this process has to find it on itself */
   *handle = made;
   return CUDA_SUCCESS;
 }
