@@ -52,7 +52,7 @@ static void wait_for_share(struct lane *lane) {
   if (now > began) ledger_throttled(guest_ledger, lane->column, (now - began) / 1000);
 }
 
-/* Add a reason here: whose turn it is on a card that is given to one container at a time is another one. */
+/* Whose turn it is on a card that is given to one container at a time is asked elsewhere (turn.c): copies wait for it too. */
 static void (*const reasons[])(struct lane *lane) = {wait_for_room, wait_for_share};
 
 void gate_pass(struct lane *lane) {
