@@ -118,7 +118,7 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
   if (wishes == NULL && access(config->ledger, F_OK) == 0) return VC_OK;
   if (status == VC_OK) status = read_page(config, &page, why);
   if (status == VC_OK) status = check_page(config, wishes, list_gpus, &page, why);
-  if (status != VC_OK || (wishes != NULL && access(config->ledger, F_OK) == 0)) return status;
+  if (status != VC_OK || access(config->ledger, F_OK) == 0) return status;
   status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->ledger, status_text(status),

@@ -18,7 +18,7 @@ from agent.kube import Cluster
 from agent.kubelet.allocator import Allocator
 from agent.model import ContainerKind, Pod, SliceUnit, Wish, parse_wish
 from agent.state import live
-from agent.state.records import Grant
+from agent.state.records import Grant, GrantPolicy
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
@@ -208,16 +208,8 @@ class LimitKeeper:
     def _follow(self, pod: Pod, grant: Grant, wish: Wish) -> None:
         """Brings GRANT into agreement with an annotation that was changed since it was last looked at."""
         policy = grant.policy
-        wanted = replace(
-            policy,
-            cores=wish.cores,
-            cores_elastic=wish.cores_elastic,
-            priority=wish.priority,
-            elastic=wish.elastic,
-            max_slices=wish.max_slices,
-            turns=wish.turns,
-            parts=wish.parts,
-        )
+        # Whose its cards are alone, and whether it may use host memory, was decided when they were chosen.
+        wanted = replace(GrantPolicy.of(wish), exclusive=policy.exclusive, oversubscribe=policy.oversubscribe)
         if wanted == policy:
             self._said.pop(grant.id + "GigasliceResize", None)
             return

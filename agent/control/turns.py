@@ -55,7 +55,7 @@ class TurnKeeper:
         self._store = store
         self._inventory = inventory
         self._now = now
-        self._written: dict[tuple[str, str], bool] = {}  # pages that say something: whether it is "yours"
+        self._written: set[tuple[str, str]] = set()  # pages that say something, by grant and card
         self._looked = now()
         self._log = get_logger("turns")
 
@@ -156,10 +156,10 @@ class TurnKeeper:
         page = self._store.dirs.path(grant_id) / contract.LIMITS_FILE
         with contextlib.suppress(vcuda.VcudaError):  # it has just ended
             (vcuda.give_turn if yours else vcuda.hold_turn)(page, gpu, end_ms)
-            self._written[grant_id, gpu] = yours
+            self._written.add((grant_id, gpu))
 
     def _free(self, grant_id: str, gpu: str) -> None:
-        self._written.pop((grant_id, gpu), None)
+        self._written.discard((grant_id, gpu))
         with contextlib.suppress(vcuda.VcudaError):
             vcuda.free_turn(self._store.dirs.path(grant_id) / contract.LIMITS_FILE, gpu)
 

@@ -205,7 +205,7 @@ class Allocator:
         changed = replace(
             grant,
             owner=admitted.owner,
-            policy=_policy(wish),
+            policy=GrantPolicy.of(wish),
             holds=assign_tokens(grant.tokens, placement, self.inventory.gpus),
             undecided=False,
         )
@@ -237,7 +237,7 @@ class Allocator:
             waiting=chosen.waiting,
             owner=admitted.owner if admitted else None,
             suspects=suspects or None,
-            policy=_policy(asked.wish),
+            policy=GrantPolicy.of(asked.wish),
             undecided=bool(asked.mistakes) or (verdict is not None and admitted is None),
         )
         grant = shared.split(after, grant, self.inventory.gpus)
@@ -360,20 +360,6 @@ class Allocator:
         cards = set(grant.quota())
         neighbours = (other for other in book.grants if other.id != grant.id and cards & set(other.quota()))
         return {other.id: self._store.reading(other.id).present() for other in neighbours}
-
-
-def _policy(wish: Wish) -> GrantPolicy:
-    return GrantPolicy(
-        cores=wish.cores,
-        exclusive=wish.exclusive,
-        elastic=wish.elastic,
-        max_slices=wish.max_slices,
-        oversubscribe=wish.oversubscribe,
-        turns=wish.turns,
-        parts=wish.parts,
-        cores_elastic=wish.cores_elastic,
-        priority=wish.priority,
-    )
 
 
 def _to_correct(mistakes: Sequence[str]) -> str:

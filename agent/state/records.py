@@ -21,6 +21,7 @@ from agent.model import (
     Gpu,
     Placement,
     Share,
+    Wish,
     parse_token,
 )
 
@@ -98,6 +99,21 @@ class GrantPolicy:
     parts: tuple[int, ...] = ()
     cores_elastic: bool = False
     priority: str = DEFAULT_PRIORITY
+
+    @classmethod
+    def of(cls, wish: Wish) -> GrantPolicy:
+        """What the annotations of a pod ask for."""
+        return cls(
+            cores=wish.cores,
+            exclusive=wish.exclusive,
+            elastic=wish.elastic,
+            max_slices=wish.max_slices,
+            oversubscribe=wish.oversubscribe,
+            turns=wish.turns,
+            parts=wish.parts,
+            cores_elastic=wish.cores_elastic,
+            priority=wish.priority,
+        )
 
     @property
     def compute(self) -> int:

@@ -123,10 +123,9 @@ static inline int is_alone(const struct ledger *ledger, int32_t own) {
 
 /* What is not there for this process: of a part the others' used bytes, of the whole their allowances too. */
 static inline uint64_t others_hold(const struct ledger *ledger, enum plane plane, uint32_t column, int32_t own) {
-  uint32_t slots = ledger_slots_in_use(ledger);
-  if (slots == 1 && own == 0) return 0;
+  if (is_alone(ledger, own)) return 0;
   if (plane != PLANE_ALL || !allowances_exist(ledger)) return sum_others(ledger, plane, column, own);
-  return ledger_sum_reserved(ledger, column, own, slots);
+  return ledger_sum_reserved(ledger, column, own, ledger_slots_in_use(ledger));
 }
 
 /* The largest sum that a charge has produced: of what is used, not of what is reserved. */
@@ -135,15 +134,9 @@ static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t
   raise_peak(&ledger->file->peak[column], mine + others + ledger_unhooked(ledger, column));
 }
 
-/* Now and then, for a process that charges without looking at others: WORD is its own before a charge. */
-static inline void look_around(struct ledger *ledger, int32_t own, uint32_t column, uint64_t word, uint64_t now) {
-  if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now);
-  if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
-}
-
 /* Within its allowance: the own word is all it needs. NO_ROOM: that did not do, and nothing has changed. */
-static inline enum outcome decide_by_allowance(struct ledger *ledger, struct ledger_slot *slot, int32_t own,
-                                               uint32_t column, uint64_t bytes) {
+static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger *ledger, struct ledger_slot *slot,
+                                                                  int32_t own, uint32_t column, uint64_t bytes) {
   used_t *cell = &slot->used[column];
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
   if (!allowance_promises(ledger, own, column, before + bytes, ledger_memory(ledger, column),
@@ -156,58 +149,40 @@ static inline enum outcome decide_by_allowance(struct ledger *ledger, struct led
   }
   if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
   raise_peak(&slot->peak[column], now);
-  look_around(ledger, own, column, word, now);
-  return GRANTED;
-}
-
-/* Steps 2 and 3 of a charge where several processes are: the others count with what they may take without asking. */
-static enum outcome decide_by_looking(struct ledger *ledger, struct ledger_slot *slot, int32_t own, uint32_t column,
-                                      uint64_t bytes) {
-  used_t *cell = &slot->used[column];
-  uint64_t limit = ledger_memory(ledger, column), unhooked = ledger_unhooked(ledger, column);
-  uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
-  if (before + others_hold(ledger, PLANE_ALL, column, own) + unhooked + bytes > limit) return NO_ROOM;
-  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
-  uint64_t total = now + others_hold(ledger, PLANE_ALL, column, own) + unhooked;
-  if (__builtin_expect(total > limit, 0)) {
-    subtract(ledger, own, cell, bytes);
-    return NO_ROOM;
-  }
-  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
-  raise_peak(&slot->peak[column], now);
-  raise_common_peak(ledger, own, column, now);
+  if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
-  ledger_allow(ledger, own, column, now, total, limit, unhooked);
   return GRANTED;
-}
-
-static __attribute__((noinline)) enum outcome decide_among_many(struct ledger *ledger, struct ledger_slot *slot,
-                                                                int32_t own, uint32_t column, uint64_t bytes) {
-  enum outcome outcome = NO_ROOM;
-  if (allowances_exist(ledger)) outcome = decide_by_allowance(ledger, slot, own, column, bytes);
-  return outcome == NO_ROOM ? decide_by_looking(ledger, slot, own, column, bytes) : outcome;
 }
 
 /* Steps 2 and 3 of a charge, between setting and clearing the mark. */
-static inline __attribute__((always_inline)) enum outcome decide(struct ledger *ledger, struct ledger_slot *slot, enum plane plane, int32_t own,
-                                  uint32_t column, uint64_t bytes) {
+static inline __attribute__((always_inline)) enum outcome decide(struct ledger *ledger, struct ledger_slot *slot,
+                                                                 enum plane plane, int32_t own, uint32_t column,
+                                                                 uint64_t bytes) {
   used_t *cell = plane_cell(ledger, plane, own, column);
-  uint64_t limit = plane_limit(ledger, plane, column), more = plane_unhooked(ledger, plane, column) + bytes;
+  uint64_t limit = plane_limit(ledger, plane, column), unhooked = plane_unhooked(ledger, plane, column);
   if (!slot_is_ours(ledger, own)) return LOST_SLOT;
-  if (plane == PLANE_ALL && !is_alone(ledger, own)) return decide_among_many(ledger, slot, own, column, bytes);
+  if (plane == PLANE_ALL && !is_alone(ledger, own) && allowances_exist(ledger)) {
+    enum outcome outcome = decide_by_allowance(ledger, slot, own, column, bytes);
+    if (outcome != NO_ROOM) return outcome;
+  }
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
-  if (before + others_hold(ledger, plane, column, own) + more > limit) return NO_ROOM;
+  if (before + others_hold(ledger, plane, column, own) + unhooked + bytes > limit) return NO_ROOM;
   /* What the addition returns is the truth about our own word: other threads of this process charge it too. */
-  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK);
-  uint64_t others = others_hold(ledger, plane, column, own), total = used_bytes(word) + others + more;
+  uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
+  uint64_t others = others_hold(ledger, plane, column, own), total = now + others + unhooked;
   if (__builtin_expect(total > limit, 0)) {
     subtract(ledger, own, cell, bytes);
     return NO_ROOM;
   }
   if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
   if (plane != PLANE_ALL) return GRANTED;
-  raise_peak(&slot->peak[column], used_bytes(word) + bytes);
-  if (__builtin_expect(others == 0, 1)) raise_peak(&ledger->file->peak[column], total);
+  raise_peak(&slot->peak[column], now);
+  if (__builtin_expect(others == 0, 1)) {
+    raise_peak(&ledger->file->peak[column], total);
+  } else {
+    raise_common_peak(ledger, own, column, now);
+    ledger_allow(ledger, own, column, now, total, limit, unhooked);
+  }
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
   return GRANTED;
 }

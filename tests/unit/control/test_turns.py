@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-import pytest
-
 import vcuda
 from agent.control.turns import LEASE_MS, TurnKeeper
 from agent.discovery.source import Inventory
 from agent.model import Gpu, Topology
 from agent.state.records import Book, Grant, GrantPolicy, Hold
-from agent.state.store import Store
 from tests.fakes.nodes import GIB, uuid
 from vcuda import contract
 
@@ -63,16 +60,6 @@ class Node:
                 self.progress[name] += 0 if held else rate * (10 if alone else 1)
                 self.said[name] = used(self.progress[name], waiting=held, busy=0 if held else 1)
             self.keeper.look()
-
-
-@pytest.fixture
-def store(tmp_path):
-    library = tmp_path / "libvcuda.so"
-    library.write_bytes(b"\x7fELF library")
-    made = Store(tmp_path / "state", library)
-    made.open()
-    yield made
-    made.close()
 
 
 def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):

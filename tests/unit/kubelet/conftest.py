@@ -9,7 +9,6 @@ import pytest
 
 from agent.kubelet.allocator import Allocator
 from agent.placement import Policy
-from agent.state.store import Store
 from tests.fakes.nodes import inventory
 
 
@@ -19,16 +18,6 @@ def short_dir():
     directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     yield directory
     shutil.rmtree(directory)
-
-
-@pytest.fixture
-def store(tmp_path):
-    library = tmp_path / "libvcuda.so"
-    library.write_bytes(b"\x7fELF library")
-    made = Store(tmp_path / "state", library)
-    made.open()
-    yield made
-    made.close()
 
 
 @pytest.fixture
