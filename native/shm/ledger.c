@@ -19,10 +19,11 @@
  * - Where several processes share a quota each reserves some of the room beforehand, and charges within that without
  *   reading the others (ledger_allowance.h).
  * - A container that may use host memory has three limits: what is on the card, what may lie on the host, and both
- *   together. Each has words of its own and is charged as above; a charge is one in a part and then one in the whole.
- *   The parts' limits add up to the whole's, so where the first has room the second has it too, except after a live
- *   change; what is taken from a part and then refused by the whole may meanwhile refuse somebody else, no more.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
+ *   together. Each has words of its own and is charged as above; a charge is one in a part and then one in the whole,
+ *   and what is given back is given back to the whole first. So the whole never holds what no part holds, and as the
+ *   parts' limits add up to its own, it has room where a part has it, except after a live change; what is taken from a
+ *   part and then refused by the whole may meanwhile refuse somebody else, no more.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c,
  * test_ledger_split.c. */
 #include "ledger.h"
 
@@ -77,23 +78,34 @@ static inline void raise_peak(_Atomic uint64_t *peak, uint64_t value) {
     continue;
 }
 
-/* Whether slot OWN still is the one we registered. Whoever empties a slot raises the generation first; the index is
- * compared too, because another thread may have registered us elsewhere under a number that this slot has had. A process
- * that loses its slot between this question and its next instruction adds to a slot that is somebody else's by now: too
- * much is counted then until that one ends, never too little. */
-static inline int slot_is_ours(const struct ledger *ledger, int32_t own) {
-  return atomic_load_explicit(&ledger->file->slot[own].generation, memory_order_seq_cst) ==
-             atomic_load_explicit(&ledger->generation, memory_order_acquire) &&
-         atomic_load_explicit(&ledger->slot, memory_order_relaxed) == own;
+/* As whom a call acts: with which slot, and the generation that it was taken at. */
+struct registration {
+  int32_t slot;
+  uint32_t generation;
+};
+
+static inline struct registration registered(const struct ledger *ledger) {
+  int32_t slot = atomic_load_explicit(&ledger->slot, memory_order_acquire);
+  return (struct registration){slot, atomic_load_explicit(&ledger->generation, memory_order_acquire)};
+}
+
+/* Whether that still holds. Whoever empties a slot raises the generation first; the index is compared too, because
+ * another thread may have registered us elsewhere under a number that this slot has had, and with what was known before
+ * the change, because it may have registered us here again. A process that loses its slot between this question and its
+ * next instruction adds to a slot that is somebody else's by now: too much is counted then until that one ends, never
+ * too little. */
+static inline int slot_is_ours(const struct ledger *ledger, struct registration as) {
+  return atomic_load_explicit(&ledger->file->slot[as.slot].generation, memory_order_seq_cst) == as.generation &&
+         atomic_load_explicit(&ledger->slot, memory_order_relaxed) == as.slot;
 }
 
 /* Takes away what is there, at most BYTES. The slot is asked for after its word was read: whoever empties it changes the
  * generation first and the word, with its count, afterwards. */
-static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledger, int32_t own, used_t *cell,
-                                                       uint64_t bytes) {
+static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledger, struct registration as,
+                                                       used_t *cell, uint64_t bytes) {
   uint64_t word = atomic_load(cell), next;
   do {
-    if (!slot_is_ours(ledger, own)) return;
+    if (!slot_is_ours(ledger, as)) return;
     uint64_t held = used_bytes(word);
     next = word - (bytes < held ? bytes : held) + USED_TICK;
   } while (!atomic_compare_exchange_weak(cell, &word, next));
@@ -102,15 +114,15 @@ static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledg
 /* Never below zero, and never from a slot that changed hands: what we had there is gone already, and comes back right
  * when we register again. An exchange-and-add, because a compare-and-swap would have to wait for the load before it:
  * 5 against 8 ns. */
-static inline void subtract(const struct ledger *ledger, int32_t own, used_t *cell, uint64_t bytes) {
-  if (!slot_is_ours(ledger, own)) return;
+static inline void subtract(const struct ledger *ledger, struct registration as, used_t *cell, uint64_t bytes) {
+  if (!slot_is_ours(ledger, as)) return;
   if (__builtin_expect(bytes > used_bytes(atomic_load_explicit(cell, memory_order_relaxed)), 0)) {
-    subtract_at_most(ledger, own, cell, bytes);
+    subtract_at_most(ledger, as, cell, bytes);
     return;
   }
   uint64_t held = used_bytes(atomic_fetch_sub(cell, bytes - USED_TICK));
   uint64_t back = bytes > held ? bytes - held : 0; /* two threads freed more than there is */
-  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) back = bytes; /* taken from whoever has the slot now */
+  if (__builtin_expect(!slot_is_ours(ledger, as), 0)) back = bytes; /* taken from whoever has the slot now */
   if (__builtin_expect(back != 0, 0)) atomic_fetch_add(cell, back + USED_TICK);
 }
 
@@ -136,7 +148,9 @@ static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t
 
 /* Within its allowance: the own word is all it needs. NO_ROOM: that did not do, and nothing has changed. */
 static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger *ledger, struct ledger_slot *slot,
-                                                                  int32_t own, uint32_t column, uint64_t bytes) {
+                                                                  struct registration as, uint32_t column,
+                                                                  uint64_t bytes) {
+  int32_t own = as.slot;
   used_t *cell = &slot->used[column];
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
   if (!allowance_promises(ledger, own, column, before + bytes, ledger_memory(ledger, column),
@@ -144,10 +158,10 @@ static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger 
     return NO_ROOM;
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
   if (__builtin_expect(!allowance_holds(ledger, own, column, now), 0)) {
-    subtract(ledger, own, cell, bytes);
+    subtract(ledger, as, cell, bytes);
     return NO_ROOM;
   }
-  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
+  if (__builtin_expect(!slot_is_ours(ledger, as), 0)) return LOST_SLOT;
   raise_peak(&slot->peak[column], now);
   if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
@@ -156,13 +170,14 @@ static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger 
 
 /* Steps 2 and 3 of a charge, between setting and clearing the mark. */
 static inline __attribute__((always_inline)) enum outcome decide(struct ledger *ledger, struct ledger_slot *slot,
-                                                                 enum plane plane, int32_t own, uint32_t column,
-                                                                 uint64_t bytes) {
+                                                                 enum plane plane, struct registration as,
+                                                                 uint32_t column, uint64_t bytes) {
+  int32_t own = as.slot;
   used_t *cell = plane_cell(ledger, plane, own, column);
   uint64_t limit = plane_limit(ledger, plane, column), unhooked = plane_unhooked(ledger, plane, column);
-  if (!slot_is_ours(ledger, own)) return LOST_SLOT;
+  if (!slot_is_ours(ledger, as)) return LOST_SLOT;
   if (plane == PLANE_ALL && !is_alone(ledger, own) && allowances_exist(ledger)) {
-    enum outcome outcome = decide_by_allowance(ledger, slot, own, column, bytes);
+    enum outcome outcome = decide_by_allowance(ledger, slot, as, column, bytes);
     if (outcome != NO_ROOM) return outcome;
   }
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
@@ -171,10 +186,10 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
   uint64_t others = others_hold(ledger, plane, column, own), total = now + others + unhooked;
   if (__builtin_expect(total > limit, 0)) {
-    subtract(ledger, own, cell, bytes);
+    subtract(ledger, as, cell, bytes);
     return NO_ROOM;
   }
-  if (__builtin_expect(!slot_is_ours(ledger, own), 0)) return LOST_SLOT;
+  if (__builtin_expect(!slot_is_ours(ledger, as), 0)) return LOST_SLOT;
   if (plane != PLANE_ALL) return GRANTED;
   raise_peak(&slot->peak[column], now);
   if (__builtin_expect(others == 0, 1)) {
@@ -187,14 +202,16 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
   return GRANTED;
 }
 
+/* AS tells as whom it was granted. */
 static inline __attribute__((always_inline)) enum outcome try_charge(struct ledger *ledger, enum plane plane,
-                                                                     uint32_t column, uint64_t bytes) {
-  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
-  if (__builtin_expect(own < 0, 0)) return LOST_SLOT;
-  struct ledger_slot *slot = &ledger->file->slot[own];
+                                                                     uint32_t column, uint64_t bytes,
+                                                                     struct registration *as) {
+  *as = registered(ledger);
+  if (__builtin_expect(as->slot < 0, 0)) return LOST_SLOT;
+  struct ledger_slot *slot = &ledger->file->slot[as->slot];
   uint32_t cell = mark_cell(ledger);
   mark_set(slot, cell);
-  enum outcome outcome = decide(ledger, slot, plane, own, column, bytes);
+  enum outcome outcome = decide(ledger, slot, plane, *as, column, bytes);
   mark_clear(slot, cell, outcome != LOST_SLOT);
   return outcome;
 }
@@ -269,10 +286,10 @@ static int is_certain(struct ledger *ledger, enum plane plane, uint32_t column, 
 }
 
 static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, enum plane plane, uint32_t column,
-                                                   uint64_t bytes) {
+                                                   uint64_t bytes, struct registration *as) {
   ledger_lapse(ledger);
   for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
-    enum outcome outcome = try_charge(ledger, plane, column, bytes);
+    enum outcome outcome = try_charge(ledger, plane, column, bytes, as);
     if (outcome == GRANTED) return VC_OK;
     if (outcome == LOST_SLOT) {
       int status = ledger_own_slot(ledger);
@@ -293,29 +310,29 @@ static __attribute__((noinline, cold)) int refuse(const struct ledger *ledger, i
   return status;
 }
 
-static inline int charge_plane(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
-  if (try_charge(ledger, plane, column, bytes) == GRANTED) return VC_OK;
-  return charge_slowly(ledger, plane, column, bytes);
+static inline int charge_plane(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes,
+                               struct registration *as) {
+  if (try_charge(ledger, plane, column, bytes, as) == GRANTED) return VC_OK;
+  return charge_slowly(ledger, plane, column, bytes, as);
 }
 
-static inline void uncharge_plane(const struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
-  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
-  if (own >= 0) subtract(ledger, own, plane_cell(ledger, plane, own, column), bytes);
+static inline void uncharge_plane(const struct ledger *ledger, struct registration as, enum plane plane, uint32_t column,
+                                  uint64_t bytes) {
+  subtract(ledger, as, plane_cell(ledger, plane, as.slot, column), bytes);
 }
 
 /* Registered anew between the two, the process has in its new slot only what its books say, and this is not yet there. */
 static __attribute__((noinline)) int charge_split(struct ledger *ledger, enum plane part, uint32_t column,
                                                   uint64_t bytes) {
-  int status = part == PLANE_REAL ? charge_plane(ledger, PLANE_REAL, column, bytes)
-                                  : charge_plane(ledger, PLANE_MANAGED, column, bytes);
+  struct registration first, then;
+  int status = part == PLANE_REAL ? charge_plane(ledger, PLANE_REAL, column, bytes, &first)
+                                  : charge_plane(ledger, PLANE_MANAGED, column, bytes, &first);
   if (status != VC_OK) return status;
-  uint32_t generation = atomic_load(&ledger->generation);
-  status = charge_plane(ledger, PLANE_ALL, column, bytes);
-  int moved = generation != atomic_load(&ledger->generation);
-  if (status != VC_OK && !moved) uncharge_plane(ledger, part, column, bytes);
-  int32_t own = atomic_load(&ledger->slot);
-  if (status == VC_OK && moved && own >= 0)
-    atomic_fetch_add(plane_cell(ledger, part, own, column), bytes + USED_TICK);
+  status = charge_plane(ledger, PLANE_ALL, column, bytes, &then);
+  if (status != VC_OK)
+    uncharge_plane(ledger, first, part, column, bytes);
+  else if (first.slot != then.slot || first.generation != then.generation)
+    atomic_fetch_add(plane_cell(ledger, part, then.slot, column), bytes + USED_TICK);
   return status;
 }
 
@@ -325,8 +342,8 @@ int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   if (column >= ledger->columns) return VC_EINVAL;
   if (bytes > VC_MAX_BYTES) return VC_ENOMEM;
   if (__builtin_expect(ledger->split != NULL, 0)) return ledger_charge_part(ledger, LEDGER_REAL, column, bytes, 1);
-  if (try_charge(ledger, PLANE_ALL, column, bytes) == GRANTED) return VC_OK;
-  int status = charge_slowly(ledger, PLANE_ALL, column, bytes);
+  struct registration as;
+  int status = charge_plane(ledger, PLANE_ALL, column, bytes, &as);
   return status == VC_OK ? status : refuse(ledger, status);
 }
 
@@ -334,35 +351,37 @@ __attribute__((noinline)) int ledger_charge_part(struct ledger *ledger, enum led
                                                  uint64_t bytes, int counted) {
   if (column >= ledger->columns) return VC_EINVAL;
   if (bytes > VC_MAX_BYTES) return VC_ENOMEM;
+  struct registration as;
   int status = VC_ENOMEM;
   if (ledger->split != NULL)
     status = charge_split(ledger, (enum plane)part, column, bytes);
   else if (part == LEDGER_REAL)
-    status = charge_plane(ledger, PLANE_ALL, column, bytes);
+    status = charge_plane(ledger, PLANE_ALL, column, bytes, &as);
   return counted && status != VC_OK ? refuse(ledger, status) : status;
 }
 
+static inline void uncharge(const struct ledger *ledger, enum plane part, uint32_t column, uint64_t bytes) {
+  struct registration as = registered(ledger);
+  if (as.slot < 0 || column >= ledger->columns) return;
+  uncharge_plane(ledger, as, PLANE_ALL, column, bytes);
+  if (__builtin_expect(ledger->split != NULL, 0)) uncharge_plane(ledger, as, part, column, bytes);
+}
+
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes) {
-  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
-  if (own < 0 || column >= ledger->columns) return;
-  if (__builtin_expect(ledger->split != NULL, 0))
-    subtract(ledger, own, plane_cell(ledger, PLANE_REAL, own, column), bytes);
-  subtract(ledger, own, plane_cell(ledger, PLANE_ALL, own, column), bytes);
+  uncharge(ledger, PLANE_REAL, column, bytes);
 }
 
 void ledger_uncharge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes) {
-  if (part == LEDGER_REAL) {
-    ledger_uncharge(ledger, column, bytes);
-  } else if (ledger->split != NULL && column < ledger->columns) {
-    uncharge_plane(ledger, PLANE_MANAGED, column, bytes);
-    uncharge_plane(ledger, PLANE_ALL, column, bytes);
-  }
+  if (part == LEDGER_REAL)
+    uncharge(ledger, PLANE_REAL, column, bytes);
+  else if (ledger->split != NULL)
+    uncharge(ledger, PLANE_MANAGED, column, bytes);
 }
 
 static struct ledger_slot *own_slot(const struct ledger *ledger, uint32_t column) {
-  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_acquire);
-  if (own < 0 || column >= ledger->columns) return NULL;
-  return slot_is_ours(ledger, own) ? &ledger->file->slot[own] : NULL;
+  struct registration as = registered(ledger);
+  if (as.slot < 0 || column >= ledger->columns) return NULL;
+  return slot_is_ours(ledger, as) ? &ledger->file->slot[as.slot] : NULL;
 }
 
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes) {

@@ -29,7 +29,6 @@ static int is_over(uint64_t word) {
   return left == 0 || left > LEDGER_LINGER_MS / TICK_MS + 1;
 }
 
-/* What is exported is the card's own memory. */
 static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word) {
   uint64_t held = atomic_load(cell), next;
   do {
@@ -39,12 +38,13 @@ static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word
   } while (!atomic_compare_exchange_weak(cell, &held, next));
 }
 
+/* What is exported is the card's own memory. The whole first, as always (ledger.c). */
 static int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   if (!atomic_compare_exchange_strong(record, &word, 0)) return 0;
   if (slot_of(word) >= ledger_slots_in_use(ledger)) return 1;
   struct ledger_slot *slot = &ledger->file->slot[slot_of(word)];
-  if (ledger->split != NULL) take_out(slot, &ledger->split[slot_of(word)].real[column_of(word)], word);
   take_out(slot, &slot->used[column_of(word)], word);
+  if (ledger->split != NULL) take_out(slot, &ledger->split[slot_of(word)].real[column_of(word)], word);
   return 1;
 }
 

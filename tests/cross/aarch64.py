@@ -18,7 +18,7 @@ from tests.native.running import ROOT, Place, run
 BUILT = ROOT / "build" / "aarch64-2.17"
 CLIENTS = BUILT / "native" / "clients"
 # Tests that kill hundreds of processes in the midst of a store, or race them: minutes under emulation.
-SLOW = r"kill_.*|race_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic"
+SLOW = r"kill_.*|step_.*|race_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic"
 # Both failed under the emulator: it computes the start time that a process reads of itself, which was seen to be a tick
 # off what others read, and a slot that lost its lock is told from a dead one by that time. They pass natively.
 UNLIKE_LINUX = r"ledger_closed_descriptors|ledger_reader_in_process_keeps_slot"

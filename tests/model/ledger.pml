@@ -58,7 +58,32 @@
 #ifndef ALLOW
 #define ALLOW 0 /* reservations that are tried in all: allowances of ledger_allowance.c */
 #endif
+#ifdef SPLIT /* a container with host memory: words of each part besides the whole's, each with a limit */
+#define PLANES 3
+#define ALL 0
+#define REAL 1
+#define MANAGED 2
+#define PHYSICAL 1 /* of LIMIT so much on the card, and the rest on the host */
+#define LIMIT_OF(p) ((p) == ALL -> LIMIT : ((p) == REAL -> PHYSICAL : LIMIT - PHYSICAL))
+#else
+#define PLANES 1
+#define ALL 0
+#define LIMIT_OF(p) LIMIT
+#endif
+#define HEIRS_OPS (PLANES == 1 -> 1 : 2) /* all there is of each part */
 #define HEIR PROCS
+/* What nobody changes is read in the same step as what comes next: that step commutes with all of the others. With
+ * everybody registered and no lock lost, slots keep their owners (FIXED); without kills their generations too, and whoever
+ * asks whether somebody is dead hears no (SETTLED). The heir comes when all is quiet: its order does not matter. */
+#if defined(REGISTERED) && LOSSES == 0 && !defined(CORPSE)
+#define FIXED
+#if KILLS == 0
+#define SETTLED
+#endif
+#endif
+#if defined(FIXED) && THREADS == PROCS
+#define OWN_WORD_ALONE /* and its own word changes by its own hand alone */
+#endif
 #ifdef CORPSE
 #define SLOTS (PROCS + 2)
 #else
@@ -74,8 +99,9 @@ byte high_water;
 byte generation[SLOTS];
 byte written[SLOTS]; /* pid */
 byte dated[SLOTS];   /* whose start_time it is; a pid with another's names nobody */
-short bytes[SLOTS]; /* used[column]: the low 48 bits; below zero: wrapped, so that readers see more than any limit */
-bit touched[SLOTS]; /* used[column]: the high 16 bits are not 0 */
+short bytes[SLOTS * PLANES]; /* used, real and managed[column]: the low 48 bits; below zero: wrapped, so that readers see
+                              * more than any limit */
+bit touched[SLOTS * PLANES]; /* the high 16 bits are not 0 */
 bit mark[SLOTS * CELLS];
 #if ALLOW
 byte level[SLOTS]; /* the word of allowance_cell: bytes */
@@ -98,37 +124,64 @@ byte reservations = ALLOW;
 #endif
 
 /* --- what only the proof sees ----------------------------------------------------------------------------------- */
-byte held[THREADS + 1];   /* granted to the thread and not yet given back */
-byte total;               /* of all living processes */
-byte asking[THREADS + 1]; /* bytes of the charge under way */
+byte held[(THREADS + 1) * PLANES]; /* granted to the thread and not yet given back */
+byte total[PLANES];                /* of all living processes */
+byte asking[THREADS + 1];          /* bytes of the charge under way */
+#ifdef SPLIT
+byte asked[THREADS + 1];           /* of which plane */
+byte books[(THREADS + 1) * PLANES]; /* what the process itself knows of: granted as a whole */
+#endif
 bool was_full[THREADS + 1];
 bool finished[THREADS + 1];
-bit watching[(THREADS + 1) * SLOTS]; /* read a first time by surely_full, and not yet again */
-bit changed[(THREADS + 1) * SLOTS];  /* has another count since */
+bit watching[(THREADS + 1) * SLOTS * PLANES]; /* read a first time by look, and not yet again */
+bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 
 #define OF(t) ((t) == THREADS -> HEIR : ((t) < PROCS -> (t) : PROCS - 1))
 #define CELL(t) ((t) >= PROCS && (t) < THREADS -> (t) - PROCS + 1 : 0)
-#define READ(i) (bytes[i] < 0 -> 100 : bytes[i])
+#ifdef SPLIT
+#define W(i) (plane * SLOTS + (i)) /* plane_cell */
+#define IN_PLANE(p) (plane == (p))
+#define HELD(t) held[(t) * PLANES + plane]
+#define TOTAL total[plane]
+#define IS_ASKED(t) (asked[t] == plane)
+#else
+#define W(i) (i)
+#define IN_PLANE(p) true
+#define HELD(t) held[t]
+#define TOTAL total[0]
+#define IS_ASKED(t) true
+#endif
+#define READ_AT(w) (bytes[w] < 0 -> 100 : bytes[w])
+#define READ(i) READ_AT(W(i))
 #define RUNS(p) (alive[p] && !stopped[p])
+#ifdef FIXED
+#define IS_OURS(i) true
+#else
+#ifdef OLD_GENERATION_ASKED_ANEW
 #define IS_OURS(i) (generation[i] == own_generation[me] && own_slot[me] == (i))
+#else
+#define IS_OURS(i) (generation[i] == as && own_slot[me] == (i))
+#endif
+#endif
 #define CURRENT(p) (own_slot[p] != NONE && generation[own_slot[p]] == own_generation[p])
 /* A word changes with its count. Instead of counts that grow, every reader between its two collections is told: equal
  * words are words that nobody changed in between, as long as no count comes round (65,536 changes between two loads). */
-#define WATCH(t, i) ((t) * SLOTS + (i))
+#define WATCH(t, w) ((t) * SLOTS * PLANES + (w))
 #ifdef MUT_NO_TICK
-#define TICK(i) skip
+#define TICK_AT(w) skip
 #else
-#define TICK(i)                                                                         \
-  touched[i] = 1;                                                                       \
+#define TICK_AT(w)                                                                      \
+  touched[w] = 1;                                                                       \
   note = 0;                                                                             \
   do                                                                                    \
   :: note <= THREADS ->                                                                 \
-     changed[WATCH(note, i)] = changed[WATCH(note, i)] || watching[WATCH(note, i)];     \
+     changed[WATCH(note, w)] = changed[WATCH(note, w)] || watching[WATCH(note, w)];     \
      note++                                                                             \
   :: else -> break                                                                      \
   od;                                                                                   \
   note = 0
 #endif
+#define TICK(i) TICK_AT(W(i))
 
 /* Somebody's share grew: whoever is asking and has no room now has reason to be refused. */
 inline note_grant() {
@@ -136,7 +189,7 @@ inline note_grant() {
   do
   :: note <= THREADS ->
      if
-     :: asking[note] != 0 && total + asking[note] > LIMIT -> was_full[note] = true
+     :: asking[note] != 0 && IS_ASKED(note) && TOTAL + asking[note] > LIMIT_OF(plane) -> was_full[note] = true
      :: else
      fi;
      note++
@@ -150,18 +203,50 @@ inline note_grant() {
 #if ALLOW /* ledger_sum_reserved: the allowance first */
 #define MORE(a, b) ((a) > (b) -> (a) : (b))
 #ifdef MUT_USED_FIRST
-#define ADD_WORD(i)                                                                     \
-  d_step { word = (COUNTS(i) -> READ(i) : 0) };                                         \
-  d_step { sum = sum + MORE(word, (COUNTS(i) -> level[i] : 0)); word = 0 }
+#define EARLY(i) READ(i)
+#define LATE(i) level[i]
 #else
-#define ADD_WORD(i)                                                                     \
-  d_step { word = (COUNTS(i) -> level[i] : 0) };                                        \
-  d_step { sum = sum + MORE(word, (COUNTS(i) -> READ(i) : 0)); word = 0 }
+#define EARLY(i) level[i]
+#define LATE(i) READ(i)
 #endif
+#define ADD_WORD(i)                                                                     \
+  d_step { word = (COUNTS(i) -> EARLY(i) : 0) };                                        \
+  d_step { sum = sum + MORE(word, (COUNTS(i) -> LATE(i) : 0)); word = 0 }
+#define WORD_IF_COUNTED(i) (COUNTS(i) -> MORE(EARLY(i), LATE(i)) : 0)
 #else
-#define ADD_WORD(i) d_step { sum = sum + (COUNTS(i) -> READ(i) : 0) }
+#define ADD_WORD(i) d_step { sum = sum + WORD_IF_COUNTED(i) }
+#define WORD_IF_COUNTED(i) (COUNTS(i) -> READ(i) : 0)
 #endif
 
+#ifdef FIXED
+#define OTHER_1 (me == 0 -> 1 : 0) /* slots are taken in order */
+#define OTHER_2 (me == 2 -> 1 : 2)
+inline sum_others(own) {
+  if
+  :: d_step { me == HEIR -> /* alone */
+       count = high_water;
+       sum = WORD_IF_COUNTED(0) + WORD_IF_COUNTED(1) + WORD_IF_COUNTED(2);
+#if SLOTS > 3
+       sum = sum + WORD_IF_COUNTED(3);
+#endif
+       count = 0
+     }
+#if ALLOW
+  :: d_step { me != HEIR -> word = EARLY(OTHER_1) }
+     d_step { sum = MORE(word, LATE(OTHER_1)); word = 0 }
+#if PROCS > 2
+     d_step { word = EARLY(OTHER_2) }
+     d_step { sum = sum + MORE(word, LATE(OTHER_2)); word = 0 }
+#endif
+#else
+  :: d_step { me != HEIR -> sum = READ(OTHER_1) }
+#if PROCS > 2
+     d_step { sum = sum + READ(OTHER_2) }
+#endif
+#endif
+  fi
+}
+#else
 inline sum_others(own) {
   d_step { count = high_water; sum = 0 } /* ledger_slots_in_use */
   ADD_WORD(0); /* sum_loop: one load each */
@@ -175,9 +260,26 @@ inline sum_others(own) {
   ADD_WORD(SLOTS - 1);
   count = 0
 }
+#endif
+
+/* --- ledger.c: registered ---------------------------------------------------------------------------------------- */
+#if THREADS == PROCS
+#define REGISTERED_AS d_step { mine = own_slot[me]; as = own_generation[me] } /* nobody else writes them */
+#else
+#define REGISTERED_AS d_step { mine = own_slot[me] }; d_step { as = own_generation[me] }
+#endif
 
 /* --- ledger.c: subtract ------------------------------------------------------------------------------------------ */
 /* LAST: 1 when the program gives back what it holds, 0 when a charge takes its own addition back. */
+#ifdef OWN_WORD_ALONE
+inline subtract(own, amount, last) {
+  d_step {
+    bytes[W(own)] = (amount < READ(own) -> bytes[W(own)] - amount : 0);
+    TICK(own);
+    if :: last -> TOTAL = TOTAL - amount; HELD(t) = HELD(t) - amount :: else fi
+  }
+}
+#else
 inline subtract(own, amount, last) {
   if
   :: IS_OURS(own) -> /* slot_is_ours */
@@ -191,34 +293,35 @@ inline subtract(own, amount, last) {
 #else
           :: true ->
 #endif
-             bytes[own] = (amount < READ(own) -> bytes[own] - amount : 0);
+             bytes[W(own)] = (amount < READ(own) -> bytes[W(own)] - amount : 0);
              TICK(own)
           :: else
           fi;
-          if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+          if :: last -> TOTAL = TOTAL - amount; HELD(t) = HELD(t) - amount :: else fi
         }
      :: amount <= READ(own) ->
         d_step { /* atomic_fetch_sub */
           short_by = (amount > READ(own) -> amount - READ(own) : 0);
-          bytes[own] = bytes[own] - amount;
+          bytes[W(own)] = bytes[W(own)] - amount;
           TICK(own);
-          if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+          if :: last -> TOTAL = TOTAL - amount; HELD(t) = HELD(t) - amount :: else fi
         }
 #ifndef OLD_SUBTRACT_BLINDLY
         d_step { if :: !IS_OURS(own) -> short_by = amount :: else fi }
 #endif
         if
         :: short_by > 0 -> /* more than there was, or from whoever has the slot now */
-           d_step { bytes[own] = bytes[own] + short_by; TICK(own) }
+           d_step { bytes[W(own)] = bytes[W(own)] + short_by; TICK(own) }
            short_by = 0
         :: else
         fi
      fi
   :: d_step { !IS_OURS(own) -> /* somebody else's by now: nothing of ours is there */
-       if :: last -> total = total - amount; held[t] = held[t] - amount :: else fi
+       if :: last -> TOTAL = TOTAL - amount; HELD(t) = HELD(t) - amount :: else fi
      }
   fi
 }
+#endif
 
 /* --- ledger_slots.c: slot_alive ---------------------------------------------------------------------------------- */
 inline slot_alive(index) {
@@ -265,7 +368,13 @@ inline clear_slot(index) {
 #endif
   if
   :: cleared ->
-     d_step { if :: STILL(index) -> bytes[index] = 0; TICK(index) :: else fi } /* clear_word */
+     d_step { if :: STILL(index) -> bytes[index] = 0; TICK_AT(index) :: else fi } /* clear_word */
+#ifdef SPLIT
+     d_step { if :: STILL(index) -> bytes[REAL * SLOTS + index] = 0; TICK_AT(REAL * SLOTS + index) :: else fi }
+#ifndef MUT_PART_NOT_CLEARED
+     d_step { if :: STILL(index) -> bytes[MANAGED * SLOTS + index] = 0; TICK_AT(MANAGED * SLOTS + index) :: else fi }
+#endif
+#endif
 #if ALLOW
      d_step { if :: STILL(index) -> level[index] = 0 :: else fi }
 #endif
@@ -348,7 +457,12 @@ inline reclaim_slot(index) {
   lives = 0
 }
 
-#define NEEDS_RECLAIM(k) (written[k] != NOBODY || READ(k) != 0)
+#ifdef SPLIT
+#define HOLDS_BYTES(k) (bytes[k] != 0 || bytes[REAL * SLOTS + k] != 0 || bytes[MANAGED * SLOTS + k] != 0)
+#else
+#define HOLDS_BYTES(k) (bytes[k] != 0)
+#endif
+#define NEEDS_RECLAIM(k) (written[k] != NOBODY || HOLDS_BYTES(k))
 
 /* ledger_reclaim, and (ONLY_OURS) drop_own_leftovers; sweep_some is ledger_reclaim of a few. */
 inline reclaim_all(only_ours) {
@@ -469,7 +583,11 @@ inline take_slot(index) {
   fi
 }
 
+#ifdef SPLIT /* one process, one thread */
+#define RESTORE(p) bytes[(p) * SLOTS + own_slot[me]] = bytes[(p) * SLOTS + own_slot[me]] + books[me * PLANES + (p)]; TICK_AT((p) * SLOTS + own_slot[me])
+#else
 #define OWN_BOOKS (me == HEIR -> held[THREADS] : held[me] + (me == PROCS - 1 && THREADS > PROCS -> held[THREADS - 1] : 0))
+#endif
 
 inline own_a_slot() {
   d_step { claiming[me] == 0 -> claiming[me] = 1 } /* claim_lock */
@@ -486,11 +604,22 @@ inline own_a_slot() {
           if :: !took -> j = (j + 1) % SLOTS :: else fi
         }
      od;
+ #ifdef SPLIT
+     if
+     :: lost -> /* restore_usage: the whole last */
+        d_step { RESTORE(MANAGED) };
+        d_step { RESTORE(REAL) };
+        d_step { RESTORE(ALL) }
+     :: else
+     fi;
+#endif
      atomic { /* restore_usage: the books of the process, all its threads */
+#ifndef SPLIT
        if
-       :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_BOOKS; TICK(own_slot[me])
+       :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_BOOKS; TICK_AT(own_slot[me])
        :: else
        fi;
+#endif
        lost = 0; took = 0; j = 0; raised = 0; judged = 0; busy = 0; emptied = 0
      }
   fi;
@@ -519,13 +648,13 @@ inline decide_by_allowance() {
      :: d_step { decided && !IS_OURS(mine) -> outcome = LOST_SLOT }
      :: d_step { decided && IS_OURS(mine) ->
           outcome = GRANTED;
-          total = total + amount;
-          held[t] = held[t] + amount;
+          TOTAL = TOTAL + amount;
+          HELD(t) = HELD(t) + amount;
+#if VISIBLE || LOSSES == 0
+          assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
+#endif
           note_grant()
         }
-#if VISIBLE || LOSSES == 0
-        assert(total <= LIMIT); /* OVER */
-#endif
      fi
   :: else
   fi
@@ -573,13 +702,23 @@ inline ledger_revoke() {
 #endif
 
 /* --- ledger.c: try_charge, decide --------------------------------------------------------------------------------- */
+#ifdef MUT_NO_MARK
+#define MARK_SET skip
+#else
+#define MARK_SET mark[mine * CELLS + CELL(t)] = 1
+#endif
+#define OVER (before + sum + amount > LIMIT_OF(plane))
+
 inline try_charge() {
-  d_step { mine = own_slot[me] }
+#ifdef FIXED /* whose slot it is, is no question */
+  if
+  :: d_step { own_slot[me] == NONE -> outcome = LOST_SLOT }
+  :: d_step { own_slot[me] != NONE -> mine = own_slot[me]; MARK_SET }
+#else
+  REGISTERED_AS;
   if
   :: mine == NONE -> outcome = LOST_SLOT
-  :: else ->
-#ifndef MUT_NO_MARK
-     d_step { mark[mine * CELLS + CELL(t)] = 1 } /* mark_set */
+  :: d_step { mine != NONE -> MARK_SET }
 #endif
 #if ALLOW
      decide_by_allowance();
@@ -588,22 +727,23 @@ inline try_charge() {
 #if ALLOW
      :: decided -> decided = 0
      :: d_step { !decided && !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
-     :: !decided && IS_OURS(mine) ->
-#else
+     :: d_step { !decided && IS_OURS(mine) -> skip }
+#elif !defined(FIXED)
      :: d_step { !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
      :: IS_OURS(mine) ->
+#else
+     :: true ->
 #endif
         d_step { before = READ(mine) } /* the relaxed load */
         sum_others(mine);
         if
-        :: before + sum + amount > LIMIT -> outcome = NO_ROOM
-        :: else ->
-           d_step { before = READ(mine); bytes[mine] = bytes[mine] + amount; TICK(mine) } /* atomic_fetch_add */
+        :: d_step { OVER -> outcome = NO_ROOM }
+        :: d_step { !OVER -> before = READ(mine); bytes[W(mine)] = bytes[W(mine)] + amount; TICK(mine) } /* atomic_fetch_add */
 #ifndef MUT_NO_SECOND_SUM
            sum_others(mine);
 #endif
            if
-           :: before + sum + amount > LIMIT ->
+           :: OVER ->
 #ifdef MUT_EARLY_CLEAR
               d_step { mark[mine * CELLS + CELL(t)] = 0 }
 #endif
@@ -614,32 +754,27 @@ inline try_charge() {
               subtract(mine, amount, false);
 #endif
               outcome = NO_ROOM
-           :: else ->
-              if
-              :: d_step { !IS_OURS(mine) -> outcome = LOST_SLOT }
-              :: d_step { IS_OURS(mine) -> /* GRANTED: from here on it counts */
-                   outcome = GRANTED;
-                   total = total + amount;
-                   held[t] = held[t] + amount;
-                   note_grant()
-                 }
+           :: d_step { !OVER && !IS_OURS(mine) -> outcome = LOST_SLOT }
+           :: d_step { !OVER && IS_OURS(mine) -> /* GRANTED: from here on it counts */
+                outcome = GRANTED;
+                TOTAL = TOTAL + amount;
+                HELD(t) = HELD(t) + amount;
 #if VISIBLE || LOSSES == 0
-                 assert(total <= LIMIT); /* OVER */
+                assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
 #endif
-                 if
-                 :: LOSSES > 0 -> /* ledger_confirm_lock, now and then */
-                    if
-                    :: d_step { claiming[me] == 0 -> claiming[me] = 1 }
-                       confirm_own_lock();
-                       d_step { claiming[me] = 0 }
-                    :: skip
-                    fi
-                 :: else
-                 fi
-#if ALLOW
-                 ; ledger_allow()
-#endif
+                note_grant()
+              }
+#if LOSSES > 0 /* ledger_confirm_lock, now and then */
+              if
+              :: d_step { IN_PLANE(ALL) && claiming[me] == 0 -> claiming[me] = 1 }
+                 confirm_own_lock();
+                 d_step { claiming[me] = 0 }
+              :: skip
               fi
+#endif
+#if ALLOW
+              ; ledger_allow()
+#endif
            fi
         fi
      fi;
@@ -657,13 +792,13 @@ inline try_charge() {
 #endif
 #define COLLECT(i)                                                                      \
   d_step {                                                                              \
-    not_zero = i < count && (bytes[i] != 0 || touched[i]);                              \
+    not_zero = i < count && (bytes[W(i)] != 0 || touched[W(i)]);                        \
     if :: i < count -> FIRST(i) :: else fi                                              \
   };                                                                                    \
   MARKS(i)
 #define COLLECT_AGAIN(i)                                                                \
   d_step {                                                                              \
-    not_zero = i < count && (bytes[i] != 0 || touched[i]);                              \
+    not_zero = i < count && (bytes[W(i)] != 0 || touched[W(i)]);                        \
     if :: i < count -> sure = sure && SAME(i); sum = sum + READ(i) :: else fi;          \
     if :: own_slot[me] == i -> mine_seen = READ(i) :: else fi;                          \
     FORGET(i)                                                                           \
@@ -674,9 +809,14 @@ inline try_charge() {
 #define SAME(i) (seen_bytes[i] == READ(i))
 #define FORGET(i) seen_bytes[i] = 0
 #else
-#define FIRST(i) watching[WATCH(t, i)] = 1
-#define SAME(i) !changed[WATCH(t, i)]
-#define FORGET(i) watching[WATCH(t, i)] = 0; changed[WATCH(t, i)] = 0
+#define FIRST(i) watching[WATCH(t, W(i))] = 1
+#define SAME(i) !changed[WATCH(t, W(i))]
+#define FORGET(i) watching[WATCH(t, W(i))] = 0; changed[WATCH(t, W(i))] = 0
+#endif
+#ifdef FIXED
+#define LAST_SLOT (PROCS - 1) /* the heir's is not there before all is quiet */
+#else
+#define LAST_SLOT (SLOTS - 1)
 #endif
 
 #define GENERATION(i) d_step { gens = gens + (i < count -> generation[i] : 0) }
@@ -687,8 +827,12 @@ inline generations_again() {
   d_step { count = high_water }
   GENERATION_AGAIN(0);
   GENERATION_AGAIN(1);
+#ifndef FIXED
   GENERATION_AGAIN(2);
-#if SLOTS > 3
+#elif PROCS > 2
+  GENERATION_AGAIN(2);
+#endif
+#if SLOTS > 3 && !defined(FIXED)
   GENERATION_AGAIN(3);
 #endif
   count = 0
@@ -696,30 +840,42 @@ inline generations_again() {
 
 inline surely_full() {
   d_step { count = high_water; sure = 1; sum = 0; gens = 0 }
-#ifndef OLD_REFUSAL
+#if !defined(OLD_REFUSAL) && !defined(SETTLED)
   GENERATION(0);
   GENERATION(1);
+#ifndef FIXED
   GENERATION(2);
-#if SLOTS > 3
+#elif PROCS > 2
+  GENERATION(2);
+#endif
+#if SLOTS > 3 && !defined(FIXED)
   GENERATION(3);
 #endif
 #endif
 #ifndef MUT_ONE_COLLECTION
   COLLECT(0);
   COLLECT(1);
+#ifndef FIXED
   COLLECT(2);
-#if SLOTS > 3
+#elif PROCS > 2
+  COLLECT(2);
+#endif
+#if SLOTS > 3 && !defined(FIXED)
   COLLECT(3);
 #endif
 #endif
   COLLECT_AGAIN(0);
   COLLECT_AGAIN(1);
+#ifndef FIXED
   COLLECT_AGAIN(2);
-#if SLOTS > 3
+#elif PROCS > 2
+  COLLECT_AGAIN(2);
+#endif
+#if SLOTS > 3 && !defined(FIXED)
   COLLECT_AGAIN(3);
 #endif
   d_step {
-    sure = sure && count == high_water && sum + amount > LIMIT;
+    sure = sure && count == high_water && sum + amount > LIMIT_OF(plane);
 #ifndef OLD_REFUSAL
     alone = (sum == mine_seen);
 #endif
@@ -728,9 +884,22 @@ inline surely_full() {
   }
 }
 
+/* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a whole try to
+ * itself. A try without anybody between gives an answer. */
+#ifdef PATIENT
+#define PAUSE ; (own_slot[me] == 0 || asking[0] == 0)
+#else
+#define PAUSE
+#endif
+
 /* --- ledger.c: ledger_charge, charge_slowly ------------------------------------------------------------------------ */
 inline ledger_charge() {
-  d_step { asking[t] = amount; was_full[t] = (total + amount > LIMIT); reclaimed = 0; round = 0; halfway = 0; slowly = 0 }
+  d_step {
+    asking[t] = amount; was_full[t] = (TOTAL + amount > LIMIT_OF(plane)); reclaimed = 0; round = 0; halfway = 0; slowly = 0;
+#ifdef SPLIT
+    asked[t] = plane
+#endif
+  }
   do
   :: true ->
      try_charge();
@@ -755,12 +924,19 @@ inline ledger_charge() {
           round = (ROUNDS > 0 -> round + 1 : 0)
         }
         if
+#ifdef SETTLED /* nobody is dead: ledger_reclaim finds nothing and no generation changes */
+        :: me != HEIR && !sure -> d_step { alone = 0; gens = 0 } PAUSE
+        :: me != HEIR && sure -> outcome = REFUSED; break
+#define UNSETTLED me == HEIR &&
+#else
+#define UNSETTLED
+#endif
 #ifndef MUT_NO_RECLAIM
 #ifdef OLD_REFUSAL /* reclaimed once in a call, and believed itself alone when it was so after the snapshot */
         :: (sure && reclaimed == 0 && !alone) || (!sure && !halfway && reclaimed < 2) ->
            d_step { halfway = halfway || !sure; reclaimed++; sure = 0; alone = 0 }
 #else
-        :: !(sure && alone) ->
+        :: UNSETTLED !(sure && alone) ->
            /* round >= YIELD_ROUNDS comes some time: here it may come at once */
            d_step { alone = 0; busy = 0 }
 #endif
@@ -776,27 +952,21 @@ inline ledger_charge() {
               break
            :: else ->
               d_step { sure = 0; busy = 0; emptied = 0; gens = 0 }
-#ifdef PATIENT
-              ; (own_slot[me] == 0 || asking[0] == 0) /* pause_for, as below */
-#endif
+              PAUSE
            fi
 #endif
 #ifdef OLD_REFUSAL
         :: sure && !(reclaimed == 0 && !alone) ->
 #else
-        :: sure && alone ->
+        :: UNSETTLED sure && alone ->
 #endif
 #else
-        :: sure ->
+        :: UNSETTLED sure ->
 #endif
            outcome = REFUSED; break
-        :: !sure ->
+        :: UNSETTLED !sure ->
            d_step { alone = 0; gens = 0 }
-#ifdef PATIENT
-           /* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a
-            * whole try to itself. A try without anybody between gives an answer. */
-           ; (own_slot[me] == 0 || asking[0] == 0)
-#endif
+           PAUSE
         fi
      :: else -> slowly = 1 /* from ledger_charge to charge_slowly */
      fi;
@@ -813,6 +983,84 @@ again:
   atomic { asking[t] = 0; was_full[t] = false; halfway = 0; round = 0; reclaimed = 0; slowly = 0; sure = 0; alone = 0 }
 }
 
+#ifdef SPLIT
+/* --- ledger.c: charge_split: the part, then the whole ---------------------------------------------------------------- */
+inline charge_split() {
+  d_step { part = plane; moved = 0 }
+  do
+  :: true ->
+     ledger_charge();
+     if
+     :: d_step { plane != ALL && outcome == GRANTED ->
+          first = as; first_slot = mine;
+          plane = ALL
+        }
+     :: else -> break
+     fi
+  od;
+#if VISIBLE || LOSSES == 0
+  assert(plane != ALL || outcome == GRANTED); /* WHOLE: limits do not change here */
+#endif
+  if
+  :: plane != ALL -> skip /* the part has no room */
+#if LOSSES > 0 && !VISIBLE
+  :: plane == ALL && outcome != GRANTED -> /* somebody counts too much, or the process itself in its old slot */
+     d_step { plane = part; as = first; mine = first_slot }
+     subtract(mine, amount, true)
+#endif
+  :: plane == ALL && outcome == GRANTED ->
+#if LOSSES > 0
+#ifdef OLD_GENERATION_ALONE
+     moved = (first != as);
+#else
+     moved = (first != as || first_slot != mine);
+#endif
+#endif
+     d_step { plane = part }
+#if LOSSES > 0
+     if
+     :: moved -> d_step { bytes[W(mine)] = bytes[W(mine)] + amount; TICK(mine) }
+     :: else
+     fi;
+#endif
+     d_step {
+       books[t * PLANES + part] = books[t * PLANES + part] + amount;
+       books[t * PLANES + ALL] = books[t * PLANES + ALL] + amount
+     }
+  fi;
+  d_step { first = 0; first_slot = 0; moved = 0; mine = 0; as = 0 }
+}
+
+/* ledger_uncharge_part: of everything that the process has in a part. The whole first: where a part has room, the whole
+ * has it then too. */
+inline uncharge_split() {
+  d_step {
+    amount = books[t * PLANES + part];
+    books[t * PLANES + ALL] = books[t * PLANES + ALL] - amount;
+    books[t * PLANES + part] = 0;
+    mine = own_slot[me]; as = own_generation[me];
+#ifdef OLD_PART_FREED_FIRST
+    plane = part
+#else
+    plane = ALL
+#endif
+  }
+  do
+  :: true ->
+     subtract(mine, amount, true);
+     if
+#ifdef OLD_PART_FREED_FIRST
+     :: plane != ALL -> plane = ALL
+     :: plane == ALL -> break
+#else
+     :: plane == ALL -> plane = part
+     :: plane != ALL -> break
+#endif
+     fi
+  od
+}
+#endif
+
 mtype = { GRANTED, NO_ROOM, LOST_SLOT, REFUSED, GAVE_UP };
 
 proctype thread(byte t; byte me) {
@@ -821,8 +1069,12 @@ proctype thread(byte t; byte me) {
   byte word, lev;
   bit decided;
 #endif
+#ifdef SPLIT
+  byte plane = REAL, part, first, first_slot; /* charge_split: as whom the part was charged */
+  bit moved;
+#endif
   short short_by;
-  byte judged, who, whose;
+  byte judged, who, whose, as;
   bit cleared;
   bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
 #ifdef MUT_NO_TICK
@@ -832,8 +1084,21 @@ proctype thread(byte t; byte me) {
 
   {
   do
-  :: ops < (t == THREADS -> 1 : (t == 0 -> OPS_FIRST : (t == THREADS - 1 -> OPS_LAST : OPS))) ->
+  :: ops < (t == THREADS -> HEIRS_OPS : (t == 0 -> OPS_FIRST : (t == THREADS - 1 -> OPS_LAST : OPS))) ->
      ops++;
+#ifdef SPLIT
+     if
+     :: t == THREADS -> d_step { plane = (ops == 1 -> REAL : MANAGED); amount = LIMIT_OF(plane) }
+     :: t != THREADS -> plane = REAL; amount = 1
+     :: t != THREADS -> plane = MANAGED; amount = 1
+     fi;
+     charge_split();
+     if
+     :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
+     :: t != THREADS && books[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
+     :: t != THREADS /* keeps it for now */
+     fi
+#else
      if
      :: t == THREADS -> amount = LIMIT
      :: t != THREADS && SIZE_MAX >= 1 -> amount = 1
@@ -846,24 +1111,36 @@ progress:
      :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
      :: t != THREADS && held[t] > 0 -> /* ledger_uncharge */
         amount = held[t];
-        d_step { mine = own_slot[me] }
+        REGISTERED_AS;
         subtract(mine, amount, true)
      :: t != THREADS /* keeps it for now */
      fi
+#endif
   :: else -> break
   od;
 #ifndef KEEP
+#ifdef SPLIT
+  plane = MANAGED;
+  do
+  :: t != THREADS && books[t * PLANES + MANAGED] > 0 -> part = MANAGED; uncharge_split()
+  :: t != THREADS && books[t * PLANES + MANAGED] == 0 && books[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
+  :: else -> break
+  od;
+#else
   if
   :: held[t] > 0 && t != THREADS ->
      amount = held[t];
-     d_step { mine = own_slot[me] }
+     REGISTERED_AS;
      subtract(mine, amount, true)
   :: else
   fi;
 #endif
+#endif
   finished[t] = true
   } unless { !RUNS(me) } /* killed or stopped between any two steps */
 }
+
+#define DROP(t, p) total[p] = total[p] - held[(t) * PLANES + p]; held[(t) * PLANES + p] = 0
 
 /* kill -9: the kernel drops the locks, the driver the memory. */
 inline kill_process(p) {
@@ -874,7 +1151,15 @@ inline kill_process(p) {
     x = 0;
     do
     :: x < THREADS ->
-       if :: OF(x) == p -> total = total - held[x]; held[x] = 0; asking[x] = 0; was_full[x] = false :: else fi;
+       if
+       :: OF(x) == p ->
+          DROP(x, ALL);
+#ifdef SPLIT
+          DROP(x, REAL); DROP(x, MANAGED);
+#endif
+          asking[x] = 0; was_full[x] = false
+       :: else
+       fi;
        x++
     :: else -> break
     od;
@@ -912,6 +1197,7 @@ proctype world() {
   od
 }
 
+#define HELD_BY(p) (held[(p) * PLANES] + ((p) == PROCS - 1 && THREADS > PROCS -> held[(THREADS - 1) * PLANES] : 0))
 #define ENDED(p, t) (!RUNS(p) || finished[t])
 
 init {
@@ -932,6 +1218,9 @@ init {
 #endif
 #ifdef CORPSE /* the first slot is that of a process which was killed while it decided */
     generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = WHO(PROCS + 1); bytes[0] = LIMIT; touched[0] = 1; mark[0] = 1;
+#ifdef SPLIT
+    bytes[REAL * SLOTS] = PHYSICAL; bytes[MANAGED * SLOTS] = LIMIT - PHYSICAL;
+#endif
     high_water = 1;
 #endif
     do :: p < THREADS -> run thread(p, OF(p)); p++ :: else -> break od;
@@ -949,7 +1238,13 @@ init {
     do
     :: p < PROCS ->
        if
-       :: alive[p] && CURRENT(p) && p < PROCS - (THREADS - PROCS) -> assert(READ(own_slot[p]) >= held[p]) /* LITTLE */
+       :: alive[p] && CURRENT(p) ->
+          assert(READ_AT(own_slot[p]) >= HELD_BY(p)) /* LITTLE */
+#ifdef SPLIT
+          ;
+          assert(READ_AT(REAL * SLOTS + own_slot[p]) >= held[p * PLANES + REAL]);
+          assert(READ_AT(MANAGED * SLOTS + own_slot[p]) >= held[p * PLANES + MANAGED])
+#endif
        :: else
        fi;
        p++

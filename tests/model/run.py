@@ -75,6 +75,17 @@ HOLDS = [
     Case("allow-three", f"{R3} ALLOW=1 OPS_FIRST=2 OPS=1 SIZE_MAX=1", "three processes"),
     Case("allow-register", "PROCS=2 ALLOW=1 OPS_FIRST=2 OPS=1", "while they register"),
     Case("allow-lost", f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 LOSSES=1", "and one loses its lock"),
+    Case(
+        "split",
+        f"{R2} SPLIT OPS_FIRST=1 OPS=2",
+        "a part and the whole: the card's and the host's",
+        quick=True,
+    ),
+    Case("split-twice", f"{R2} SPLIT OPS=2", "two charges each"),
+    Case("split-kill", f"{R2} SPLIT OPS_FIRST=2 OPS=1 KILLS=1", "one of them killed at any step"),
+    Case("split-lost", f"{R2} SPLIT OPS=1 LOSSES=1", "one loses its lock"),
+    Case("split-register", "SPLIT PROCS=2 OPS=1", "while they register"),
+    Case("split-corpse", "SPLIT CORPSE PROCS=2 OPS=1", "both beside the slot of a dead process"),
     Case("patient", f"{R2} OPS=1 LIVELOCK PATIENT", "no livelock once pauses differ", cycles=True),
 ]
 FINDS = [
@@ -112,16 +123,27 @@ FINDS = [
     Case("allowance-read-last", f"{R3} ALLOW=1 OPS_FIRST=2 OPS=1 SIZE_MAX=1 MUT_USED_FIRST", "", "OVER"),
     Case("allowance-not-forgotten", f"{R2} ALLOW=2 THREADS=3 OPS=2 SIZE_MAX=1 MUT_NOT_FORGOTTEN", "", "OVER"),
     Case("old-blind-clearing", "PROCS=2 OPS=1 LOSSES=2 ONLY_OVER OLD_BLIND_CLEARING", "", "OVER"),
+    Case("part-not-cleared", f"{R2} SPLIT OPS=1 KILLS=1 MUT_PART_NOT_CLEARED", "", "FALSE"),
+    Case(
+        "old-part-freed-first", f"{R2} SPLIT OPS_FIRST=1 OPS=2 OLD_PART_FREED_FIRST", "", "WHOLE", quick=True
+    ),
+    Case(
+        "old-generation-alone",
+        "SPLIT PROCS=2 OPS=1 LOSSES=1 VISIBLE=0 KEEP OLD_GENERATION_ALONE",
+        "",
+        "LITTLE",
+    ),
     Case("livelock", f"{R2} LIVELOCK", "", "CYCLE", cycles=True),
 ]
 
 
 # How spin prints the assertions of the properties.
 ASSERTIONS = {
-    r"total<=": "OVER",
+    r"total\[\d\]<=": "OVER",
     r"outcome!=\d+\)\|\|was_full": "FALSE",
     r"finished": "HANG",
-    r">=held": "LITTLE",
+    r">=\(*held": "LITTLE",
+    r"plane!=0\)\|\|\(outcome==": "WHOLE",
     r"\(outcome==\d+\)": "RETURN",
     r"non-progress cycle": "CYCLE",
 }
