@@ -20,11 +20,16 @@ __all__ = [
     "ProcessUsage",
     "ShareUsage",
     "create_ledger",
+    "fill_ledger",
     "ledger_file_bytes",
     "read_ledger",
     "read_shares",
+    "reserve_ledger",
     "trim_ledger",
 ]
+
+
+_FEW_SLOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,18 @@ def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit],
     checked(status, f"cannot create the ledger {os.fspath(path)}")
 
 
+def reserve_ledger(path: StrPath, mode: int = 0o666) -> None:
+    """Makes the file of a ledger ahead, for fill_ledger(). Raises ExistsError when PATH exists."""
+    checked(lib.ledger_reserve(path_bytes(path), mode), f"cannot create the ledger {os.fspath(path)}")
+
+
+def fill_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit]) -> None:
+    """Writes an empty ledger into a file of reserve_ledger() that nobody else knows of yet."""
+    raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
+    status = lib.ledger_fill(path_bytes(path), raw, array, len(gpus))
+    checked(status, f"cannot write the ledger {os.fspath(path)}")
+
+
 def ledger_file_bytes() -> int:
     """The size of a ledger file, unless its container may use host memory, too."""
     return int(lib.ledger_file_bytes())
@@ -103,10 +120,17 @@ def ledger_file_bytes() -> int:
 
 def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
     """Reads a snapshot. GPUS of the limits page tell which UUIDs are MIG instances; without them all are "GPU-…"."""
-    info = ffi.new("struct vc_ledger_info *")
-    slots = ffi.new("struct vc_slot_usage[]", lib.VC_MAX_SLOTS)
-    status = lib.ledger_read(path_bytes(path), info, slots, len(slots))
-    count = checked(status, f"cannot read the ledger {os.fspath(path)}")
+    info, raw_path = ffi.new("struct vc_ledger_info *"), path_bytes(path)
+    for room in (
+        _FEW_SLOTS,
+        lib.VC_MAX_SLOTS,
+    ):  # clearing half a megabyte would take longer than all the rest
+        slots = ffi.new("struct vc_slot_usage[]", room)
+        count = checked(
+            lib.ledger_read(raw_path, info, slots, room), f"cannot read the ledger {os.fspath(path)}"
+        )
+        if count < room:
+            break
     known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
     raw_uuids = [bytes(ffi.buffer(info.uuid[i])) for i in range(info.gpu_count)]
     uuids = tuple(known.get(raw, sizes.format_uuid(raw)) for raw in raw_uuids)

@@ -20,7 +20,9 @@ __all__ = [
     "GpuLimit",
     "LimitsPage",
     "create_limits",
+    "fill_limits",
     "read_limits",
+    "reserve_limits",
     "set_compute_policy",
     "set_cores_limit",
     "set_credit",
@@ -93,6 +95,18 @@ def create_limits(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit],
     raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
     status = lib.limits_create(path_bytes(path), raw, array, len(gpus), mode)
     checked(status, f"cannot create the limits page {os.fspath(path)}")
+
+
+def reserve_limits(path: StrPath, mode: int = 0o644) -> None:
+    """Makes the file of a page ahead, for fill_limits(); it holds none yet. Raises ExistsError when PATH exists."""
+    checked(lib.limits_reserve(path_bytes(path), mode), f"cannot create the limits page {os.fspath(path)}")
+
+
+def fill_limits(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit]) -> None:
+    """Writes the page into a file of reserve_limits() that nobody else knows of yet."""
+    raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
+    status = lib.limits_fill(path_bytes(path), raw, array, len(gpus))
+    checked(status, f"cannot write the limits page {os.fspath(path)}")
 
 
 def read_limits(path: StrPath) -> LimitsPage:

@@ -31,6 +31,11 @@ int os_read_all(int fd, void *buffer, size_t size, uint64_t offset);
  * whatever the umask is, and with all blocks allocated, so that a full disk is an error here and not a SIGBUS later.
  * The file appears complete or not at all. VC_EEXIST. */
 int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode);
+/* Makes an empty file of TOTAL bytes likewise: to be written by os_fill later, before anybody else knows of it. */
+int os_reserve(const char *path, size_t total, uint32_t mode);
+/* Writes SIZE bytes of BUFFER at the beginning of a file that os_reserve made, and makes it TOTAL bytes long where it is
+ * not. It may be cut short by a sudden end. VC_ENOENT, VC_ENOSPC. */
+int os_fill(const char *path, const void *buffer, size_t size, size_t total);
 int os_truncate(int fd, uint64_t size);
 
 /* POSIX record locks on one byte: owned by the process, dropped by the kernel when it ends in whatever way. */

@@ -151,6 +151,19 @@ int os_publish(const char *path, const void *buffer, size_t size, size_t total, 
   return status;
 }
 
+int os_reserve(const char *path, size_t total, uint32_t mode) { return os_publish(path, "", 0, total, mode); }
+
+int os_fill(const char *path, const void *buffer, size_t size, size_t total) {
+  struct os_file file;
+  int status = os_open(path, 1, &file);
+  if (status != VC_OK) return status;
+  status = write_all(file.fd, buffer, size);
+  if (status == VC_OK && file.size > total) status = os_truncate(file.fd, total);
+  if (status == VC_OK && file.size < total) status = fill(file.fd, size, total);
+  if (close(file.fd) != 0 && status == VC_OK) status = VC_EIO;
+  return status;
+}
+
 int os_truncate(int fd, uint64_t size) { return ftruncate(fd, (off_t)size) == 0 ? VC_OK : status_of_errno(errno); }
 
 static int lock_call(int fd, int command, short type, uint64_t offset, uint64_t length, struct flock *lock) {

@@ -39,11 +39,16 @@ static uint32_t version_for(const struct vc_gpu_limit *gpus, uint32_t count) {
   return LEDGER_VERSION;
 }
 
-int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
-                  uint32_t mode) {
-  if (!limits_gpus_are_valid(gpus, count)) return VC_EINVAL;
-  struct ledger_file *file = calloc(1, sizeof *file); /* its slots stay untouched: only the header is written */
-  if (!file) return VC_EIO;
+/* The header of an empty ledger; NULL and *STATUS when there can be none. The slots behind it stay untouched. */
+static struct ledger_file *compose(const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
+                                   int *status) {
+  *status = limits_gpus_are_valid(gpus, count) ? VC_OK : VC_EINVAL;
+  if (*status != VC_OK) return NULL;
+  struct ledger_file *file = calloc(1, sizeof *file);
+  if (!file) {
+    *status = VC_EIO;
+    return NULL;
+  }
   memcpy(file->magic, LEDGER_MAGIC, sizeof file->magic);
   file->version = version_for(gpus, count);
   file->size = (uint32_t)ledger_size(file->version);
@@ -53,7 +58,24 @@ int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_li
   memcpy(file->id, id, sizeof file->id);
   for (uint32_t i = 0; i < count; i++) memcpy(file->uuid[i], gpus[i].uuid, 16);
   file->checksum = ledger_checksum(file);
-  int status = os_publish(path, file, LEDGER_HEADER_BYTES, file->size, mode);
+  return file;
+}
+
+int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
+                  uint32_t mode) {
+  int status;
+  struct ledger_file *file = compose(id, gpus, count, &status);
+  if (file) status = os_publish(path, file, LEDGER_HEADER_BYTES, file->size, mode);
+  free(file);
+  return status;
+}
+
+int ledger_reserve(const char *path, uint32_t mode) { return os_reserve(path, sizeof(struct ledger_file), mode); }
+
+int ledger_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count) {
+  int status;
+  struct ledger_file *file = compose(id, gpus, count, &status);
+  if (file) status = os_fill(path, file, LEDGER_HEADER_BYTES, file->size);
   free(file);
   return status;
 }

@@ -61,32 +61,47 @@ int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count) {
   return 1;
 }
 
-int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
-                  uint32_t mode) {
-  union {
-    struct limits_page page;
-    uint8_t bytes[LIMITS_BYTES];
-  } file;
+union page_file {
+  struct limits_page page;
+  uint8_t bytes[LIMITS_BYTES];
+};
+
+static int compose(union page_file *file, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count) {
   if (!limits_gpus_are_valid(gpus, count)) return VC_EINVAL;
-  memset(&file, 0, sizeof file);
-  memcpy(file.page.magic, LIMITS_MAGIC, sizeof file.page.magic);
-  file.page.version = LIMITS_VERSION;
-  file.page.size = LIMITS_BYTES;
-  file.page.gpu_count = count;
-  memcpy(file.page.id, id, sizeof file.page.id);
+  memset(file, 0, sizeof *file);
+  memcpy(file->page.magic, LIMITS_MAGIC, sizeof file->page.magic);
+  file->page.version = LIMITS_VERSION;
+  file->page.size = LIMITS_BYTES;
+  file->page.gpu_count = count;
+  memcpy(file->page.id, id, sizeof file->page.id);
   for (uint32_t i = 0; i < count; i++) {
-    struct limits_gpu *gpu = &file.page.gpu[i];
+    struct limits_gpu *gpu = &file->page.gpu[i];
     memcpy(gpu->uuid, gpus[i].uuid, sizeof gpu->uuid);
     gpu->flags = gpus[i].flags;
     gpu->memory_bytes = sealed_make(gpus[i].memory_bytes);
     gpu->unhooked_bytes = sealed_make(gpus[i].unhooked_bytes);
     gpu->cores_percent = sealed_make(gpus[i].cores_percent);
-    struct limits_share *share = &file.page.share[i];
+    struct limits_share *share = &file->page.share[i];
     if (gpus[i].physical_bytes != 0) share->physical_bytes = sealed_make(gpus[i].physical_bytes);
     if (gpus[i].compute_policy != 0) share->compute_policy = sealed_make(gpus[i].compute_policy);
   }
-  file.page.checksum = page_checksum(&file.page);
-  return os_publish(path, &file, sizeof file, sizeof file, mode);
+  file->page.checksum = page_checksum(&file->page);
+  return VC_OK;
+}
+
+int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
+                  uint32_t mode) {
+  union page_file file;
+  int status = compose(&file, id, gpus, count);
+  return status == VC_OK ? os_publish(path, &file, sizeof file, sizeof file, mode) : status;
+}
+
+int limits_reserve(const char *path, uint32_t mode) { return os_reserve(path, LIMITS_BYTES, mode); }
+
+int limits_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count) {
+  union page_file file;
+  int status = compose(&file, id, gpus, count);
+  return status == VC_OK ? os_fill(path, &file, sizeof file, sizeof file) : status;
 }
 
 int limits_read(const char *path, struct vc_limits *out) {

@@ -45,6 +45,10 @@ struct vc_limits {
 /* Creates the page complete or not at all; VC_EEXIST when PATH exists. mode: permission bits of the new file. */
 int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
+/* The same in two steps, of which the first takes all the time: a file of no page yet, and the page in it. In between
+ * nobody may know of the file, since it is not written all at once. */
+int limits_reserve(const char *path, uint32_t mode);
+int limits_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count);
 /* Reads and checks the whole page. */
 int limits_read(const char *path, struct vc_limits *out);
 /* Live changes: one aligned atomic store each, seen by every process that has the page mapped. */
@@ -94,6 +98,9 @@ struct vc_slot_usage {
  * more when a GPU has physical_bytes, because those containers have books for host memory too (version 2). */
 int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
+/* In two steps, as a limits page. Books for host memory are made room for in the second. */
+int ledger_reserve(const char *path, uint32_t mode);
+int ledger_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count);
 uint64_t ledger_file_bytes(void);
 /* Reads by pread, never maps, trusts nothing: returns the number of slots written to SLOTS (at most MAX). Slots that
  * nobody owns and that hold nothing are left out. A file of the wrong size or with a damaged header is VC_ECORRUPT;

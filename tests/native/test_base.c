@@ -105,6 +105,29 @@ TEST(publish_is_atomic) {
   }
 }
 
+TEST(fill_writes_what_reserve_made) {
+  struct stat found;
+  char start[4] = "";
+  const char *path = test_path("file");
+  CHECK_EQ(os_fill(path, "one", 3, 8192), VC_ENOENT);
+  mode_t before = umask(077);
+  CHECK_EQ(os_reserve(path, 8192, 0644), VC_OK);
+  umask(before);
+  CHECK_EQ(os_reserve(path, 8192, 0644), VC_EEXIST);
+  static const size_t totals[] = {8192, 16384, 4096}; /* as it is, longer, shorter */
+  for (int i = 0; i < 3; i++) {
+    CHECK_EQ(os_fill(path, "one", 3, totals[i]), VC_OK);
+    CHECK_EQ(stat(path, &found), 0);
+    CHECK_EQ(found.st_size, totals[i]);
+    CHECK(found.st_blocks * 512 >= found.st_size);
+    CHECK_EQ(found.st_mode & 0777, 0644);
+  }
+  int fd = open(path, O_RDONLY);
+  CHECK_EQ(read(fd, start, 4), 4);
+  close(fd);
+  CHECK(memcmp(start, "one", 4) == 0);
+}
+
 TEST(publish_never_overwrites) {
   const char *path = test_path("file");
   char buffer[3];

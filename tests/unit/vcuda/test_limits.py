@@ -216,3 +216,26 @@ def test_no_permission(tmp_path: Path, gpus: list[vcuda.GpuLimit]) -> None:
             vcuda.read_limits(tmp_path / "limits")
     finally:
         os.seteuid(me)
+
+
+def test_a_page_and_a_ledger_in_two_steps_are_the_same_as_in_one(tmp_path):
+    gpus = [vcuda.GpuLimit(GPU_A, 8 << 30, 30), vcuda.GpuLimit(GPU_B, 1 << 30, physical_bytes=1 << 20)]
+    vcuda.create_limits(tmp_path / "one", IDENTITY, gpus)
+    vcuda.reserve_limits(tmp_path / "two")
+    with pytest.raises(vcuda.errors.CorruptError):
+        vcuda.read_limits(tmp_path / "two")
+    vcuda.fill_limits(tmp_path / "two", IDENTITY, gpus)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    for some in (gpus, gpus[:1]):
+        (tmp_path / "two").unlink()
+        vcuda.create_ledger(tmp_path / f"ledger{len(some)}", IDENTITY, some)
+        vcuda.reserve_ledger(tmp_path / "two")
+        vcuda.fill_ledger(tmp_path / "two", IDENTITY, some)
+        assert (tmp_path / f"ledger{len(some)}").read_bytes() == (tmp_path / "two").read_bytes()
+    with pytest.raises(vcuda.errors.ExistsError):
+        vcuda.reserve_limits(tmp_path / "two")
+    for fill in (vcuda.fill_limits, vcuda.fill_ledger):
+        with pytest.raises(vcuda.errors.NotFoundError):
+            fill(tmp_path / "nowhere", IDENTITY, gpus)
+        with pytest.raises(vcuda.errors.InvalidArgumentError):
+            fill(tmp_path / "two", IDENTITY, [vcuda.GpuLimit(GPU_A, 0)])
