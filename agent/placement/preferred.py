@@ -5,10 +5,10 @@ ids a pod holds are named after the cards it uses, NUMA hints are true, and what
 in ids too. The answer is a preference: the kubelet may take other ids, and then placement decides anew.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from agent.model import NodeState, Placement, Request, Share, Token, format_token, parse_token
+from agent.model import NodeState, Placement, Request, Share, format_token, parse_token
 from agent.placement.dispatch import in_total
 from agent.placement.pairs import best_effort, pair_score
 from agent.placement.policy import Policy
@@ -32,49 +32,64 @@ def preferred_tokens(
     `size` come back only if fewer are available. Nothing for a size below 1 or below what must be included.
     TokenError.
     """
-    must = list(dict.fromkeys(parse_token(text) for text in must_include))
-    spare = sorted({parse_token(text) for text in available} - set(must), key=_order)
+    must = list(dict.fromkeys((token.uuid, token.number) for token in map(parse_token, must_include)))
+    spare = _by_card(available)
+    kept: dict[str, int] = {}
+    for uuid, number in must:
+        spare.setdefault(uuid, set()).discard(number)
+        kept[uuid] = kept.get(uuid, 0) + 1
     if size < 1 or len(must) > size:
         return ()
-    wanted = in_total(size, request)
-    shares = _choose(state, [*must, *spare], must, wanted, policy)
+    counts = {uuid: count for uuid in spare if (count := len(spare[uuid]) + kept.get(uuid, 0))}
+    shares = _choose(state, counts, kept, in_total(size, request), policy)
     taken = list(must)
     for share in shares:
-        have = sum(1 for token in must if token.uuid == share.gpu)
-        taken += [token for token in spare if token.uuid == share.gpu][: max(0, share.slices - have)]
-    if len(taken) >= size:
-        return tuple(format_token(token.uuid, token.number) for token in taken[:size])
-    used = set(taken)
-    left = [token for token in spare if token not in used]
-    chosen = [share.gpu for share in shares] or [token.uuid for token in must]
-    nearest = {uuid: rank for rank, uuid in enumerate(_by_distance(state, chosen))}
-    left.sort(key=lambda token: (nearest.get(token.uuid, len(nearest)), *_order(token)))
-    return tuple(format_token(token.uuid, token.number) for token in [*taken, *left][:size])
+        own = sorted(spare.get(share.gpu, ()))[: max(0, share.slices - kept.get(share.gpu, 0))]
+        spare.get(share.gpu, set()).difference_update(own)
+        taken += [(share.gpu, number) for number in own]
+    if len(taken) < size:
+        chosen = [share.gpu for share in shares] or list(kept)
+        nearest = {uuid: rank for rank, uuid in enumerate(_by_distance(state, chosen))}
+        for uuid in sorted(spare, key=lambda uuid: (nearest.get(uuid, len(nearest)), uuid)):
+            taken += [(uuid, number) for number in sorted(spare[uuid])]
+    return tuple(format_token(uuid, number) for uuid, number in taken[:size])
 
 
-def _order(token: Token) -> tuple[str, int]:
-    return token.uuid, token.number
+def _by_card(texts: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of each card; the kubelet sends a thousand ids, and the answer waits for it."""
+    found: dict[str, set[int]] = {}
+    for token in map(parse_token, texts):
+        numbers = found.get(token.uuid)
+        if numbers is None:
+            numbers = found[token.uuid] = set()
+        numbers.add(token.number)
+    return found
 
 
 def _choose(
-    state: NodeState, tokens: Sequence[Token], must: Sequence[Token], wanted: Request, policy: Policy
+    state: NodeState,
+    counts: Mapping[str, int],
+    kept: Mapping[str, int],
+    wanted: Request,
+    policy: Policy,
 ) -> tuple[Share, ...]:
-    """Return the shares that placement would choose among the cards that have ids to give."""
-    for cards in _card_sets(state, tokens, must, wanted):
+    """Return the shares that placement would choose among the cards that have ids to give.
+
+    counts: ids by card. kept: those of them that must be included.
+    """
+    for cards in _card_sets(state, counts, set(kept), wanted):
         placement = place(state, replace(wanted, only=cards), policy)
         if isinstance(placement, Placement):
             return placement.shares
-    named = _allowed(wanted, (token.uuid for token in tokens))
+    named = _allowed(wanted, counts)
     waiting = place_waiting(state, replace(wanted, only=named), policy) if named else None
     return waiting.placement.shares if isinstance(waiting, Waiting) else ()
 
 
 def _card_sets(
-    state: NodeState, tokens: Sequence[Token], must: Sequence[Token], wanted: Request
+    state: NodeState, counts: Mapping[str, int], kept: set[str], wanted: Request
 ) -> Iterator[frozenset[str]]:
     """Yield the sets of cards to try: with the ids that must be included, with enough ids, with any."""
-    kept = {token.uuid for token in must}
-    counts = {uuid: sum(1 for token in tokens if token.uuid == uuid) for uuid in {t.uuid for t in tokens}}
     size = wanted.total or 0
     cards = {card.uuid: card for card in state.gpus}
     enough = {uuid for uuid in counts if uuid in cards and counts[uuid] >= min(size, cards[uuid].slices)}
