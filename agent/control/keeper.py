@@ -68,6 +68,7 @@ class LimitKeeper:
         self._interval = interval
         self._withhold = withhold
         self._said: dict[str, str] = {}
+        self._followed: dict[str, tuple[Pod, GrantPolicy]] = {}
         self._wake = asyncio.Event()
         self._log = get_logger("limits")
 
@@ -193,12 +194,17 @@ class LimitKeeper:
         return _changeable(found[-1])
 
     def _follow_annotations(self) -> None:
+        known = {grant.id for grant in self._store.book.grants}
+        self._followed = {key: seen for key, seen in self._followed.items() if key in known}
         for grant in self._store.book.grants:
             if grant.ref is None or grant.undecided or grant.whole or not grant.held:
                 continue
             pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod)
             if pod is None or (grant.owner and grant.owner.uid != pod.uid) or not _is_app(pod, grant):
                 continue
+            seen = self._followed.get(grant.id)
+            if seen is not None and seen[0] is pod and seen[1] is grant.policy:
+                continue  # nothing to follow in it, as before
             wish = parse_wish(pod.annotations, grant.ref.container, self._unit)
             if wish.mistakes:
                 self._tell(pod, grant, "GigasliceAnnotation", "; ".join(wish.mistakes))
@@ -211,6 +217,7 @@ class LimitKeeper:
         # Whose its cards are alone, and whether it may use host memory, was decided when they were chosen.
         wanted = replace(GrantPolicy.of(wish), exclusive=policy.exclusive, oversubscribe=policy.oversubscribe)
         if wanted == policy:
+            self._followed[grant.id] = (pod, policy)
             self._said.pop(grant.id + "GigasliceResize", None)
             return
         memory: dict[str, int] = {}

@@ -94,6 +94,7 @@ class Allocator:
         self._new_id = new_id
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._host_left = host_left
+        self._parsed: tuple[Admitted, Wish] | None = None
         self._log = get_logger("allocator")
 
     def prefer(
@@ -265,7 +266,11 @@ class Allocator:
         )
 
     def _wish(self, admitted: Admitted) -> Wish:
-        return parse_wish(admitted.pod.annotations, admitted.container.name, self._unit)
+        known = self._parsed
+        if known is None or known[0] is not admitted:  # one admission asks several times
+            wish = parse_wish(admitted.pod.annotations, admitted.container.name, self._unit)
+            known = self._parsed = (admitted, wish)
+        return known[1]
 
     def _asked(
         self, node: NodeState, book: Book, admitted: Admitted | None, slices: int

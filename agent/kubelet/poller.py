@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agent.errors import GigasliceError, KubeletError
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.podresources import PodResources
+from agent.state.breaks import with_breaks
 from agent.state.reconcile import review
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
@@ -24,6 +25,7 @@ PATIENCE = 3
 """Regular looks in a row that must not show a container before its allocation is given up."""
 _NEVER = 1 << 30
 _YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
+_AFTER_ANSWER = 0.005  # seconds after an event until files for the next allocation are made
 _SOON = (
     0.2,
     1.0,
@@ -67,30 +69,34 @@ class Poller:
         if not self._plan.extra:
             start = time.monotonic()
             self._plan.extra = [start + delay for delay in _SOON]
-            self._wake.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Works until cancelled."""
         self._plan.regular = time.monotonic()
         while True:
-            self._wake.clear()
             due = min([self._plan.regular, *self._plan.extra])
             try:
                 await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
             except asyncio.TimeoutError:
                 await self._due()
+            else:
+                self._wake.clear()
+                await asyncio.sleep(_AFTER_ANSWER)
+                await asyncio.to_thread(self._store.make_ahead)
 
     async def look(self, *, regular: bool) -> None:
         """Asks the kubelet once. A look that is not REGULAR learns and gives nothing up."""
         asked_at = self._store.book.next_number
         try:
             listing = await self._kubelet.list()
+            alive = await self._alive(patience=PATIENCE if regular else _NEVER)
             found = review(
                 self._store.book,
                 listing,
                 young=self._young(listing.pods),
                 asked_at=asked_at,
-                alive=self._alive(patience=PATIENCE if regular else _NEVER),
+                alive=alive,
                 unlisted=self._unlisted,
                 patience=PATIENCE if regular else _NEVER,
                 gpus=self._allocator.inventory.gpus,
@@ -108,7 +114,7 @@ class Poller:
                 level = self._log.warning if isinstance(error, KubeletError) else self._log.error
                 level("pods unknown; nothing is given up meanwhile", detail=self._failure)
 
-    def _alive(self, *, patience: int) -> frozenset[str]:
+    async def _alive(self, *, patience: int) -> frozenset[str]:
         """The grants with a living process, as far as this look may give them up: reading every ledger takes long.
 
         Those are the ones that would now be missing often enough, and the nameless ones, which end with others.
@@ -116,11 +122,13 @@ class Poller:
         looks = {grant.id: self._unlisted.get(grant.id, 0) + 1 for grant in self._store.book.grants}
         if all(count < patience for count in looks.values()):
             return frozenset()
-        return frozenset(
+        asked = [
             grant.id
             for grant in self._store.book.grants
-            if (looks[grant.id] >= patience or grant.container is None)
-            and self._store.reading(grant.id).alive
+            if looks[grant.id] >= patience or grant.container is None
+        ]
+        return frozenset(
+            [grant_id async for grant_id in with_breaks(asked) if self._store.reading(grant_id).alive]
         )
 
     def _to_disk(self, *, sync: bool) -> None:

@@ -160,11 +160,9 @@ def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) ->
     """All pods, with the containers that hold devices of RESOURCE and those that do not."""
     found = []
     for pod in answer.pod_resources:
-        holding = frozenset(
-            container.name
-            for container in pod.containers
-            if any(devices.resource_name == resource for devices in container.devices)
-        )
-        bare = frozenset(container.name for container in pod.containers) - holding
-        found.append(ListedPod(pod.namespace, pod.name, holding, bare))
+        holding, bare = list[str](), list[str]()
+        for container in pod.containers:
+            has = any(devices.resource_name == resource for devices in container.devices)
+            (holding if has else bare).append(container.name)
+        found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare)))
     return tuple(found)

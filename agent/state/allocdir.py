@@ -7,10 +7,10 @@
     allocations/<id>/owner.json      namespace, pod and container, once known: for people and `vcuda ps`
 
 A directory appears complete or not at all: it is filled under another name and renamed. It ends by a rename too:
-making and removing files is what takes a disk's journal long, so `tidy` does both in another thread, before and after
-the fact. Names that begin with a point are its business, and cleared away at the next start. Files are not synced one
-by one; what a power loss takes is rebuilt from the synced checkpoint, before any container can start. This is the
-agent's only creator of limits pages and ledgers. Which directory may be removed is decided in `reconcile`.
+making and removing files is what takes a disk's journal long, so `make_ahead` and `tidy` do it in another thread,
+before and after the fact. Names that begin with a point are its business, and cleared away at the next start. Files are
+not synced one by one; what a power loss takes is rebuilt from the synced checkpoint, before any container can start.
+This is the agent's only creator of limits pages and ledgers. Which directory may be removed is decided in `reconcile`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from vcuda import contract
 __all__ = ["AllocationDirs"]
 
 _GRANT_FILE = "allocation.json"
+_OWNER_NEW = contract.OWNER_FILE + ".new"  # until there is one to name
 _NEW, _OLD = ".new-", ".old-"  # before the rename that makes a directory, after the one that ends it
 _SPARE = _NEW + "spare-"  # older agents clear them away, too
-_SPARES = (
-    4  # more than a pod usually has containers; what a burst needs beyond them is made when it is needed
-)
+_SPARES = 6
+"""More than a pod usually has containers, and a pod is admitted in more time than it takes to make one."""
 
 
 class AllocationDirs:
@@ -68,10 +68,16 @@ class AllocationDirs:
 
     def create(self, grant: Grant) -> None:
         """Makes the directory of a grant. Raises StorageError and leaves nothing behind when it cannot."""
-        fresh = self._spare(grant.library) or self._root / (_NEW + grant.id)
+        spare = self._spare(grant.library)
+        if spare is not None:
+            with contextlib.suppress(OSError, vcuda.VcudaError):
+                self._fill(spare, grant)
+                spare.rename(self.path(grant.id))
+                return
+            self._ended.append(spare)  # somebody has been at it
+        fresh = self._root / (_NEW + grant.id)
         try:
-            if not fresh.name.startswith(_SPARE):
-                _furnish(fresh, grant.library)
+            _furnish(fresh, grant.library)
             self._fill(fresh, grant)
             fresh.rename(self.path(grant.id))
         except (OSError, vcuda.VcudaError) as error:
@@ -114,11 +120,10 @@ class AllocationDirs:
             raise _storage_error("remove", self.path(grant_id), error) from error
         self._ended.append(ended)
 
-    def tidy(self, library: str) -> None:
-        """Removes the files of what has ended, and makes some directories ahead, for grants with LIBRARY.
+    def tidy(self) -> None:
+        """Removes the files of what has ended. Blocks; may run in another thread, one at a time.
 
-        Blocks; may run in another thread, one at a time. Raises StorageError for what could not be removed: the next
-        start does it.
+        Raises StorageError for what could not be removed: the next start does it.
         """
         failure: OSError | None = None
         while self._ended:
@@ -127,16 +132,19 @@ class AllocationDirs:
                 shutil.rmtree(ended)
             except OSError as error:
                 failure = error if ended.exists() else failure
+        if failure is not None:
+            raise _storage_error("remove files below", self._root, failure) from failure
+
+    def make_ahead(self, library: str) -> None:
+        """Makes some directories for grants with LIBRARY, where they are used up. Blocks; may run in another thread."""
         while len(self._spares) < _SPARES:
             spare = self._root / f"{_SPARE}{next(self._number)}"
             try:
                 _furnish(spare, library)
-            except OSError:  # a full disk: `create` will say so
+            except (OSError, vcuda.VcudaError):  # a full disk: `create` will say so
                 shutil.rmtree(spare, ignore_errors=True)
                 break
             self._spares.append((spare, library))
-        if failure is not None:
-            raise _storage_error("remove files below", self._root, failure) from failure
 
     def read_all(self) -> dict[str, Grant | None]:
         """The grant that each directory says it is of, with its container; None where that cannot be read."""
@@ -149,7 +157,7 @@ class AllocationDirs:
     def write_owner(self, grant_id: str, container: ContainerRef) -> None:
         """Notes whose allocation it is, beside the files of the container."""
         target = self.path(grant_id) / contract.OWNER_FILE
-        fresh = target.with_name(target.name + ".new")
+        fresh = target.with_name(_OWNER_NEW)
         try:
             fresh.write_bytes(_owner_document(container))
             fresh.replace(target)
@@ -204,11 +212,12 @@ class AllocationDirs:
             )
             for gpu, memory in grant.quota().items()
         ]
-        vcuda.create_limits(path / contract.LIMITS_FILE, identity, gpus, contract.LIMITS_MODE)
-        vcuda.create_ledger(path / contract.LEDGER_FILE, identity, gpus, contract.LEDGER_MODE)
-        _write(path / _GRANT_FILE, codec.encode_grant(grant), 0o600, there=True)
+        vcuda.fill_limits(f"{path}/{contract.LIMITS_FILE}", identity, gpus)
+        vcuda.fill_ledger(f"{path}/{contract.LEDGER_FILE}", identity, gpus)
+        _write(f"{path}/{_GRANT_FILE}", codec.encode_grant(grant))
         if grant.owner:
-            _write(path / contract.OWNER_FILE, _owner_document(grant.owner.ref), 0o600)
+            _write(f"{path}/{_OWNER_NEW}", _owner_document(grant.owner.ref))
+            os.rename(f"{path}/{_OWNER_NEW}", f"{path}/{contract.OWNER_FILE}")  # noqa: PTH104
 
     def _spare(self, library: str) -> Path | None:
         """A furnished directory made ahead, if there is one."""
@@ -238,17 +247,21 @@ class AllocationDirs:
 
 
 def _furnish(path: Path, library: str) -> None:
-    """Makes a directory with what does not depend on its grant, and its record still empty."""
+    """Makes a directory with all of its files: the preload line, the others empty, with the room they need."""
     path.mkdir(mode=0o700)
+    vcuda.reserve_limits(path / contract.LIMITS_FILE, contract.LIMITS_MODE)
+    vcuda.reserve_ledger(path / contract.LEDGER_FILE, contract.LEDGER_MODE)
     _write(path / contract.PRELOAD_FILE, _preload_line(library).encode(), contract.PRELOAD_MODE)
     _write(path / _GRANT_FILE, b"", 0o600)
+    _write(path / _OWNER_NEW, b"", 0o600)
 
 
-def _write(path: Path, data: bytes, mode: int, *, there: bool = False) -> None:
-    """A new file, or one that is THERE and empty, with exactly these permissions, whatever the umask."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | (0 if there else os.O_CREAT | os.O_EXCL), mode)
+def _write(path: Path | str, data: bytes, mode: int | None = None) -> None:
+    """A new file with exactly the permissions MODE, whatever the umask; without MODE one that is there and empty."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | (0 if mode is None else os.O_CREAT | os.O_EXCL), 0o600)
     try:
-        os.fchmod(fd, mode)
+        if mode is not None:
+            os.fchmod(fd, mode)
         view = memoryview(data)
         while view:  # a disk that becomes full takes a part, and says so at the next attempt
             view = view[os.write(fd, view) :]

@@ -87,6 +87,11 @@ class CheckpointFile:
             while True:
                 self._ended.popleft().unlink(missing_ok=True)
 
+    def make_ahead(self) -> None:
+        """Makes the next file, empty. May run beside a save, which makes it where it is missing."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
     def load(self) -> Loaded:
         """Reads the newest usable file. A damaged one is put aside under another name, never deleted.
 
@@ -131,8 +136,10 @@ class CheckpointFile:
         return Book()
 
     def _write(self, data: bytes) -> None:
-        fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            if os.fstat(fd).st_size:  # what a killed agent left; else O_TRUNC has ext4 write out at once
+                os.ftruncate(fd, 0)
             _write_all(fd, data)
         finally:
             os.close(fd)

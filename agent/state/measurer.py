@@ -6,13 +6,14 @@ Asking the driver may block and happens in a thread; pages are written from the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import vcuda
 from agent.discovery.source import Source
 from agent.state import ledgers
+from agent.state.breaks import with_breaks
 from agent.state.records import Grant
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
@@ -72,10 +73,10 @@ class Measurer:
 
     async def round(self) -> None:
         """Reads every ledger, cuts back those that grew, and publishes what was measured beyond them."""
-        before = self._store.readings(trim=True)
+        before = await self._readings(self._store.book.grants, trim=True)
         measured, seen = await asyncio.to_thread(self._measure)
         grants = [grant for grant in self._store.book.grants if grant.id in before]  # others: next round
-        after = {grant.id: ledgers.read(self._store.dirs.path(grant.id)) for grant in grants}
+        after = await self._readings(grants, trim=False)
         owners = {
             process.pid: key
             for readings in (before, after)
@@ -87,14 +88,23 @@ class Measurer:
         if self._audit is not None:
             strangers = self._audit.judge(measured or {}, seen, owners, after)
         self._store.strangers = strangers
-        for grant in grants:
+        async for grant in with_breaks(grants):
+            if self._store.book.find(grant.id) is None:
+                continue  # released meanwhile, and its files are going
             self._publish(grant, before[grant.id], after[grant.id], measured, strangers.get(grant.id, {}))
+        known = {grant.id for grant in self._store.book.grants}
         self.last = {
             key: Measured(reading, _memory(key, measured, owners, strangers.get(key, {})))
             for key, reading in after.items()
+            if key in known
         }
-        known = {grant.id for grant in self._store.book.grants}
         self._problems = {grant_id: text for grant_id, text in self._problems.items() if grant_id in known}
+
+    async def _readings(self, grants: Sequence[Grant], *, trim: bool) -> dict[str, ledgers.Reading]:
+        return {
+            grant.id: ledgers.read(self._store.dirs.path(grant.id), trim=trim)
+            async for grant in with_breaks(grants)
+        }
 
     def _measure(self) -> tuple[Memory | None, Any]:
         measured = self._source.process_memory()

@@ -341,7 +341,7 @@ class Book:
                     for share in shares
                 )
             elif shares and (grant.policy.cores or grant.limits):
-                shares = tuple(replace(share, cores=grant.cores_of(share.gpu)) for share in shares)
+                shares = tuple(Share(one.gpu, one.slices, grant.cores_of(one.gpu)) for one in shares)
             if shares:
                 found.append(Allocation(grant.id, shares))
         return tuple(found)

@@ -1,7 +1,7 @@
 """The state directory as a whole: the book in memory, the checkpoint and the directories behind it.
 
-The only writer of them, called from one thread (`sync`, `tidy` excepted). A change goes to disk before it becomes the
-book that others see, so an answer given from the book is one that a killed agent's successor finds again.
+The only writer of them, called from one thread (`sync`, `tidy`, `make_ahead` excepted). A change goes to disk before it
+becomes the book that others see, so an answer given from the book is one that a killed agent's successor finds again.
 
     <state directory>/lock              held while an agent runs
     <state directory>/checkpoint.json   the book; checkpoint.json.previous the one before
@@ -119,19 +119,26 @@ class Store:
         self._checkpoint.sync()
 
     def tidy(self) -> None:
-        """Removes the files of what has ended and prepares what comes next. Blocks; may run in another thread."""
+        """Prepares what comes next and removes the files of what has ended. Blocks; may run in another thread."""
+        self.make_ahead()
         try:
             self._checkpoint.tidy()
         except OSError as error:
             self._log.warning("old checkpoint not removed", detail=error.strerror)
-        self._copy("directory", self.dirs.tidy, self.library)
+        self._copy("directory", self.dirs.tidy)
+
+    def make_ahead(self) -> None:
+        """Makes the files that the next allocations need. Blocks; may run in another thread."""
+        self._checkpoint.make_ahead()
+        self.dirs.make_ahead(self.library)
 
     def apply(self, review: Review) -> None:
         """Carries out a review: the book first, then owners' names, missing directories and removals."""
         self.update(review.book)
         for grant in review.learned:
             if grant.container:
-                self._copy("owner", self.dirs.write_owner, grant.id, grant.container)
+                if not (grant.owner and grant.owner.ref == grant.container):  # else its file says so already
+                    self._copy("owner", self.dirs.write_owner, grant.id, grant.container)
                 self._log.info("container known", allocation=grant.id, container=str(grant.container))
         for grant in review.adopted:
             self._log.warning(
@@ -170,16 +177,13 @@ class Store:
         if known is None or _page(known) != _page(grant):
             self.dirs.rebuild(grant)
 
+    def readings(self) -> dict[str, ledgers.Reading]:
+        """Every grant's ledger, read now."""
+        return {grant.id: self.reading(grant.id) for grant in self._book.grants}
+
     def reading(self, grant_id: str) -> ledgers.Reading:
         """One grant's ledger, read now."""
-        return self._read(grant_id, trim=False)
-
-    def readings(self, *, trim: bool = False) -> dict[str, ledgers.Reading]:
-        """Every grant's ledger, read now."""
-        return {grant.id: self._read(grant.id, trim=trim) for grant in self._book.grants}
-
-    def _read(self, grant_id: str, *, trim: bool) -> ledgers.Reading:
-        found = ledgers.read(self.dirs.path(grant_id), trim=trim)
+        found = ledgers.read(self.dirs.path(grant_id))
         strangers = self.strangers.get(grant_id)
         return replace(found, strangers=strangers) if strangers else found
 

@@ -159,7 +159,7 @@ def test_a_disk_that_is_full_changes_nothing(store, allocator, monkeypatch):
     def full(*arguments, **keywords):
         raise vcuda.errors.SystemError_("cannot create the ledger", "No space left on device")
 
-    monkeypatch.setattr(vcuda, "create_ledger", full)
+    monkeypatch.setattr(vcuda, "fill_ledger", full)
     with pytest.raises(StorageError, match="No space left"):
         allocator.allocate([tokens(0, 1)])
     assert store.book.grants == ()

@@ -5,6 +5,7 @@ import pytest
 
 from agent.errors import KubeletError
 from agent.kubelet.poller import PATIENCE, Poller
+from agent.state import allocdir
 from agent.state.reconcile import Listed
 from agent.state.records import ContainerRef
 from tests.fakes.nodes import ListedKubelet, tokens
@@ -60,6 +61,24 @@ def test_a_silent_kubelet_costs_nobody_anything(store, allocator, kubelet, polle
     kubelet.listed, kubelet.failure = (), KubeletError("gone")
     looks(poller, 20)
     assert store.book.grants
+
+
+def test_files_for_the_next_allocation_are_made_after_each(store, allocator, kubelet, poller):
+    """Not only at the next look, which comes too late for a burst of admissions."""
+    kubelet.failure = KubeletError("never answers")
+
+    async def main():
+        task = asyncio.create_task(poller.run())
+        for number in range(3):
+            poller.wake()
+            while len(store.dirs._spares) < allocdir._SPARES:
+                await asyncio.sleep(0.001)
+            allocator.allocate([tokens(0, number)])
+            assert len(store.dirs._spares) == allocdir._SPARES - 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, poller):

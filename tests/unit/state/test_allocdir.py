@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import os
 import shutil
@@ -8,7 +9,7 @@ import vcuda
 from agent.errors import StorageError
 from agent.state import ledgers
 from agent.state.allocdir import AllocationDirs
-from agent.state.records import ContainerRef
+from agent.state.records import ContainerRef, GrantPolicy, Owner
 from tests.fakes.nodes import GIB, LIBRARY, grant, uuid
 from vcuda import contract
 
@@ -106,8 +107,8 @@ def test_files_go_later_than_their_directory(dirs, tmp_path):
     successor = AllocationDirs(tmp_path / "allocations")
     successor.prepare()
     assert names(tmp_path) == []
-    dirs.tidy(LIBRARY)
-    assert {name[:11] for name in names(tmp_path)} == {".new-spare-"}
+    dirs.tidy()
+    assert names(tmp_path) == []
 
 
 def test_what_cannot_be_removed_is_said_and_keeps_nothing_else(dirs, tmp_path, monkeypatch):
@@ -124,12 +125,12 @@ def test_what_cannot_be_removed_is_said_and_keeps_nothing_else(dirs, tmp_path, m
 
     monkeypatch.setattr(shutil, "rmtree", fail)
     with pytest.raises(StorageError, match="Read-only file system"):
-        dirs.tidy(LIBRARY)
+        dirs.tidy()
     assert [name for name in names(tmp_path) if name.startswith(".old-")] == [f".old-0-{ONE.id}"]
 
 
 def test_directories_made_ahead_are_used_up_and_made_again(dirs, tmp_path):
-    dirs.tidy(LIBRARY)
+    dirs.make_ahead(LIBRARY)
     ahead = names(tmp_path)
     grants = [grant(number, (0, range(8))) for number in range(1, len(ahead) + 3)]
     for one in grants:
@@ -137,24 +138,51 @@ def test_directories_made_ahead_are_used_up_and_made_again(dirs, tmp_path):
     assert names(tmp_path) == sorted(one.id for one in grants)
     assert dirs.read_all() == {one.id: one for one in grants}
     assert [dirs.problem(one) for one in grants] == [None] * len(grants)
-    dirs.tidy(LIBRARY)
+    dirs.make_ahead(LIBRARY)
     assert len(names(tmp_path)) == len(grants) + len(ahead)
 
 
-@pytest.mark.parametrize("damage", ["library", "gone", "empty"])
+@pytest.mark.parametrize("damage", ["library", "gone", "empty", "torn"])
 def test_a_directory_made_ahead_that_does_not_fit_is_not_used(dirs, tmp_path, damage):
-    dirs.tidy("libvcuda-other.so" if damage == "library" else LIBRARY)
+    dirs.make_ahead("libvcuda-other.so" if damage == "library" else LIBRARY)
     for spare in (tmp_path / "allocations").iterdir():
         if damage == "gone":
             shutil.rmtree(spare)
         elif damage == "empty":
             (spare / contract.PRELOAD_FILE).unlink()
+        elif damage == "torn":
+            (spare / contract.LEDGER_FILE).unlink()
     dirs.create(ONE)
     assert dirs.problem(ONE) is None
-    dirs.tidy(LIBRARY)
+    dirs.make_ahead(LIBRARY)
+    dirs.tidy()
     assert {name[:11] for name in names(tmp_path)} == {".new-spare-", ONE.id[:11]}
     dirs.create(grant(2, (0, range(8))))
     assert dirs.problem(grant(2, (0, range(8)))) is None
+
+
+def test_what_was_made_ahead_has_the_room_and_the_modes_that_it_will_need(dirs, tmp_path):
+    before = os.umask(0o077)
+    try:
+        dirs.make_ahead(LIBRARY)
+    finally:
+        os.umask(before)
+    for spare in (tmp_path / "allocations").iterdir():
+        ledger, page = (spare / contract.LEDGER_FILE).stat(), (spare / contract.LIMITS_FILE).stat()
+        assert ledger.st_blocks * 512 >= ledger.st_size == vcuda.ledger_file_bytes()
+        assert page.st_blocks * 512 >= page.st_size == 4096
+        assert (ledger.st_mode & 0o777, page.st_mode & 0o777) == (0o666, 0o644)
+    owned = dataclasses.replace(ONE, owner=Owner("uid", "default", "p", "main"))
+    dirs.create(owned)
+    assert "default" in (dirs.path(ONE.id) / contract.OWNER_FILE).read_text()
+    lends = dataclasses.replace(
+        grant(2, (0, range(8))), policy=GrantPolicy(oversubscribe=True)
+    )  # whose ledger is larger
+    lends = dataclasses.replace(lends, holds=(dataclasses.replace(lends.holds[0], physical_bytes=GIB),))
+    dirs.create(lends)
+    assert dirs.problem(lends) is None
+    ledger = (dirs.path(lends.id) / contract.LEDGER_FILE).stat()
+    assert ledger.st_blocks * 512 >= ledger.st_size > vcuda.ledger_file_bytes()
 
 
 def test_on_a_full_disk_nothing_is_made_ahead(dirs, tmp_path, monkeypatch):
@@ -165,7 +193,8 @@ def test_on_a_full_disk_nothing_is_made_ahead(dirs, tmp_path, monkeypatch):
     dirs.remove(ONE.id)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fail)
-        dirs.tidy(LIBRARY)
+        dirs.make_ahead(LIBRARY)
+        dirs.tidy()
     assert names(tmp_path) == []
 
 
@@ -203,11 +232,12 @@ def test_files_of_another_allocation_are_damage(dirs):
     assert "another allocation" in dirs.problem(ONE)
 
 
-def test_a_failure_leaves_nothing_behind(dirs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["reserve_limits", "reserve_ledger", "fill_limits", "fill_ledger"])
+def test_a_failure_leaves_nothing_behind(dirs, tmp_path, monkeypatch, step):
     def fail(*arguments, **keywords):
         raise vcuda.errors.SystemError_("cannot create the ledger", "No space left on device")
 
-    monkeypatch.setattr(vcuda, "create_ledger", fail)
+    monkeypatch.setattr(vcuda, step, fail)
     with pytest.raises(StorageError, match="No space left on device"):
         dirs.create(ONE)
     assert list((tmp_path / "allocations").iterdir()) == []

@@ -95,6 +95,21 @@ def test_peek_changes_nothing(path):
     assert sorted(found.read_bytes() for found in path.parent.iterdir()) == [b"x", b"y"]
 
 
+def test_the_next_file_is_made_ahead_and_no_matter_what_is_in_it(path):
+    file = CheckpointFile(path)
+    new = path.with_name("checkpoint.json.new")
+    for book in (FIRST, SECOND, THIRD):
+        file.make_ahead()
+        assert new.read_bytes() == b""
+        file.save(book)
+        assert file.load().book == book
+    new.write_bytes(b"x" * 100_000)  # an agent that was killed while it wrote a long one
+    file.make_ahead()
+    file.save(FIRST)
+    assert file.load().book == FIRST
+    assert path.stat().st_size < 100_000
+
+
 STEPS = ("open", "write", "close", "unlink", "rename")
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import vcuda
 from agent.state import ledgers
 from agent.state.measurer import Measurer
-from agent.state.records import Grant, Hold
+from agent.state.records import Book, Grant, Hold
 from vcuda import contract
 
 CARD = "GPU-00000000-0000-4000-8000-000000000001"
@@ -27,15 +27,12 @@ class World:
     def __init__(self, directory, before, after):
         tokens = tuple(f"{CARD}/{number}" for number in range(8))
         self.grant = Grant("ab" * 16, 1, 0.0, (Hold(CARD, GIB, tokens),), "libvcuda.so")
-        self.book = SimpleNamespace(grants=(self.grant,))
+        self.book = Book((self.grant,))
         self.dirs = SimpleNamespace(path=lambda _: directory)
         self.declared, self._after = before, after
 
     def read(self, path, *, trim=False):
         return declares(self.declared)
-
-    def readings(self, *, trim=False):
-        return {self.grant.id: self.read(None)}
 
     def process_memory(self):
         self.declared = self._after
