@@ -39,7 +39,15 @@ from vcuda.limits import (
 )
 from vcuda.shares import memory_available
 from vcuda.sizes import format_size, parse_size
-from vcuda.turns import TurnUsage, free_turn, give_turn, hold_turn, read_turns, turn_clock
+from vcuda.turns import (
+    TurnUsage,
+    free_turn,
+    give_turn,
+    hold_turn,
+    read_turns,
+    shorten_queues,
+    turn_clock,
+)
 from vcuda.version import VERSION as __version__  # noqa: N811
 
 __all__ = [
@@ -80,6 +88,7 @@ __all__ = [
     "set_physical_limit",
     "set_turn",
     "set_unhooked",
+    "shorten_queues",
     "trim_ledger",
     "turn_clock",
 ]

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from vcuda._bridge import checked, ffi, lib, path_bytes
 from vcuda.limits import StrPath, set_turn
 
-__all__ = ["TurnUsage", "free_turn", "give_turn", "hold_turn", "read_turns", "turn_clock"]
+__all__ = ["TurnUsage", "free_turn", "give_turn", "hold_turn", "read_turns", "shorten_queues", "turn_clock"]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnUsage:
     """A container on one GPU as its processes tell it. progress: pieces of work ever since. waiting: it is held back
-    now. busy: living processes that wait for work under way. held_us: microseconds its threads were held, added up.
+    now. busy: living processes that wait for work under way or ask about it. held_us: microseconds its threads were
+    held, added up.
     """
 
     progress: int
@@ -56,6 +57,11 @@ def give_turn(path: StrPath, uuid: str, end_ms: int) -> None:
 def hold_turn(path: StrPath, uuid: str, end_ms: int) -> None:
     """The same for somebody else's turn: the container waits, until END_MS at most."""
     set_turn(path, uuid, lib.VC_TURN_HELD | end_ms << lib.VC_TURN_SHIFT)
+
+
+def shorten_queues(path: StrPath, uuid: str, end_ms: int) -> None:
+    """Everybody may go on, but queues are to be kept short, until END_MS: there may soon be turns."""
+    set_turn(path, uuid, lib.VC_TURN_SHORT | end_ms << lib.VC_TURN_SHIFT)
 
 
 def free_turn(path: StrPath, uuid: str) -> None:

@@ -25,8 +25,8 @@ from vcuda import contract
 
 __all__ = ["CardTurns", "TurnKeeper"]
 
-BUSY, QUIET = 0.05, 0.5
-"""Seconds between two looks at a card that needs turns, and at one that does not."""
+SOON, BUSY, QUIET = 0.005, 0.05, 0.5
+"""Seconds between two looks: before a turn can begin, at a card that needs turns, and at one that does not."""
 LEASE_MS = 1000
 
 
@@ -64,9 +64,16 @@ class TurnKeeper:
         try:
             while True:
                 self.look()
-                await asyncio.sleep(BUSY if any(not card.fits for card in self.cards.values()) else QUIET)
+                await asyncio.sleep(self.pause)
         finally:
             self.free_all()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        if any(card.arbiter.hurries for card in self.cards.values()):
+            return SOON
+        return BUSY if any(not card.fits for card in self.cards.values()) else QUIET
 
     def free_all(self) -> None:
         """Nobody has to wait any more."""
@@ -123,9 +130,11 @@ class TurnKeeper:
         end = vcuda.turn_clock() + LEASE_MS
         for name in seen:
             if name in decision.held:
-                self._write(name, gpu.uuid, end, yours=False)
+                self._write(name, gpu.uuid, vcuda.hold_turn, end)
             elif name == decision.holder:
-                self._write(name, gpu.uuid, end, yours=True)
+                self._write(name, gpu.uuid, vcuda.give_turn, end)
+            elif name in decision.short:
+                self._write(name, gpu.uuid, vcuda.shorten_queues, end)
             elif (name, gpu.uuid) in self._written:
                 self._free(name, gpu.uuid)
 
@@ -152,10 +161,10 @@ class TurnKeeper:
             return bool(pids) and all(_state(pid) in "TtZX" for pid in pids)
         return False
 
-    def _write(self, grant_id: str, gpu: str, end_ms: int, *, yours: bool) -> None:
+    def _write(self, grant_id: str, gpu: str, say: Callable[[Path, str, int], None], end_ms: int) -> None:
         page = self._store.dirs.path(grant_id) / contract.LIMITS_FILE
         with contextlib.suppress(vcuda.VcudaError):  # it has just ended
-            (vcuda.give_turn if yours else vcuda.hold_turn)(page, gpu, end_ms)
+            say(page, gpu, end_ms)
             self._written.add((grant_id, gpu))
 
     def _free(self, grant_id: str, gpu: str) -> None:

@@ -6,10 +6,13 @@ it computes. Turns cost something too, and a working set is not all that was all
 they help:
 
 * nothing happens while fewer than two containers want the card, or their managed memory fits beside what cannot move;
-* else their progress (work submitted) is watched together for a window, and then, if it is not known yet, for one
-  round of turns, which tells what each does when it is alone. Together they should do as much as one after the other;
-  if they do much less, turns go on, else they end and are tried again only when progress falls, or after a long while;
-* a quantum is as long as it takes for the moving of pages to be a small part of it;
+* else queues are kept short, since what is queued runs on in whatever turn comes next, and their progress (work
+  submitted) is watched together for a window, and then, if it is not known yet, for one round of turns, which tells
+  what each does when it is alone. Together they should do as much as one after the other; if they do much less, turns
+  go on, else they end and are tried again only when progress falls, or after a long while;
+* what one does alone is the best that it does for a good part of its turn: in the beginning it waits for its pages,
+  at once or bit by bit, and work that is submitted says nothing of when they came. What a turn did less than that is
+  what it lost, and a quantum is as long as it takes for that to be a small part of it; all have the longest one;
 * whoever holds the turn and does nothing, has stopped or died, loses it at once; and all do when the sets fit again.
 
 Pure: sightings and the time go in, decisions come out; one `Turns` per card remembers what went before. What containers
@@ -19,36 +22,44 @@ share of the turns. Tests: tests/unit/state/test_turns.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Decision", "Sighting", "Turns"]
 
-SETTLE, WINDOW = 0.5, 0.5
-"""Seconds for which containers are left together before they are watched, since pages come first; and are watched."""
+SETTLE, WINDOW, LONG_WINDOW = 0.5, 0.5, 10.0
+"""Seconds for which containers are left together before they are watched, since pages come first; and are watched, at
+least, and at most where they should have done little work in that time."""
 ACTIVE = 1.0
 """Seconds without work after which a container does not want the card any more."""
 IDLE = 0.15
-"""Seconds without work after which a holder loses its turn, or three of its longest gaps where that is more."""
+"""Seconds without work after which a holder loses its turn; where that is more, three of its longest gaps, or what
+a change of turns costs: a host that is late must not cost more than the waiting."""
 FIRST, SHORTEST, LONGEST = 1.0, 0.2, 30.0
 """Seconds of a quantum."""
 ENOUGH = 4
 """Pieces of work that a turn has at least, since the first of them waits for the pages."""
-LOST = 0.04
-"""Part of a quantum that may be lost to moving pages."""
+EMPTYING = 0.25
+"""Seconds for which nobody may submit while what others have queued still runs, before a turn begins."""
+TRIES = 4
+"""Rounds of turns for finding out what each does alone, before the containers are watched together again."""
+LOST, UNSURE = 0.04, 0.02
+"""Part of a quantum that may be lost to moving pages, and part that is no more than an error of measuring."""
+SPAN, PART = 0.5, 4
+"""Seconds of work that tell how fast it is, and at least so great a part of the turn."""
 FASTER, SLOWER = 16.0, 0.7
 """By how much a quantum changes at most from one turn to the next."""
 HELPFUL = 0.8
 """Turns go on while together the containers do less than this part of what they do in turns."""
-AGAIN, AGAIN_MOST = 60.0, 300.0
-"""Seconds until what was decided is tried anew, at first and at most."""
+SOON, AGAIN, AGAIN_MOST = 30.0, 60.0, 300.0
+"""Seconds until what was decided is tried anew: at once in the beginning, later, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """A container on one card at one instant. progress: pieces of work submitted ever since. waiting: it is being held
-    back now. busy: it waits for work that is under way. managed: its bytes that may move. alive: some process of it
-    lives and has not been stopped. willing: it takes part in turns.
+    back now. busy: it waits for work that is under way, or what it had queued before it was held is. managed: its bytes
+    that may move. alive: some process of it lives and has not been stopped. willing: it takes part in turns.
     """
 
     progress: int
@@ -61,10 +72,12 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """holder: whose turn it is, None: everybody's. held: those that must wait. wanting: how many want the card."""
+    """holder: whose turn it is, None: everybody's. held: those that must wait. short: those that must not queue work
+    for long; the holder is one of them. wanting: how many want the card."""
 
     holder: str | None = None
     held: frozenset[str] = frozenset()
+    short: frozenset[str] = frozenset()
     wanting: int = 0
     fits: bool = True
 
@@ -75,10 +88,10 @@ class _Known:
     worked: float  # when it last made progress
     gap: float = 0.0  # longest pause between two pieces of work, fading
     solo: float = 0.0  # progress per second when it is alone; 0: not known
+    lost: float = 0.0  # seconds that its last whole turn lost
     quantum: float = FIRST
     served: float = -1.0  # when its last turn ended
     start: int = 0  # progress at the begin of the window or turn
-    first: tuple[float, int] | None = None  # time and progress when its pages had come
 
 
 class Turns:
@@ -89,15 +102,26 @@ class Turns:
         self._mode = "free"  # "free", "together", "turns"
         self._since = 0.0  # begin of the window, or of the turn
         self._holder: str | None = None
+        self._course: list[tuple[float, int]] = []  # times and progress of the turn
         self._round: dict[str, float] = {}  # normalised progress of the turns since the round began
         self._round_began = 0.0
-        self._rates: dict[str, float] = {}
+        self._rates: dict[str, float] = {}  # of the last window
+        self._watched = 0.0  # its length
         self._again = AGAIN
+        self._given = 0.0  # when the turn was given
+        self._emptying = False  # what others had queued may still run
+        self._disturbed = False  # and ran for longer than was waited for
         self._settled = 0.0  # when the present mode was judged to be right
+        self._tries = 0  # rounds that have not told it
         self._learning = False  # this round is to tell what each does alone
         self._measuring = False  # the window is open
         self.changes = 0
         """Turns given so far."""
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the next look decides when somebody may go on: it should come soon."""
+        return self._mode == "turns" and self._emptying
 
     @property
     def mode(self) -> str:
@@ -123,10 +147,13 @@ class Turns:
             self._judge_window(now, wanting)
         if self._mode == "turns":
             self._keep_turning(now, seen, wanting)
+        willing = frozenset(name for name, one in seen.items() if one.willing)
         if self._mode != "turns":
-            return Decision(wanting=len(wanting), fits=False)
-        held = frozenset(name for name, one in seen.items() if one.willing and name != self._holder)
-        return Decision(self._holder, held, len(wanting), fits=False)
+            return Decision(None, frozenset(), willing, len(wanting), fits=False)
+        if self._emptying and now - self._given < EMPTYING:
+            return Decision(None, willing, frozenset(), len(wanting), fits=False)
+        own = willing & {self._holder}
+        return Decision(self._holder, willing - own, own, len(wanting), fits=False)
 
     def _note(self, now: float, seen: Mapping[str, Sighting]) -> None:
         for name in self._known.keys() - seen.keys():
@@ -138,9 +165,11 @@ class Turns:
                     one.progress, now if one.progress else now - ACTIVE, start=one.progress
                 )
             elif one.progress > known.progress:
-                if name == self._holder and known.first is not None:
+                if name == self._holder and known.progress > known.start:
                     known.gap = max(min(now - known.worked, ACTIVE), known.gap * 0.9)
                 known.progress, known.worked = one.progress, now
+            if name == self._holder:
+                self._course.append((now, known.progress if known else one.progress))
 
     def _wants(self, now: float, name: str, one: Sighting) -> bool:
         recently = now - self._known[name].worked < ACTIVE
@@ -162,14 +191,15 @@ class Turns:
             if now - self._since >= SETTLE:
                 self._open_window(now)
             return
-        if now - self._since < WINDOW:
-            return
         passed = now - self._since
+        if passed < self._window(wanting):
+            return
+        self._watched = passed
         self._rates = {
             name: (self._known[name].progress - self._known[name].start) / passed for name in wanting
         }
         if any(not self._known[name].solo for name in wanting):
-            self._learning = True
+            self._learning, self._tries = True, 0
             self._begin_turns(now)
         elif self._done_together(wanting) < HELPFUL:
             self._begin_turns(now)
@@ -178,6 +208,11 @@ class Turns:
             self._begin_turns(now)
         else:
             self._watch(now)
+
+    def _window(self, wanting: list[str]) -> float:
+        """Seconds in which each would do enough alone to say whether it did much less."""
+        slowest = min((self._known[name].solo for name in wanting), default=0.0)
+        return min(LONG_WINDOW, max(WINDOW, 2 * ENOUGH / slowest)) if slowest else WINDOW
 
     def _done_together(self, wanting: list[str]) -> float:
         """What the window's progress was worth, in seconds of a card alone per second."""
@@ -192,11 +227,14 @@ class Turns:
         holder = self._holder
         if holder is not None and holder in seen:
             known, one = self._known[holder], seen[holder]
+            if self._emptying and one.alive and self._wait_for_others(now, holder, seen):
+                self._begin_course(now, known)
+                return
             done = known.progress - known.start
-            if known.first is None and done:
-                known.first = (now, known.progress)
-            over = now - self._since >= (known.quantum if done >= ENOUGH else LONGEST)
-            quiet = not one.busy and now - max(known.worked, self._since) > max(IDLE, 3 * known.gap)
+            quantum = max(self._known[name].quantum for name in {holder, *wanting})  # parts are equal
+            over = now - self._since >= (quantum if done >= ENOUGH else LONGEST)
+            patience = max(IDLE, 3 * known.gap, min(known.lost, ACTIVE))
+            quiet = not one.busy and now - max(known.worked, self._since) > patience
             if one.alive and one.willing and one.managed and not over and not quiet:
                 return
             self._end_turn(now, holder, full=over and one.alive and not quiet)
@@ -212,19 +250,40 @@ class Turns:
     def _give(self, now: float, name: str) -> None:
         known = self._known[name]
         self._holder, self._since = name, now
-        known.start, known.first = known.progress, None
+        self._begin_course(now, known)
+        self._given, self._emptying, self._disturbed = now, True, False
         self.changes += 1
+
+    def _begin_course(self, now: float, known: _Known) -> None:
+        self._since, known.start = now, known.progress
+        self._course = [(now, known.progress)]
+
+    def _wait_for_others(self, now: float, holder: str, seen: Mapping[str, Sighting]) -> bool:
+        """Whether what others had queued still runs: the turn has not begun then, since that takes the pages away. Only
+        in the beginning queues may be long; later, when they have been short for a while, it is not believed."""
+        running = any(one.busy and one.willing for name, one in seen.items() if name != holder)
+        late = now - self._given >= (LONGEST if self._learning else EMPTYING)
+        self._emptying, self._disturbed = running and not late, running and late
+        return self._emptying
 
     def _end_turn(self, now: float, name: str, *, full: bool) -> None:
         known = self._known[name]
         known.served, self._holder = now, None
         done, passed = known.progress - known.start, now - self._since
-        if full and known.first is not None and now > known.first[0] and done > 1:
-            rate = (known.progress - known.first[1]) / (now - known.first[0])
-            known.solo = max(rate, known.solo * 0.9)
+        if self._disturbed:
+            full = False  # it says nothing of what the container does alone
+        if full and done > 1:
+            rate = _fastest(self._course, max(SPAN, passed / PART))
+            if not known.solo:
+                known.solo = rate
+            elif (
+                rate > known.solo or passed >= 2 * SPAN
+            ):  # a shorter turn may have had no time without pages coming
+                known.solo += (rate - known.solo) / (2 if rate > known.solo else 4)
         if full and known.solo:
-            lost = max(0.0, passed - done / known.solo)
-            wanted = min(max(lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
+            before = min(self._since - self._given, EMPTYING)
+            known.lost = max(0.0, before + passed * (1 - UNSURE) - done / known.solo)
+            wanted = min(max(known.lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
             known.quantum = min(LONGEST, max(SHORTEST, wanted))
         self._round[name] = self._round.get(name, 0.0) + (done / known.solo if known.solo else 0.0)
 
@@ -233,9 +292,13 @@ class Turns:
 
     def _turns_help(self, now: float, wanting: list[str]) -> bool:
         """At the end of a round. When turns have gone on for long, the containers are watched together again."""
+        if self._learning and any(not self._known[name].solo for name in wanting) and self._tries < TRIES:
+            self._tries += 1
+            self._round, self._round_began = {}, now
+            return True
         if self._learning:
             self._learning = False
-            return False  # now that it is known what each does alone
+            return self._was_slow(now, wanting)
         passed = now - self._round_began
         in_turns = sum(self._round.values()) / passed if passed > 0 else 0.0
         self._round, self._round_began = {}, now
@@ -247,3 +310,25 @@ class Turns:
         if not self._settled:
             self._settled = now
         return True
+
+    def _was_slow(self, now: float, wanting: list[str]) -> bool:
+        """Whether, now that it is known what each does alone, the window before tells enough: else another one must."""
+        if self._watched < self._window(wanting) or any(name not in self._rates for name in wanting):
+            return False
+        self._round, self._round_began = {}, now
+        self._settled = now - self._again + SOON  # in that window pages may have come for the first time
+        return self._done_together(wanting) < HELPFUL
+
+
+def _fastest(course: Sequence[tuple[float, int]], span: float) -> float:
+    """Progress per second where it was greatest for SPAN seconds; over all of COURSE where that is shorter."""
+    best, begin = 0.0, 0
+    for now, progress in course:
+        while begin + 1 < len(course) and now - course[begin + 1][0] >= span:
+            begin += 1
+        since, before = course[begin]
+        if now - since >= span:
+            best = max(best, (progress - before) / (now - since))
+    if best == 0.0 and course[-1][0] > course[0][0]:
+        return (course[-1][1] - course[0][1]) / (course[-1][0] - course[0][0])
+    return best

@@ -1,4 +1,5 @@
 /* Copies and fills: they touch pages, so they wait for their container's turn like kernels, and are the driver's otherwise.
+ * Many of them return when they are done, and so are busy meanwhile.
  * Tests: tests/integration/test_native_turns.py. */
 #include <string.h>
 
@@ -19,7 +20,10 @@ static inline int ends_with(const char *name, size_t length, const char *end) {
 #define HOOK(body, symbol, params, args)      \
   CUresult vc_##symbol params {               \
     turn_pass(stream, PER_THREAD(symbol));    \
-    return real_cuda.symbol args;             \
+    turn_busy(1);                             \
+    CUresult result = real_cuda.symbol args;  \
+    turn_busy(0);                             \
+    return result;                            \
   }
 #include "cuda/copy.def"
 #undef HOOK

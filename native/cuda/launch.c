@@ -73,6 +73,15 @@ UNSEEN(cuStreamBeginCaptureToGraph_ptsz,
         CUstreamCaptureMode mode),
        (stream, graph, after, edges, count, mode))
 
+UNSEEN(cuStreamBeginCaptureToCig, (CUstream stream, CUstreamCigCaptureParams *params), (stream, params))
+UNSEEN(cuStreamBeginCaptureToCig_ptsz, (CUstream stream, CUstreamCigCaptureParams *params), (stream, params))
+UNSEEN(cuStreamBeginRecaptureToGraph,
+       (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data),
+       (stream, mode, graph, callback, data))
+UNSEEN(cuStreamBeginRecaptureToGraph_ptsz,
+       (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data),
+       (stream, mode, graph, callback, data))
+
 /* The work of a stream that is destroyed goes on, but nobody can ask about it any more: its last mark tells. */
 static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {
   lane_touch();

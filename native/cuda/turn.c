@@ -1,10 +1,10 @@
 /* See turn.h.
  *
  * A container whose turn it is must not fill its queues for seconds ahead: what is in them when the turn ends runs on,
- * and moves the next one's pages away. So while there are turns, an event is set behind every so many pieces of work, and
- * before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle is as large as
- * takes about ten milliseconds. Whoever was held fetches his pages at once when his turn comes. Without turns nothing of
- * this happens.
+ * and moves the next one's pages away. So while there are turns, or may soon be, an event is set behind every so many
+ * pieces of work, and before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle
+ * is as large as takes about ten milliseconds. Whoever is held says whether what it had queued still runs, and fetches its
+ * pages at once when its turn comes. Without turns nothing of this happens.
  * Tests: tests/integration/test_native_turns.py. */
 #include "turn.h"
 
@@ -40,15 +40,6 @@ static int is_capturing(CUstream stream, int per_thread) {
   return ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static void hold(uint32_t column) {
-  uint64_t began = os_now_ns();
-  do {
-    ledger_turn_waiting(guest_ledger, column);
-    os_sleep_us(NAP_US);
-  } while (ledger_turn(guest_ledger, column) == VC_TURN_HELD);
-  ledger_turn_held(guest_ledger, column, (os_now_ns() - began) / 1000);
-}
-
 static void make_event(struct pace *pace, CUcontext context) {
   if (pace->event != NULL && pace->context == context) return;
   pace->event = NULL; /* one of a context that is gone went with it */
@@ -63,6 +54,40 @@ static void make_event(struct pace *pace, CUcontext context) {
 static void set_event(struct pace *pace, CUstream stream, int per_thread) {
   __typeof__(&cuEventRecord) record = per_thread ? real_cuda.cuEventRecord_ptsz : real_cuda.cuEventRecord;
   pace->set = record != NULL && record(pace->event, stream) == CUDA_SUCCESS;
+}
+
+/* Another thread that has the lock waits for the event itself, and says so. */
+static int queue_runs(struct pace *pace) {
+  if (real_cuda.cuEventQuery == NULL || !long_lock_try(&pace->lock, &self, 0)) return 0;
+  CUstreamCaptureMode mode = capture_relax();
+  int runs = pace->set && real_cuda.cuEventQuery(pace->event) == CUDA_ERROR_NOT_READY;
+  capture_restore(mode);
+  long_lock_give(&pace->lock);
+  return runs;
+}
+
+static void mark_queue(struct pace *pace, CUstream stream, int per_thread) {
+  CUcontext context = NULL;
+  if (real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !long_lock_try(&pace->lock, &self, 0)) return;
+  CUstreamCaptureMode mode = capture_relax();
+  make_event(pace, context);
+  if (pace->event != NULL) set_event(pace, stream, per_thread);
+  capture_restore(mode);
+  long_lock_give(&pace->lock);
+}
+
+static void hold(uint32_t column, CUstream stream, int per_thread) {
+  uint64_t began = os_now_ns();
+  int runs = 1;
+  mark_queue(&paces[column], stream, per_thread);
+  ledger_turn_busy(guest_ledger, 1);
+  do {
+    if (runs && !(runs = queue_runs(&paces[column]))) ledger_turn_busy(guest_ledger, 0);
+    ledger_turn_waiting(guest_ledger, column);
+    os_sleep_us(NAP_US);
+  } while (ledger_turn(guest_ledger, column) == VC_TURN_HELD);
+  if (runs) ledger_turn_busy(guest_ledger, 0);
+  ledger_turn_held(guest_ledger, column, (os_now_ns() - began) / 1000);
 }
 
 static void resize(struct pace *pace) {
@@ -100,7 +125,7 @@ void turn_wait(CUstream stream, int per_thread) {
   int turn = ledger_turn(guest_ledger, place.column);
   if (turn != VC_TURN_FREE && !is_capturing(stream, per_thread)) {
     if (turn == VC_TURN_HELD) {
-      hold(place.column);
+      hold(place.column, stream, per_thread);
       if (ledger_turn(guest_ledger, place.column) == VC_TURN_YOURS) managed_fetch(place.column, stream, per_thread);
     }
     bound_queue(place.column, stream, per_thread);

@@ -21,6 +21,11 @@ static inline void turn_busy(int more) {
   if (!VC_LIKELY(!ledger_is_split(guest_ledger))) ledger_turn_busy(guest_ledger, more);
 }
 
+/* After a question whether work is done. */
+static inline void turn_asked(CUresult answer) {
+  if (!VC_LIKELY(!ledger_is_split(guest_ledger)) && answer == CUDA_ERROR_NOT_READY) ledger_turn_asked(guest_ledger);
+}
+
 void turn_after_fork(void);
 
 #endif

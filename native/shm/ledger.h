@@ -121,6 +121,8 @@ void ledger_turn_progress(struct ledger *ledger, uint32_t column);
 void ledger_turn_waiting(struct ledger *ledger, uint32_t column);
 void ledger_turn_held(struct ledger *ledger, uint32_t column, uint64_t microseconds);
 void ledger_turn_busy(struct ledger *ledger, int more);
+/* Somebody asked whether work is done, and it is not. */
+void ledger_turn_asked(struct ledger *ledger);
 
 struct ledger_process {
   int32_t pid; /* in the caller's PID namespace */

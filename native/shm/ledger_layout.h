@@ -88,8 +88,8 @@ struct ledger_split {
   used_t real[VC_MAX_GPUS];    /* in the card's own memory */
   used_t managed[VC_MAX_GPUS]; /* may lie on the host */
   _Atomic uint32_t busy;       /* threads that wait for work under way */
-  uint32_t reserved0;
-  uint64_t reserved1[7];
+  _Atomic uint32_t asked_ms;   /* somebody asked whether its work is done, and it was not; 0: nobody did */
+  uint64_t reserved[7];
 };
 
 /* A column's part in turns on its card. */

@@ -8,7 +8,8 @@
 #include "ledger_priv.h"
 #include "os.h"
 
-enum { WAITING_MS = 500 }; /* a thread that waits says so again and again, and may be without a processor for a while */
+/* A thread that waits says so again and again, and may be without a processor for a while; so does one that asks. */
+enum { WAITING_MS = 500, ASKING_MS = 100 };
 
 uint64_t turn_now_ms(void) { return os_coarse_ms(); }
 
@@ -17,7 +18,6 @@ int ledger_turn(const struct ledger *ledger, uint32_t column) {
   if (ledger->split == NULL || word == 0 || !sealed_is_valid(word)) return VC_TURN_FREE;
   uint64_t value = sealed_value(word);
   int state = (int)(value & 3);
-  if (state != VC_TURN_HELD && state != VC_TURN_YOURS) return VC_TURN_FREE;
   uint64_t end = value >> VC_TURN_SHIFT, now = os_coarse_ms();
   return now < end && end - now <= VC_TURN_LONGEST_MS ? state : VC_TURN_FREE;
 }
@@ -46,11 +46,24 @@ void ledger_turn_busy(struct ledger *ledger, int more) {
     atomic_fetch_sub_explicit(busy, 1, memory_order_relaxed);
 }
 
+void ledger_turn_asked(struct ledger *ledger) {
+  int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
+  if (own < 0) return;
+  uint32_t now = (uint32_t)os_coarse_ms();
+  atomic_store_explicit(&ledger->split[own].asked_ms, now != 0 ? now : 1, memory_order_relaxed);
+}
+
+static int is_busy(const struct ledger_split *split) {
+  if (split->busy != 0) return 1;
+  return split->asked_ms != 0 && (uint32_t)os_coarse_ms() - split->asked_ms <= ASKING_MS;
+}
+
 static void add_slot(const struct ledger_split *split, struct vc_turn_usage *out, uint32_t count) {
+  uint32_t busy = (uint32_t)is_busy(split);
   for (uint32_t c = 0; c < count; c++) {
     out[c].managed += split->managed[c] & USED_BYTES_MASK;
     out[c].real += split->real[c] & USED_BYTES_MASK;
-    out[c].busy += split->busy != 0;
+    out[c].busy += busy;
     out[c].alive++;
   }
 }

@@ -25,8 +25,9 @@ struct vc_gpu_limit {
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
 
 /* Whose turn it is on a card: the lowest two bits of a turn, below the time (milliseconds of CLOCK_MONOTONIC) at which it
- * ends by itself, so that nobody waits for an agent that is gone. */
-enum { VC_TURN_FREE = 0, VC_TURN_HELD = 1, VC_TURN_YOURS = 2, VC_TURN_SHIFT = 2 };
+ * ends by itself, so that nobody waits for an agent that is gone. SHORT: everybody's, but queues are kept short, as in
+ * a turn; libraries that do not know it take it for FREE. */
+enum { VC_TURN_FREE = 0, VC_TURN_HELD = 1, VC_TURN_YOURS = 2, VC_TURN_SHORT = 3, VC_TURN_SHIFT = 2 };
 /* A turn that ends later than this from now was written before the machine was started, and is over. */
 enum { VC_TURN_LONGEST_MS = 60000 };
 
@@ -116,7 +117,7 @@ struct vc_turn_usage {
   uint64_t managed;  /* bytes of its living processes that may lie in host memory, and that may not */
   uint64_t real;
   uint32_t waiting;  /* 1: a thread is held back, or was within the last half second */
-  uint32_t busy;     /* living processes that wait for work under way */
+  uint32_t busy;     /* living processes that wait for work under way, or ask about it again and again */
   uint32_t alive;    /* living processes */
 };
 /* The same of a ledger, in the order of its GPUs, at most MAX: returns how many, 0 for one without host memory. */

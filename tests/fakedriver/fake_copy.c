@@ -49,10 +49,12 @@ CUresult copy_box(const CUDA_MEMCPY3D *b) {
   return CUDA_SUCCESS;
 }
 
+/* A call that returns when the copy is done waits for the work before it. */
 static CUresult copy(const CUDA_MEMCPY3D *box) {
   CUcontext context;
   NONNULL(box);
   TRY(context_current(&context));
+  work_wait(context);
   return copy_box(box);
 }
 

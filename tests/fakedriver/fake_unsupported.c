@@ -30,6 +30,12 @@ UNSUPPORTED(cuGraphicsUnmapResources_ptsz, (unsigned, CUgraphicsResource *, CUst
 UNSUPPORTED(cuGraphicsUnregisterResource, (CUgraphicsResource))
 UNSUPPORTED(cuGraphicsResourceGetMappedPointer_v2, (CUdeviceptr *, size_t *, CUgraphicsResource))
 
+UNSUPPORTED(cuStreamBeginCaptureToCig, (CUstream, CUstreamCigCaptureParams *))
+UNSUPPORTED(cuStreamBeginCaptureToCig_ptsz, (CUstream, CUstreamCigCaptureParams *))
+#define RECAPTURE (CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *)
+UNSUPPORTED(cuStreamBeginRecaptureToGraph, RECAPTURE)
+UNSUPPORTED(cuStreamBeginRecaptureToGraph_ptsz, RECAPTURE)
+
 UNSUPPORTED(cuDeviceGetNvSciSyncAttributes, (void *, CUdevice, int))
 UNSUPPORTED(cuTensorMapEncodeTiled, (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                      const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,

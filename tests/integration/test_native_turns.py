@@ -11,7 +11,7 @@ import pytest
 
 from tests.native import scripted
 from tests.native.running import MIB, SUCCESS, Place, eventually
-from vcuda import free_turn, give_turn, hold_turn, read_limits, read_turns, turn_clock
+from vcuda import free_turn, give_turn, hold_turn, read_limits, read_turns, shorten_queues, turn_clock
 
 LONG, SOON = 50_000, 400  # milliseconds
 NOT_READY = 600
@@ -57,6 +57,9 @@ class Page:
 
     def give(self, ms):
         give_turn(self.limits, self.uuids[0], turn_clock() + ms)
+
+    def shorten(self, ms):
+        shorten_queues(self.limits, self.uuids[0], turn_clock() + ms)
 
     def free(self):
         free_turn(self.limits, self.uuids[0])
@@ -146,6 +149,70 @@ def test_a_turn_keeps_queues_short(place):
         page.give(LONG)
         assert program.do(launches) == 60
         assert program.do(left) < behind / 2
+
+
+def test_queues_are_kept_short_while_nobody_has_a_turn_yet(place):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_5ms')") == SUCCESS
+        page = Page(place)
+        page.shorten(LONG)
+        began = time.monotonic()
+        assert program.do(f"[{LAUNCH.format('None')} for _ in range(60)].count(0)") == 60
+        assert time.monotonic() - began > 0.2, "it waited for most of the 300 ms that they take"
+        assert page.usage().held_us == 0
+
+
+def test_who_is_held_says_whether_its_queue_still_runs(place):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
+        page = Page(place)
+        assert program.do(LAUNCH.format("s")) == SUCCESS
+        page.hold(LONG)
+        thread = threading.Thread(target=lambda: program.do(LAUNCH.format("s")))
+        thread.start()
+        assert eventually(lambda: page.usage().waiting and page.usage().busy == 1)
+        assert eventually(lambda: page.usage().waiting and page.usage().busy == 0), "it is done"
+        page.free()
+        thread.join(60)
+        assert eventually(lambda: page.usage().busy == 0)
+
+
+@pytest.mark.parametrize("wait", ["cuMemcpyDtoH_v2(h, a, c_size_t(4096))", "cuMemcpy(a, a, c_size_t(16))"])
+def test_a_copy_that_waits_for_kernels_is_busy(place, wait):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
+        page = Page(place)
+        assert program.do(LAUNCH.format("None")) == SUCCESS
+        thread = threading.Thread(target=lambda: program.do(wait))
+        thread.start()
+        assert eventually(lambda: page.usage().busy == 1)
+        thread.join(60)
+        assert page.usage().busy == 0
+
+
+def test_who_asks_again_and_again_whether_work_is_done_is_busy(place):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_2s')") == SUCCESS
+        page = Page(place)
+        assert program.do("cuStreamQuery(s)") == SUCCESS
+        assert page.usage().busy == 0, "it is done"
+        assert program.do(LAUNCH.format("s")) == SUCCESS
+        assert page.usage().busy == 0, "nobody has asked"
+        assert program.do("cuStreamQuery(s)") == NOT_READY
+        assert page.usage().busy == 1
+        assert eventually(lambda: page.usage().busy == 0), "nobody asks any more"
+
+
+@pytest.mark.parametrize("ask", ["cuEventQuery(e)", "cuStreamQuery_ptsz(s)"])
+def test_every_question_counts(place, ask):
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_2s')") == SUCCESS
+        program.do("keep(e=Handle())")
+        assert program.do("cuEventCreate(ref(e), 2)") == SUCCESS
+        assert program.do(LAUNCH.format("s")) == SUCCESS
+        assert program.do("cuEventRecord(e, s)") == SUCCESS
+        assert program.do(ask) == NOT_READY
+        assert Page(place).usage().busy == 1
 
 
 def test_pages_are_fetched_when_the_turn_comes_and_only_then(place):

@@ -189,7 +189,9 @@ TEST(split_turns_end_by_themselves) {
   CHECK_EQ(ledger_turn(ledger, 1), VC_TURN_FREE);
   set_turn(VC_TURN_YOURS, now + 10000);
   CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_YOURS);
-  set_turn(3, now + 10000); /* of a later version */
+  set_turn(VC_TURN_SHORT, now + 10000);
+  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_SHORT);
+  set_turn(VC_TURN_FREE, now + 10000);
   CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
   set_turn(VC_TURN_HELD, now - 1);
   CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
@@ -228,6 +230,17 @@ TEST(split_what_processes_do_is_read) {
   ledger_turn_busy(ledger, 0);
   ledger_turn_busy(ledger, 0); /* once too often */
   CHECK_EQ(ledger->split[ledger->slot].busy, 0);
+  ledger_turn_asked(ledger);
+  child = fork();
+  if (child == 0) {
+    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(use[0].busy, 1);
+    ledger->split[ledger->slot].asked_ms -= 10000; /* it has not asked for long */
+    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(use[0].busy, 0);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
 }
 
 /* Processes that charge and give back at random in both parts. GRANTED has what they have been granted and not yet begun

@@ -37,6 +37,15 @@ def moved(node, jobs):
     return [by_pid.get(job.process.pid, (0, 0)) for job in jobs]
 
 
+def busy(node, job, card):
+    """Seconds that the program of JOB had of a card."""
+    command = [str(ROOT / "build" / "fakedriver" / "fakectl"), "state"]
+    state = json.loads(
+        subprocess.run(command, env=node.driver, capture_output=True, text=True, check=True).stdout
+    )
+    return next(one["busy_ns"][card] / 1e9 for one in state["processes"] if one["pid"] == job.process.pid)
+
+
 def per_kernel(node, jobs, kernels):
     """Bytes moved for each of the next KERNELS, of all jobs together."""
     before = moved(node, jobs)
@@ -128,3 +137,29 @@ def test_two_keepers_in_a_row_agree_with_what_they_find(node):
         )
     finally:
         end(node, jobs)
+
+
+def test_each_of_two_cards_has_its_own_turns():
+    """One card thrashes, the other does not. A container on both waits on the one and goes on on the other."""
+    with tempfile.TemporaryDirectory(prefix="gs-") as directory:
+        node = Node(Path(directory), cards=2)
+        first, second = (gpu.uuid for gpu in node.inventory.gpus)
+        jobs = begin(node, ((16, 0), (16, 4), (0, 6)))
+        try:
+            with node.keeper() as keeper:
+                assert eventually(
+                    lambda: first in keeper.cards and keeper.cards[first].arbiter.changes > 2, 120
+                )
+                both = jobs[1].grant.id
+                held = lambda: both in keeper.cards[first].held  # noqa: E731
+                assert eventually(held, 60)
+                before, since = busy(node, jobs[1], 1), keeper.held_us[both, first]
+                assert eventually(lambda: busy(node, jobs[1], 1) > before + 0.5, 60)
+                assert eventually(lambda: keeper.held_us[both, first] > since, 60)
+                assert keeper.held_us[both, second] == 0
+                assert keeper.cards[second].fits and keeper.cards[second].arbiter.changes == 0
+                assert {gpu for _, gpu in keeper._written} == {first}
+                assert busy(node, jobs[2], 1) > 0.5
+        finally:
+            end(node, jobs)
+            node.store.close()
