@@ -5,6 +5,8 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,17 +14,27 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "text.h"
+
 /* Fixed in the shipped library. Test flavours are built with another root; no variable can move it. */
 #ifndef VC_ROOT
 #define VC_ROOT "/etc/vcuda"
 #endif
 
-/* Anything but "there is no such file" counts as present: what cannot be looked at must not mean unlimited. */
+/* Anything but "there is no such file" counts as present: what cannot be looked at must not mean unlimited. A container
+ * is made with its page, so it is looked for once. */
 static int container_page_exists(void) {
-  int saved = errno;
-  int absent = access(VC_ROOT "/limits", F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
-  errno = saved;
-  return !absent;
+  enum { NOT_LOOKED, ABSENT, PRESENT };
+  static _Atomic int settled;
+  int known = atomic_load_explicit(&settled, memory_order_relaxed);
+  if (known == NOT_LOOKED) {
+    int saved = errno;
+    long result = syscall(SYS_faccessat, AT_FDCWD, VC_ROOT "/limits", F_OK);
+    known = result != 0 && (errno == ENOENT || errno == ENOTDIR) ? ABSENT : PRESENT;
+    errno = saved;
+    atomic_store_explicit(&settled, known, memory_order_relaxed);
+  }
+  return known == PRESENT;
 }
 
 /* A program with raised privileges does not take its limits from whoever started it. */
@@ -35,24 +47,25 @@ int config_is_present(void) {
 
 static int is_own_directory(const char *path) {
   struct stat st;
-  if (syscall(SYS_newfstatat, -100 /* AT_FDCWD */, path, &st, 0) != 0) return 0;
+  if (syscall(SYS_newfstatat, AT_FDCWD, path, &st, 0) != 0) return 0;
   return S_ISDIR(st.st_mode) && st.st_uid == geteuid();
 }
 
 static int choose_directory(struct config *out, char *why) {
   const char *named = variable("VCUDA_DIR"), *runtime = variable("XDG_RUNTIME_DIR");
-  int length;
+  char user[TEXT_NUMBER];
+  size_t length;
   if (named != NULL && named[0] != '/') {
     snprintf(why, CONFIG_WHY, "VCUDA_DIR is \"%.64s\"; give an absolute path", named);
     return VC_EINVAL;
   }
   out->default_directory = named == NULL;
   if (named != NULL)
-    length = snprintf(out->directory, CONFIG_PATH, "%s", named);
+    length = text_join(out->directory, CONFIG_PATH, named, "", "");
   else if (runtime != NULL && runtime[0] == '/' && is_own_directory(runtime))
-    length = snprintf(out->directory, CONFIG_PATH, "%s/vcuda/default", runtime);
+    length = text_join(out->directory, CONFIG_PATH, runtime, "/vcuda/default", "");
   else
-    length = snprintf(out->directory, CONFIG_PATH, "/tmp/vcuda-%u/default", (unsigned int)geteuid());
+    length = text_join(out->directory, CONFIG_PATH, "/tmp/vcuda-", text_number(geteuid(), user), "/default");
   if (length < CONFIG_PATH - 8) return VC_OK;
   snprintf(why, CONFIG_WHY, "the path %.64s… is too long; set VCUDA_DIR to one of fewer than %d characters",
            out->directory, CONFIG_PATH - 8);
@@ -60,15 +73,15 @@ static int choose_directory(struct config *out, char *why) {
 }
 
 static void name_files(struct config *out) {
-  snprintf(out->limits, sizeof out->limits, "%s/limits", out->directory);
-  snprintf(out->ledger, sizeof out->ledger, "%s/ledger", out->directory);
+  text_join(out->limits, sizeof out->limits, out->directory, "/limits", "");
+  text_join(out->ledger, sizeof out->ledger, out->directory, "/ledger", "");
 }
 
 int config_read(struct config *out, char *why) {
   memset(out, 0, sizeof *out);
   if (container_page_exists()) {
     out->kind = CONFIG_CONTAINER;
-    snprintf(out->directory, sizeof out->directory, "%s", VC_ROOT);
+    text_join(out->directory, sizeof out->directory, VC_ROOT, "", "");
     name_files(out);
     return VC_OK;
   }

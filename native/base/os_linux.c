@@ -1,4 +1,6 @@
-/* os.h on Linux. stat and fstat are called through syscall(): as functions they would need GLIBC_2.33.
+/* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read and close
+ * would be points where a program's thread can be cancelled, with our locks in its hands; and each function of the C
+ * library that a process has not called yet is looked up by the loader, which takes as long as the call.
  * Knows nobody. Tests: tests/native/test_base.c. */
 #define _GNU_SOURCE
 #include "os.h"
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #include "status.h"
+#include "text.h"
 
 enum { HIGH_FD = 700 }; /* above what daemons close one by one and select() can hold, below the usual limit of 1024 */
 
@@ -42,15 +45,23 @@ static int status_of_errno(int error) {
   }
 }
 
+static int file_open(const char *path, int flags, unsigned int mode) {
+  return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
+}
+
+static int file_close(int fd) { return (int)syscall(SYS_close, fd); }
+
+static ssize_t file_read(int fd, void *buffer, size_t size) { return syscall(SYS_read, fd, buffer, size); }
+
 static int file_stat(int fd, struct stat *out) { return (int)syscall(SYS_fstat, fd, out); }
 
 int os_open(const char *path, int writable, struct os_file *out) {
   struct stat st;
   /* O_NONBLOCK: opening a FIFO planted under this name must not hang. */
-  int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  int fd = file_open(path, (writable ? O_RDWR : O_RDONLY) | O_NOCTTY | O_NONBLOCK, 0);
   if (fd < 0) return errno == EISDIR || errno == ENXIO ? VC_ECORRUPT : status_of_errno(errno);
   if (file_stat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-    close(fd);
+    file_close(fd);
     return VC_ECORRUPT;
   }
   out->fd = fd;
@@ -60,12 +71,12 @@ int os_open(const char *path, int writable, struct os_file *out) {
   return VC_OK;
 }
 
-void os_close(int fd) { close(fd); }
+void os_close(int fd) { file_close(fd); }
 
 int os_move_high(int fd) {
-  int moved = fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD);
+  int moved = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH_FD);
   if (moved < 0) return fd;
-  close(fd);
+  file_close(fd);
   return moved;
 }
 
@@ -86,7 +97,7 @@ void os_unmap(void *address, size_t size) { munmap(address, size); }
 int os_read_all(int fd, void *buffer, size_t size, uint64_t offset) {
   size_t done = 0;
   while (done < size) {
-    ssize_t n = pread(fd, (char *)buffer + done, size - done, (off_t)(offset + done));
+    ssize_t n = syscall(SYS_pread64, fd, (char *)buffer + done, size - done, (off_t)(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return status_of_errno(errno);
     if (n == 0) return VC_ECORRUPT;
@@ -133,19 +144,19 @@ static int move_new(const char *temporary, const char *path) {
 int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode) {
   char temporary[4096];
   static uint32_t counter; /* several threads of one process may publish at once */
-  int length = snprintf(temporary, sizeof temporary, "%s.%d.%u.new", path, (int)getpid(),
+  int length = snprintf(temporary, sizeof temporary, "%s.%d.%u.new", path, (int)os_pid(),
                         __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED));
   if (length < 0 || (size_t)length >= sizeof temporary) return VC_EINVAL;
-  int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  int fd = file_open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
   if (fd < 0 && errno == EEXIST) { /* left by a process of the same PID that was killed here */
     unlink(temporary);
-    fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    fd = file_open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
   }
   if (fd < 0) return status_of_errno(errno);
   int status = write_all(fd, buffer, size);
   if (status == VC_OK) status = fill(fd, size, total);
   if (status == VC_OK && fchmod(fd, mode) != 0) status = status_of_errno(errno);
-  if (close(fd) != 0 && status == VC_OK) status = VC_EIO;
+  if (file_close(fd) != 0 && status == VC_OK) status = VC_EIO;
   if (status == VC_OK) status = move_new(temporary, path);
   if (status != VC_OK) unlink(temporary);
   return status;
@@ -174,7 +185,7 @@ static int lock_call(int fd, int command, short type, uint64_t offset, uint64_t 
   lock->l_start = (off_t)offset;
   lock->l_len = (off_t)length;
   do {
-    result = fcntl(fd, command, lock);
+    result = (int)syscall(SYS_fcntl, fd, command, lock);
   } while (result < 0 && errno == EINTR);
   return result;
 }
@@ -203,27 +214,49 @@ int os_lock_any(int fd, uint64_t offset, uint64_t length) {
   return lock_call(fd, F_GETLK, F_WRLCK, offset, length, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-int32_t os_pid(void) { return (int32_t)getpid(); }
+int32_t os_pid(void) { return (int32_t)syscall(SYS_getpid); }
 
-uint32_t os_pid_namespace(void) {
-  char link[64];
-  unsigned int number;
-  ssize_t length = readlink("/proc/self/ns/pid", link, sizeof link - 1);
-  if (length <= 0) return 0;
-  link[length] = 0;
-  return sscanf(link, "pid:[%u]", &number) == 1 ? number : 0;
+/* Parses digits of BASE at *P and leaves *P behind them. Not strtoul: newer headers bind it to GLIBC_2.38. */
+static uint64_t parse_digits(const char **p, unsigned base) {
+  uint64_t value = 0;
+  for (;; (*p)++) {
+    unsigned digit = **p >= '0' && **p <= '9'   ? (unsigned)(**p - '0')
+                     : **p >= 'a' && **p <= 'f' ? (unsigned)(**p - 'a' + 10)
+                                                : base;
+    if (digit >= base) return value;
+    value = value * base + digit;
+  }
 }
 
-int os_process_exists(int32_t pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
+uint32_t os_pid_namespace(void) {
+  static const char begin[] = "pid:[";
+  char link[64];
+  ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/ns/pid", link, sizeof link - 1);
+  if (length <= 0) return 0;
+  link[length] = 0;
+  if (strncmp(link, begin, sizeof begin - 1) != 0) return 0;
+  const char *number = link + sizeof begin - 1;
+  return (uint32_t)parse_digits(&number, 10);
+}
+
+int os_process_exists(int32_t pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
+
+enum { PROC_PATH = 64 };
+
+static void proc_path(int32_t pid, const char *name, char path[PROC_PATH]) {
+  char number[TEXT_NUMBER];
+  size_t length = text_join(path, PROC_PATH, "/proc/", text_number((uint32_t)pid, number), "/");
+  text_join(path + length, PROC_PATH - length, name, "", "");
+}
 
 /* Reads a small /proc file of one process; returns its length, -1 when there is none. */
 static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t size) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  char path[PROC_PATH];
+  proc_path(pid, name, path);
+  int fd = file_open(path, O_RDONLY, 0);
   if (fd < 0) return -1;
-  ssize_t n = read(fd, buffer, size - 1);
-  close(fd);
+  ssize_t n = file_read(fd, buffer, size - 1);
+  file_close(fd);
   if (n < 0) return -1;
   buffer[n] = '\0';
   return n;
@@ -238,21 +271,8 @@ uint64_t os_start_time(int32_t pid) {
     p = strchr(p + 1, ' ');
     if (!p) return 0;
   }
-  uint64_t value = 0;
-  for (p++; *p >= '0' && *p <= '9'; p++) value = value * 10 + (uint64_t)(*p - '0');
-  return value;
-}
-
-/* Parses digits of BASE at *P and leaves *P behind them. Not strtoul: newer headers bind it to GLIBC_2.38. */
-static uint64_t parse_digits(const char **p, unsigned base) {
-  uint64_t value = 0;
-  for (;; (*p)++) {
-    unsigned digit = **p >= '0' && **p <= '9'   ? (unsigned)(**p - '0')
-                     : **p >= 'a' && **p <= 'f' ? (unsigned)(**p - 'a' + 10)
-                                                : base;
-    if (digit >= base) return value;
-    value = value * base + digit;
-  }
+  p++;
+  return parse_digits(&p, 10);
 }
 
 /* One line of /proc/PID/maps: "start-end perms offset major:minor inode path". */
@@ -270,14 +290,14 @@ static int line_is_file(const char *line, uint64_t device, uint64_t inode) {
 }
 
 int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
-  char buffer[4096], path[64];
+  char buffer[4096], path[PROC_PATH];
   size_t filled = 0;
   int found = 0;
-  snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  proc_path(pid, "maps", path);
+  int fd = file_open(path, O_RDONLY, 0);
   if (fd < 0) return 0;
   while (!found) {
-    ssize_t n = read(fd, buffer + filled, sizeof buffer - 1 - filled);
+    ssize_t n = file_read(fd, buffer + filled, sizeof buffer - 1 - filled);
     if (n <= 0) break;
     filled += (size_t)n;
     buffer[filled] = '\0';
@@ -291,22 +311,22 @@ int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
     if (filled == sizeof buffer - 1) filled = 0; /* a path longer than the buffer: not ours */
     memmove(buffer, line, filled);
   }
-  close(fd);
+  file_close(fd);
   return found;
 }
 
 void os_process_name(char *out, size_t size) {
   char name[17] = "";
-  prctl(PR_GET_NAME, name, 0, 0, 0);
-  snprintf(out, size, "%s", name);
+  syscall(SYS_prctl, PR_GET_NAME, name, 0, 0, 0);
+  text_join(out, size, name, "", "");
 }
 
 int os_memory_available(uint64_t *bytes) {
   char text[512];
   unsigned long long kib;
-  int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-  ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-  if (fd >= 0) close(fd);
+  int fd = file_open("/proc/meminfo", O_RDONLY, 0);
+  ssize_t length = fd < 0 ? -1 : file_read(fd, text, sizeof text - 1);
+  if (fd >= 0) file_close(fd);
   if (length <= 0) return VC_EIO;
   text[length] = 0;
   const char *line = strstr(text, "\nMemAvailable:");
@@ -346,7 +366,7 @@ void os_signals_block(uint64_t *old) {
 
 void os_signals_restore(const uint64_t *old) { syscall(SYS_rt_sigprocmask, SIG_SETMASK, old, NULL, sizeof *old); }
 
-void os_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0, 0, 0); }
+void os_thread_name(const char *name) { syscall(SYS_prctl, PR_SET_NAME, name, 0, 0, 0); }
 
 void os_sleep_us(uint32_t microseconds) {
   struct timespec pause = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};

@@ -102,3 +102,23 @@ int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size) 
   *out = '\0';
   return VC_OK;
 }
+
+size_t text_join(char *out, size_t size, const char *a, const char *b, const char *c) {
+  const char *const parts[] = {a, b, c};
+  size_t length = 0;
+  for (unsigned int i = 0; i < sizeof parts / sizeof *parts; i++)
+    for (const char *from = parts[i]; *from != 0; from++, length++)
+      if (length + 1 < size) out[length] = *from;
+  if (size != 0) out[length < size ? length : size - 1] = 0;
+  return length;
+}
+
+const char *text_number(uint64_t number, char buffer[TEXT_NUMBER]) {
+  char *digit = &buffer[TEXT_NUMBER - 1];
+  *digit = 0;
+  do {
+    *--digit = (char)('0' + number % 10);
+    number /= 10;
+  } while (number != 0);
+  return digit;
+}

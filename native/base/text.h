@@ -1,4 +1,4 @@
-/* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library.
+/* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library; and texts put together.
  * Declarations are in shm_api.h (size_parse, uuid_parse, uuid_format) because Python calls them too.
  * Knows nobody. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
 #ifndef VC_BASE_TEXT_H
@@ -10,5 +10,13 @@
 int size_parse(const char *text, uint64_t *bytes);
 int uuid_parse(const char *text, uint8_t uuid[16], uint32_t *flags);
 int uuid_format(const uint8_t uuid[16], uint32_t flags, char *out, size_t size);
+
+/* A, B and C one after another, cut to SIZE; returns the length that all of it has. What every start needs does without
+ * formatted printing, whose first use reads five pages of the C library and two of the stack. */
+size_t text_join(char *out, size_t size, const char *a, const char *b, const char *c);
+
+/* NUMBER in decimal, at the end of BUFFER. */
+enum { TEXT_NUMBER = 21 };
+const char *text_number(uint64_t number, char buffer[TEXT_NUMBER]);
 
 #endif

@@ -9,9 +9,10 @@
 #include "guest.h"
 #include "ledger.h"
 #include "log.h"
+#include "place.h"
 #include "view.h"
 
-static struct table books[BOOKS];
+static VC_LARGE struct table books[BOOKS];
 
 static __attribute__((noinline, cold)) CUresult refusal(int status) {
   static _Atomic int said;

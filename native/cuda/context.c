@@ -19,6 +19,7 @@
 #include "lane.h"
 #include "lock.h"
 #include "measure.h"
+#include "place.h"
 #include "table.h"
 
 /* One GPU of the limits page. Guarded by its lock, which is held while the driver creates a context: two creations
@@ -40,7 +41,7 @@ struct seat {
 };
 
 static struct gpu gpus[VC_MAX_GPUS];
-static struct table contexts; /* handle -> cost, column, owner */
+static VC_LARGE struct table contexts; /* handle -> cost, column, owner */
 static _Atomic uint32_t epoch = 1;
 static _Atomic uint32_t last_owner;
 static _Thread_local struct seat seat;

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "driver.h"
 #include "excess.h"
+#include "place.h"
 #include "table.h"
 
 static CUresult destroy_made(const struct creation *creation, CUcontext context) {
@@ -134,7 +135,7 @@ CUresult vc_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
 
 /* --- green contexts --------------------------------------------------------------------------------------------- */
 
-static struct table green; /* handle -> device, so that the end of one is known to be the end of a reference */
+static VC_LARGE struct table green; /* handle -> device, so that the end of one is known to be the end of a reference */
 
 static CUresult make_green(const struct creation *c, CUcontext *out) {
   return real_cuda.cuGreenCtxCreate((CUgreenCtx *)(void *)out, (CUdevResourceDesc)(uintptr_t)c->params, c->dev,

@@ -28,7 +28,7 @@ static int read_uuid(CUdevice dev, uint8_t out[VC_UUID_BYTES]) {
   return VC_OK;
 }
 
-static int find_column(CUdevice dev) {
+static __attribute__((noinline, cold)) int find_column(CUdevice dev) {
   uint8_t uuid[VC_UUID_BYTES];
   int status = read_uuid(dev, uuid);
   if (status != VC_OK) return status;

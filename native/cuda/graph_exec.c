@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "lock.h"
+#include "place.h"
 #include "status.h"
 #include "table.h"
 
@@ -15,7 +16,7 @@ enum { SLAB = 64 << 10 };
 
 _Atomic uint32_t graph_exec_count;
 
-static struct table execs; /* handle -> address of the record, in `bytes` */
+static VC_LARGE struct table execs; /* handle -> address of the record, in `bytes` */
 static struct lock lock;   /* of the two lists */
 static struct graph_exec *live, *spare;
 

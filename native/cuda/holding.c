@@ -2,6 +2,7 @@
  * Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #include "holding.h"
 
+#include "place.h"
 #include "store.h"
 
 struct holding {
@@ -27,7 +28,7 @@ static struct bias bias; /* of LOCK */
 static struct lock lock;
 static struct store holdings = {.size = sizeof(struct holding)};
 static struct store ties = {.size = sizeof(struct tie_record)};
-static struct table numbers; /* handle -> number of its holding, as the owner */
+static VC_LARGE struct table numbers; /* handle -> number of its holding, as the owner */
 
 static int enter(void) {
   int biased = bias_enter(&bias);

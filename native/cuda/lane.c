@@ -9,10 +9,11 @@
 #include "driver.h"
 #include "lane_priv.h"
 #include "os.h"
+#include "place.h"
 
 enum { PROBES = 16, KEY_LEGACY = 1, KEY_THREAD = 2 };
 
-struct lane lanes[LANES];
+VC_LARGE struct lane lanes[LANES];
 _Atomic int lanes_stopped;
 static struct long_lock touching;
 static struct lock table;

@@ -11,12 +11,13 @@
 #include "guest.h"
 #include "ledger.h"
 #include "managed.h"
+#include "place.h"
 #include "pool_find.h"
 #include "pool_managed.h"
 #include "shm.h"
 
 /* Address -> bytes; column and owner are both the number of the pool. */
-static struct table blocks;
+static VC_LARGE struct table blocks;
 
 /* A stream, and whether 0 means the thread's own default stream in it (_ptsz) or the one that all share. */
 struct line {

@@ -8,13 +8,14 @@
 #include "context.h"
 #include "device.h"
 #include "driver.h"
+#include "place.h"
 #include "table.h"
 
 enum { DEVICES = 64 };
 
-static struct pool pools[POOLS];
+static VC_LARGE struct pool pools[POOLS];
 static _Atomic uint32_t pool_count; /* places that were ever used */
-static struct table handles;        /* handle -> number, in the column of the entry */
+static VC_LARGE struct table handles;        /* handle -> number, in the column of the entry */
 static struct lock entering;
 
 /* Per device: number + 1 of the current pool, 0: ask the driver. Valid for one epoch. */

@@ -8,6 +8,7 @@
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "holding.h"
+#include "place.h"
 #include "store.h"
 
 enum { AXES = 3, DEFERRED = 1 };
@@ -27,7 +28,7 @@ struct piece {
 static struct lock lock; /* of the pieces */
 static struct store pieces = {.size = sizeof(struct piece)};
 /* Array -> its first piece as the bytes, DEFERRED or 0 as the column, and the context it dies with. Under the lock. */
-static struct table arrays;
+static VC_LARGE struct table arrays;
 
 static struct piece *at(uint32_t number) { return store_at(&pieces, number); }
 

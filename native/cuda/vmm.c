@@ -10,11 +10,12 @@
 #include "excess.h"
 #include "exported.h"
 #include "holding.h"
+#include "place.h"
 
 /* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
  * nothing, so that a range can be walked. LEAVING has those that a call under way unmaps: another thread may map
  * something there before that call is back. */
-static struct table mappings, leaving;
+static VC_LARGE struct table mappings, leaving;
 
 /* Device that memory is on; -1: the host's memory, which is not ours to count. */
 static CUdevice device_of(const CUmemLocation *location) {

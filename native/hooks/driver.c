@@ -14,17 +14,20 @@
 #include "names.h"
 #include "objects.h"
 #include "pointers.h"
+#include "symbols.h"
 
 struct cuda_api real_cuda;
 struct nvml_api real_nvml;
 
 struct member {
-  const char *name;
-  size_t offset;
+  struct symbol name;
+  uint32_t hash;
+  uint32_t offset;
 };
 
-#define HOOK(body, symbol, params, args) {#symbol, offsetof(API, symbol)},
-#define NEED(symbol) {#symbol, offsetof(API, symbol)},
+#define MEMBER(symbol) {SYMBOL(symbol), SYMBOL_HASH(#symbol), offsetof(API, symbol)},
+#define HOOK(body, symbol, params, args) MEMBER(symbol)
+#define NEED(symbol) MEMBER(symbol)
 #define API struct cuda_api
 static const struct member cuda_members[] = {
 #include "cuda.def"
@@ -66,15 +69,21 @@ static void publish(enum driver_kind kind, const struct object *object, void *co
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     memcpy((char *)drivers[kind].api + drivers[kind].members[i].offset, &functions[i], sizeof functions[i]);
   if (!guest_is_wanted()) return; /* without limits nothing takes anything's place */
+  pointers_begin(kind, object->begin);
   names_adopted((enum hook_kind)kind);
-  pointers_publish(kind, object->begin, object->end);
+  pointers_publish(kind, object->end);
+}
+
+static void *find_member(const struct object *object, const struct member *member) {
+  const struct objects_name name = {symbol_text(member->name), member->name.length, member->hash};
+  return objects_named(object, &name);
 }
 
 /* The first object that is adopted is the driver for good. */
 static void adopt(enum driver_kind kind, const struct object *object) {
   void *functions[COUNT(cuda_members) + COUNT(nvml_members)];
   for (size_t i = 0; i < drivers[kind].member_count; i++)
-    functions[i] = objects_function(object, drivers[kind].members[i].name);
+    functions[i] = find_member(object, &drivers[kind].members[i]);
   void *handle = pin(object);
   guest_may_be_held(); /* reads a file: not under the lock */
   lock_take(&lock);
@@ -135,7 +144,7 @@ enum driver_owner driver_recognise(enum driver_kind kind, const void *address) {
   if (objects_find_address(address, &object)) {
     if (strcmp(object.soname, drivers[kind].soname) != 0) return DRIVER_NOT;
     if (!atomic_load_explicit(&known[kind], memory_order_acquire)) adopt(kind, &object);
-    return pointers_know(address) ? DRIVER_ADOPTED : DRIVER_ANOTHER;
+    return pointers_key(address) != 0 ? DRIVER_ADOPTED : DRIVER_ANOTHER;
   }
   if (strcmp(soname_of(address), drivers[kind].soname) != 0) return DRIVER_NOT;
   return find(kind) ? DRIVER_ANOTHER : DRIVER_NOT;

@@ -116,11 +116,15 @@ void excess_renew_all(void) {
     if (excess_bytes(column) != 0) excess_renew(column);
 }
 
-void excess_glance(uint32_t column) {
-  uint64_t last = atomic_load_explicit(&columns[column].measured_ms, memory_order_relaxed);
-  if (!excess_is_measurable() || os_coarse_ms() - last < STALE_MS || !begin(column, 0)) return;
+static __attribute__((noinline, cold)) void look_again(uint32_t column) {
+  if (!begin(column, 0)) return;
   count(column, measure(column));
   end(column);
+}
+
+void excess_glance(uint32_t column) {
+  uint64_t last = atomic_load_explicit(&columns[column].measured_ms, memory_order_relaxed);
+  if (excess_is_measurable() && os_coarse_ms() - last >= STALE_MS) look_again(column);
 }
 
 CUresult excess_take(uint32_t column, excess_charge *charge) {

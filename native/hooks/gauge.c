@@ -63,11 +63,15 @@ static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
 int gauge_is_started(void) { return atomic_load_explicit(&started, memory_order_acquire); }
 
 /* A machine that has none, or a process that may not load it, is not asked at every look. */
-void gauge_prepare(void) {
+static __attribute__((noinline, cold)) void find_nvml(void) {
   enum { TRIES = 3 };
   static _Atomic int failed;
-  if (driver_nvml_is_known() || atomic_load_explicit(&failed, memory_order_relaxed) >= TRIES) return;
+  if (atomic_load_explicit(&failed, memory_order_relaxed) >= TRIES) return;
   if (!driver_nvml()) atomic_fetch_add_explicit(&failed, 1, memory_order_relaxed);
+}
+
+void gauge_prepare(void) {
+  if (!driver_nvml_is_known()) find_nvml();
 }
 
 static nvmlReturn_t look(uint32_t column, struct growth_view *view) {

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,39 +16,42 @@
 #include "plain.h"
 #include "pointers.h"
 
-static struct {
-#define NEED(symbol)
-#define HOOK(body, symbol, params, args) _Atomic int symbol;
-#include "cuda.def"
-#include "nvml.def"
-#undef HOOK
-#undef NEED
-  _Atomic int dlsym, dlvsym;
-} firsts;
-
 #define ENTRY(symbol, kind, shared, table) \
-  {#symbol, sizeof #symbol - 1, (void *)symbol, kind, shared, (void *const *)&table.symbol, &firsts.symbol}
+  {SYMBOL(symbol), offsetof(struct table, symbol) / sizeof(void *), kind, shared},
 
 enum { IS_LIMITED, IS_RELEASE = IS_LIMITED, IS_RESOLVE = IS_LIMITED, IS_SHARED };
 
 static const struct hook hooks[] = {
 #define NEED(symbol)
-#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_CUDA, IS_##body, real_cuda),
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_CUDA, IS_##body, cuda_api)
 #include "cuda.def"
 #undef HOOK
-#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_NVML, 0, real_nvml),
+#define HOOK(body, symbol, params, args) ENTRY(symbol, HOOK_NVML, 0, nvml_api)
+#include "nvml.def"
+#undef HOOK
+    ENTRY(dlsym, HOOK_LOADER, 0, loader)
+    ENTRY(dlvsym, HOOK_LOADER, 0, loader)
+};
+
+/* In the order of the hooks: the one table that has to be relocated. */
+static void *const wrappers[] = {
+#define HOOK(body, symbol, params, args) (void *)symbol,
+#include "cuda.def"
 #include "nvml.def"
 #undef HOOK
 #undef NEED
-    ENTRY(dlsym, HOOK_LOADER, 0, loader_real),
-    ENTRY(dlvsym, HOOK_LOADER, 0, loader_real),
+    (void *)dlsym,
+    (void *)dlvsym,
 };
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, SHORTEST = 5, LONGEST = 64, SLOT_BITS = 10, SLOTS = 1 << SLOT_BITS };
 
 _Static_assert(HOOKS * 2 < SLOTS, "the table stays half empty, so misses end quickly");
-_Static_assert(HOOKS * 2 < POINTER_SLOTS, "and so does that of the drivers' functions");
+_Static_assert(HOOKS * 3 < POINTER_SLOTS * 2, "and that of the drivers' functions never more than two thirds full");
 
+_Static_assert(sizeof wrappers / sizeof *wrappers == HOOKS, "one wrapper each");
+
+static _Atomic char firsts[HOOKS];
 static uint16_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
 static _Atomic int built;
 static struct lock lock;
@@ -70,7 +74,7 @@ static void build(void) {
   lock_take(&lock);
   if (!atomic_load_explicit(&built, memory_order_relaxed)) {
     for (unsigned int i = 0; i < HOOKS; i++) {
-      unsigned int slot = slot_of(hooks[i].name, hooks[i].length);
+      unsigned int slot = slot_of(symbol_text(hooks[i].name), hooks[i].name.length);
       while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
       slots[slot] = (uint16_t)(i + 1);
     }
@@ -88,7 +92,7 @@ int names_owner(const char *name) {
 }
 
 static int is_named(const struct hook *hook, const char *name, size_t length) {
-  return hook->length == length && plain_same_length(hook->name, name, length);
+  return hook->name.length == length && plain_same_length(symbol_text(hook->name), name, length);
 }
 
 const struct hook *names_find(const char *name) {
@@ -101,13 +105,30 @@ const struct hook *names_find(const char *name) {
   return NULL;
 }
 
+const char *names_text(const struct hook *hook) { return symbol_text(hook->name); }
+
+void *names_wrapper(const struct hook *hook) { return wrappers[hook - hooks]; }
+
+_Atomic char *names_first(const struct hook *hook) { return &firsts[hook - hooks]; }
+
+void *names_real(const struct hook *hook) {
+  const void *table = hook->kind == HOOK_CUDA ? (const void *)&real_cuda
+                      : hook->kind == HOOK_NVML ? (const void *)&real_nvml
+                                                : (const void *)&loader_real;
+  return ((void *const *)table)[hook->word];
+}
+
 void *names_place(const struct hook *hook) {
-  return hook->shared && *hook->real != NULL && !guest_may_be_held() ? *hook->real : hook->wrapper;
+  void *real = hook->shared ? names_real(hook) : NULL;
+  return real != NULL && !guest_may_be_held() ? real : names_wrapper(hook);
 }
 
 void names_adopted(enum hook_kind kind) {
-  for (unsigned int i = 0; i < HOOKS; i++)
-    if (hooks[i].kind == kind) pointers_put(*hooks[i].real, names_place(&hooks[i]));
+  for (unsigned int i = 0; i < HOOKS; i++) {
+    if (hooks[i].kind != kind) continue;
+    void *real = names_real(&hooks[i]), *place = names_place(&hooks[i]);
+    if (place != real) pointers_put(kind, real, place);
+  }
 }
 
 void names_after_fork(void) { lock_give(&lock); }

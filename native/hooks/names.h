@@ -4,18 +4,30 @@
 #define VC_HOOKS_NAMES_H
 
 #include <stddef.h>
+#include <stdint.h>
+
+#include "symbols.h"
 
 enum hook_kind { HOOK_CUDA, HOOK_NVML, HOOK_LOADER };
 
+/* No address in it: see symbols.h. */
 struct hook {
-  const char *name;
-  size_t length; /* of the name */
-  void *wrapper; /* the exported function of this library */
-  enum hook_kind kind;
-  int shared; /* of kind SHARED: takes nothing's place in a process without a compute share */
-  void *const *real; /* where the driver's function is, or will be */
-  _Atomic int *first; /* RTLD_DEFAULT finds our wrapper, and the driver behind it; written by resolve.c */
+  struct symbol name;
+  uint16_t word;  /* of the table of real functions */
+  uint8_t kind;   /* an enum hook_kind */
+  uint8_t shared; /* of kind SHARED: takes nothing's place in a process without a compute share */
 };
+
+const char *names_text(const struct hook *hook);
+
+/* The exported function of this library. */
+void *names_wrapper(const struct hook *hook);
+
+/* The driver's (or the C library's) function; NULL: not known yet, or it has none. */
+void *names_real(const struct hook *hook);
+
+/* RTLD_DEFAULT finds our wrapper, and the driver behind it; written by resolve.c. */
+_Atomic char *names_first(const struct hook *hook);
 
 /* NULL: not ours. Costs a few nanoseconds for names that begin like ours, less for all others. */
 const struct hook *names_find(const char *name);

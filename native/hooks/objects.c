@@ -113,33 +113,32 @@ int objects_next_is(const void *from, const void *to, const char *function) {
   return walk.reached;
 }
 
-static void *function_if(const struct object *object, uint32_t index, const char *name) {
+static void *function_if(const struct object *object, uint32_t index, const struct objects_name *name) {
   const ElfW(Sym) *symbol = &object->symbols[index];
   if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != STT_FUNC) return NULL;
-  if (!plain_same(object->strings + symbol->st_name, name)) return NULL;
+  const char *text = object->strings + symbol->st_name;
+  if (plain_length(text) != name->length || !plain_same_length(text, name->text, name->length)) return NULL;
   return (void *)(object->base + symbol->st_value);
 }
 
 /* The table: bucket count, first hashed symbol, words and shift of a Bloom filter; filter; buckets; chains, whose
  * entries are hashes with the low bit set on the last one of a bucket. */
-static void *find_gnu(const struct object *object, const char *name) {
+static void *find_gnu(const struct object *object, const struct objects_name *name) {
   const uint32_t *table = object->gnu_hash;
   const uint32_t *buckets = table + 4 + table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
   const uint32_t *chains = buckets + table[0];
-  uint32_t hash = 5381;
-  for (const unsigned char *c = (const unsigned char *)name; *c != 0; c++) hash = hash * 33 + *c;
   if (table[0] == 0) return NULL;
-  uint32_t index = buckets[hash % table[0]];
+  uint32_t index = buckets[name->hash % table[0]];
   if (index < table[1]) return NULL;
   for (;; index++) {
     uint32_t chained = chains[index - table[1]];
-    void *found = ((chained ^ hash) >> 1) == 0 ? function_if(object, index, name) : NULL;
+    void *found = ((chained ^ name->hash) >> 1) == 0 ? function_if(object, index, name) : NULL;
     if (found != NULL) return found;
     if (chained & 1) return NULL;
   }
 }
 
-static void *find_sysv(const struct object *object, const char *name) {
+static void *find_sysv(const struct object *object, const struct objects_name *name) {
   uint32_t symbol_count = object->sysv_hash[1];
   for (uint32_t index = 1; index < symbol_count; index++) {
     void *found = function_if(object, index, name);
@@ -148,7 +147,13 @@ static void *find_sysv(const struct object *object, const char *name) {
   return NULL;
 }
 
-void *objects_function(const struct object *object, const char *name) {
+void *objects_named(const struct object *object, const struct objects_name *name) {
   if (object->gnu_hash != NULL) return find_gnu(object, name);
   return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
+}
+
+void *objects_function(const struct object *object, const char *text) {
+  struct objects_name name = {text, plain_length(text), 5381};
+  for (const unsigned char *c = (const unsigned char *)text; *c != 0; c++) name.hash = name.hash * 33 + *c;
+  return objects_named(object, &name);
 }

@@ -8,12 +8,12 @@
 
 #include "nvidia.h"
 
-/* A power of two; names.c makes sure that the table stays half empty. */
-enum { POINTER_BITS = 10, POINTER_SLOTS = 1 << POINTER_BITS };
+/* A power of two: one page, which every process that uses CUDA fills. names.c makes sure that there is room. */
+enum { POINTER_BITS = 9, POINTER_SLOTS = 1 << POINTER_BITS, POINTER_KINDS = 2 };
 
 struct pointer {
-  void *real; /* NULL: empty */
-  void *wrapper;
+  uint32_t key;    /* 0: empty */
+  int32_t wrapper; /* distance from this table: both are in this library */
 };
 
 /* Where an adopted driver lies in memory, by enum driver_kind; length 0: not known yet. */
@@ -23,34 +23,46 @@ struct span {
 };
 
 extern struct pointer pointers[POINTER_SLOTS] __attribute__((visibility("hidden")));
-extern struct span pointer_spans[2] __attribute__((visibility("hidden")));
+extern struct span pointer_spans[POINTER_KINDS] __attribute__((visibility("hidden")));
 
-static inline unsigned int pointer_slot(const void *real) {
-  return (unsigned int)(((uint64_t)(uintptr_t)real * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - POINTER_BITS));
+static inline uint32_t pointer_key_of(unsigned int kind, uintptr_t offset) {
+  return (uint32_t)offset * POINTER_KINDS + kind + 1;
 }
 
-/* A function's wrapper takes its place. One writer at a time. */
-void pointers_put(void *real, void *wrapper);
+static inline unsigned int pointer_slot(uint32_t key) { return (key * UINT32_C(0x9e3779b1)) >> (32 - POINTER_BITS); }
 
-/* From now on functions of KIND that lie in the span are looked up here; all of them have been put. */
-void pointers_publish(unsigned int kind, uintptr_t begin, uintptr_t end);
+/* The driver of KIND begins at BEGIN. Then its functions are put, and published all at once. One writer at a time. */
+void pointers_begin(unsigned int kind, uintptr_t begin);
 
-/* 1: an adopted driver's address, so what pointers_replace() says about it is all there is to say. */
-static inline int pointers_know(const void *address) {
-  for (unsigned int kind = 0; kind < 2; kind++) {
+/* WRAPPER, a function of this library, takes the place of REAL, a function of KIND. */
+void pointers_put(unsigned int kind, void *real, void *wrapper);
+
+/* From now on functions of KIND up to END are looked up here. */
+void pointers_publish(unsigned int kind, uintptr_t end);
+
+/* 0: no adopted driver's address. Else what pointers_at() says about it is all there is to say. */
+static inline uint32_t pointers_key(const void *address) {
+  for (unsigned int kind = 0; kind < POINTER_KINDS; kind++) {
     uintptr_t length = __atomic_load_n(&pointer_spans[kind].length, __ATOMIC_ACQUIRE);
-    if ((uintptr_t)address - pointer_spans[kind].begin < length) return 1;
+    uintptr_t offset = (uintptr_t)address - pointer_spans[kind].begin;
+    if (offset < length) return pointer_key_of(kind, offset);
   }
   return 0;
 }
 
+/* The wrapper of the function with this key, or REAL. */
+static inline void *pointers_at(uint32_t key, void *real) {
+  for (unsigned int slot = pointer_slot(key);; slot = (slot + 1) % POINTER_SLOTS) {
+    uint32_t known = __atomic_load_n(&pointers[slot].key, __ATOMIC_ACQUIRE);
+    if (known == 0) return real;
+    if (VC_LIKELY(known == key)) return (char *)pointers + pointers[slot].wrapper;
+  }
+}
+
 /* The hook's wrapper, or REAL itself. NULL is NULL. */
 static inline void *pointers_replace(void *real) {
-  for (unsigned int slot = pointer_slot(real);; slot = (slot + 1) % POINTER_SLOTS) {
-    void *known = __atomic_load_n(&pointers[slot].real, __ATOMIC_ACQUIRE);
-    if (known == NULL) return real;
-    if (VC_LIKELY(known == real)) return pointers[slot].wrapper;
-  }
+  uint32_t key = pointers_key(real);
+  return VC_LIKELY(key != 0) ? pointers_at(key, real) : real;
 }
 
 #endif

@@ -45,7 +45,7 @@ static enum driver_kind driver_of(const struct hook *hook) {
 }
 
 static int is_real(const struct hook *hook, void *found) {
-  if (VC_LIKELY(found == *hook->real)) return 1;
+  if (VC_LIKELY(found == names_real(hook))) return 1;
   return hook->kind != HOOK_LOADER && driver_recognise(driver_of(hook), found) != DRIVER_NOT;
 }
 
@@ -55,9 +55,9 @@ static int came_with(const struct hook *hook, const void *caller) {
   if (!objects_find_address(caller, &object) || object.path[0] == 0) return 0;
   void *handle = loader_real.dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == NULL) return 0;
-  void *found = loader_real.dlsym(handle, hook->name);
+  void *found = loader_real.dlsym(handle, names_text(hook));
   loader_real.dlclose(handle);
-  return found != NULL && found != hook->wrapper;
+  return found != NULL && found != names_wrapper(hook);
 }
 
 /* By kind: the driver has been found behind us in the global scope. It stays there: it is never unloaded. */
@@ -65,7 +65,7 @@ static _Atomic int behind_us[DRIVER_KINDS];
 
 static void *ask_behind_us(const struct hook *hook, const struct lookup *lookup) {
   void *next = ask(lookup, RTLD_NEXT);
-  if (next != NULL && lookup->version == NULL && hook->kind != HOOK_LOADER && next == *hook->real)
+  if (next != NULL && lookup->version == NULL && hook->kind != HOOK_LOADER && next == names_real(hook))
     atomic_store_explicit(&behind_us[driver_of(hook)], 1, memory_order_relaxed);
   return next;
 }
@@ -73,9 +73,9 @@ static void *ask_behind_us(const struct hook *hook, const struct lookup *lookup)
 /* Our own export was found, which says nothing: what would the program have found without us? RTLD_DEFAULT also
  * searches the libraries that the caller's own object came with. */
 static void *find_behind_us(const struct hook *hook, const struct lookup *lookup, const void *caller) {
-  if (lookup->version == NULL && hook->kind != HOOK_LOADER && *hook->real != NULL &&
+  if (lookup->version == NULL && hook->kind != HOOK_LOADER && names_real(hook) != NULL &&
       atomic_load_explicit(&behind_us[driver_of(hook)], memory_order_relaxed))
-    return *hook->real;
+    return names_real(hook);
   void *next = ask_behind_us(hook, lookup);
   if (next != NULL) return next;
   if (lookup->handle != RTLD_DEFAULT || hook->kind == HOOK_LOADER || !driver_is_loaded(driver_of(hook))) return NULL;
@@ -84,19 +84,19 @@ static void *find_behind_us(const struct hook *hook, const struct lookup *lookup
     return NULL;
   }
   loader_real.dlerror(); /* what failed above is not the program's failure */
-  return *hook->real;
+  return names_real(hook);
 }
 
 /* A library that defines the function itself and asks for the next one is a link of a chain and wants what is behind
  * it. Anybody else only wants the function. */
 static int is_link_of_chain(const struct hook *hook, const void *caller) {
   struct object object;
-  return objects_find_address(caller, &object) && objects_function(&object, hook->name) != NULL;
+  return objects_find_address(caller, &object) && objects_function(&object, names_text(hook)) != NULL;
 }
 
 static struct route decide_next(const struct hook *hook, const struct lookup *lookup, const void *caller, void *real) {
   const struct route pass = {real, NULL};
-  int we_are_next = objects_next_is(caller, hook->wrapper, hook->name);
+  int we_are_next = objects_next_is(caller, names_wrapper(hook), names_text(hook));
   if (!we_are_next && (!guest_is_wanted() || is_link_of_chain(hook, caller))) return pass;
   void *next = ask(lookup, RTLD_NEXT); /* behind us */
   if (next != NULL && guest_is_wanted() && is_real(hook, next)) return (struct route){NULL, names_place(hook)};
@@ -106,7 +106,7 @@ static struct route decide_next(const struct hook *hook, const struct lookup *lo
 /* A function that the program found outside of the adopted driver, in a process with limits. */
 static void *replace(const struct hook *hook, const char *name, void *found) {
   int owner = names_owner(name);
-  if (owner == HOOK_LOADER) return hook != NULL && found == *hook->real ? names_place(hook) : found;
+  if (owner == HOOK_LOADER) return hook != NULL && found == names_real(hook) ? names_place(hook) : found;
   switch (driver_recognise((enum driver_kind)owner, found)) {
     case DRIVER_ADOPTED:
       return hook != NULL ? names_place(hook) : found;
@@ -118,7 +118,7 @@ static void *replace(const struct hook *hook, const char *name, void *found) {
 }
 
 static void *look_closer(const struct hook *hook, const struct lookup *lookup, const void *caller, void *found) {
-  int ours = hook != NULL && found == hook->wrapper;
+  int ours = hook != NULL && found == names_wrapper(hook);
   if (ours) found = find_behind_us(hook, lookup, caller);
   if (found == NULL || !guest_is_wanted()) return found;
   return ours ? names_place(hook) : replace(hook, lookup->name, found);
@@ -129,7 +129,7 @@ static void *look_closer(const struct hook *hook, const struct lookup *lookup, c
  * of an earlier one behind. */
 static int is_settled(const struct hook *hook, const struct lookup *lookup) {
   if (lookup->handle != RTLD_DEFAULT || lookup->version != NULL) return 0;
-  if (!atomic_load_explicit(hook->first, memory_order_relaxed)) return 0;
+  if (!atomic_load_explicit(names_first(hook), memory_order_relaxed)) return 0;
   loader_real.dlerror();
   return 1;
 }
@@ -137,9 +137,9 @@ static int is_settled(const struct hook *hook, const struct lookup *lookup) {
 static void *find_default(const struct hook *hook, const struct lookup *lookup, const void *caller) {
   void *found = look_closer(hook, lookup, caller, ask(lookup, lookup->handle));
   if (found == names_place(hook) && lookup->handle == RTLD_DEFAULT && lookup->version == NULL &&
-      hook->kind != HOOK_LOADER && *hook->real != NULL &&
+      hook->kind != HOOK_LOADER && names_real(hook) != NULL &&
       atomic_load_explicit(&behind_us[driver_of(hook)], memory_order_relaxed))
-    atomic_store_explicit(hook->first, 1, memory_order_relaxed);
+    atomic_store_explicit(names_first(hook), 1, memory_order_relaxed);
   return found;
 }
 
@@ -161,13 +161,15 @@ static __attribute__((noinline)) void *look_at_name(void *handle, const char *na
 void *resolve_by_handle(void *handle, const char *name) {
   if (loader_real.dlsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlsym(handle, name);
-  return VC_LIKELY(pointers_know(found)) ? pointers_replace(found) : look_at_name(handle, name, NULL, found);
+  uint32_t key = pointers_key(found);
+  return VC_LIKELY(key != 0) ? pointers_at(key, found) : look_at_name(handle, name, NULL, found);
 }
 
 void *resolve_version_by_handle(void *handle, const char *name, const char *version_text) {
   if (loader_real.dlvsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlvsym(handle, name, version_text);
-  return VC_LIKELY(pointers_know(found)) ? pointers_replace(found) : look_at_name(handle, name, version_text, found);
+  uint32_t key = pointers_key(found);
+  return VC_LIKELY(key != 0) ? pointers_at(key, found) : look_at_name(handle, name, version_text, found);
 }
 
 struct route resolve_dlsym(void *handle, const char *name, const void *caller) {

@@ -38,11 +38,8 @@ static void remember(nvmlDevice_t device, int column) {
   lock_give(&gpu_lock);
 }
 
-int gpu_column(nvmlDevice_t device) {
+static __attribute__((noinline, cold)) int find_column(nvmlDevice_t device) {
   uint8_t uuid[VC_UUID_BYTES];
-  unsigned int count = atomic_load_explicit(&cached, memory_order_acquire);
-  for (unsigned int i = 0; i < count; i++)
-    if (cache[i].device == device) return cache[i].column;
   int status = read_uuid(device, uuid);
   if (status < 0) return VC_ENOENT;
   int column = ledger_column(guest_ledger, uuid);
@@ -50,6 +47,13 @@ int gpu_column(nvmlDevice_t device) {
   column = column < 0 ? VC_ENOENT : column;
   remember(device, column);
   return column;
+}
+
+int gpu_column(nvmlDevice_t device) {
+  unsigned int count = atomic_load_explicit(&cached, memory_order_acquire);
+  for (unsigned int i = 0; i < count; i++)
+    if (cache[i].device == device) return cache[i].column;
+  return find_column(device);
 }
 
 static int list(uint8_t (*uuids)[VC_UUID_BYTES], int max) {

@@ -13,6 +13,7 @@
 #include "nvml_bodies.h"
 #include "driver.h"
 #include "gpu.h"
+#include "place.h"
 #include "process.h"
 
 enum { WORD_COMPUTE = 213, WORD_GRAPHICS = 214, WORD_MPS = 215, WORDS_AT_MOST = 1024 };
@@ -39,7 +40,7 @@ union table {
   list_function *word[WORDS_AT_MOST];
 };
 
-static union table rewritten, cut; /* what programs get */
+static VC_LARGE union table rewritten, cut; /* what programs get */
 static const union table *rewritten_from; /* never written twice: programs may be reading it */
 static list_function *real_compute, *real_graphics, *real_mps;
 static size_t head_bytes;

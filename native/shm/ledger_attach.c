@@ -6,6 +6,7 @@
 
 #include "ledger_priv.h"
 #include "os.h"
+#include "text.h"
 
 static int fail(int status, char *why, size_t size, const char *what, const char *path, const char *remedy) {
   if (why) snprintf(why, size, "%s %s: %s; %s", what, path, status_text(status), remedy);
@@ -90,8 +91,8 @@ int ledger_attach(const char *limits_path, const char *ledger_path, struct ledge
   struct ledger *ledger = calloc(1, sizeof *ledger);
   if (!ledger) return fail(VC_EIO, why, why_size, "ledger", ledger_path, "free some memory");
   atomic_init(&ledger->slot, -1);
-  int length = snprintf(ledger->path, sizeof ledger->path, "%s", ledger_path);
-  int status = length < (int)sizeof ledger->path ? VC_OK : VC_EINVAL;
+  size_t length = text_join(ledger->path, sizeof ledger->path, ledger_path, "", "");
+  int status = length < sizeof ledger->path ? VC_OK : VC_EINVAL;
   if (status != VC_OK) {
     free(ledger);
     return fail(status, why, why_size, "ledger", ledger_path, "use a path shorter than 256 characters");

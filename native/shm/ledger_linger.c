@@ -39,7 +39,7 @@ static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word
 }
 
 /* What is exported is the card's own memory. The whole first, as always (ledger.c). */
-static int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
+static __attribute__((noinline)) int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   if (!atomic_compare_exchange_strong(record, &word, 0)) return 0;
   if (slot_of(word) >= ledger_slots_in_use(ledger)) return 1;
   struct ledger_slot *slot = &ledger->file->slot[slot_of(word)];

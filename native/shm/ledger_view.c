@@ -32,7 +32,7 @@ uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_
 
 /* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
  * keeps a view free of system calls. */
-static void sweep_if_stale(struct ledger *ledger) {
+static __attribute__((noinline)) void sweep_if_stale(struct ledger *ledger) {
   uint64_t now = os_coarse_ms();
   uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
   if (now - swept < SWEEP_MS) return;

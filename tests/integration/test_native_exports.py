@@ -12,7 +12,12 @@ from tests.native.running import LIBRARY
 
 @pytest.mark.parametrize(
     "check",
-    [check_library.export_mistakes, check_library.import_mistakes, check_library.start_up_mistakes],
+    [
+        check_library.export_mistakes,
+        check_library.import_mistakes,
+        check_library.start_up_mistakes,
+        check_library.weight_mistakes,
+    ],
     ids=lambda check: check.__name__,
 )
 def test_library(check):
@@ -42,6 +47,21 @@ def test_the_checks_see_what_they_look_for(tmp_path):
     assert "cuMemAlloc_v2 is listed but not exported" in exports
     assert "calls abort" in list(check_library.import_mistakes(library))
     assert any(".init_array" in mistake for mistake in check_library.start_up_mistakes(library))
+
+
+def test_the_checks_see_what_weighs(tmp_path):
+    source = tmp_path / "heavy.c"
+    source.write_text(
+        "static const char *const names[2000] = {[0 ... 1999] = \"name\"};\n"
+        + "".join(f"char small{i}, large{i}[1 << 14];\n" for i in range(9))
+        + "const char *name(int i) { return names[i]; }\n"
+    )
+    library = tmp_path / "libheavy.so"
+    subprocess.run(["gcc", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
+    mistakes = list(check_library.weight_mistakes(library))
+    assert any("addresses are relocated" in mistake for mistake in mistakes)
+    assert any("written by the loader" in mistake for mistake in mistakes)
+    assert any("small variables are on" in mistake for mistake in mistakes)
 
 
 def test_the_lists_name_every_version_of_a_family():

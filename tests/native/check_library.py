@@ -99,6 +99,41 @@ def start_up_mistakes(library: Path) -> Iterator[str]:
         yield "wants an executable stack"
 
 
+PAGE = 4096
+SMALL = 2 * PAGE
+RELATIVE = re.compile(r"R_\w+_RELATIVE")
+
+
+def weight_mistakes(library: Path) -> Iterator[str]:
+    """What every process pays for being started with the library, whether it uses CUDA or not, and what those pay that
+    do: pages that are relocated or written for the first time, a microsecond and more each."""
+    relocated = len(RELATIVE.findall(tool("readelf", "-rW", str(library))))
+    if relocated > len(listed_symbols()) + 64:
+        yield f"{relocated} addresses are relocated at load time: a table has addresses in it, see hooks/symbols.h"
+    constant = sum(section_bytes(library, name) for name in (".data.rel.ro", ".dynamic", ".got"))
+    if constant > PAGE:
+        yield f"{constant} bytes are written by the loader: more than a page"
+    pages = small_pages(library)
+    if len(pages) > 8:
+        yield f"small variables are on {len(pages)} pages: a large table among them lacks VC_LARGE of base/place.h"
+
+
+def section_bytes(library: Path, name: str) -> int:
+    """Size of a section; 0 when there is none."""
+    found = re.search(rf"\s{re.escape(name)}\s+\w+\s+[0-9a-f]+\s+[0-9a-f]+\s+([0-9a-f]+)\s", sections(library))
+    return int(found[1], 16) if found else 0
+
+
+def small_pages(library: Path) -> set[int]:
+    """Pages of the writable variables that are no large tables."""
+    pages = set()
+    for line in tool("nm", "-S", str(library)).splitlines():
+        fields = line.split()
+        if len(fields) == 4 and fields[2] in "bBdD" and int(fields[1], 16) < SMALL:
+            pages.add(int(fields[0], 16) // PAGE)
+    return pages - {0}  # offsets of thread-local variables
+
+
 def sections(library: Path) -> str:
     """Section headers as text."""
     return tool("readelf", "-SW", str(library))
@@ -126,7 +161,7 @@ def environment_mistakes() -> Iterator[str]:
 
 def mistakes(library: Path) -> list[str]:
     """Everything that is wrong."""
-    checks = (export_mistakes, import_mistakes, start_up_mistakes)
+    checks = (export_mistakes, import_mistakes, start_up_mistakes, weight_mistakes)
     found = [mistake for check in checks for mistake in check(library)]
     return [*found, *include_mistakes(), *environment_mistakes()]
 

@@ -78,6 +78,27 @@ TEST(uuid_parse_refuses) {
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) CHECK_EQ(uuid_parse(bad[i], uuid, NULL), VC_EINVAL);
 }
 
+TEST(texts_are_joined_and_cut) {
+  char out[8];
+  CHECK_EQ(text_join(out, sizeof out, "/a", "/b", ""), 4);
+  CHECK_STR(out, "/a/b");
+  CHECK_EQ(text_join(out, sizeof out, "1234", "567", ""), 7);
+  CHECK_STR(out, "1234567");
+  CHECK_EQ(text_join(out, sizeof out, "1234", "5678", "9"), 9);
+  CHECK_STR(out, "1234567");
+  CHECK_EQ(text_join(out, 1, "1", "", ""), 1);
+  CHECK(out[0] == 0 && out[1] == '2');
+  CHECK_EQ(text_join(out, 0, "9", "", ""), 1);
+  CHECK(out[0] == 0);
+}
+
+TEST(numbers_are_written) {
+  char buffer[TEXT_NUMBER];
+  CHECK_STR(text_number(0, buffer), "0");
+  CHECK_STR(text_number(4194304, buffer), "4194304");
+  CHECK_STR(text_number(UINT64_MAX, buffer), "18446744073709551615");
+}
+
 TEST(status_names) {
   CHECK_STR(status_name(VC_ECORRUPT), "VC_ECORRUPT");
   CHECK_STR(status_name(0), "VC_OK");
