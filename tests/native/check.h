@@ -10,6 +10,12 @@
 
 #define TEST(name) void test_##name(void)
 
+/* A test that the list does not name would never run: it has no prototype and does not compile. */
+#pragma GCC diagnostic error "-Wmissing-prototypes"
+#define TEST_ENTRY(name, seconds) TEST(name);
+#include "test_list.h"
+#undef TEST_ENTRY
+
 #define CHECK(condition)                                                              \
   do {                                                                                \
     if (!(condition)) {                                                               \

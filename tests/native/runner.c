@@ -11,10 +11,6 @@
 
 #include "check.h"
 
-#define TEST_ENTRY(name, seconds) TEST(name);
-#include "test_list.h"
-#undef TEST_ENTRY
-
 static const struct {
   const char *name;
   void (*run)(void);
