@@ -116,8 +116,9 @@ def gpu_used(index: int = 0) -> int:
 
 
 def race(threads: int, rounds: int, size: int, pool: int = 0) -> list[int]:
-    """THREADS allocate and free up to three blocks each on streams of their own; codes other than success."""
-    current, codes = c_void_p(), []
+    """THREADS allocate and free up to three blocks each on streams of their own; in the end all hold what they get at
+    the same time, however few of them the machine runs at once. Codes other than success."""
+    current, codes, all_here = c_void_p(), list[int](), threading.Barrier(threads)
     good("cuCtxGetCurrent", byref(current))
 
     def run(seed: int) -> None:
@@ -131,6 +132,9 @@ def race(threads: int, rounds: int, size: int, pool: int = 0) -> list[int]:
                 give(mine.pop(chance.randrange(len(mine))), stream)
             if chance.random() < 0.1:
                 sync(stream)
+        while len(mine) < 3 and (got := take(size // 2, stream, pool)) > 0:
+            mine.append(got)
+        all_here.wait(timeout=60)
         for address in mine:
             give(address, stream)
         sync(stream)
