@@ -52,7 +52,7 @@ def test_the_checks_see_what_they_look_for(tmp_path):
 def test_the_checks_see_what_weighs(tmp_path):
     source = tmp_path / "heavy.c"
     source.write_text(
-        "static const char *const names[2000] = {[0 ... 1999] = \"name\"};\n"
+        'static const char *const names[2000] = {[0 ... 1999] = "name"};\n'
         + "".join(f"char small{i}, large{i}[1 << 14];\n" for i in range(9))
         + "const char *name(int i) { return names[i]; }\n"
     )

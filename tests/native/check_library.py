@@ -120,7 +120,9 @@ def weight_mistakes(library: Path) -> Iterator[str]:
 
 def section_bytes(library: Path, name: str) -> int:
     """Size of a section; 0 when there is none."""
-    found = re.search(rf"\s{re.escape(name)}\s+\w+\s+[0-9a-f]+\s+[0-9a-f]+\s+([0-9a-f]+)\s", sections(library))
+    found = re.search(
+        rf"\s{re.escape(name)}\s+\w+\s+[0-9a-f]+\s+[0-9a-f]+\s+([0-9a-f]+)\s", sections(library)
+    )
     return int(found[1], 16) if found else 0
 
 
