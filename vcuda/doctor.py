@@ -23,7 +23,7 @@ from typing import Literal
 from vcuda import contract, devices, errors, install, program, quotas, settings
 from vcuda.limits import GpuLimit, read_limits
 
-__all__ = ["Finding", "check_locks", "examine"]
+__all__ = ["Finding", "check_locks", "check_managed", "examine"]
 
 _PROBE = Path(__file__).with_name("probe.py")
 _CHILD_SECONDS = 30
@@ -102,6 +102,31 @@ def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:
     else:
         version = int(str(answer["version"]))
         yield Finding("ok", "CUDA driver", f"CUDA {version // 1000}.{version % 1000 // 10}")
+        yield _judge_managed(answer)
+
+
+def check_managed() -> Finding:
+    """Whether memory beyond a physical share can be had: every visible GPU has to move pages while it computes.
+
+    Asked in this process's own environment.
+    """
+    return _judge_managed(_run_probe(None))
+
+
+def _judge_managed(answer: Mapping[str, object]) -> Finding:
+    found = answer.get("managed")
+    if answer.get("init") != 0 or not isinstance(found, list) or not found:
+        text = "whether GPUs have concurrentManagedAccess cannot be asked here: CUDA does not start"
+        return Finding("warn", "host memory", text, "run vcuda doctor where programs run")
+    without = [index for index, value in enumerate(found) if not value]
+    if not without:
+        return Finding(
+            "ok", "host memory", "all GPUs have concurrentManagedAccess: quotas may exceed the card"
+        )
+    names = ", ".join(str(index) for index in without)
+    text = f"no concurrentManagedAccess on GPU {names}: allocations beyond a physical share are refused there"
+    remedy = "use cards of compute capability 6.0 or newer with a full driver on Linux"
+    return Finding("warn", "host memory", f"{text}, and in every process that sees them", remedy)
 
 
 def check_locks(directory: Path, remedy: str) -> Finding:
@@ -222,7 +247,7 @@ def _check_program(command: str, search_path: str) -> Finding:
     return Finding("ok", "program", f"{found} can be caught")
 
 
-def _run_probe(environment: Mapping[str, str]) -> dict[str, object]:
+def _run_probe(environment: Mapping[str, str] | None) -> dict[str, object]:
     result = _child([sys.executable, "-I", str(_PROBE)], environment)
     try:
         answer = json.loads(result.stdout.splitlines()[-1])

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 SYMBOL = b"cuMemAlloc_v2"
+CONCURRENT_MANAGED_ACCESS = 89
 
 
 def _object_of(address: int | None) -> str:
@@ -40,6 +41,17 @@ def _through_get_proc_address(driver: ctypes.CDLL, version: int) -> str:
     return _object_of(pointer.value)
 
 
+def _managed(driver: ctypes.CDLL) -> list[int]:
+    """For each visible GPU whether its pages can move while it computes; empty where the driver does not start."""
+    count, value = ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    found = []
+    for device in range(count.value):
+        code = driver.cuDeviceGetAttribute(ctypes.byref(value), CONCURRENT_MANAGED_ACCESS, device)
+        found.append(int(code == 0 and value.value == 1))
+    return found
+
+
 def main() -> int:
     """Prints one JSON object; always succeeds when Python itself works."""
     answer: dict[str, object] = {}
@@ -49,6 +61,7 @@ def main() -> int:
         answer["init"] = int(driver.cuInit(0))
         driver.cuDriverGetVersion(ctypes.byref(version))
         answer["version"] = version.value
+        answer["managed"] = _managed(driver)
         answer["dlsym"] = _through_dlsym(driver)
         answer["get_proc_address"] = _through_get_proc_address(driver, version.value)
     except (OSError, AttributeError) as error:

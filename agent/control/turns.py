@@ -2,7 +2,8 @@
 
 A turn is a lease: the page says until when, and each look renews it, so that containers go on a second after an agent
 was killed. Looks are frequent only where containers with host memory have more managed memory than their card has room
-for. Everything happens in the agent's own thread; a look at a container is a few reads of its ledger.
+for. Everything happens in the agent's own thread; a look at a container is a few reads of its ledger, and one of what
+the driver counts of page faults, where it does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
+from agent.discovery.paging import Paging
+from agent.discovery.paging import read as read_paging
 from agent.discovery.source import Inventory
 from agent.model import Gpu
 from agent.state.records import Grant
@@ -32,7 +35,7 @@ LEASE_MS = 1000
 
 @dataclass(slots=True)
 class CardTurns:
-    """What there is to tell of one card. turns: given so far. seconds: that somebody had one."""
+    """What there is to tell of one card. seconds: that somebody had a turn. paging: what the driver counts."""
 
     arbiter: Turns = field(default_factory=Turns)
     holder: str | None = None
@@ -40,6 +43,7 @@ class CardTurns:
     wanting: int = 0
     fits: bool = True
     seconds: float = 0.0
+    paging: Paging | None = None
     said: str = ""
 
 
@@ -47,7 +51,11 @@ class TurnKeeper:
     """Works over the grants of STORE. INVENTORY gives the present cards; NOW seconds that only go forward."""
 
     def __init__(
-        self, store: Store, inventory: Callable[[], Inventory], now: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        inventory: Callable[[], Inventory],
+        now: Callable[[], float] = time.monotonic,
+        counters: Callable[[str], Paging | None] = read_paging,
     ) -> None:
         self.cards: dict[str, CardTurns] = {}
         self.held_us: dict[tuple[str, str], int] = {}
@@ -55,6 +63,7 @@ class TurnKeeper:
         self._store = store
         self._inventory = inventory
         self._now = now
+        self._counters = counters
         self._written: set[tuple[str, str]] = set()  # pages that say something, by grant and card
         self._looked = now()
         self._log = get_logger("turns")
@@ -123,7 +132,9 @@ class TurnKeeper:
                 alive=one.alive > 0 and not stopped,
                 willing=grant.policy.turns,
             )
-        decision = card.arbiter.look(now, self._room(gpu, usage), seen)
+        card.paging = self._counters(gpu.uuid)
+        moved = card.paging.moved if card.paging else None
+        decision = card.arbiter.look(now, self._room(gpu, usage), seen, moved)
         card.holder, card.held = decision.holder, decision.held
         card.wanting, card.fits = decision.wanting, decision.fits
         self._tell(gpu, card)

@@ -18,12 +18,13 @@ import grpc
 import vcuda
 from agent import units
 from agent.config import Config
+from agent.discovery.paging import counters_are_on
 from agent.discovery.source import Inventory
 from agent.errors import GigasliceError, MissingError
 from agent.kube import find_access
 from agent.kubelet.podresources import PodResourcesClient
 from agent.roles.waiting import look_at_bus
-from vcuda.doctor import Finding, check_locks
+from vcuda.doctor import Finding, check_locks, check_managed
 
 __all__ = ["as_lines", "examine"]
 
@@ -42,6 +43,8 @@ def examine(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Fin
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
     yield _check_api(config)
+    if config.host_memory:
+        yield from _check_paging()
     if config.visible_devices == "cdi":
         yield _check_cdi(_CDI_DIRECTORIES)
 
@@ -192,6 +195,21 @@ def _check_cdi(directories: tuple[Path, ...]) -> Finding:
     where = " or ".join(map(str, directories))
     remedy = "nvidia-ctk cdi generate --device-name-strategy=uuid; in a pod, mount that directory to have it checked"
     return Finding("warn", "CDI", f"no description of nvidia.com/gpu in {where}", remedy)
+
+
+def _check_paging() -> Iterator[Finding]:
+    """What lent host memory needs of the driver."""
+    yield check_managed()
+    told = counters_are_on()
+    how = "load nvidia-uvm with uvm_enable_debug_procfs=1 and the driver tells it"
+    if told is None:
+        yield Finding("ok", "page faults", f"nvidia-uvm is not loaded, or does not tell; {how}")
+    elif told:
+        yield Finding("ok", "page faults", "the driver counts them; turns are given only where pages move")
+    else:
+        yield Finding(
+            "ok", "page faults", f"not counted, so progress alone says whether a card thrashes; {how}"
+        )
 
 
 def _text(path: Path) -> str:

@@ -64,6 +64,10 @@ class Measures:
             values.add("gigaslice_gpu_turns_total", card.arbiter.changes, uuid)
             values.add("gigaslice_gpu_turn_seconds_total", card.seconds, uuid)
             values.add("gigaslice_gpu_managed_fits", int(card.fits), uuid)
+            if card.paging is not None:
+                values.add("gigaslice_gpu_page_faults_total", card.paging.faults, uuid)
+                values.add("gigaslice_gpu_paged_in_bytes_total", card.paging.bytes_in, uuid)
+                values.add("gigaslice_gpu_paged_out_bytes_total", card.paging.bytes_out, uuid)
         self._agent(values)
         return values
 

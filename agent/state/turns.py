@@ -9,7 +9,8 @@ they help:
 * else queues are kept short, since what is queued runs on in whatever turn comes next, and their progress (work
   submitted) is watched together for a window, and then, if it is not known yet, for one round of turns, which tells
   what each does when it is alone. Together they should do as much as one after the other; if they do much less, turns
-  go on, else they end and are tried again only when progress falls, or after a long while;
+  go on, else they end and are tried again only when progress falls, or after a long while. Where the driver counts what
+  page faults move, no turn is given while next to nothing moves: what is allocated and not used is told at once;
 * what one does alone is the best that it does for a good part of its turn: in the beginning it waits for its pages,
   at once or bit by bit, and work that is submitted says nothing of when they came. What a turn did less than that is
   what it lost, and a quantum is as long as it takes for that to be a small part of it; all have the longest one;
@@ -41,6 +42,8 @@ ENOUGH = 4
 """Pieces of work that a turn has at least, since the first of them waits for the pages."""
 EMPTYING = 0.25
 """Seconds for which nobody may submit while what others have queued still runs, before a turn begins."""
+STILL = 0.01
+"""Part of the card's room that page faults move in a second where they do not matter."""
 TRIES = 4
 """Rounds of turns for finding out what each does alone, before the containers are watched together again."""
 LOST, UNSURE = 0.04, 0.02
@@ -107,6 +110,8 @@ class Turns:
         self._round_began = 0.0
         self._rates: dict[str, float] = {}  # of the last window
         self._watched = 0.0  # its length
+        self._moved: int | None = None  # bytes that page faults have moved, as the driver counts
+        self._moving: float | None = None  # of them, since the window began; None: not known
         self._again = AGAIN
         self._given = 0.0  # when the turn was given
         self._emptying = False  # what others had queued may still run
@@ -133,9 +138,11 @@ class Turns:
         known = self._known.get(name)
         return known.quantum if known else FIRST
 
-    def look(self, now: float, room: int, seen: Mapping[str, Sighting]) -> Decision:
-        """What to do now. ROOM: bytes of the card beside all that cannot move."""
+    def look(self, now: float, room: int, seen: Mapping[str, Sighting], moved: int | None = None) -> Decision:
+        """What to do now. ROOM: bytes of the card beside all that cannot move. MOVED: bytes that page faults have moved
+        to it and away ever since, where the driver says so."""
         self._note(now, seen)
+        self._note_moved(moved)
         wanting = [name for name, one in seen.items() if one.willing and self._wants(now, name, one)]
         fits = sum(seen[name].managed for name in wanting) <= room
         if len(wanting) < 2 or fits:
@@ -144,7 +151,7 @@ class Turns:
         if self._mode == "free":
             self._watch(now)
         if self._mode == "together":
-            self._judge_window(now, wanting)
+            self._judge_window(now, wanting, room)
         if self._mode == "turns":
             self._keep_turning(now, seen, wanting)
         willing = frozenset(name for name, one in seen.items() if one.willing)
@@ -171,6 +178,14 @@ class Turns:
             if name == self._holder:
                 self._course.append((now, known.progress if known else one.progress))
 
+    def _note_moved(self, moved: int | None) -> None:
+        """A count that begins anew, or ends, says nothing of the window in which it does."""
+        if moved is None or self._moved is None or moved < self._moved:
+            self._moving = None
+        elif self._moving is not None:
+            self._moving += moved - self._moved
+        self._moved = moved
+
     def _wants(self, now: float, name: str, one: Sighting) -> bool:
         recently = now - self._known[name].worked < ACTIVE
         return one.alive and one.managed > 0 and (one.waiting or one.busy or recently)
@@ -183,10 +198,11 @@ class Turns:
 
     def _open_window(self, now: float) -> None:
         self._since, self._measuring = now, True
+        self._moving = None if self._moved is None else 0.0
         for known in self._known.values():
             known.start = known.progress
 
-    def _judge_window(self, now: float, wanting: list[str]) -> None:
+    def _judge_window(self, now: float, wanting: list[str], room: int) -> None:
         if not self._measuring:
             if now - self._since >= SETTLE:
                 self._open_window(now)
@@ -198,7 +214,9 @@ class Turns:
         self._rates = {
             name: (self._known[name].progress - self._known[name].start) / passed for name in wanting
         }
-        if any(not self._known[name].solo for name in wanting):
+        if self._moving is not None and self._moving < STILL * room * passed:
+            self._watch(now)  # whatever progress is, it is not pages that it waits for
+        elif any(not self._known[name].solo for name in wanting):
             self._learning, self._tries = True, 0
             self._begin_turns(now)
         elif self._done_together(wanting) < HELPFUL:

@@ -67,6 +67,16 @@ def test_everything_is_well(doctor: Doctor, tmp_path: Path) -> None:
     assert list((tmp_path / "runtime" / "vcuda").iterdir()) == []
 
 
+def test_a_card_that_cannot_move_pages(doctor: Doctor, tmp_path: Path) -> None:
+    assert levels(doctor())["host memory"] == "ok"
+    machine = tmp_path / "machine.txt"
+    text = (ROOT / "tests" / "fakedriver" / "machines" / "two-24g.txt").read_text()
+    machine.write_text("managed_access: no\n" + text)
+    result = doctor(FAKEDRIVER_MACHINE=str(machine), FAKEDRIVER_STATE=str(tmp_path / "other"))
+    assert levels(result)["host memory"] == "warn"
+    assert "GPU 0, 1: allocations beyond a physical share are refused" in result.stdout
+
+
 def test_no_driver(doctor: Doctor, tmp_path: Path) -> None:
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         (tmp_path / name).touch()  # hides the real ones where there are any

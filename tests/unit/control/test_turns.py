@@ -7,7 +7,8 @@ import contextlib
 from dataclasses import replace
 
 import vcuda
-from agent.control.turns import LEASE_MS, TurnKeeper
+from agent.control.turns import BUSY, LEASE_MS, QUIET, SOON, TurnKeeper
+from agent.discovery.paging import Paging
 from agent.discovery.source import Inventory
 from agent.model import Gpu, Topology
 from agent.state.records import Book, Grant, GrantPolicy, Hold
@@ -28,7 +29,10 @@ class Node:
     def __init__(self, store, names="ab", **policy):
         self.store, self.now, self.said = store, 100.0, {}
         gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB)
-        self.keeper = TurnKeeper(store, lambda: Inventory((gpu,), Topology.flat(1)), lambda: self.now)
+        self.counted = None
+        self.keeper = TurnKeeper(
+            store, lambda: Inventory((gpu,), Topology.flat(1)), lambda: self.now, lambda gpu: self.counted
+        )
         self.keeper._usage = lambda grant: {uuid(0): self.said[self.names[grant.id]]}
         self.names = {}
         book, fresh = Book(), []
@@ -93,6 +97,30 @@ def test_the_page_of_a_container_that_ends_is_freed_and_so_are_all_at_the_end(st
     assert sum(node.page(name)[0] == 1 for name in "ac") == 1
     node.keeper.free_all()
     assert [node.page(name)[0] for name in "abc"] == [0, 0, 0]
+
+
+def test_what_the_driver_counts_is_heeded_and_told(store):
+    node = Node(store)
+    node.counted = Paging(7, 100, 200)
+    node.step(8, a=1, b=1)
+    assert node.keeper.cards[uuid(0)].paging == Paging(7, 100, 200)
+    assert node.keeper.cards[uuid(0)].arbiter.changes == 0, "no page moves"
+    node.counted = None
+    node.step(8, a=1, b=1)
+    assert node.keeper.cards[uuid(0)].paging is None
+    assert node.keeper.cards[uuid(0)].arbiter.changes > 0, "it counts no more, so progress decides"
+
+
+def test_looks_follow_what_there_is_to_decide(store):
+    node = Node(store)
+    assert node.keeper.pause == QUIET
+    node.step(0.5, a=1, b=1)
+    assert node.keeper.pause == BUSY
+    pauses = set()
+    for _ in range(40):
+        node.step(0.05, a=1, b=1)
+        pauses.add(node.keeper.pause)
+    assert SOON in pauses, "before a turn begins"
 
 
 def test_a_dead_holder_holds_nobody(store):

@@ -55,6 +55,17 @@ def test_a_node_that_is_ready(settings):
     assert "24 slices of 1 GiB" in found["GPU 0"].text
 
 
+@pytest.mark.parametrize(
+    ("told", "words"), [(True, "only where"), (False, "not counted"), (None, "not loaded")]
+)
+def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words):
+    monkeypatch.setattr(doctor, "counters_are_on", lambda: told)
+    found = findings(settings(host_memory="8GiB"))
+    assert words in found["page faults"].text
+    assert "concurrentManagedAccess" in found["host memory"].text
+    assert "page faults" not in findings(settings())
+
+
 def test_a_node_without_a_kubelet_where_it_was_looked_for(settings, tmp_path):
     found = findings(settings())
     assert found["kubelet"].level == found["pod resources"].level == "fail"

@@ -113,6 +113,34 @@ def test_sets_that_are_allocated_and_not_used_are_given_no_turns_for_long():
     assert max(job.finished or 1e9 for job in jobs.values()) <= 1.1 * total(pair(8, work=6000), None)
 
 
+def test_where_the_driver_says_that_no_pages_move_no_turn_is_tried():
+    jobs = pair(8, work=6000, said=16 * GIB)
+    card = Card(jobs, counted=True)
+    card.run()
+    assert card.arbiter is not None and card.arbiter.changes == 0
+    assert total(jobs, None) <= total(pair(8, work=6000), None) * 1.01
+
+
+@pytest.mark.parametrize("speed", [200, 20])
+def test_where_the_driver_says_that_pages_move_turns_are_as_without(speed):
+    found = []
+    for counted in (False, True):
+        card = Card(pair(work=3000), speed=speed * GIB, counted=counted)
+        card.run()
+        found.append(card.now)
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_a_count_that_begins_anew_says_nothing():
+    """The last process went, and another one came: the driver's numbers are small again."""
+    arbiter, now = Turns(), 0.0
+    for step in range(60):
+        now += LOOK
+        seen = {name: Sighting(step, False, 16 * GIB, busy=True) for name in "ab"}
+        arbiter.look(now, 16 * GIB, seen, 10 * GIB if step % 10 < 5 else 0)
+    assert arbiter.mode == "turns"
+
+
 def test_three_of_them_get_equal_parts():
     jobs = {name: Job(12 * GIB) for name in "abc"}
     Card(jobs).run(3000)

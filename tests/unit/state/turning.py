@@ -88,7 +88,9 @@ class Card:
     decision: turns.Decision = field(default_factory=turns.Decision)
     turn_seconds: float = 0.0
     handovers: list[tuple[float, str | None]] = field(default_factory=list)
-    moved: float = 0.0
+    moved: int = 0
+    counted: bool = False
+    """Whether the driver tells what it moves."""
     _next_look: float = 0.0
     _running: str | None = None
     _ends: float = 0.0
@@ -180,7 +182,7 @@ class Card:
         assert self.arbiter is not None
         seen = {name: self.sighting(name, job) for name, job in self.jobs.items()}
         before = self.decision.holder
-        self.decision = self.arbiter.look(self.now, self.room, seen)
+        self.decision = self.arbiter.look(self.now, self.room, seen, self.moved if self.counted else None)
         if self.decision.holder != before:
             self.handovers.append((self.now, self.decision.holder))
         if self.decision.holder:
