@@ -145,6 +145,10 @@ class LimitKeeper:
         )
         if isinstance(after, live.Refusal):
             return after
+        quota = before.quota()
+        grows = any(count > quota[gpu] for gpu, count in after.quota().items())
+        if grows and (lack := self._allocator.host_lacks(after)):
+            return live.Refusal(f"that needs {lack}")
         if after != before:
             if after.resizes == before.resizes:
                 after = replace(after, resizes=before.resizes + 1)

@@ -158,8 +158,8 @@ class Allocator:
         """
         book = self._store.book
         used = self._present(book, grant)
-        if sentence := self._host_lacks(book, grant):
-            return sentence
+        if lack := self.host_lacks(grant):
+            return f"waiting for {lack}; starts by itself once there is enough"
         node = NodeState.build(self.inventory.gpus, self.inventory.topology)
         for uuid in () if grant.waiting else self.inventory.cordoned:
             node = node.with_health(uuid, True)  # a container that was there before the cordon may restart
@@ -247,23 +247,27 @@ class Allocator:
     def _wants_host(self, admitted: Admitted | None) -> bool:
         return admitted is not None and self._wish(admitted).oversubscribe
 
-    def _host_lacks(self, book: Book, grant: Grant) -> str | None:
-        """What the host's memory lacks for GRANT, which may start only when it is there; None when nothing does."""
-        if not grant.physical:
+    def host_lacks(self, grant: Grant) -> str | None:
+        """What the host's memory lacks for GRANT to start, or to have its quota; None when nothing does."""
+        book = self._store.book
+        lent = {gpu.uuid for gpu in self.inventory.gpus if gpu.host_bytes}
+        if not lent.intersection(grant.promised):
             return None
-        promised: dict[str, int] = {}
-        for other in book.replaced([grant]).grants:
-            for gpu, count in other.promised.items():
-                promised[gpu] = promised.get(gpu, 0) + count
-        need, left = shared.host_need(grant, promised, self.inventory.gpus), self._host_left()
+        used = {
+            other.id: self._store.reading(other.id).present()
+            for other in book.grants
+            if lent.intersection(other.quota())
+        }
+        need = shared.host_need(book, grant, used, self.inventory.gpus)
+        if need == 0:
+            return None
+        left = self._host_left()
         if left is None:
-            return "waiting for /proc/meminfo of the host, which does not say how much memory is left"
+            return "/proc/meminfo of the host, which does not say how much memory is left"
         if need <= left:
             return None
-        return (
-            f"waiting for {units.format_bytes(need)} of host memory, of which {units.format_bytes(left)} are left; "
-            "starts by itself once there is enough"
-        )
+        have = f"{units.format_bytes(need)} of host memory, of which {units.format_bytes(left)} are left"
+        return f"{have}: what all containers were promised beyond the cards' own memory and do not use yet"
 
     def _wish(self, admitted: Admitted) -> Wish:
         known = self._parsed

@@ -17,6 +17,7 @@ from agent.state.records import Book, Grant, Hold
 __all__ = [
     "REAL",
     "host_need",
+    "host_promised",
     "least_physical",
     "others_bytes",
     "own_view",
@@ -117,17 +118,36 @@ def others_bytes(grant: Grant, gpu: Gpu, everything: int, real: int) -> int:
     return max(everything, gpu.bytes_of(gpu.slices) - grant.quota().get(gpu.uuid, 0) + lacking)
 
 
-def host_need(grant: Grant, promised: Mapping[str, int], gpus: Sequence[Gpu]) -> int:
-    """Bytes of host memory that GRANT may need beyond what the cards have.
+def host_promised(book: Book, gpus: Sequence[Gpu]) -> dict[str, int]:
+    """For each card with lent memory the bytes by which the promises of all containers in BOOK go beyond its own: what
+    may have to lie on the host when all of them use what they have. Never more than the card was lent, for containers
+    that have passed the start gate."""
+    return {
+        gpu.uuid: max(
+            0, sum(one.promised.get(gpu.uuid, 0) for one in book.grants) - gpu.bytes_of(gpu.own_slices)
+        )
+        for gpu in gpus
+        if gpu.host_bytes
+    }
 
-    promised: bytes of each card that all containers, this one too, were promised.
+
+def host_need(book: Book, grant: Grant, used: Mapping[str, Mapping[str, int]], gpus: Sequence[Gpu]) -> int:
+    """Bytes of host memory that have to be left so that GRANT may start, or have this quota: as much as all promises go
+    beyond the cards' own memory, less what of that is in use and so taken from the host already. The memory that
+    others were promised counts, too, since it is their pages that may have to make room. 0 where GRANT has no part in
+    lent memory.
+
+    used: bytes that living processes have, by grant and card. Containers that came later and wait themselves are not
+    counted; whoever passes first has the memory.
     """
+    if not any(gpu.host_bytes and gpu.uuid in grant.promised for gpu in gpus):
+        return 0
+    behind = [one.id for one in book.grants if one.waiting and one.number > grant.number]
     need = 0
-    for gpu in gpus:
-        physical = grant.physical.get(gpu.uuid)
-        if physical:
-            over = promised.get(gpu.uuid, 0) - gpu.bytes_of(gpu.own_slices)
-            need += max(0, min(over, grant.quota()[gpu.uuid] - physical))
+    for gpu, beyond in host_promised(book.replaced([grant]).without(behind), gpus).items():
+        own = next(one.bytes_of(one.own_slices) for one in gpus if one.uuid == gpu)
+        there = sum(present.get(gpu, 0) for present in used.values()) - own
+        need += max(0, beyond - max(0, there))
     return need
 
 

@@ -8,9 +8,11 @@ import pytest
 
 import vcuda
 from agent.control.keeper import Ask, LimitKeeper
+from agent.discovery.source import Inventory
 from agent.kube.decode import parse_pod
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.whose import Admitted, Verdict
+from agent.model import Gpu, Topology
 from agent.placement import Policy
 from agent.state.live import Refusal
 from agent.state.store import Store
@@ -261,3 +263,56 @@ def test_a_page_that_cannot_be_written_is_said_once_and_stops_nobody(node, capsy
     node.round()
     node.round()
     assert node.page(other) == (24, 0)
+
+
+class HostNode(Node):
+    """One card of 16 GiB with 8 GiB of a host that has LEFT bytes."""
+
+    left: int | None = 64 * GIB
+
+    def start(self):
+        super().start()
+        card = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
+        self.allocator.inventory = Inventory((card,), Topology.flat(1))
+        self.allocator._host_left = lambda: self.left
+
+    def may_start(self, grant_id):
+        return self.allocator.may_start(self.store.book.find(grant_id))
+
+
+@pytest.fixture
+def host_node(tmp_path):
+    made = HostNode(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_container_starts_when_the_host_has_what_all_need(host_node):
+    first = host_node.admit("one", range(8), oversubscribe="true")
+    second = host_node.admit("two", range(8, 16), oversubscribe="true")
+    host_node.left = 0
+    assert host_node.may_start(first) is host_node.may_start(second) is None, "they fit the card together"
+    third = host_node.admit("three", range(16, 24), oversubscribe="true")
+    host_node.left = 5 * GIB
+    reason = host_node.may_start(third)
+    assert reason is not None and "waiting for 8 GiB of host memory, of which 5 GiB are left" in reason
+    host_node.left = None
+    assert "meminfo" in (host_node.may_start(third) or "")
+    host_node.left = 8 * GIB
+    assert host_node.may_start(third) is None
+
+
+def test_nobody_grows_into_host_memory_that_is_not_there(host_node):
+    grant = host_node.admit("one", range(8), oversubscribe="true")
+    host_node.left = 3 * GIB
+    refused = host_node.keeper.resize(Ask("default", "one", memory=20 * GIB))
+    assert isinstance(refused, Refusal) and not refused.mistake
+    assert "4 GiB of host memory, of which 3 GiB are left" in refused.detail
+    assert host_node.store.book.find(grant).quota() == {uuid(0): 8 * GIB}
+    host_node.left = 0
+    assert not isinstance(host_node.keeper.resize(Ask("default", "one", memory=6 * GIB)), Refusal), "smaller"
+    assert not isinstance(host_node.keeper.resize(Ask("default", "one", memory=16 * GIB)), Refusal), (
+        "on the card"
+    )
+    host_node.left = 4 * GIB
+    assert not isinstance(host_node.keeper.resize(Ask("default", "one", memory=20 * GIB)), Refusal)

@@ -9,6 +9,7 @@ import pytest
 
 from agent.model import Gpu, NodeState, Topology
 from agent.state import gate, live, shared
+from agent.state.codec import decode_book, encode_book
 from agent.state.records import Book, GrantPolicy
 from tests.fakes.nodes import GIB, grant, uuid
 
@@ -134,13 +135,84 @@ def test_an_elastic_container_grows_in_the_cards_own_memory():
     assert memory == 16 * GIB
 
 
-def test_host_need_is_what_goes_beyond_the_card():
+def test_the_host_needs_what_all_promises_go_beyond_the_card():
     found = card()
-    book = with_split(Book(), grant(1, (0, range(8)), policy=HOST), found)
-    one = book.grants[0]
-    assert shared.host_need(one, {uuid(0): 8 * GIB}, [found]) == 0
-    assert shared.host_need(one, {uuid(0): 18 * GIB}, [found]) == 2 * GIB
-    assert shared.host_need(one, {uuid(0): 24 * GIB}, [found]) == 4 * GIB
+    book = Book()
+    for number in range(1, 4):
+        book = with_split(book, grant(number, (0, range(8 * number - 8, 8 * number)), policy=HOST), found)
+    one, two, three = book.grants
+    assert shared.host_need(book.without([two.id, three.id]), one, {}, [found]) == 0
+    assert shared.host_need(book.without([three.id]), two, {}, [found]) == 0
+    # Its own part of the host is 4 GiB, but it is others' pages, too, that have to make room.
+    assert shared.host_need(book, three, {}, [found]) == 8 * GIB
+    used = {one.id: {uuid(0): 8 * GIB}, two.id: {uuid(0): 8 * GIB}, three.id: {uuid(0): 3 * GIB}}
+    assert shared.host_need(book, three, used, [found]) == 5 * GIB, "3 GiB lie there already"
+    waits = book.replaced([replace(three, waiting=True)])
+    assert shared.host_need(waits, two, {}, [found]) == 0, "whoever waits behind has to look for itself"
+    assert shared.host_need(waits, waits.grants[2], {}, [found]) == 8 * GIB
+
+
+def test_a_container_without_the_wish_pushes_pages_out_too():
+    found = card()
+    book = with_split(Book(), grant(1, (0, range(12)), policy=HOST), found)
+    plain = grant(2, (0, range(12, 20)))
+    assert shared.host_need(book.with_grant(plain), plain, {}, [found]) == 4 * GIB
+    other = grant(3, (1, range(4)))
+    assert shared.host_need(book.with_grant(other), other, {}, [found, card(host=0, number=1)]) == 0
+
+
+def test_the_host_is_one_for_all_cards():
+    cards = [card(number=0), card(number=1)]
+    book = Book()
+    for number in (1, 2):
+        book = book.with_grant(shared.split(book, grant(number, (number - 1, range(20)), policy=HOST), cards))
+    one = book.grants[1]
+    assert shared.host_need(book, one, {}, cards) == 8 * GIB
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
+    """Containers with the wish and without come, wait, start, grow, shrink, are taken over and end; the agent restarts.
+    After every step: what has passed the gate goes beyond each card by no more than it was lent."""
+    luck = random.Random(seed)
+    cards = [card(luck.choice([16, 24, 80]), luck.choice([0, 1, 8, 40]), number) for number in range(2)]
+    node = NodeState.build(cards, Topology.flat(2))
+    book = Book()
+    for number in range(1, 150):
+        roll = luck.random()
+        if not book.grants or roll < 0.45:
+            at, size, host = luck.randrange(2), luck.randint(1, 24), luck.random() < 0.6
+            tokens = range(100 * number, 100 * number + size)
+            policy = GrantPolicy(oversubscribe=host, elastic=luck.random() < 0.2)
+            # The kubelet's choice, whatever has room: the gate decides.
+            one = replace(grant(number, (at, tokens), policy=policy), waiting=True)
+            book = book.with_grant(shared.split(book, one, cards))
+        elif roll < 0.6:
+            book = book.without([luck.choice(book.grants).id])
+        elif roll < 0.85:
+            one = luck.choice(book.grants)
+            gpu = next(iter(one.quota()))
+            asked = {gpu: luck.randint(1, 48) * GIB // 2}
+            grown = live.resized(book, one, cards, {}, memory=asked)
+            if not isinstance(grown, live.Refusal):
+                book = book.replaced([grown])
+        elif roll < 0.95:
+            victim = luck.choice(book.grants)
+            book, _ = book.taken_over(luck.sample(sorted(victim.tokens), 1))
+        else:
+            book = decode_book(encode_book(book))
+        for one in book.grants:
+            if one.waiting and not gate.shortfall(book, one, node, {}):
+                book = book.replaced([replace(one, waiting=False)])
+        started = book.without([one.id for one in book.grants if one.waiting])
+        beyond = shared.host_promised(started, cards)
+        for found in cards:
+            assert beyond.get(found.uuid, 0) <= found.bytes_of(found.slices - found.own_slices)
+            real = [
+                shared.real_part(one, found.uuid, one.promised.get(found.uuid, 0)) for one in started.grants
+            ]
+            assert sum(real) <= found.bytes_of(found.own_slices)
+        assert sum(beyond.values()) <= sum(found.host_bytes for found in cards)
 
 
 @pytest.mark.parametrize("seed", range(30))
