@@ -1,9 +1,11 @@
 """What an Xid says about the card: one table, and a rule for numbers that are not in it. Pure.
 
-Meaning and action are those of NVIDIA's catalogue (immediate action, Ampere and later):
-https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Where the catalogue names a workflow or this
-table says something else, the note tells why. A program must not be able to take a card from its neighbours by its own
-bugs, so nothing that the catalogue answers with a restart of the application makes a card sick.
+Meaning and action are those of NVIDIA's catalogue (immediate action, Ampere and later), as of September 2026:
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Where the catalogue names a workflow, has no
+action, or this table says something else, the note tells why. A program must not be able to take a card from its
+neighbours by its own bugs, so nothing that the catalogue answers with a restart of the application makes a card sick,
+nor do the six numbers that NVIDIA's device plugin passes over (13, 31, 43, 45, 68, 109). Numbers that the catalogue
+calls unused are not here, but for the encoders of older cards. Tests: tests/unit/health/test_xids.py, row by row.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ _ENGINES = {
     "JPEG decoder error": (82, 99, 100, 101, 102, 103, 104, 105),
     "optical flow error": (86, 139),
 }
+_ENCODERS = (47, 65, 73, 142)
 _BY_DRIVER = "the driver says by its recovery action whether a reset is needed"
 _NVLINK = "its parts are decoded from the kernel log only; " + _BY_DRIVER
 
@@ -114,6 +117,16 @@ _ROWS = (
     Xid(160, "a memory channel was marked for retirement", _NOTICE, "IGNORE"),
     Xid(161, "a memory channel could not be retired", _NOTICE, "IGNORE"),
     *(Xid(number, "power smoothing", _NOTICE, "", "no action in the catalogue") for number in range(162, 166)),
+    Xid(159, "coherent link error of a program", _APP, "CHECK_UVM", "follows another Xid; " + _BY_DRIVER),
+    Xid(166, "NVLink traffic before encryption was set up", _SICK, "",
+        "no action in the catalogue; of confidential computing"),
+    Xid(167, "fatal timeout of the bus", _SICK, "", "no action in the catalogue; " + _BY_DRIVER),
+    Xid(168, "less memory than the card has", _SICK, "",
+        "turn ECC on or start the machine again; until then its slices are more than there is"),
+    Xid(169, "micro-controller halt", _RESET, "", "no action in the catalogue; as Xid 62"),
+    Xid(170, "NVLink interrupt in confidential computing", _SICK, "", "no action in the catalogue"),
+    *(Xid(number, "video encoder error", _APP, "CONTACT_SUPPORT", "an engine's error, as with the decoders")
+      for number in _ENCODERS),
     Xid(171, "uncorrectable DRAM error", _NOTICE, "", "adds details to Xid 48"),
     Xid(172, "uncorrectable SRAM error", _NOTICE, "", "adds details to Xid 48"),
     *(Xid(number, text, _APP, "RESTART_APP") for text, numbers in _ENGINES.items() for number in numbers),
