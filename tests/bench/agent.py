@@ -6,6 +6,10 @@ answer; asking for the list is the kubelet's time. Over the socket the agent run
 inventory file, registered with a kubelet stand-in and watching 110 pods of an API server stand-in. Allocations are
 given back in between, as a node with a steady load of pods does. Memory and processor are those of an agent with its
 default intervals, 40 containers that run, and somebody who scrapes its metrics every 15 seconds.
+
+What is not the agent's at the socket is timed beside it, in turns: a server of the same kind that answers messages of
+the same sizes and does nothing (`echo.py`), and the question that the agent asks the kubelet's list, which a stand-in
+in Python answers. Requests are put into bytes before the clock starts: the kubelet is not written in Python.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -42,6 +47,7 @@ from agent.model import gpu_tokens
 from agent.placement import Policy
 from agent.state.store import Store
 from agent.telemetry import logs
+from tests.bench import echo
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import KubeApi, pod_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
@@ -185,12 +191,41 @@ def measure_pods(directory: Path) -> list[float]:
     return times
 
 
-def measure_calls(stub: rpc.DevicePluginStub, tokens: list[str]) -> tuple[list[float], list[float]]:
+@dataclass
+class Calls:
+    """Milliseconds at the kubelet's end of the socket; idle: of calls that do nothing, with messages of those sizes."""
+
+    prefer: list[float] = field(default_factory=list)
+    allocate: list[float] = field(default_factory=list)
+    idle_prefer: list[float] = field(default_factory=list)
+    idle_allocate: list[float] = field(default_factory=list)
+    listed: list[float] = field(default_factory=list)
+
+
+Call = Callable[[bytes], bytes]
+
+
+@contextlib.contextmanager
+def idle_server(socket: Path) -> Iterator[Call]:
+    """What calls a server that does nothing."""
+    command = [sys.executable, "-m", "tests.bench.echo", str(socket)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as server:
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            call = channel.unary_unary(f"/{echo.SERVICE}/{echo.METHOD}")
+            call(b"0" * echo.DIGITS, wait_for_ready=True)
+            yield call
+        server.communicate()
+
+
+def _of_size(request: bytes, answer: bytes) -> bytes:
+    """A request as long as REQUEST for an answer as long as ANSWER."""
+    return f"{len(answer):0{echo.DIGITS}}".encode().ljust(len(request), b"x")
+
+
+def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, tokens: list[str]) -> Calls:
     """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
-    rng = random.Random(2)
+    rng, found = random.Random(2), Calls()
     free, held = list(tokens), list[list[str]]()
-    preferred: list[float] = []
-    allocate: list[float] = []
     for size, turn in zip(load(), range(ROUNDS), strict=False):
         if turn % 10 == 9:
             time.sleep(0.5)
@@ -201,15 +236,25 @@ def measure_calls(stub: rpc.DevicePluginStub, tokens: list[str]) -> tuple[list[f
                 api.ContainerPreferredAllocationRequest(available_deviceIDs=free, allocation_size=size)
             ]
         )
+        question = ask.SerializeToString()
         begin = time.perf_counter()
-        answer = stub.GetPreferredAllocation(ask)
-        preferred.append((time.perf_counter() - begin) * 1e3)
-        chosen = list(answer.container_responses[0].deviceIDs)
-        request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=chosen)])
-        allocate.append(timed(lambda request=request: stub.Allocate(request)))
-        free = [token for token in free if token not in set(chosen)]
+        answer = prefer(question)
+        found.prefer.append((time.perf_counter() - begin) * 1e3)
+        chosen = list(api.PreferredAllocationResponse.FromString(answer).container_responses[0].deviceIDs)
+        order = api.AllocateRequest(
+            container_requests=[api.ContainerAllocateRequest(devices_ids=chosen)]
+        ).SerializeToString()
+        begin = time.perf_counter()
+        mounts = allocate(order)
+        found.allocate.append((time.perf_counter() - begin) * 1e3)
+        nothing = _of_size(question, answer), _of_size(order, mounts)
+        found.idle_prefer.append(timed(lambda nothing=nothing: idle(nothing[0])))
+        found.idle_allocate.append(timed(lambda nothing=nothing: idle(nothing[1])))
+        found.listed.append(timed(lambda: listed(b"")))
+        taken = set(chosen)
+        free = [token for token in free if token not in taken]
         held.append(chosen)
-    return preferred, allocate
+    return found
 
 
 @contextlib.contextmanager
@@ -265,11 +310,20 @@ def main() -> None:
                 sockets = [
                     path for path in kubelet.plugin_directory.glob("*.sock") if path != kubelet.kubelet_socket
                 ]
-                with grpc.insecure_channel(f"unix:{sockets[0]}") as channel:
-                    stub = rpc.DevicePluginStub(channel)
-                    stream = stub.ListAndWatch(api.Empty())
+                with (
+                    grpc.insecure_channel(f"unix:{sockets[0]}") as channel,
+                    grpc.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as lists,
+                    idle_server(directory / "idle.sock") as idle,
+                ):
+                    stream = rpc.DevicePluginStub(channel).ListAndWatch(api.Empty())
                     tokens = [device.ID for device in next(stream).devices]
-                    preferred, allocate = measure_calls(stub, tokens)
+                    calls = measure_calls(
+                        channel.unary_unary("/v1beta1.DevicePlugin/GetPreferredAllocation"),
+                        channel.unary_unary("/v1beta1.DevicePlugin/Allocate"),
+                        idle,
+                        lists.unary_unary("/v1.PodResourcesLister/List"),
+                        tokens,
+                    )
                     stream.cancel()
             starts = [started]
             for number in range(PODS):
@@ -278,20 +332,23 @@ def main() -> None:
                 starts.append(again)
                 for pod in kubelet.pods:
                     pod.wait("Running", 60)
-                idle, busy, idle_cores = measure_idle(psutil.Process(agent.pid))
+                resting, busy, cores = measure_idle(psutil.Process(agent.pid))
     for label, values in (
         ("GetPreferredAllocation, in the agent", code[0]),
-        ("GetPreferredAllocation, over the socket", preferred),
+        ("GetPreferredAllocation, over the socket", calls.prefer),
+        ("  of it: an empty call with messages of the same sizes", calls.idle_prefer),
+        ("  of it: the kubelet stand-in's answer, which pods there are", calls.listed),
         ("Allocate, in the agent", code[1]),
-        ("Allocate, over the socket", allocate),
+        ("Allocate, over the socket", calls.allocate),
+        ("  of it: an empty call with messages of the same sizes", calls.idle_allocate),
         ("both for a pod with annotations, in the agent", pods),
     ):
         table.add_row(label, f"{statistics.median(values):.2f} ms", f"{percentile(values, 0.99):.2f} ms")
     table.add_row("start to registered: empty, and after these calls", *(f"{one:.2f} s" for one in starts))
     table.add_row(
-        f"resident memory, {PODS} containers: first, last", f"{idle >> 20} MiB", f"{busy >> 20} MiB"
+        f"resident memory, {PODS} containers: first, last", f"{resting >> 20} MiB", f"{busy >> 20} MiB"
     )
-    table.add_row(f"CPU, {PODS} containers, scraped every 15 s", f"{idle_cores:.4f} core", "")
+    table.add_row(f"CPU, {PODS} containers, scraped every 15 s", f"{cores:.4f} core", "")
     Console(width=100).print(table)
 
 
