@@ -1,7 +1,11 @@
-"""All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and books that hold."""
+"""All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and books that hold.
+
+Requests that were thought of are in corpus.txt; hypothesis makes others, of the calls' own forms and of those.
+"""
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import grpc
 import pytest
@@ -23,6 +27,14 @@ from tests.fakes.nodes import all_tokens, inventory
 from tests.unit.kubelet.conftest import make_allocator
 
 GPU = "gigaslice.io/vgpu-memory"
+CORPUS = [
+    (method, b"" if raw == "-" else bytes.fromhex(raw))
+    for method, raw, _ in (
+        line.split(" ", 2)
+        for line in Path(__file__).with_name("corpus.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+]
 METHODS = (
     "GetDevicePluginOptions",
     "ListAndWatch",
@@ -56,6 +68,15 @@ allocations = st.builds(
     st.lists(id_lists, max_size=3),
 )
 starts = st.builds(lambda wanted: api.PreStartContainerRequest(devices_ids=wanted), id_lists)
+
+
+def changed(request, at, cut, put):
+    """A request of the corpus with CUT bytes replaced by PUT."""
+    method, raw = request
+    at %= len(raw) + 1
+    return method, raw[:at] + put + raw[at + cut :]
+
+
 messages = st.one_of(
     st.tuples(
         st.just("GetPreferredAllocation"), preferences.map(api.PreferredAllocationRequest.SerializeToString)
@@ -63,6 +84,9 @@ messages = st.one_of(
     st.tuples(st.just("Allocate"), allocations.map(api.AllocateRequest.SerializeToString)),
     st.tuples(st.just("PreStartContainer"), starts.map(api.PreStartContainerRequest.SerializeToString)),
     st.tuples(st.sampled_from(METHODS), st.binary(max_size=200)),
+    st.builds(
+        changed, st.sampled_from(CORPUS), st.integers(0, 2000), st.integers(0, 3), st.binary(max_size=3)
+    ),
 )
 annotations = st.dictionaries(
     st.sampled_from(
@@ -92,11 +116,11 @@ async def send(channel, method, raw):
     path = f"/v1beta1.DevicePlugin/{method}"
     try:
         if method == "ListAndWatch":
-            stream = channel.unary_stream(path)(raw, timeout=5)
+            stream = channel.unary_stream(path)(raw, timeout=60)
             answer = await stream.read()
             stream.cancel()
             return answer
-        return await channel.unary_unary(path)(raw, timeout=5)
+        return await channel.unary_unary(path)(raw, timeout=60)
     except grpc.aio.AioRpcError as error:
         return error.code()
 
@@ -129,6 +153,11 @@ def library(tmp_path):
     return path
 
 
+def test_every_request_of_the_corpus_has_an_answer_and_spoils_nothing(directory, library):
+    assert {method for method, _ in CORPUS} == set(METHODS)
+    converse(directory, library, MemoryCluster(), CORPUS)
+
+
 @settings(
     max_examples=12,
     derandomize=True,  # a random draw of many streams can take minutes on a loaded machine
@@ -138,11 +167,16 @@ def library(tmp_path):
 )
 @given(pods, st.lists(messages, min_size=1, max_size=8))
 def test_no_message_kills_the_agent_or_spoils_its_books(directory, library, known, calls):
-    plugin_module._GATE_PATIENCE, patience = 0.02, plugin_module._GATE_PATIENCE
     cluster = MemoryCluster()
     for number, (counts, wishes) in enumerate(known):
         document = pod_document(f"p{number}", *({GPU: count} for count in counts), annotations=wishes)
         cluster.put(parse_pod(document))
+    converse(directory, library, cluster, calls)
+
+
+def converse(directory, library, cluster, calls):
+    """Sends CALLS to an agent that knows the pods of CLUSTER, and looks at its books after each."""
+    plugin_module._GATE_PATIENCE, patience = 0.02, plugin_module._GATE_PATIENCE
     answers = {
         "GetDevicePluginOptions": api.DevicePluginOptions,
         "ListAndWatch": api.ListAndWatchResponse,
