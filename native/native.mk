@@ -102,7 +102,7 @@ native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests
 # children that _Exit.
 FORK_HEAVY := kill_.*|step_killed_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
 # What has threads; everything else has nothing for the thread sanitizer to see.
-THREADED := race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|ledger_exact_to_the_byte|log_.*
+THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|ledger_exact_to_the_byte|log_.*
 
 native-asan: $(BUILD)/native/asan/run_tests  ## the same under address and undefined-behaviour sanitizers
 	VC_TEST_TIMEOUT=6 $< $$($< --list | grep -vxE '$(FORK_HEAVY)')

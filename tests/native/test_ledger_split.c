@@ -1,5 +1,6 @@
 /* The ledger of a container that may use host memory: two parts with limits of their own, and the whole. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -251,7 +252,6 @@ static _Atomic uint64_t *granted;
 static void work(struct ledger *ledger, unsigned seed) {
   static const uint64_t limit[2] = {10 * PIECE, 6 * PIECE};
   uint64_t held[2] = {0, 0};
-  ledger_after_fork(ledger);
   for (unsigned i = 0; i < ROUNDS; i++) {
     seed = seed * 1103515245u + 12345u;
     enum ledger_part part = seed >> 20 & 1 ? LEDGER_REAL : LEDGER_MANAGED;
@@ -284,6 +284,7 @@ TEST(split_race_never_over) {
   for (unsigned i = 0; i < WORKERS; i++) {
     children[i] = fork();
     if (children[i] == 0) {
+      ledger_after_fork(ledger);
       work(ledger, i * 7919 + 1);
       _Exit(0);
     }
@@ -295,6 +296,35 @@ TEST(split_race_never_over) {
   CHECK(ledger->file->peak[0] <= 16 * PIECE);
 }
 
+struct worker {
+  struct ledger *ledger;
+  unsigned seed;
+};
+
+static void *work_in_a_thread(void *data) {
+  const struct worker *worker = data;
+  work(worker->ledger, worker->seed);
+  return NULL;
+}
+
+/* Threads of two processes: what one adds to a word another may give back. */
+TEST(split_race_threads_never_over) {
+  struct ledger *ledger = create_for_workers();
+  struct worker workers[WORKERS];
+  pthread_t threads[WORKERS];
+  pid_t child = fork();
+  if (child == 0) ledger_after_fork(ledger);
+  for (unsigned i = 0; i < WORKERS; i++) {
+    workers[i] = (struct worker){ledger, i * 31337 + (child == 0)};
+    CHECK_EQ(pthread_create(&threads[i], NULL, work_in_a_thread, &workers[i]), 0);
+  }
+  for (unsigned i = 0; i < WORKERS; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
+  if (child == 0) _Exit(0);
+  expect_exit(child, 0);
+  CHECK_EQ(sum(ledger, LEDGER_REAL, 0) + sum(ledger, LEDGER_MANAGED, 0) + fixture_sum(ledger, 0), 0);
+  CHECK(ledger->file->peak[0] <= 16 * PIECE);
+}
+
 TEST(split_kill_at_random_instants) {
   struct ledger *ledger = create_for_workers();
   for (unsigned i = 0; i < 60; i++) {
@@ -303,6 +333,7 @@ TEST(split_kill_at_random_instants) {
     struct timespec pause = {0, 50000 + (long)(i * 7919 % 97) * 20000};
     pid_t child = fork();
     if (child == 0) {
+      ledger_after_fork(ledger);
       for (;;) work(ledger, i);
     }
     nanosleep(&pause, NULL);
