@@ -2,13 +2,14 @@
 # opt-in, as the compiler (zig, from the package index) is 80 MiB. Results go to build/<processor>-2.17/.
 # The compiler brings the C library's symbol lists, so what links here needs nothing newer than glibc 2.17.
 CROSS := $(BUILD)/venv/cross.stamp
+COMMA := ,
 ZIG   := $(abspath $(BUILD))/zig/cc
 
-# It knows no -Bsymbolic-functions: -Bsymbolic says the same of a library that exports functions alone; no LTO plugin
-# of gcc's; not two of gcc's optimisations that the simulated driver turns off, whose warnings are gcc's business.
+# It knows no -Bsymbolic-functions: -Bsymbolic says the same of a library that exports functions alone; not -z
+# noseparate-code, which is what it does anyway; no LTO plugin of gcc's; not two of gcc's optimisations that the simulated driver turns off, whose warnings are gcc's business.
 cross = +$(Q)$(MAKE) --no-print-directory -C $(CURDIR) BUILD=$(BUILD)/$(1)-2.17 CC="$(ZIG)-$(1)" PY=$(PY) \
   CUDA_INCLUDE=$(abspath $(CUDA_INCLUDE)) NATIVE_LTO= FAKE_CFLAGS='$(filter-out -fno-ipa-icf -fno-tree-slp-vectorize -Werror,$(FAKE_CFLAGS)) -w' \
-  NATIVE_LDFLAGS='$(subst -Bsymbolic-functions,-Bsymbolic,$(NATIVE_LDFLAGS)) -nostdlib' \
+  NATIVE_LDFLAGS='$(subst -Bsymbolic-functions,-Bsymbolic,$(filter-out %$(COMMA)noseparate-code,$(NATIVE_LDFLAGS))) -nostdlib' \
   NATIVE_LIBC='$(addprefix $(BUILD)/zig/stubs-$(1)/,libc.so.6 libld.so.2)' \
   $(addprefix $(BUILD)/$(1)-2.17/,$(2))
 CROSS_TESTED := fakedriver/libcuda.so fakedriver/libnvidia-ml.so $(addprefix native/clients/,client lookup chain.so next_user.so tail.so)

@@ -19,6 +19,7 @@ from tests.native.running import (
     Place,
     eventually,
 )
+from tests.native.scripted import Program
 
 
 @pytest.fixture
@@ -47,6 +48,28 @@ def test_every_version_of_create_is_charged_and_refunded(client, version):
     client.do("retain z", 0)
     client.do("current z")
     assert client.free() == GIB - CONTEXT
+
+
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_every_version_of_an_end_gives_back(place, version):
+    with Program(place.env("1GiB")) as program:
+        assert program.do("cuInit(0)") == SUCCESS
+        program.do("keep(made=Handle(), kept=Handle(), a=c_ulonglong())")
+        assert program.do("cuCtxCreate_v2(ref(kept), 0, 0)") == SUCCESS
+        assert program.do("cuCtxCreate_v2(ref(made), 0, 0)") == SUCCESS
+        assert program.do("cuMemAlloc_v2(ref(a), c_size_t(1 << 20))") == SUCCESS
+        assert program.do("free()") == GIB - 2 * CONTEXT - MIB
+        assert program.do(f"cuCtxDestroy{version}(made)") == SUCCESS
+        assert program.do("cuCtxSetCurrent(kept)") == SUCCESS
+        assert program.do("free()") == GIB - CONTEXT
+        for end in ("Release", "Reset"):
+            assert program.do("cuDevicePrimaryCtxRetain(ref(made), 0)") == SUCCESS
+            assert program.do("cuCtxSetCurrent(made)") == SUCCESS
+            assert program.do("cuMemAlloc_v2(ref(a), c_size_t(1 << 20))") == SUCCESS
+            assert program.do("free()") == GIB - 2 * CONTEXT - MIB
+            assert program.do(f"cuDevicePrimaryCtx{end}{version}(0)") == SUCCESS
+            assert program.do("cuCtxSetCurrent(kept)") == SUCCESS
+            assert program.do("free()") == GIB - CONTEXT, end
 
 
 def test_a_context_that_does_not_fit_is_refused_and_undone(place):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
-from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, Place
+from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, ROOT, Place
+from tests.unit.fakedriver.conftest import Peer
 
 SNAPSHOT = """
 import json, pynvml as n
@@ -175,29 +178,44 @@ def test_the_private_table_shows_own_processes(place, python):
 
 
 UTILIZATION = """
+import json
 import pynvml as n
 n.nvmlInit()
 device = n.nvmlDeviceGetHandleByIndex(0)
-try:
-    print(sorted(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(device, 0)))
-except n.NVMLError as error:
-    print(type(error).__name__)
+def pids(ask):
+    try:
+        return sorted(sample.pid for sample in ask(device, 0))
+    except n.NVMLError_NotFound:
+        return []
+print(json.dumps([pids(n.nvmlDeviceGetProcessUtilization), pids(n.nvmlDeviceGetProcessesUtilizationInfo)]))
 """
 
 
+@contextlib.contextmanager
+def at_work(env: dict[str, str]) -> Iterator[Peer]:
+    """A program that has run a kernel."""
+    peer = Peer(env | {"PYTHONPATH": str(ROOT)})
+    try:
+        peer("context(0)")
+        peer("launch(function('work_10ms'))")
+        yield peer
+    finally:
+        peer.kill()
+
+
 def test_utilization_samples_of_strangers_are_hidden(place, python):
-    with place.client("1GiB") as own, place.client() as stranger:
-        own.ready()
-        stranger.ready()
-        plain = subprocess.run(
-            [python, "-c", UTILIZATION], env=place.plain_env(), capture_output=True, text=True, check=True
+    def asked(env: dict[str, str]) -> list[list[int]]:
+        done = subprocess.run(
+            [python, "-c", UTILIZATION], env=env, capture_output=True, text=True, check=True
         )
-        done = place.run(python, "-c", UTILIZATION, limit="1GiB")
-        if plain.stdout.startswith("["):
-            assert str(stranger.process.pid) in plain.stdout
-            assert done.stdout.strip() == f"[{own.process.pid}]"
-        else:
-            assert done.stdout == plain.stdout
+        return json.loads(done.stdout)
+
+    with at_work(place.plain_env()) as stranger:
+        assert asked(place.plain_env()) == [[stranger.pid]] * 2
+        assert asked(place.env("1GiB")) == [[], []], "nobody of this container"
+        with at_work(place.env("1GiB")) as own:
+            assert asked(place.env("1GiB")) == [[own.pid]] * 2
+            assert asked(place.plain_env()) == [sorted([own.pid, stranger.pid])] * 2
 
 
 def test_well_known_client_runs_unchanged(place, python):

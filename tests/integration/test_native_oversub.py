@@ -238,6 +238,34 @@ def test_advice_is_for_managed_memory(program):
     assert program.do("cuMemPrefetchAsync(c, c_size_t(1 << 20), 0, None)") == SUCCESS
 
 
+# Calls for managed memory alone, in all their versions: b is ours, c the program's own.
+FOR_MANAGED = [
+    "cuMemAdvise({}, c_size_t(1 << 20), 3, 0)",
+    "cuMemAdvise_v2({}, c_size_t(1 << 20), 3, Location(1, 0))",
+    "cuMemPrefetchAsync({}, c_size_t(1 << 20), 0, None)",
+    "cuMemPrefetchAsync_ptsz({}, c_size_t(1 << 20), 0, None)",
+    "cuMemPrefetchAsync_v2({}, c_size_t(1 << 20), Location(1, 0), 0, None)",
+    "cuMemPrefetchAsync_v2_ptsz({}, c_size_t(1 << 20), Location(1, 0), 0, None)",
+    "cuMemRangeGetAttribute(ref(c_int()), c_size_t(4), 2, {}, c_size_t(1 << 20))",
+    "cuMemRangeGetAttributes((c_void_p * 1)(ctypes.addressof(word)), (c_size_t * 1)(4), (c_int * 1)(2), c_size_t(1), "
+    "{}, c_size_t(1 << 20))",
+    "cuStreamAttachMemAsync(None, {}, c_size_t(0), 1)",
+    "cuStreamAttachMemAsync_ptsz(None, {}, c_size_t(0), 1)",
+]
+
+
+@pytest.mark.parametrize("call", FOR_MANAGED, ids=[call.partition("(")[0] for call in FOR_MANAGED])
+def test_calls_for_managed_memory_take_it_for_device_memory(program, call):
+    program.do("keep(c=c_ulonglong(), word=c_int())")
+    program.do(
+        "keep(Location=type('Location', (ctypes.Structure,), {'_fields_': [('type', c_int), ('id', c_int)]}))"
+    )
+    assert program.do("cuMemAllocManaged(ref(c), c_size_t(1 << 20), 1)") == SUCCESS
+    assert program.do(call.format("a")) == INVALID_VALUE, "what the driver says of device memory"
+    assert program.do(call.format("b")) == INVALID_VALUE
+    assert program.do(call.format("c")) == SUCCESS
+
+
 def test_freed_in_stream_order_it_waits_for_the_stream(place, program):
     program.do("keep(stream=Handle())")
     assert program.do("cuStreamCreate(ref(stream), 1)") == SUCCESS
