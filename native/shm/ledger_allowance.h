@@ -38,11 +38,12 @@ static inline int allowance_covers(const struct ledger *ledger, uint64_t word, u
   return used <= used_bytes(word) && word >> 48 == (allowance_word(ledger, 0) >> 48);
 }
 
-/* Before the addition: whether it is worth trying, under the limits that are in force now. */
+/* Before the addition: whether it is worth trying, under the limits that are in force now. The level is read first, and
+ * its terms after it: the other way round they could be those of an earlier level. */
 static inline int allowance_promises(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t used,
                                      uint64_t limit, uint64_t unhooked) {
   const struct ledger_allowed *allowed = &ledger->allowed[column];
-  return used <= atomic_load_explicit(&allowed->bytes, memory_order_relaxed) &&
+  return used <= atomic_load_explicit(&allowed->bytes, memory_order_acquire) &&
          limit == atomic_load_explicit(&allowed->limit, memory_order_relaxed) &&
          unhooked == atomic_load_explicit(&allowed->unhooked, memory_order_relaxed) &&
          allowance_covers(ledger, atomic_load_explicit(allowance_cell(ledger, own, column), memory_order_relaxed), used);

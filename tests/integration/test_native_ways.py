@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 
 import pytest
 
-from tests.native.running import CLIENTS, LIBRARY, Place
+from tests.native.running import CLIENTS, LIBRARY, ROOT, Place
 
 SECONDS = 30  # a deadlock ends here
+DRIVER = ROOT / "build" / "fakedriver" / "libcuda.so.1"
 SECOND_DRIVER = CLIENTS / "second" / "libcuda.so.1"
 LIMITED, UNLIMITED = "limited", "unlimited"
 
@@ -38,6 +41,22 @@ def words(place: Place, way: str, *arguments: object, **extra: str) -> list[str]
 def test_the_program_tells_limited_from_unlimited(place):
     assert words(place, "simple") == [LIMITED]
     assert words(place, "simple", LD_PRELOAD="") == [UNLIMITED]
+
+
+@pytest.mark.parametrize("name", ["libcuda.so", "path", "relative path", "link", "copy"])
+def test_the_driver_under_any_name(place, tmp_path, name):
+    """What is opened says by itself that it is the driver, whatever the file is called."""
+    file = {
+        "libcuda.so": "libcuda.so",
+        "path": DRIVER,
+        "relative path": os.path.relpath(DRIVER),
+        "link": tmp_path / "some-driver.so",
+        "copy": tmp_path / "libcuda.so.1",
+    }[name]
+    (tmp_path / "some-driver.so").symlink_to(DRIVER)
+    shutil.copy(DRIVER, tmp_path / "libcuda.so.1")
+    assert words(place, "by_file", file) == [LIMITED]
+    assert words(place, "by_file", file, LD_PRELOAD="") == [UNLIMITED]
 
 
 def test_errors_of_lookups_are_the_c_librarys(place):

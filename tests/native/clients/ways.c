@@ -37,6 +37,13 @@ static void simple(const char *file) {
   say(use_driver(by_handle));
 }
 
+/* Under another name, and nothing else of the driver is opened. */
+static void by_file(const char *file) {
+  handle = dlopen(file, RTLD_NOW);
+  if (handle == NULL) fprintf(stderr, "%s\n", dlerror()), exit(9);
+  say(use_driver(by_handle));
+}
+
 /* A lookup that succeeds leaves no error, however it was answered; one that fails leaves its own. */
 static void errors(const char *file) {
   (void)file;
@@ -228,11 +235,12 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     void (*go)(const char *file);
-  } ways[] = {{"simple", simple}, {"errors", errors},           {"own_namespace", own_namespace}, {"two_drivers", two_drivers},
-              {"reopen", reopen},           {"local_plugin", local_plugin},   {"deep_plugin", deep_plugin},
-              {"far_plugin", far_plugin},   {"constructor", constructor},     {"threads", threads},
-              {"forks", forks},             {"clones", clones},               {"clean", clean},
-              {"drop_preload", drop_preload}, {"close_from", close_from}};
+  } ways[] = {{"simple", simple},           {"by_file", by_file},           {"errors", errors},
+              {"own_namespace", own_namespace}, {"two_drivers", two_drivers}, {"reopen", reopen},
+              {"local_plugin", local_plugin}, {"deep_plugin", deep_plugin},   {"far_plugin", far_plugin},
+              {"constructor", constructor},   {"threads", threads},           {"forks", forks},
+              {"clones", clones},             {"clean", clean},               {"drop_preload", drop_preload},
+              {"close_from", close_from}};
   for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
     if (argc > 1 && !strcmp(argv[1], ways[i].name)) return ways[i].go(argc > 2 ? argv[2] : NULL), 0;
   fprintf(stderr, "usage: %s WAY [FILE]\n", argv[0]);
