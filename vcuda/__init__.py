@@ -12,6 +12,7 @@ from vcuda.install import install_library, library_path
 from vcuda.ledger import (
     LedgerUsage,
     ProcessUsage,
+    ShareReader,
     ShareUsage,
     create_ledger,
     fill_ledger,
@@ -55,6 +56,7 @@ __all__ = [
     "LedgerUsage",
     "LimitsPage",
     "ProcessUsage",
+    "ShareReader",
     "ShareUsage",
     "TurnUsage",
     "VcudaError",

@@ -18,6 +18,7 @@ from vcuda.limits import GpuLimit, StrPath, allocation_bytes, pack_gpus
 __all__ = [
     "LedgerUsage",
     "ProcessUsage",
+    "ShareReader",
     "ShareUsage",
     "create_ledger",
     "fill_ledger",
@@ -173,3 +174,40 @@ def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> dict[str, Share
             each.spent_us / 1e6, each.throttled_us / 1e6, each.flying, bool(each.waiting)
         )
     return found
+
+
+class ShareReader:
+    """Reads the compute share of one GPU in the ledger at PATH again and again: what can be kept between two looks is,
+    the open file too."""
+
+    def __init__(self, path: StrPath, uuid: str) -> None:
+        self._path = path
+        self._raw = sizes.parse_uuid(uuid)[0]
+        self._file = -1
+        self._array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
+        self._columns = [(ffi.buffer(one.uuid), one) for one in self._array]
+
+    def read(self) -> ShareUsage | None:
+        """What it says now; None: the ledger has no such GPU."""
+        if self._file < 0:
+            self._file = self._checked(lib.ledger_open_shares(path_bytes(self._path)))
+        count = lib.ledger_read_open_shares(self._file, self._array, lib.VC_MAX_GPUS)
+        if count < 0:
+            self.close()
+            self._checked(count)
+        for uuid, one in self._columns[:count]:
+            if uuid[:] == self._raw:
+                return ShareUsage(one.spent_us / 1e6, one.throttled_us / 1e6, one.flying, one.waiting != 0)
+        return None
+
+    def close(self) -> None:
+        """Lets go of the file; the next read opens it anew."""
+        if self._file >= 0:
+            lib.ledger_close(self._file)
+        self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _checked(self, status: int) -> int:
+        return checked(status, f"cannot read the ledger {os.fspath(self._path)}")

@@ -3,7 +3,7 @@
 Only cards on which somebody could gain are looked at: those with two containers that have shares, or with one that
 may borrow. While any of them has work the look is taken about every five milliseconds, at instants that programs
 cannot fall into step with, else twenty times a second. Everything that containers say about themselves is read with
-checked sizes (``vcuda.read_shares``) and bounded by the arbiter. Without this part shares are upper bounds; nothing
+checked sizes (``vcuda.ShareReader``) and bounded by the arbiter. Without this part shares are upper bounds; nothing
 waits for it.
 """
 
@@ -40,7 +40,7 @@ class _Sharer:
 
     id: str
     name: str
-    ledger: str
+    reader: vcuda.ShareReader
     page: str
     share: int
     elastic: bool
@@ -86,9 +86,7 @@ class ShareKeeper:
         self._follow_book()
         for gpu, sharers in self._sharers.items():
             seen = {
-                name: sighting
-                for name, one in sharers.items()
-                if (sighting := self._sight(one, gpu)) is not None
+                name: sighting for name, one in sharers.items() if (sighting := self._sight(one)) is not None
             }
             if seen:
                 self._publish(gpu, sharers, seen, now)
@@ -121,17 +119,17 @@ class ShareKeeper:
         return _Sharer(
             grant.id,
             grant.name,
-            str(directory / contract.LEDGER_FILE),
+            vcuda.ShareReader(directory / contract.LEDGER_FILE, gpu),
             str(directory / contract.LIMITS_FILE),
             grant.cores_of(gpu) * 10,
             grant.policy.cores_elastic,
             PRIORITIES[grant.policy.priority],
         )
 
-    def _sight(self, one: _Sharer, gpu: str) -> Sighting | None:
+    def _sight(self, one: _Sharer) -> Sighting | None:
         """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
         try:
-            use = vcuda.read_shares(one.ledger).get(gpu)
+            use = one.reader.read()
         except vcuda.VcudaError as error:
             self._say(one, str(error))
             return None

@@ -88,16 +88,18 @@ void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseco
   atomic_fetch_add_explicit(&ledger->file->share[column].throttled_us, microseconds, memory_order_relaxed);
 }
 
-/* Slots are read one at a time, the few that were ever used: the file is not ours to map. */
+/* Slots are read a few at a time, those that were ever used: the file is not ours to map. */
 static int read_flying(int fd, const struct ledger_file *header, struct vc_share_usage *out, uint32_t count) {
+  struct ledger_slot slots[16];
   uint32_t used = header->high_water < VC_MAX_SLOTS ? header->high_water : VC_MAX_SLOTS;
+  uint32_t most = sizeof slots / sizeof *slots;
   uint64_t now_ms = os_coarse_ms();
-  for (uint32_t i = 0; i < used; i++) {
-    uint32_t word;
-    uint64_t at = offsetof(struct ledger_file, slot) + i * sizeof header->slot[0] + offsetof(struct ledger_slot, flight);
-    int status = os_read_all(fd, &word, sizeof word, at);
+  for (uint32_t first = 0; first < used; first += most) {
+    uint32_t some = used - first < most ? used - first : most;
+    uint64_t at = offsetof(struct ledger_file, slot) + first * sizeof *slots;
+    int status = os_read_all(fd, slots, some * sizeof *slots, at);
     if (status != VC_OK) return status;
-    for (uint32_t c = 0; c < count; c++) out[c].flying += (uint32_t)flies(word, c, now_ms);
+    for (uint32_t c = 0; c < count; c++) out[c].flying += count_flying(slots, some, c, now_ms);
   }
   return VC_OK;
 }
@@ -121,12 +123,30 @@ static __attribute__((noinline)) int read_shares(const struct os_file *file, str
   return status == VC_OK ? (int)count : status;
 }
 
-int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max) {
+static int read_file(const struct os_file *file, struct vc_share_usage *out, uint32_t max) {
   _Alignas(64) uint8_t header[LEDGER_HEADER_BYTES];
+  return read_shares(file, (struct ledger_file *)(void *)header, out, max);
+}
+
+int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max) {
   struct os_file file;
   int status = os_open(path, 0, &file);
   if (status != VC_OK) return status;
-  status = read_shares(&file, (struct ledger_file *)(void *)header, out, max);
+  status = read_file(&file, out, max);
   os_close(file.fd);
   return status;
 }
+
+int ledger_open_shares(const char *path) {
+  struct os_file file;
+  int status = os_open(path, 0, &file);
+  return status == VC_OK ? file.fd : status;
+}
+
+/* That a file has become shorter is found out by reading it. */
+int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max) {
+  const struct os_file file = {.fd = fd, .size = UINT64_MAX};
+  return read_file(&file, out, max);
+}
+
+void ledger_close(int fd) { os_close(fd); }

@@ -109,6 +109,10 @@ uint64_t ledger_file_bytes(void);
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
+/* The same of an open ledger, for those who look again and again: a descriptor, to be given to ledger_close(). */
+int ledger_open_shares(const char *path);
+int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max);
+void ledger_close(int fd);
 
 /* What a container with host memory does on one GPU, as its processes tell it. */
 struct vc_turn_usage {

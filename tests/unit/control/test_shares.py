@@ -1,6 +1,7 @@
 """What reaches the limits pages of containers that share a card's time."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vcuda._native import ffi, lib
@@ -44,12 +45,13 @@ class Busy:
 
     def __init__(self, monkeypatch):
         self.uses = {}
-        monkeypatch.setattr(vcuda, "read_shares", self.read)
+        monkeypatch.setattr(vcuda, "ShareReader", self.reader)
 
-    def read(self, path, gpus=()):
-        del gpus
-        use = self.uses.get(Path(path).parent.name, vcuda.ShareUsage(0, 0, 0, False))
-        return {uuid(0): use}
+    def reader(self, path, gpu):
+        assert gpu == uuid(0)
+        return SimpleNamespace(
+            read=lambda: self.uses.get(Path(path).parent.name, vcuda.ShareUsage(0, 0, 0, False))
+        )
 
     def charge(self, seconds, *grants):
         for grant in grants:

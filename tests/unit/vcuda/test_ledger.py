@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -102,3 +103,37 @@ def test_missing(tmp_path: Path) -> None:
     for call in (vcuda.read_ledger, vcuda.trim_ledger):
         with pytest.raises(errors.NotFoundError):
             call(tmp_path / "missing")
+
+
+def test_a_share_is_read_again_and_again(tmp_path: Path) -> None:
+    """From an open file; when that cannot be used any more, it is opened anew."""
+    gpus = [vcuda.GpuLimit(GPU_A, 8 << 30, cores_percent=30), vcuda.GpuLimit(GPU_B, 8 << 30)]
+    path = tmp_path / "ledger"
+    vcuda.create_ledger(path, bytes(16), gpus)
+    unknown = "GPU-6e1b0000-0000-4000-8000-0000000000ff"
+    readers = [vcuda.ShareReader(path, uuid) for uuid in (GPU_A, GPU_B, unknown)]
+    nothing = vcuda.ShareUsage(0.0, 0.0, 0, waiting=False)
+    for _ in range(2):
+        assert [reader.read() for reader in readers] == [nothing, nothing, None]
+    whole = path.read_bytes()
+    os.truncate(path, 2000)
+    for _ in range(2):
+        with pytest.raises(vcuda.VcudaError, match="ledger"):
+            readers[0].read()
+    path.write_bytes(whole)
+    assert readers[0].read() == nothing
+    path.unlink()
+    assert readers[0].read() == nothing, "the file is still there for whoever has it"
+    readers[0].close()
+    with pytest.raises(vcuda.VcudaError, match="no such file"):
+        readers[0].read()
+
+
+def test_readers_that_are_forgotten_leave_no_open_file(tmp_path: Path) -> None:
+    gpus = [vcuda.GpuLimit(GPU_A, 8 << 30, cores_percent=30)]
+    vcuda.create_ledger(tmp_path / "ledger", bytes(16), gpus)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        vcuda.ShareReader(tmp_path / "ledger", GPU_A).read()
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
