@@ -11,7 +11,7 @@
 #include "ledger_priv.h"
 #include "os.h"
 
-enum { SWEEP_PER_CLAIM = 8 };
+enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2 };
 
 static void claim_lock(struct ledger *ledger) {
   while (atomic_exchange_explicit(&ledger->claiming, 1, memory_order_acquire)) os_yield();
@@ -247,15 +247,15 @@ static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
 }
 
 /* Looks at a few used slots per claim, so that a container which starts one short process after another does not fill
- * the table with the dead. */
+ * the table with the dead; and at fewer where they live, so that many that start at once are not in each other's way. */
 static void sweep_some(struct ledger *ledger) {
-  uint32_t used = ledger_slots_in_use(ledger), looked = 0;
+  uint32_t used = ledger_slots_in_use(ledger), looked = 0, spared = 0;
   uint32_t start = used ? (uint32_t)os_pid() % used : 0;
-  for (uint32_t i = 0; i < used && looked < SWEEP_PER_CLAIM; i++) {
+  for (uint32_t i = 0; i < used && looked < SWEEP_PER_CLAIM && spared < SPARED_PER_CLAIM; i++) {
     uint32_t index = (start + i) % used;
     if (!slot_needs_reclaim(ledger, index)) continue;
     looked++;
-    reclaim_slot(ledger, index, NULL);
+    spared += !reclaim_slot(ledger, index, NULL);
   }
 }
 
