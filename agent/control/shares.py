@@ -5,14 +5,19 @@ may borrow. While any of them has work the look is taken about every five millis
 cannot fall into step with, else twenty times a second. Everything that containers say about themselves is read with
 checked sizes (``vcuda.ShareReader``) and bounded by the arbiter. Without this part shares are upper bounds; nothing
 waits for it.
+
+Containers without a share say nothing of their work. Where one is beside somebody who may borrow, the driver is asked
+twice a second what its processes used, in another thread; a driver that cannot say so is as one that shows no work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import vcuda
 from agent.model import PRIORITIES
@@ -28,6 +33,8 @@ _BUSY = 0.005
 _QUIET = 0.05
 _IDLE = 1.0
 """Seconds between two looks: at cards with work, at cards without, and at a node without such cards."""
+_ASK, _ANSWERS = 0.5, 3
+"""Seconds between two questions to the driver, and how many answers count."""
 _CREDIT_STEP = 0.02
 """Seconds between two writes of a page's credit."""
 _KEEP_ALIVE = 0.5
@@ -64,11 +71,23 @@ class _Card:
 
 
 class ShareKeeper:
-    """Looks after the compute shares of STORE's containers. NOW: a clock that only goes forward."""
+    """Looks after the compute shares of STORE's containers. NOW: a clock that only goes forward. BUSY: what each
+    process of a card used of its time lately, by host PID; may block."""
 
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        now: Callable[[], float],
+        busy: Callable[[str], Mapping[int, float] | None] = lambda gpu: None,
+    ) -> None:
         self._store = store
         self._now = now
+        self._busy = busy
+        self._unlimited: dict[
+            str, tuple[Path, ...]
+        ] = {}  # ledgers of containers without a share, beside borrowers
+        self._answers: list[Mapping[str, float]] = []  # parts of cards that those used, the last ones
+        self._used: dict[str, float] = {}  # the largest of them
         self._cards: dict[str, _Card] = {}
         self._said: set[str] = set()
         self._book: Book | None = None
@@ -77,8 +96,34 @@ class ShareKeeper:
 
     async def run(self) -> None:
         """Works until cancelled."""
+        await asyncio.gather(self._keep_looking(), self._keep_asking())
+
+    async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self.look() * random.uniform(0.5, 1.5))
+
+    async def _keep_asking(self) -> None:
+        while True:
+            if self._unlimited:
+                self.heed(await asyncio.to_thread(self.measure, dict(self._unlimited)))
+            await asyncio.sleep(_ASK)
+
+    def heed(self, measured: Mapping[str, float]) -> None:
+        """An answer of the driver, which samples once a second at worst: what it said a moment ago still counts."""
+        self._answers = [*self._answers[1 - _ANSWERS :], measured]
+        self._used = {gpu: max(answer.get(gpu, 0.0) for answer in self._answers) for gpu in self._unlimited}
+
+    def measure(self, unlimited: Mapping[str, Sequence[Path]]) -> dict[str, float]:
+        """Parts of the cards that the containers with these ledgers used lately. Touches nothing of the keeper's."""
+        used = {}
+        for gpu, ledgers in unlimited.items():
+            pids: set[int] = set()
+            for ledger in ledgers:
+                with contextlib.suppress(vcuda.VcudaError):  # the measuring round says what is wrong with it
+                    pids.update(one.pid for one in vcuda.read_ledger(ledger).processes if one.pid > 0)
+            parts = (self._busy(gpu) or {}) if pids else {}
+            used[gpu] = sum(part for pid, part in parts.items() if pid in pids)
+        return used
 
     def look(self) -> float:
         """One look at all cards; seconds until the next one is due."""
@@ -111,8 +156,21 @@ class ShareKeeper:
             for gpu, found in cards.items()
             if len(found) > 1 or any(one.elastic for one in found.values())
         }
+        self._unlimited = self._without_share(book)
+        self._used = {gpu: part for gpu, part in self._used.items() if gpu in self._unlimited}
         for gpu in self._cards.keys() - self._sharers.keys():
             del self._cards[gpu]
+
+    def _without_share(self, book: Book) -> dict[str, tuple[Path, ...]]:
+        borrowed_on = {
+            gpu for gpu, found in self._sharers.items() if any(one.elastic for one in found.values())
+        }
+        found: dict[str, list[Path]] = {}
+        for grant in book.grants:
+            for gpu in borrowed_on.intersection(grant.quota()):
+                if not grant.whole and not grant.gone and grant.held and not grant.cores_of(gpu):
+                    found.setdefault(gpu, []).append(self._store.dirs.path(grant.id) / contract.LEDGER_FILE)
+        return {gpu: tuple(ledgers) for gpu, ledgers in found.items()}
 
     def _sharer(self, grant: Grant, gpu: str) -> _Sharer:
         directory = self._store.dirs.path(grant.id)
@@ -146,7 +204,7 @@ class ShareKeeper:
         for name in card.pages.keys() - seen.keys():
             del card.pages[name]
         published = {name: page.credit_us / 1e6 for name, page in card.pages.items()}
-        for name, verdict in card.arbiter.look(now, seen, published).items():
+        for name, verdict in card.arbiter.look(now, seen, published, self._used.get(gpu, 0.0)).items():
             try:
                 _write(sharers[name], gpu, card.pages[name], verdict, now)
             except vcuda.VcudaError as error:

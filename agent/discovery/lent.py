@@ -43,6 +43,10 @@ class LendingSource:
         """As the source has it."""
         return self._source.process_memory()
 
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """As the source has it."""
+        return self._source.process_busy(gpu)
+
     def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
         """As the source has it."""
         return self._source.events(seconds)

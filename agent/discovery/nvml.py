@@ -49,6 +49,7 @@ class NvmlSource:
         ] = {}  # every card that was ever found: a lost one is still asked how it is
         self._listener = nvml_health.Listener()
         self._lost: frozenset[str] = frozenset()
+        self._sampled: dict[str, int] = {}  # time of the last sample of processes that was seen
         self._open = False
 
     def scan(self) -> Inventory:
@@ -71,6 +72,23 @@ class NvmlSource:
         answers = {uuid: _processes(handle) for uuid, handle in self._cards.items()}
         known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         return known or None
+
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """What the driver has sampled since the last question. No sample is no work; a card that cannot say is None."""
+        handle = self._cards.get(gpu)
+        if handle is None:
+            return None
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled.get(gpu, 0))
+        except pynvml.NVMLError_NotFound:
+            return {}
+        except pynvml.NVMLError:
+            return None
+        found: dict[int, float] = {}
+        for one in samples:
+            self._sampled[gpu] = max(one.timeStamp, self._sampled.get(gpu, 0))
+            found[one.pid] = max(found.get(one.pid, 0.0), min(one.smUtil, 100) / 100)
+        return found
 
     def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
         """Waits for Xids and memory errors."""

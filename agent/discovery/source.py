@@ -68,6 +68,10 @@ class Source(Protocol):
         """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where nobody measures that."""
         ...
 
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """Part of a GPU's time that each process had in the last second or so, by host PID; None where nobody says."""
+        ...
+
     def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
         """Waits up to SECONDS for errors of the cards, in a thread of its own; None where nobody reports any."""
         ...

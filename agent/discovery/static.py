@@ -61,6 +61,11 @@ class StaticSource:
         """None: nobody measures cards that are only listed."""
         return None
 
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """None, likewise."""
+        del gpu
+        return None
+
     def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
         """None: cards that are only listed report nothing."""
         del seconds

@@ -312,7 +312,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "poller": poller.run(),
             "cluster": cluster.run(),
             "limits": limits.run(),
-            "shares": ShareKeeper(store, now).run(),
+            "shares": ShareKeeper(store, now, source.process_busy).run(),
             "turns": turns.run(),
             "room": room.run(),
             "control": ControlServer(store, limits).run(),

@@ -3,7 +3,8 @@
 Each container limits itself: it is charged the time that its work is under way. Two things only somebody who sees all
 containers of a card can know. While several have work under way, the card goes round among their processes, so a
 container is charged more than it got: what the others had is its credit. And the time that a container does not use can
-be lent to those that are elastic, in proportion to their weights, until its owner wants it back.
+be lent to those that are elastic, in proportion to their weights, until its owner wants it back. Containers without a
+share are limited by nobody and say nothing of themselves; while the driver shows them at work, nothing is lent.
 
 Pure: sightings and the time go in, numbers for the limits pages come out. One ``Arbiter`` per card; it remembers the
 sightings before. What containers say about themselves is bounded here: nobody gains by claiming to be busy, since a
@@ -25,6 +26,8 @@ LENDING_PERIOD = 0.05
 """Seconds between two decisions about lending."""
 FADING = 0.6
 """What is left of an earlier demand after a lending period in which there was less. A rise counts at once."""
+IDLE = 0.02
+"""Part of the card that containers without a share may use and still count as idle."""
 LONGEST_GAP = 1.0
 """Seconds between two looks beyond which nothing is known about the time in between."""
 
@@ -93,10 +96,15 @@ class Arbiter:
         self._lent_at = 0.0
 
     def look(
-        self, now: float, sightings: Mapping[str, Sighting], published: Mapping[str, float] | None = None
+        self,
+        now: float,
+        sightings: Mapping[str, Sighting],
+        published: Mapping[str, float] | None = None,
+        unlimited: float = 0.0,
     ) -> dict[str, Verdict]:
         """The verdict on each container that is seen. PUBLISHED: credit that its page has already, for one that this
-        arbiter meets for the first time (its predecessor wrote it)."""
+        arbiter meets for the first time (its predecessor wrote it). UNLIMITED: part of the card that containers without
+        a share have used lately."""
         passed = now - self._seen_at if self._known else 0.0
         self._seen_at = now
         if not 0 <= passed <= LONGEST_GAP:
@@ -118,7 +126,7 @@ class Arbiter:
             known.busy += seen.waiting or seen.flying > 0
         if now - self._lent_at >= LENDING_PERIOD or now < self._lent_at:
             self._lent_at = now
-            self._lend(sightings)
+            self._lend(sightings, unlimited)
         return {
             name: Verdict(self._known[name].credit, min(WHOLE, max(1, self._granted(name, seen))))
             for name, seen in sightings.items()
@@ -128,9 +136,10 @@ class Arbiter:
         known = self._known[name]
         return max(seen.share, known.granted) if seen.elastic else seen.share
 
-    def _lend(self, sightings: Mapping[str, Sighting]) -> None:
+    def _lend(self, sightings: Mapping[str, Sighting], unlimited: float) -> None:
         """A container that is at work or held back for as much of the time as its share wants its share: that it got
-        less may be the borrowers' doing. One that is there less often cannot use more than that."""
+        less may be the borrowers' doing. One that is there less often cannot use more than that. One without a share
+        can use whatever there is, so its use leaves nothing to lend."""
         for name in sightings:
             known = self._known[name]
             if known.looks:
@@ -143,7 +152,7 @@ class Arbiter:
         wanting = {
             name: seen.weight
             for name, seen in sightings.items()
-            if seen.elastic and self._known[name].demand > MARGIN
+            if seen.elastic and self._known[name].demand > MARGIN and unlimited <= IDLE
         }
         lent = lend(demands, wanting)
         for name, seen in sightings.items():

@@ -31,6 +31,7 @@ REST = (
     ("nvmlDeviceGetMemoryInfo", "nvml_memory", 0, 200000),
     ("nvmlDeviceGetMemoryInfo_v2", "nvml_memory_v2", 0, 200000),
     ("cuLaunchKernel, no compute limit", "launch", 0, 200000),
+    ("  on a stream of its own", "launch_stream", 0, 200000),
     ("dlsym of a hooked name", "dlsym", 0, 50000),
     ("dlsym of another name of the driver", "dlsym_other", 0, 50000),
     ("dlsym of a hooked name in RTLD_DEFAULT", "dlsym_default", 0, 50000),
@@ -90,13 +91,21 @@ def only(side: Side, command: str, size: int, count: int) -> float:
     return statistics.median(side.time(command, size, count) for _ in range(TURNS))
 
 
-def hooked_env(env: dict[str, str], directory: Path, uuid: str) -> dict[str, str]:
-    """The environment of a process with a 64 GiB quota."""
-    gpu = GpuLimit(uuid=uuid, memory_bytes=64 << 30)
+def hooked_env(env: dict[str, str], directory: Path, uuid: str, **more: int) -> dict[str, str]:
+    """The environment of a process with a 64 GiB quota. MORE: fields of its limit."""
+    gpu = GpuLimit(uuid=uuid, memory_bytes=64 << 30, **more)
+    directory.mkdir(exist_ok=True)
     identity = os.urandom(16)
     create_ledger(directory / "ledger", identity, [gpu])
     create_limits(directory / "limits", identity, [gpu])
     return env | {"LD_PRELOAD": str(library_path()), "VCUDA_DIR": str(directory)}
+
+
+LAUNCHES = (
+    ("a share that does not bind", {"cores_percent": 99}),
+    ("host memory, and everything fits", {"physical_bytes": 32 << 30}),
+    ("both", {"cores_percent": 99, "physical_bytes": 32 << 30}),
+)
 
 
 def gpu_uuid(env: dict[str, str]) -> str:
@@ -183,6 +192,13 @@ def main() -> None:
         row("  on a stream of its own", "alloc_free_stream", 4096, 50000)
         for rest in REST:
             row(*rest)
+        for number, (what, more) in enumerate(LAUNCHES):
+            held = Side(hooked_env(env, Path(scratch) / f"quota{number}", gpu_uuid(env), **more))
+            for stream, command in (("", "launch"), (", on a stream of its own", "launch_stream")):
+                native, ours, ratio = paired(plain_side, held, command, 0, 50000)
+                label = f"cuLaunchKernel with {what}{stream}"
+                table.add_row(label, f"{native:.1f}", f"{ours:.1f}", f"{ratio:.2f}", f"{ours - native:+.1f}")
+            held.close()
         refusal = only(hooked_side, "refused", 65 << 30, 20000)
         table.add_row("refusal over the limit", "", f"{refusal:.1f}", "", "")
         plain_side.close()

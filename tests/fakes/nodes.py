@@ -86,6 +86,9 @@ class FixedSource:
     def process_memory(self):
         return self.memory
 
+    def process_busy(self, gpu):
+        return None
+
     def events(self, seconds):
         return None
 

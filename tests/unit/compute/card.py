@@ -23,6 +23,7 @@ STEP = 250_000
 TICK = 1_000_000
 PATIENCE = 250_000_000
 AGENT = 5_000_000
+SAMPLE = 500_000_000
 MS = 1_000_000
 
 Work = tuple[int, int]
@@ -72,6 +73,8 @@ class Container:
     granted: int = 0
     waiting_until: int = 0
     looked: int = 0
+    unlimited: bool = False
+    """It has no share, and the agent knows of it what the driver samples."""
     bucket: Any = field(default_factory=lambda: ffi.new("struct vc_bucket *"))
 
     def permille(self) -> int:
@@ -98,7 +101,9 @@ class Card:
         self._random = random.Random(seed)
         self._agent_at = agent_at
         self._arbiter: Arbiter | None = None
-        self._next_agent = self.now
+        self._next_agent = self._next_sample = self.now
+        self._samples: list[float] = []
+        self._sampled = 0
         for container in containers:
             container.looked = self.now
             for process in container.processes:
@@ -242,9 +247,17 @@ class Card:
                 container.weight,
             )
             for index, container in enumerate(self.containers)
+            if not container.unlimited
         }
+        if self.now >= self._next_sample:
+            self._next_sample = self.now + SAMPLE
+            served = sum(container.served() for container in self.containers if container.unlimited)
+            self._samples = [*self._samples[-2:], (served - self._sampled) / SAMPLE]
+            self._sampled = served
         published = {str(index): container.credit_us / 1e6 for index, container in enumerate(self.containers)}
-        for name, verdict in self._arbiter.look(self.now / 1e9, seen, published).items():
+        for name, verdict in self._arbiter.look(
+            self.now / 1e9, seen, published, max(self._samples, default=0.0)
+        ).items():
             container = self.containers[int(name)]
             container.credit_us = int(verdict.credit * 1e6)
             container.granted = verdict.granted

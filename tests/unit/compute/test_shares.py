@@ -124,6 +124,24 @@ def test_what_was_lent_is_taken_back_within_200_ms(work):
     assert got == [pytest.approx(20, abs=4), pytest.approx(80, abs=4)]
 
 
+@pytest.mark.parametrize("work", ["small", "mixture"])
+def test_nothing_is_lent_while_one_without_a_share_is_at_work(work):
+    borrower = container(20, work, elastic=True)
+    guest = Container(100, [Process(small(), begins=3_000 * MS, ends=8_000 * MS)], unlimited=True)
+    card = Card([borrower, guest])
+    card.run(3)
+    assert borrower.served() / 3e7 > 85, "it had the card"
+    card.run(1.2)  # the driver samples twice a second
+    before = [borrower.served(), guest.served()]
+    card.run(3)
+    got = [(each.served() - base) / 3e7 for each, base in zip((borrower, guest), before, strict=True)]
+    assert got[0] <= 20 + POINTS and got[1] >= 75
+    card.run(3)
+    before = [borrower.served()]
+    card.run(2)
+    assert (borrower.served() - before[0]) / 2e7 > 85, "and has it again"
+
+
 def test_processes_that_come_and_go():
     spans = [(begin, begin + 900 * MS) for begin in range(0, 12_000 * MS, 1_000 * MS)]
     coming = Container(40, [Process(small(), begins=begin, ends=end) for begin, end in spans])

@@ -137,6 +137,47 @@ def test_what_is_lent_is_said_again_while_it_lasts(node, keeper, monkeypatch):
     assert changes[-1] > changes[200] > 0
 
 
+def test_nothing_is_lent_while_one_without_a_share_is_at_work(node, monkeypatch):
+    node.admit("borrower", range(4), cores="30", cores_policy="elastic")
+    node.admit("owner", range(4, 8), cores="20")
+    node.admit("unlimited", range(8, 12))
+    borrower, _, unlimited = node.store.book.grants
+    busy, parts = Busy(monkeypatch), {4711: 0.0, 99: 0.9}
+    process = SimpleNamespace(pid=4711)
+    ledger = node.store.dirs.path(unlimited.id) / contract.LEDGER_FILE
+    monkeypatch.setattr(
+        vcuda, "read_ledger", lambda path: SimpleNamespace(processes=[process] if path == ledger else [])
+    )
+    keeper = ShareKeeper(node.store, Clock(), lambda gpu: parts if gpu == uuid(0) else None)
+
+    def granted(answers):
+        for _ in range(answers):
+            keeper.heed(keeper.measure(keeper._unlimited))
+            for _ in range(40):
+                busy.charge(0.005, borrower)
+                keeper.look()
+        return page(node, borrower).granted_permille
+
+    assert granted(3) >= 900, "the card's other processes are nobody's"
+    parts[4711] = 0.4
+    assert granted(1) == 300
+    parts[4711] = 0.0
+    assert granted(1) == 300, "the driver samples seldom"
+    assert granted(3) >= 900
+
+
+def test_a_driver_that_cannot_say_what_processes_do_changes_nothing(node, monkeypatch):
+    node.admit("borrower", range(4), cores="30", cores_policy="elastic")
+    node.admit("unlimited", range(8, 12))
+    borrower, busy = node.store.book.grants[0], Busy(monkeypatch)
+    keeper = ShareKeeper(node.store, Clock())
+    for _ in range(60):
+        busy.charge(0.005, borrower)
+        keeper.look()
+        keeper.heed(keeper.measure(keeper._unlimited))
+    assert page(node, borrower).granted_permille >= 900
+
+
 def test_a_damaged_ledger_costs_only_its_own_container(node, keeper):
     node.admit("one", range(4), cores="30")
     node.admit("two", range(4, 8), cores="70")

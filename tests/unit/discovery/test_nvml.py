@@ -27,6 +27,7 @@ class Driver:
         self.links = {}  # (card, link) -> ("gpu", peer) | ("switch",)
         self.total, self.reserved = 24 * GIB, 0
         self.processes = {}
+        self.samples = {}
         self.mig = {}
         self.near = {}
         self.started = 0
@@ -103,6 +104,12 @@ class Driver:
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.get(card, {}).items()
         ]
+
+    def nvmlDeviceGetProcessUtilization(self, card, last_seen):
+        found = [one for one in self.samples.get(card, []) if one.timeStamp > last_seen]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, card):
         raise pynvml.NVMLError(NOT_SUPPORTED)
@@ -238,6 +245,20 @@ def test_processes_are_bytes_by_card_and_pid(driver, source):
     driver.processes = {0: {41: 5 * GIB, 42: None}}
     source.scan()
     assert source.process_memory() == {uuid(0): {41: 5 * GIB, 42: 0}, uuid(1): {}}
+
+
+def test_what_processes_used_is_what_was_sampled_since(driver, source):
+    sample = lambda at, pid, percent: SimpleNamespace(timeStamp=at, pid=pid, smUtil=percent)  # noqa: E731
+    source.scan()
+    assert source.process_busy(uuid(0)) == {}
+    driver.samples = {0: [sample(1000, 41, 30), sample(2000, 41, 20), sample(2000, 42, 4_000_000)]}
+    assert source.process_busy(uuid(0)) == {41: 0.3, 42: 1.0}
+    assert source.process_busy(uuid(0)) == {}, "it is not work anew"
+    driver.samples[0].append(sample(3000, 41, 7))
+    assert source.process_busy(uuid(0)) == {41: 0.07}
+    driver.fails["nvmlDeviceGetProcessUtilization", 0, 3000] = NOT_SUPPORTED
+    assert source.process_busy(uuid(0)) is None
+    assert source.process_busy("GPU-nowhere") is None
 
 
 def test_a_card_that_does_not_tell_its_processes_is_left_out(driver, source):
