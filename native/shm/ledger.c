@@ -140,10 +140,11 @@ static inline uint64_t others_hold(const struct ledger *ledger, enum plane plane
   return ledger_sum_reserved(ledger, column, own, ledger_slots_in_use(ledger));
 }
 
-/* The largest sum that a charge has produced: of what is used, not of what is reserved. */
-static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t mine) {
-  uint64_t others = sum_others(ledger, PLANE_ALL, column, own);
-  raise_peak(&ledger->file->peak[column], mine + others + ledger_unhooked(ledger, column));
+/* The largest sum that a charge has produced: of what is used, not of what is reserved. The words are read one after the
+ * other, and later than they were for the charge: what gives more than MOST, which the charge made sure of, never was. */
+static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t mine, uint64_t most) {
+  uint64_t sum = mine + sum_others(ledger, PLANE_ALL, column, own) + ledger_unhooked(ledger, column);
+  raise_peak(&ledger->file->peak[column], sum < most ? sum : most);
 }
 
 /* Within its allowance: the own word is all it needs. NO_ROOM: that did not do, and nothing has changed. */
@@ -153,9 +154,8 @@ static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger 
   int32_t own = as.slot;
   used_t *cell = &slot->used[column];
   uint64_t before = used_bytes(atomic_load_explicit(cell, memory_order_relaxed));
-  if (!allowance_promises(ledger, own, column, before + bytes, ledger_memory(ledger, column),
-                          ledger_unhooked(ledger, column)))
-    return NO_ROOM;
+  uint64_t limit = ledger_memory(ledger, column);
+  if (!allowance_promises(ledger, own, column, before + bytes, limit, ledger_unhooked(ledger, column))) return NO_ROOM;
   uint64_t word = atomic_fetch_add(cell, bytes + USED_TICK), now = used_bytes(word) + bytes;
   if (__builtin_expect(!allowance_holds(ledger, own, column, now), 0)) {
     subtract(ledger, as, cell, bytes);
@@ -163,7 +163,7 @@ static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger 
   }
   if (__builtin_expect(!slot_is_ours(ledger, as), 0)) return LOST_SLOT;
   raise_peak(&slot->peak[column], now);
-  if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now);
+  if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now, limit);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
   return GRANTED;
 }
@@ -195,7 +195,7 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
   if (__builtin_expect(others == 0, 1)) {
     raise_peak(&ledger->file->peak[column], total);
   } else {
-    raise_common_peak(ledger, own, column, now);
+    raise_common_peak(ledger, own, column, now, total);
     ledger_allow(ledger, own, column, now, total, limit, unhooked);
   }
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);

@@ -15,6 +15,7 @@
  *   HANG    everybody who lives and runs gets an answer, whoever was killed or stopped, wherever
  *   RETURN  when all is quiet, a process that comes now is granted the whole limit: what the dead and the living had
  *           is back, to the byte
+ *   WHOLE   (SPLIT, with host memory) who is granted a part is granted the whole
  *   LITTLE  a process that holds a current slot is counted there with no less than it holds
  *
  * Configuration by -D: see run.py, which also lists the mutations (MUT_…) that must be found. */
@@ -81,7 +82,7 @@
 #define SETTLED
 #endif
 #endif
-#if defined(FIXED) && THREADS == PROCS
+#if defined(FIXED) && THREADS == PROCS && !defined(LINGER)
 #define OWN_WORD_ALONE /* and its own word changes by its own hand alone */
 #endif
 #ifdef CORPSE
@@ -108,6 +109,10 @@ byte level[SLOTS]; /* the word of allowance_cell: bytes */
 byte level_of[SLOTS]; /* and the generation of whom it was written for */
 #endif
 
+#ifdef LINGER /* a record of ledger_linger.c: whose slot, at which generation, how much */
+byte record_slot = NONE, record_generation, record_bytes;
+#endif
+
 /* --- the kernel ------------------------------------------------------------------------------------------------- */
 byte lock_owner[SLOTS]; /* the record lock on the slot's byte */
 bool alive[PROCS + 2]; /* the last one is dead from the start */
@@ -132,6 +137,10 @@ byte asked[THREADS + 1];           /* of which plane */
 byte books[(THREADS + 1) * PLANES]; /* what the process itself knows of: granted as a whole */
 #endif
 bool was_full[THREADS + 1];
+#ifdef LINGER
+byte lingers[(THREADS + 1) * PLANES]; /* let go of by the thread and still charged; part of total */
+byte record_of;
+#endif
 bool finished[THREADS + 1];
 bit watching[(THREADS + 1) * SLOTS * PLANES]; /* read a first time by look, and not yet again */
 bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
@@ -886,6 +895,64 @@ inline surely_full() {
 
 /* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a whole try to
  * itself. A try without anybody between gives an answer. */
+#ifdef LINGER
+/* --- ledger_linger.c ---------------------------------------------------------------------------------------------------- */
+#define LET_GO(p) held[t * PLANES + (p)] = held[t * PLANES + (p)] - record_bytes; lingers[t * PLANES + (p)] = record_bytes
+
+/* ledger_linger: what was to be given back ends by itself. The record is one word. */
+inline ledger_linger(n) {
+  d_step {
+    record_slot = own_slot[me]; record_generation = own_generation[me]; record_bytes = n; record_of = t;
+    LET_GO(ALL);
+#ifdef SPLIT
+    LET_GO(REAL);
+    books[t * PLANES + ALL] = books[t * PLANES + ALL] - record_bytes;
+    books[t * PLANES + REAL] = books[t * PLANES + REAL] - record_bytes
+#endif
+  }
+}
+
+#ifdef MUT_LINGER_NO_GENERATION
+#define SAME_OWNER true
+#else
+#define SAME_OWNER (generation[end_slot] == end_generation)
+#endif
+/* take_out: loads the word, asks whose the slot is, and compares and swaps */
+#define TAKE_OUT(p)                                                                                                   \
+  d_step {                                                                                                            \
+    if                                                                                                                \
+    :: SAME_OWNER ->                                                                                                  \
+       bytes[(p) * SLOTS + end_slot] =                                                                                \
+         (end_bytes < READ_AT((p) * SLOTS + end_slot) -> bytes[(p) * SLOTS + end_slot] - end_bytes : 0);              \
+       TICK_AT((p) * SLOTS + end_slot);                                                                               \
+       total[p] = total[p] - lingers[end_of * PLANES + (p)];                                                          \
+       lingers[end_of * PLANES + (p)] = 0                                                                             \
+    :: else                                                                                                           \
+    fi                                                                                                                \
+  }
+
+/* ledger_lapse: it may be over, or not yet; when the heir comes it is. */
+inline ledger_lapse() {
+  if
+  :: d_step { record_slot != NONE -> /* end: whoever exchanges the record for 0 */
+       end_slot = record_slot; end_generation = record_generation; end_bytes = record_bytes; end_of = record_of;
+#ifndef MUT_LINGER_TWICE
+       record_slot = NONE
+#endif
+     }
+#ifdef MUT_LINGER_TWICE
+     record_slot = NONE;
+#endif
+     TAKE_OUT(ALL);
+#ifdef SPLIT
+     TAKE_OUT(REAL);
+#endif
+     d_step { end_slot = 0; end_generation = 0; end_bytes = 0; end_of = 0 }
+  :: me != HEIR || record_slot == NONE
+  fi
+}
+#endif
+
 #ifdef PATIENT
 #define PAUSE ; (own_slot[me] == 0 || asking[0] == 0)
 #else
@@ -968,7 +1035,10 @@ inline ledger_charge() {
            d_step { alone = 0; gens = 0 }
            PAUSE
         fi
-     :: else -> slowly = 1 /* from ledger_charge to charge_slowly */
+     :: else -> slowly = 1; /* from ledger_charge to charge_slowly */
+#ifdef LINGER
+        ledger_lapse()
+#endif
      fi;
 #if ALLOW
 again:
@@ -1075,6 +1145,9 @@ proctype thread(byte t; byte me) {
 #endif
   short short_by;
   byte judged, who, whose, as;
+#ifdef LINGER
+  byte end_slot, end_generation, end_bytes, end_of;
+#endif
   bit cleared;
   bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
 #ifdef MUT_NO_TICK
@@ -1096,6 +1169,9 @@ proctype thread(byte t; byte me) {
      if
      :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
      :: t != THREADS && books[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
+#ifdef LINGER
+     :: t != THREADS && books[t * PLANES + REAL] > 0 && record_slot == NONE -> ledger_linger(books[t * PLANES + REAL])
+#endif
      :: t != THREADS /* keeps it for now */
      fi
 #else
@@ -1113,6 +1189,9 @@ progress:
         amount = held[t];
         REGISTERED_AS;
         subtract(mine, amount, true)
+#ifdef LINGER
+     :: t != THREADS && held[t] > 0 && record_slot == NONE -> ledger_linger(held[t])
+#endif
      :: t != THREADS /* keeps it for now */
      fi
 #endif
@@ -1142,6 +1221,8 @@ progress:
 
 #define DROP(t, p) total[p] = total[p] - held[(t) * PLANES + p]; held[(t) * PLANES + p] = 0
 
+#define STOP_PAYING(t, p) total[p] = total[p] - lingers[(t) * PLANES + p]; lingers[(t) * PLANES + p] = 0
+
 /* kill -9: the kernel drops the locks, the driver the memory. */
 inline kill_process(p) {
   d_step {
@@ -1156,6 +1237,12 @@ inline kill_process(p) {
           DROP(x, ALL);
 #ifdef SPLIT
           DROP(x, REAL); DROP(x, MANAGED);
+#endif
+#ifdef LINGER
+          STOP_PAYING(x, ALL);
+#ifdef SPLIT
+          STOP_PAYING(x, REAL);
+#endif
 #endif
           asking[x] = 0; was_full[x] = false
        :: else
@@ -1197,7 +1284,12 @@ proctype world() {
   od
 }
 
-#define HELD_BY(p) (held[(p) * PLANES] + ((p) == PROCS - 1 && THREADS > PROCS -> held[(THREADS - 1) * PLANES] : 0))
+#ifdef LINGER
+#define STILL_PAID(p) lingers[(p) * PLANES]
+#else
+#define STILL_PAID(p) 0
+#endif
+#define HELD_BY(p) (STILL_PAID(p) + held[(p) * PLANES] + ((p) == PROCS - 1 && THREADS > PROCS -> held[(THREADS - 1) * PLANES] : 0))
 #define ENDED(p, t) (!RUNS(p) || finished[t])
 
 init {
@@ -1253,7 +1345,7 @@ init {
     p = 0
   }
 #if !defined(KEEP) && STOPS == 0
-#if !VISIBLE && LOSSES > 0
+#if (!VISIBLE && LOSSES > 0) || (defined(LINGER) && KILLS > 0)
   /* Too much may be counted until the processes end: RETURN holds after that. */
   atomic {
     kill_process(0);

@@ -172,3 +172,25 @@ TEST(step_a_slot_taken_again_by_another_thread) {
     run_to_its_end(child);
   }
 }
+
+static void charge_and_end(struct ledger *ledger) { (void)!ledger_charge(ledger, 0, PIECE); }
+
+/* After a charge has read everybody for itself, somebody else takes the rest: that was never there beside it. */
+TEST(step_the_peak_is_no_more_than_was_granted) {
+  fixture_create(4 * PIECE);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
+  if (!ptrace_is_permitted()) return;
+  used_t *ours = &ledger->file->slot[ledger->slot].used[0];
+  for (long count = 0, more = 1; more && count < 150; count += 3) {
+    pid_t child = begin(ledger, charge_and_end);
+    used_t *its = &ledger->file->slot[slot_of(ledger, child)].used[0];
+    while (used_bytes(atomic_load(its)) == 0) CHECK(step(child));
+    for (long i = 0; i < count && more; i++) more = step(child);
+    if (!more) break;
+    atomic_fetch_add(ours, 4 * PIECE + USED_TICK);
+    run_to_its_end(child);
+    atomic_fetch_sub(ours, 4 * PIECE - USED_TICK);
+    CHECK(used_bytes(atomic_load(&ledger->file->peak[0])) <= 4 * PIECE);
+  }
+}
