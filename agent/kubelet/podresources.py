@@ -18,7 +18,8 @@ from agent.kubelet import translate
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from agent.kubelet.whose import ListedPod
-from agent.state.reconcile import Listing
+from agent.state.breaks import with_breaks
+from agent.state.reconcile import Listed, Listing
 
 __all__ = ["PodResources", "PodResourcesClient"]
 
@@ -54,9 +55,11 @@ class PodResourcesClient:
 
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
-        return await self._ask(
-            lambda answer: translate.listing(answer, self._resource, self._whole), self._timeout
-        )
+        pods = await self._ask(lambda answer: answer.pod_resources, self._timeout)
+        found: list[Listed] = []
+        async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
+            found += translate.containers_of(pod, self._resource, self._whole)
+        return translate.gathered(pods, found)
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """The same by pod and at once, for an admission that waits. Raises KubeletError."""

@@ -23,10 +23,11 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "answer",
     "container_answer",
+    "containers_of",
     "device_list",
     "devices",
+    "gathered",
     "listed_pods",
-    "listing",
     "plugin_options",
     "register_request",
 ]
@@ -131,29 +132,29 @@ def answer(given: Answer) -> api.ContainerAllocateResponse:
     )
 
 
-def listing(answer: podresources.ListPodResourcesResponse, resource: str, whole: str = "") -> Listing:
-    """All pods, and the containers that hold devices of RESOURCE, each once with all its devices.
+def containers_of(pod: podresources.PodResources, resource: str, whole: str = "") -> list[Listed]:
+    """The containers of one pod of the kubelet's list that hold devices of RESOURCE, each once with all its devices.
 
     Whole cards of the resource WHOLE are listed beside them, under the names that the book has for them.
     """
     found: list[Listed] = []
-    for pod in answer.pod_resources:
-        for container in pod.containers:
-            tokens = frozenset(
-                token
-                for devices in container.devices
-                if devices.resource_name == resource
-                for token in devices.device_ids
-            )
-            cards = frozenset(
-                whole_token(uuid)
-                for devices in container.devices
-                if whole and devices.resource_name == whole
-                for uuid in devices.device_ids
-            )
-            name = ContainerRef(pod.namespace, pod.name, container.name)
-            found += [Listed(name, held) for held in (tokens, cards) if held]
-    return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources))
+    for container in pod.containers:
+        tokens, cards = list[str](), list[str]()
+        for devices in container.devices:  # there may be one entry for each device
+            name = devices.resource_name
+            if name == resource:
+                tokens += devices.device_ids
+            elif whole and name == whole:
+                cards += map(whole_token, devices.device_ids)
+        if tokens or cards:
+            ref = ContainerRef(pod.namespace, pod.name, container.name)
+            found += [Listed(ref, frozenset(held)) for held in (tokens, cards) if held]
+    return found
+
+
+def gathered(pods: Iterable[podresources.PodResources], found: Iterable[Listed]) -> Listing:
+    """One answer of the kubelet: PODS, of which FOUND hold devices of ours."""
+    return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods))
 
 
 def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) -> tuple[ListedPod, ...]:
@@ -162,7 +163,11 @@ def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) ->
     for pod in answer.pod_resources:
         holding, bare = list[str](), list[str]()
         for container in pod.containers:
-            has = any(devices.resource_name == resource for devices in container.devices)
-            (holding if has else bare).append(container.name)
+            for devices in container.devices:
+                if devices.resource_name == resource:
+                    holding.append(container.name)
+                    break
+            else:
+                bare.append(container.name)
         found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare)))
     return tuple(found)

@@ -88,7 +88,8 @@ def test_containers_are_listed_once_with_all_their_devices_of_our_resource():
             podresources.PodResources(name="q", namespace="other"),
         ]
     )
-    found = translate.listing(answer, "r")
+    pods = answer.pod_resources
+    found = translate.gathered(pods, [one for pod in pods for one in translate.containers_of(pod, "r")])
     (listed,) = found.containers
     assert found.pods == {"default/p", "other/q"}
     assert (listed.container, listed.tokens) == (ContainerRef("default", "p", "a"), frozenset({"1", "2"}))
