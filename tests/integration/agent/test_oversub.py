@@ -130,7 +130,7 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
     try:
         for container in containers:
             quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
-            command = [sys.executable, "-c", PROGRAM, "6", str(10**9), "2ms", "1e9"]
+            command = [sys.executable, "-c", PROGRAM, str(10**9), "2ms", "1e9", "6"]
             jobs.append(
                 subprocess.Popen(
                     command, env={**driver, **quota}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
