@@ -262,12 +262,12 @@ static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t siz
   return n;
 }
 
-/* That of the first thread is the process's. It is asked for by name because emulators of other processors (qemu-user)
- * make up the file of the process for the process itself, with a time that nobody else reads. */
+/* "./": emulators of other processors (qemu-user) know the file's usual name and make it up for the process itself, with
+ * a time that nobody else reads. The kernel passes over the point; by way of task/ it would make three directories more,
+ * in every process that starts. */
 uint64_t os_start_time(int32_t pid) {
-  char text[1024], name[32];
-  snprintf(name, sizeof name, "task/%d/stat", (int)pid);
-  if (read_proc(pid, name, text, sizeof text) <= 0) return 0;
+  char text[1024];
+  if (read_proc(pid, "./stat", text, sizeof text) <= 0) return 0;
   const char *p = strrchr(text, ')'); /* the command name before it may contain anything */
   if (!p) return 0;
   for (int field = 2; field < 22; field++) { /* proc(5): starttime is field 22, the name field 2 */
