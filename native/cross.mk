@@ -6,7 +6,8 @@ COMMA := ,
 ZIG   := $(abspath $(BUILD))/zig/cc
 
 # It knows no -Bsymbolic-functions: -Bsymbolic says the same of a library that exports functions alone; not -z
-# noseparate-code, which is what it does anyway; no LTO plugin of gcc's; not two of gcc's optimisations that the simulated driver turns off, whose warnings are gcc's business.
+# noseparate-code, which is what it does anyway; no LTO plugin of gcc's; not two of gcc's optimisations that the
+# simulated driver turns off, whose warnings are gcc's business.
 cross = +$(Q)$(MAKE) --no-print-directory -C $(CURDIR) BUILD=$(BUILD)/$(1)-2.17 CC="$(ZIG)-$(1)" PY=$(PY) \
   CUDA_INCLUDE=$(abspath $(CUDA_INCLUDE)) NATIVE_LTO= FAKE_CFLAGS='$(filter-out -fno-ipa-icf -fno-tree-slp-vectorize -Werror,$(FAKE_CFLAGS)) -w' \
   NATIVE_LDFLAGS='$(subst -Bsymbolic-functions,-Bsymbolic,$(filter-out %$(COMMA)noseparate-code,$(NATIVE_LDFLAGS))) -nostdlib' \

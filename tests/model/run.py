@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,7 +246,7 @@ def page(rows: dict[str, str]) -> str:
         f"{version}. What the words mean: [README](README.md), and the beginning of `tests/model/ledger.pml`.\n"
         "Every search was exhaustive: all states that there are, but for cases that end with a find.\n"
         "`python tests/model/run.py NAME… --write` repeats some, `make model` all.\n\n"
-        f"Without a result, because the search needs more than 9 GB or ten minutes here: {without}.\n\n"
+        f"{textwrap.fill(f'Without a result: {without}.', 120)}\n\n"
         f"{remark[0] if remark else ''}"
         f"## Must hold\n\n{head}\n{holds}\n\n"
         "## Must be found\n\n"
