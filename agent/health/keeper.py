@@ -164,22 +164,24 @@ class Keeper:
     async def _strike(self, strikes: Mapping[str, tuple[Ailment, ...]]) -> None:
         now = self._now()
         after = dict(self.cards)
-        news = False
+        news = dict[str, tuple[str, int]]()  # what is new, and seconds of probation
         for uuid, ailments in strikes.items():
             if self._raw is None or uuid not in self._raw.uuids:
                 continue
             before = after.get(uuid, _WELL)
             card = after[uuid] = struck(before, ailments, now)
             fresh = [one for one in card.ailments if one.code not in {old.code for old in before.ailments}]
-            news |= bool(fresh)
             if fresh:
                 text = "; ".join(ailment.text for ailment in fresh)
-                wait = round(card.probation(self._probation))
-                self._log.error("gpu is sick", gpu=uuid, detail=text, probation_seconds=wait)
-                self._told(
-                    uuid, False, f"{uuid}: {text}; no new containers until it was quiet for {wait} seconds"
-                )
+                news[uuid] = text, round(card.probation(self._probation))
         self.cards = after
+        if news:
+            self._save()  # before it is told: who has heard of it finds it after a restart, too
+        for uuid, (text, wait) in news.items():
+            self._log.error("gpu is sick", gpu=uuid, detail=text, probation_seconds=wait)
+            self._told(
+                uuid, False, f"{uuid}: {text}; no new containers until it was quiet for {wait} seconds"
+            )
         if news:
             await self._publish()
 

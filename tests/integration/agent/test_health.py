@@ -77,8 +77,12 @@ def test_a_lost_card_is_unhealthy_until_it_was_back_for_a_while(short_probation,
     assert gpu_node.capacity()[RESOURCE] == 2 * count, "a lost card does not vanish from the node"
     fakectl("found", 1)
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "both cards' slices")
-    fakectl("xid", 1, 62)
-    wait_until(lambda: any("Xid 62" in e["detail"] for e in agent.events("gpu is sick")), "news of it")
+
+    def heard():
+        fakectl("xid", 1, 62)  # again and again: it is listened to when the wait under way is over
+        return any("Xid 62" in e["detail"] for e in agent.events("gpu is sick"))
+
+    wait_until(heard, "news of it")
 
 
 def test_a_sick_card_is_sick_after_a_restart_of_the_agent(gpu_node, agent, fakectl):

@@ -162,7 +162,8 @@ def test_files_of_every_earlier_version_are_read(node, agent, version):
         path.write_bytes(codec._sealed(json.dumps(document).encode(), version))
 
     for path in agent.state.glob("checkpoint.json*"):
-        aged(path, lambda document: document["grants"])
+        if path.suffix != ".new":  # made ahead, empty
+            aged(path, lambda document: document["grants"])
     for path in agent.state.glob("allocations/[!.]*/allocation.json"):
         aged(path, lambda document: [document])
     agent.start()
