@@ -176,14 +176,12 @@ class Keeper:
                 news[uuid] = text, round(card.probation(self._probation))
         self.cards = after
         if news:
-            self._save()  # before it is told: who has heard of it finds it after a restart, too
+            await self._publish()  # before it is told: who has heard of it finds it after a restart, too
         for uuid, (text, wait) in news.items():
             self._log.error("gpu is sick", gpu=uuid, detail=text, probation_seconds=wait)
             self._told(
                 uuid, False, f"{uuid}: {text}; no new containers until it was quiet for {wait} seconds"
             )
-        if news:
-            await self._publish()
 
     async def _publish(self) -> None:
         """Hands out the inventory to work with when it is another one, and writes down why."""

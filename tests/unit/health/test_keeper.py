@@ -73,6 +73,14 @@ def test_a_sick_card_is_handed_out_as_unhealthy_with_the_reason(world):
     assert [(card, well) for card, well, _ in world.told] == [(uuid(1), False)]
 
 
+def test_it_is_written_down_before_it_is_told(world):
+    """Whoever has heard of it and kills the agent finds it sick after the start."""
+    written = []
+    world.keeper._told = lambda uuid, *_: written.append(read_report(world.directory).health[uuid].sick)
+    world.hear(1, 95)
+    assert written == [True]
+
+
 def test_an_error_of_a_program_is_counted_and_no_more(world):
     world.hear(0, 31)
     world.hear(0, 31)
