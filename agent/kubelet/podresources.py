@@ -1,13 +1,15 @@
 """Which containers hold which devices: the kubelet's pod-resources socket behind a Protocol.
 
 The kubelet lists active pods only, names no pod UIDs, and leaves plain init containers out. A connection is kept for as
-long as the socket is the same file: a kubelet that was restarted has made another one.
+long as the socket is the same file and nothing has failed on it: a kubelet that was restarted has made another one. It
+is closed by the last of its calls, since closing a channel cancels the tasks that wait on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -24,6 +26,13 @@ from agent.state.reconcile import Listed, Listing
 __all__ = ["PodResources", "PodResourcesClient"]
 
 _MAX_ANSWER_BYTES = 16 << 20  # what the kubelet itself allows on this socket
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # else a new channel goes on with the connection of one not closed yet
+)
 _QUICK_SECONDS = 0.25  # for a question on which an admission waits
 _TURNS, _TURN_SECONDS = 4, 0.011  # the kubelet answers 100 questions a second and refuses the others
 
@@ -42,6 +51,14 @@ class PodResources(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Connection:
+    channel: grpc.aio.Channel
+    identity: tuple[int, ...]  # of the socket
+    calls: int = 0  # under way
+    given_up: bool = False
+
+
 class PodResourcesClient:
     """Asks the kubelet at SOCKET about RESOURCE, and WHOLE cards where that is given out; waits TIMEOUT seconds."""
 
@@ -50,8 +67,7 @@ class PodResourcesClient:
         self._resource = resource
         self._whole = whole
         self._timeout = timeout
-        self._channel: grpc.aio.Channel | None = None
-        self._identity: tuple[int, ...] = ()
+        self._connection: _Connection | None = None
 
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
@@ -67,27 +83,31 @@ class PodResourcesClient:
         return await self._ask(lambda answer: translate.listed_pods(answer, self._resource), quick)
 
     async def close(self) -> None:
-        """Gives the connection back."""
-        channel, self._channel, self._identity = self._channel, None, ()
-        if channel is not None:
-            await channel.close(None)
+        """Gives the connection back, once no call is under way on it."""
+        if self._connection is not None:
+            await self._give_up(self._connection)
 
     async def _ask(self, read: Callable[[api.ListPodResourcesResponse], T], timeout: float) -> T:
         for turn in range(_TURNS):
-            channel = await self._connected()
+            connection = await self._connected()
             try:
-                stub = rpc.PodResourcesListerStub(channel)
+                stub = rpc.PodResourcesListerStub(connection.channel)
                 return read(await stub.List(api.ListPodResourcesRequest(), timeout=timeout))
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.RESOURCE_EXHAUSTED and turn + 1 < _TURNS:
                     await asyncio.sleep(_TURN_SECONDS)
                     continue
-                await self.close()
+                connection.given_up = True
                 raise KubeletError(f"{self._socket}: {code.name}: {error.details()}") from error
+            finally:
+                connection.calls -= 1
+                if connection.given_up:
+                    await self._give_up(connection)
         raise AssertionError("every turn ends")
 
-    async def _connected(self) -> grpc.aio.Channel:
+    async def _connected(self) -> _Connection:
+        """A connection to the kubelet of now, with one more call counted on it."""
         try:
             found = self._socket.stat()
         except OSError as error:
@@ -96,9 +116,20 @@ class PodResourcesClient:
                 f"{self._socket} does not exist; mount the kubelet's pod-resources directory"
             ) from error
         identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
-        if self._channel is None or identity != self._identity:
-            await self.close()
-            options = [("grpc.max_receive_message_length", _MAX_ANSWER_BYTES)]
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-            self._identity = identity
-        return self._channel
+        known = self._connection
+        if known is not None and known.identity == identity:
+            known.calls += 1
+            return known
+        channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        made = self._connection = _Connection(channel, identity, calls=1)
+        if known is not None:
+            await self._give_up(known)
+        return made
+
+    async def _give_up(self, connection: _Connection) -> None:
+        """Has no new calls made on CONNECTION, and closes it when none is under way any more."""
+        connection.given_up = True
+        if self._connection is connection:
+            self._connection = None
+        if not connection.calls:
+            await connection.channel.close(None)

@@ -17,10 +17,13 @@ async def run_together(parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     """Runs PARTS (name -> coroutine) until the first ends, cancels the others and waits for them.
 
     Raises what the first that failed raised; failures while the others are being cancelled are not lost but secondary.
+    A part that ends by a cancellation that nobody asked for has failed too: a call that some library called off.
     """
     tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+    called_off: list[str] = []
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        called_off = [task.get_name() for task in done if task.cancelled()]
     finally:
         for task in tasks:
             task.cancel()
@@ -28,3 +31,5 @@ async def run_together(parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
+    if called_off:
+        raise RuntimeError(f"{', '.join(sorted(called_off))}: called off by something it waited for")

@@ -49,6 +49,7 @@ class PodResources(rpc.PodResourcesListerServicer):
         self.limit = RateLimit(time.monotonic())
         self.lock = threading.Lock()
         self.calls = 0
+        self.delay_s = 0.0  # before each answer: a busy kubelet's
         self.server: grpc.Server | None = None
 
     def start(self) -> None:
@@ -69,6 +70,7 @@ class PodResources(rpc.PodResourcesListerServicer):
         self, request: pb.ListPodResourcesRequest, context: grpc.ServicerContext
     ) -> pb.ListPodResourcesResponse:
         self._admit(context)
+        time.sleep(self.delay_s)
         self.manager.collect()
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self.active_pods()])
 

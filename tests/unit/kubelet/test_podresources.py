@@ -136,13 +136,79 @@ def test_one_connection_serves_until_the_kubelet_has_a_new_socket(short_dir):
         client = PodResourcesClient(path, "r")
         first = await serve(1)
         assert len((await client.list()).containers) == 1
-        channel = client._channel
+        connection = client._connection
         assert len(await client.pods()) == 1
-        assert client._channel is channel
+        assert client._connection is connection
         await first.stop(grace=None)
         second = await serve(2)
         assert [len(one.holding) for one in await client.pods()] == [1, 1]
         await client.close()
         await second.stop(grace=None)
+
+    asyncio.run(main())
+
+
+def test_a_question_that_fails_leaves_the_others_alone(short_dir):
+    """An admission asks with a quarter of a second of patience, beside the poller with five."""
+
+    async def main():
+        waiting, answered = asyncio.Event(), asyncio.Event()
+
+        async def answer(context):
+            waiting.set()
+            await answered.wait()
+            return pods(1)
+
+        server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
+        server.add_insecure_port(f"unix:{short_dir}/p.sock")
+        await server.start()
+        client = PodResourcesClient(short_dir / "p.sock", "r", 30.0)
+        slow = asyncio.create_task(client.list())
+        await waiting.wait()
+        with pytest.raises(KubeletError, match="DEADLINE_EXCEEDED"):
+            await client.pods()
+        used = client._connection
+        answered.set()
+        assert len((await slow).containers) == 1
+        assert used is None, "the next question gets a connection of its own"
+        assert len(await client.pods()) == 1
+        await client.close()
+        await server.stop(grace=None)
+
+    asyncio.run(main())
+
+
+def test_a_kubelet_that_is_replaced_while_it_is_asked(short_dir):
+    async def main():
+        path = short_dir / "p.sock"
+        waiting, answered = asyncio.Event(), asyncio.Event()
+
+        async def slowly(context):
+            waiting.set()
+            await answered.wait()
+            return pods(1)
+
+        async def at_once(context):
+            return pods(2)
+
+        servers = []
+        for number, answer in enumerate((slowly, at_once)):
+            server = grpc.aio.server()
+            servers.append(server)
+            rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
+            server.add_insecure_port(f"unix:{short_dir}/{number}.sock")
+            await server.start()
+        client = PodResourcesClient(path, "r", 30.0)
+        (short_dir / "0.sock").rename(path)
+        old = asyncio.create_task(client.list())
+        await waiting.wait()
+        (short_dir / "1.sock").rename(path)
+        assert len((await client.list()).containers) == 2
+        answered.set()
+        assert len((await old).containers) == 1
+        await client.close()
+        for server in servers:
+            await server.stop(grace=None)
 
     asyncio.run(main())

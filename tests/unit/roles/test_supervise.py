@@ -56,3 +56,17 @@ def test_being_cancelled_cancels_all():
 
     asyncio.run(main())
     assert ended == [1, 1]
+
+
+def test_a_part_that_is_called_off_by_what_it_waits_for_has_failed():
+    """Not the end of the work: grpc cancels the calls of a channel that somebody else closes."""
+
+    async def forever():
+        await asyncio.sleep(3600)
+
+    async def waiting():
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="poller"):
+        asyncio.run(run_together({"a": forever(), "poller": waiting()}))
