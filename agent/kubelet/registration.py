@@ -99,7 +99,7 @@ class Registration:
         self._wake.clear()
 
     async def _serve(self) -> bool:
-        """Puts a new server behind the public path; False while the kubelet has not made the directory yet."""
+        """Puts a new server behind the public path; False while a kubelet is about to make, or wipes, the directory."""
         if not self._directory.is_dir():
             self._say(
                 "waiting for the kubelet",
@@ -119,6 +119,9 @@ class Registration:
             server.add_insecure_port(f"unix:{hidden}")
             await server.start()
             hidden.rename(self._path)
+        except FileNotFoundError:  # wiped in between by a kubelet that starts: another one, then
+            await server.stop(grace=None)
+            return False
         except (OSError, RuntimeError) as error:
             await server.stop(grace=None)
             raise SocketError(

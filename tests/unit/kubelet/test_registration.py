@@ -1,12 +1,25 @@
 """What registration remembers from one attempt to the next; its life beside a kubelet is in tests/integration/agent."""
 
 import asyncio
+import contextlib
 import socket
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+from agent.kubelet import registration as module
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.registration import Registration
+from agent.kubelet.sockets import hidden_name
+
+
+class Silent(rpc.DevicePluginServicer):
+    """A plugin that nobody calls."""
+
+    options, streams = None, 0
+
+    async def close(self):
+        """Nothing is open."""
 
 
 def attempt(registration):
@@ -36,3 +49,46 @@ def test_a_new_kubelet_does_not_pay_for_the_failures_of_the_one_before():
             fresh.bind(str(directory / "kubelet.sock"))
             attempt(registration)
         assert registration._failures == 1
+
+
+def test_a_kubelet_that_wipes_the_directory_while_a_server_starts(monkeypatch):
+    """It removes every socket there when it starts: also the one that is about to get its public name."""
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        directory = Path(name)
+        names = []
+        aio_server = module.grpc.aio.server
+
+        def server():
+            made = aio_server()
+            start = made.start
+
+            async def start_and_wipe():
+                await start()
+                if len(names) < 3:
+                    names[-1].unlink()
+
+            made.start = start_and_wipe
+            return made
+
+        def hidden(where):
+            names.append(hidden_name(where))
+            return names[-1]
+
+        monkeypatch.setattr(module.grpc.aio, "server", server)
+        monkeypatch.setattr(module.sockets, "hidden_name", hidden)
+
+        registration = Registration(Silent(), directory, "own.sock", "example.com/x")
+        stop = asyncio.Event()
+
+        async def run():
+            work = asyncio.create_task(registration.run(stop))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(work), 1.0)
+            assert (directory / "own.sock").is_socket()
+            stop.set()
+            registration.wake()
+            await work
+
+        asyncio.run(run())
+        assert len(names) == 3
+        assert not (directory / "own.sock").exists()
