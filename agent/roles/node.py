@@ -304,6 +304,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
     providers = _providers(config, store, allocator, plugin, allocated, now=now)
     await run_together(
+        "registration",
         {
             **more,
             "registration": run_beside(
@@ -321,5 +322,5 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
             "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
             "health": keeper.run(),
             "listener": keeper.listen(),
-        }
+        },
     )

@@ -77,9 +77,10 @@ async def _once(provider: Provider, kubelet_dir: Path, stop: asyncio.Event) -> N
     servicer = Servicer(provider, streams_changed)
     registration = Registration(servicer, kubelet_dir, socket_name(provider.resource), provider.resource)
     await run_together(
+        "registration",
         {
             "registration": registration.run(stop),
             "watch": provider.watch(news.set),
             "news": pass_on(),
-        }
+        },
     )

@@ -1,7 +1,9 @@
-"""Runs named tasks together: all of them until one is done, then none.
+"""Runs named tasks together: all of them until the one that leads is done, then none.
 
 What `asyncio.TaskGroup` is for, which Python 3.10 lacks. A role is one piece: when a part of it fails the rest must not
-go on half alive, and when the part that leads is done the others have nothing left to do.
+go on half alive, and when the part that leads is done the others have nothing left to do. Any other part works until it
+is cancelled by us, so one that ends otherwise has failed, however quietly: returned, or called off together with a call
+that it was waiting for.
 """
 
 from __future__ import annotations
@@ -13,23 +15,25 @@ from typing import Any
 __all__ = ["run_together"]
 
 
-async def run_together(parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-    """Runs PARTS (name -> coroutine) until the first ends, cancels the others and waits for them.
+async def run_together(lead: str, parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    """Runs PARTS (name -> coroutine) until the one named LEAD ends, cancels the others and waits for them.
 
-    Raises what the first that failed raised; failures while the others are being cancelled are not lost but secondary.
-    A part that ends by a cancellation that nobody asked for has failed too: a call that some library called off.
+    Raises what the first that failed raised, and RuntimeError for one that ended by itself; failures while the others
+    are being cancelled are not lost but secondary.
     """
-    tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-    called_off: list[str] = []
+    tasks = {name: asyncio.create_task(part, name=name) for name, part in parts.items()}
+    ended: list[str] = []
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        called_off = [task.get_name() for task in done if task.cancelled()]
+        done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        ended = sorted(name for name, task in tasks.items() if task in done)
+        if lead in ended and not tasks[lead].cancelled():
+            ended = []
     finally:
-        for task in tasks:
+        for task in tasks.values():
             task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks.values(), return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
             raise result
-    if called_off:
-        raise RuntimeError(f"{', '.join(sorted(called_off))}: called off by something it waited for")
+    if ended:
+        raise RuntimeError(f"ended by itself: {', '.join(ended)}")

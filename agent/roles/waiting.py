@@ -135,4 +135,4 @@ class Wait(Generic[T]):
                         found(answer)
                         return
 
-        await run_together({"search": search(), "http": self._http.run()})
+        await run_together("search", {"search": search(), "http": self._http.run()})
