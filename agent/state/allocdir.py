@@ -72,7 +72,7 @@ class AllocationDirs:
         if spare is not None:
             with contextlib.suppress(OSError, vcuda.VcudaError):
                 self._fill(spare, grant)
-                spare.rename(self.path(grant.id))
+                os.rename(spare, f"{self._root}/{grant.id}")  # noqa: PTH104  (see `CheckpointFile`)
                 return
             self._ended.append(spare)  # somebody has been at it
         fresh = self._root / (_NEW + grant.id)
@@ -223,7 +223,7 @@ class AllocationDirs:
         """A furnished directory made ahead, if there is one."""
         while self._spares:
             spare, made_for = self._spares.popleft()
-            if made_for == library and (spare / contract.PRELOAD_FILE).exists():
+            if made_for == library and os.path.exists(f"{spare}/{contract.PRELOAD_FILE}"):  # noqa: PTH110
                 return spare
             self._ended.append(spare)
         return None

@@ -43,7 +43,7 @@ class CheckpointFile:
         self._path = path
         self._previous = path.with_name(path.name + ".previous")
         self._new = path.with_name(path.name + ".new")
-        self._ended = deque[Path]()  # filled by one thread, emptied by two
+        self._ended = deque[str]()  # filled by one thread, emptied by two
         self._number = itertools.count()
 
     def save(self, book: Book) -> None:
@@ -85,7 +85,7 @@ class CheckpointFile:
         """Removes predecessors' predecessors. Blocks; may run beside a save. Raises OSError."""
         with contextlib.suppress(IndexError):
             while True:
-                self._ended.popleft().unlink(missing_ok=True)
+                Path(self._ended.popleft()).unlink(missing_ok=True)
 
     def make_ahead(self) -> None:
         """Makes the next file, empty. May run beside a save, which makes it where it is missing."""
@@ -98,9 +98,8 @@ class CheckpointFile:
         Raises CheckpointVersionError for a file of a newer agent, and StorageError for one that cannot be read.
         """
         notes: list[str] = []
-        self._ended.extend(
-            self._path.parent.glob(f"{self._path.name}{_ENDED}*")
-        )  # of an agent that was killed
+        left = self._path.parent.glob(f"{self._path.name}{_ENDED}*")  # by an agent that was killed
+        self._ended.extend(map(str, left))
         for path in (self._path, self._previous):
             raw = _read(path)
             if raw is None:
@@ -148,17 +147,18 @@ class CheckpointFile:
         """Gives the three files their new names; at any moment there is a complete one under one of the two names.
 
         The predecessor makes place first because renaming over a file makes some file systems write out at once. It is
-        renamed, since removing files is what takes long: `tidy` does that.
+        renamed, since removing files is what takes long: `tidy` does that. (`Path.rename` makes a path of the new name,
+        which takes as long as the renaming.)
         """
         if self._path.exists():
-            ended = self._path.with_name(f"{self._path.name}{_ENDED}{next(self._number)}")
+            ended = f"{self._path}{_ENDED}{next(self._number)}"
             with contextlib.suppress(FileNotFoundError):
-                self._previous.rename(ended)
+                os.rename(self._previous, ended)  # noqa: PTH104
                 self._ended.append(ended)
             if len(self._ended) > _MAX_ENDED:
                 self.tidy()
-            self._path.rename(self._previous)
-        self._new.rename(self._path)
+            os.rename(self._path, self._previous)  # noqa: PTH104
+        os.rename(self._new, self._path)  # noqa: PTH104
 
     def _put_aside(self, path: Path) -> Path:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

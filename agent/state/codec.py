@@ -30,7 +30,7 @@ _ENVELOPE = re.compile(rb'\{"version":(\d{1,9}),"sha256":"([0-9a-f]{64})","state
 _GRANT_ID = re.compile(r"[0-9a-f]{32}")
 _LIBRARY = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._+]{0,127}")
 _MAX_TOKENS = 1 << 20
-_KEPT = "_codec_json"  # beside a grant's fields, like what it works out itself
+_KEPT = "_codec_json"  # beside the fields of a grant or hold, like what it works out itself
 
 
 def encode_book(book: Book) -> bytes:
@@ -110,7 +110,7 @@ def _new_grant_json(grant: Grant) -> bytes:
             {
                 "gpu": hold.gpu,
                 "sliceBytes": hold.slice_bytes,
-                "tokens": list(_ranges(hold.tokens)),
+                "tokens": _ranges_of(hold),
                 **({"physical": hold.physical_bytes} if hold.physical_bytes else {}),
             }
             for hold in grant.holds
@@ -239,6 +239,14 @@ def _positive(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{value!r} is not a positive number")
     return value
+
+
+def _ranges_of(hold: Hold) -> list[str]:
+    """Kept with the hold: it stays what it is while its grant changes."""
+    known: list[str] | None = hold.__dict__.get(_KEPT)
+    if known is None:
+        known = hold.__dict__[_KEPT] = list(_ranges(hold.tokens))
+    return known
 
 
 def _ranges(tokens: Iterable[str]) -> Iterator[str]:

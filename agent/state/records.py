@@ -130,7 +130,7 @@ class LiveLimit:
     cores: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, as a grant
 class Hold:
     """Slices of one card: one of `slice_bytes` for each of the tokens, whatever card a token is named after.
 
@@ -252,6 +252,11 @@ class Grant:
             if hold.gpu in self.promised
         )
 
+    @cached_property
+    def counted(self) -> tuple[Allocation, ...]:
+        """The same as one allocation, where no policy makes it another; nothing when nothing counts."""
+        return (Allocation(self.id, self.shares),) if self.shares else ()
+
     def shares_of(self, unit: Mapping[str, int]) -> tuple[Share, ...]:
         """The same in slices of UNIT bytes (by card), rounded up: the slice size may have been changed since."""
         for hold in self.holds:
@@ -316,14 +321,18 @@ class Book:
         changed = [
             replace(grant, lent=grant.lent | common) if _lends(grant, pod) else replace(grant, gone=True)
             for grant in self.grants
-            if (before is None or grant.number < before) and (common := grant.held & wanted)
+            if not grant.held.isdisjoint(wanted)
+            and (before is None or grant.number < before)
+            and (common := grant.held & wanted)
         ]
         return self.replaced(changed), tuple(grant.id for grant in changed)
 
     def given_back(self, free_tokens: Iterable[str]) -> Book:
         """The book after the kubelet shows FREE_TOKENS as free: whoever held one of them is gone with all it held."""
         free = frozenset(free_tokens)
-        return self.replaced(replace(grant, gone=True) for grant in self.grants if grant.held & free)
+        return self.replaced(
+            replace(grant, gone=True) for grant in self.grants if not grant.held.isdisjoint(free)
+        )
 
     def allocations(self, gpus: Sequence[Gpu], pod: str = "") -> tuple[Allocation, ...]:
         """What counts on the cards, in their present slices, for `agent.model.NodeState`.
@@ -332,9 +341,14 @@ class Book:
         """
         unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
         whole = {gpu.uuid: gpu.slices for gpu in gpus}
-        found = []
+        found: list[Allocation] = []
         for grant in self.grants:
             shares = grant.shares_of(unit) if grant.shares else ()
+            if shares is grant.shares and not (
+                grant.policy.exclusive or grant.policy.cores or grant.limits
+            ):  # as most are
+                found += grant.counted
+                continue
             if shares and grant.policy.exclusive and not grant.is_of(pod):
                 shares = tuple(
                     Share(share.gpu, max(share.slices, whole.get(share.gpu, 0)), CORES_PER_CARD)

@@ -94,11 +94,13 @@ def view(
 
 def split(book: Book, grant: Grant, gpus: Sequence[Gpu]) -> Grant:
     """GRANT with its physical share of each card that has lent memory, where it may use that."""
-    cards = {gpu.uuid: gpu for gpu in gpus}
+    cards = {gpu.uuid: gpu for gpu in gpus if gpu.host_bytes}
+    if not cards and not any(hold.physical_bytes for hold in grant.holds):
+        return grant
     holds = []
     for hold in grant.holds:
         gpu, share = cards.get(hold.gpu), 0
-        if grant.policy.oversubscribe and gpu is not None and gpu.host_bytes:
+        if grant.policy.oversubscribe and gpu is not None:
             share = _share_of(book, grant, hold, gpu)
         holds.append(replace(hold, physical_bytes=0 if share >= hold.memory_bytes else share))
     return replace(grant, holds=tuple(holds))
