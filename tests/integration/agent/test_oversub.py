@@ -123,7 +123,10 @@ def test_without_the_annotation_a_pod_waits_for_the_cards_own_memory(node):
 
 
 def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
-    """Two containers of 4 GiB on a card of 4: the agent sees them thrash, is killed in the middle, and comes back."""
+    """Two containers of 4 GiB on a card of 4: the agent gives turns, is killed in the middle, and comes back.
+
+    When turns are worth it is tested without a clock, in tests/unit/state/test_turns.py.
+    """
     kubelet, agent, driver = small_node
     containers = [started(kubelet, f"job{n}", 4, annotations=WANTS_HOST) for n in range(2)]
     jobs = []
@@ -140,7 +143,7 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
         for job in jobs:
             job.stdin.write("\n")
             job.stdin.flush()
-        agent.wait_event("turns begin", 2)
+        agent.wait_event("turns begin")
         agent.kill()
         uuid = card_of(containers[0])
         ledgers = [allocation_dir(container) / contract.LEDGER_FILE for container in containers]

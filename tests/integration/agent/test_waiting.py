@@ -86,4 +86,5 @@ def test_a_driver_that_only_the_machine_has_makes_the_container_anew(bare, agent
     assert "so that the container is made anew" in agent.output.read_text()
     agent.start()  # and then it waits: the module was there before
     agent.wait_event("waiting for GPUs", 3)
+    agent.wait_event("metrics served", 2)
     assert "gpu-unusable" in asked(agent, "metrics")
