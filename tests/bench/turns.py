@@ -1,8 +1,8 @@
 """What turns do on a card that is used twice over: total times of jobs on the simulated driver, and a plot of them.
 
 Each job allocates more than its physical share and then runs kernels, one after the other. They are run alone, one
-after the other; together on plain managed memory; together with the turns of the agent; and together where everything
-fits. Times are those of the simulated card, which moves pages as slowly as its machine file says.
+after the other; together on plain managed memory; and together with the turns of the agent. Times are those of the
+simulated card, which moves pages as slowly as its machine file says. What turns cost where everything fits: `fits`.
 
     python -m tests.bench.turns [--kernels N] [--svg FILE]
 """
@@ -10,14 +10,13 @@ fits. Times are those of the simulated card, which moves pages as slowly as its 
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,9 +132,15 @@ class Node:
     ) -> Job:
         """A container with GIB of quota (of each card), whose program has allocated all but 1 GiB of it and waits for
         `go`. What it does on the first of its cards is counted."""
+        sizes = gib if isinstance(gib, tuple) else (gib,)
+        grant = self.grant(sizes, physical, **policy)
+        arguments = [str(kernels), each, str(limit), *(str(max(0, 2 * size - 2)) for size in sizes)]
+        return self.run(PROGRAM, arguments, grant)
+
+    def grant(self, sizes: tuple[int, ...], physical: int = GIB, **policy: bool) -> Grant:
+        """A container with SIZES GiB of quota on the first cards."""
         book: Book = self.store.book
         number = book.next_number
-        sizes = gib if isinstance(gib, tuple) else (gib,)
         holds = tuple(
             Hold(gpu.uuid, GIB, tuple(f"{gpu.uuid}/{1000 * number + n}" for n in range(size)), physical)
             for gpu, size in zip(self.inventory.gpus, sizes, strict=False)
@@ -144,11 +149,17 @@ class Node:
         rules = GrantPolicy(oversubscribe=True, **policy)  # type: ignore[arg-type]
         grant = Grant(f"{number:032x}", number, time.time(), holds, self.store.library, policy=rules)
         self.store.commit(book.with_grant(grant), [grant])
-        quota = {"LD_PRELOAD": str(vcuda.library_path()), "VCUDA_DIR": str(self.store.dirs.path(grant.id))}
-        arguments = [str(kernels), each, str(limit), *(str(max(0, 2 * size - 2)) for size in sizes)]
+        return grant
+
+    def environment(self, grant: Grant) -> dict[str, str]:
+        """What makes a program one of the grant's container."""
+        return {"LD_PRELOAD": str(vcuda.library_path()), "VCUDA_DIR": str(self.store.dirs.path(grant.id))}
+
+    def run(self, program: str, arguments: Sequence[str], grant: Grant) -> Job:
+        """PROGRAM in that container, once it has said that it is ready."""
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            env={**self.driver, **quota},
+            [sys.executable, "-c", program, *arguments],
+            env={**self.driver, **self.environment(grant)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -205,23 +216,10 @@ def one_by_one(node: Node, sizes: Sequence[int], kernels: int) -> float:
     return sum(together(node, [gib], kernels)[0] for gib in sizes)
 
 
-def fitting(node: Node, pairs: int, kernels: int) -> list[float]:
-    """Two jobs that fit the card: times with the agent's turns in times without, in pairs, one after the other."""
-    ratios = []
-    for pair in range(pairs):
-        took = {}
-        for turns in (True, False) if pair % 2 else (False, True):
-            with node.keeper() if turns else nullcontext():
-                took[turns] = together(node, [7, 7], kernels)[0]
-        ratios.append(took[True] / took[False])
-    return ratios
-
-
 def main() -> None:
     """Prints the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kernels", type=int, default=5000)
-    parser.add_argument("--pairs", type=int, default=20, help="of short runs where everything fits")
     parser.add_argument("--svg", type=Path)
     parsed = parser.parse_args()
     kernels: int = parsed.kernels
@@ -234,15 +232,8 @@ def main() -> None:
         figures.append(("together, managed memory alone", passed * 2 * kernels / done))
         with node.keeper():
             figures.append(("together, with turns", together(node, [16, 16], kernels)[0]))
-        ratios = fitting(node, parsed.pairs, kernels // 20)
     for label, seconds in figures:
         print(f"{label:32} {seconds:8.1f} s {seconds / alone:6.2f}")
-    if len(ratios) > 1:
-        low, _, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"where everything fits, with turns in times without: {statistics.median(ratios):.3f} "
-            f"(half of {len(ratios)} pairs between {low:.3f} and {high:.3f})"
-        )
     if parsed.svg:
         parsed.svg.write_text(
             bars("Two jobs of 16 GiB on a card of 16 GiB: total time", "s", figures[:3]), encoding="utf-8"
