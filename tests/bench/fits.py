@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 
 from agent.control.turns import TurnKeeper
@@ -28,12 +28,13 @@ from tests.bench.turns import Node
 NATIVE, SHARED, NOBODY, OVER = range(4)
 """Whose turn it is to compute, as the programs read it."""
 SETTLING, WINDOW = 0.04, 0.16  # seconds: not counted, and counted
-KERNELS = ("20us", "200us", "2ms")
+KERNELS = {"20us": 200, "200us": 20, "2ms": 2}
+"""How long kernels take, and how many a job queues before it waits for them: work for 4 ms."""
 PROGRAM = r"""
 import ctypes, mmap, struct, sys, time
 from ctypes import byref as ref, c_size_t, c_ulonglong, c_void_p
 cuda = ctypes.CDLL("libcuda.so.1")
-path, number, who, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode()
+path, number, who, each, queued = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4].encode(), int(sys.argv[5])
 def good(code):
     assert code == 0, code
 with open(path, "r+b") as file:
@@ -52,10 +53,10 @@ while (turn := board[0]) != 3:
     if turn != who:
         time.sleep(0.001)
         continue
-    for _ in range(8):
+    for _ in range(queued):
         good(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None))
     good(cuda.cuStreamSynchronize(None))
-    done += 8
+    done += queued
     struct.pack_into("<Q", board, 8 * number, done)
 """
 
@@ -106,26 +107,31 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
     with path.open("r+b") as file:
         board = Board(mmap.mmap(file.fileno(), 4096))
     board.turn(NOBODY)
+
+    def arguments(number: int, who: int) -> list[str]:
+        return [str(path), str(number), str(who), each, str(KERNELS[each])]
+
     turns = Turns(TurnKeeper(node.store, lambda: node.inventory), threading.Event(), threading.Event())
     thread = threading.Thread(target=turns.work)
     plain, jobs = [], []
     ratios: list[float] = []
     try:
         for number in (1, 2):
-            command = [sys.executable, "-c", PROGRAM, str(path), str(number), str(NATIVE), each]
+            command = [sys.executable, "-c", PROGRAM, *arguments(number, NATIVE)]
             plain.append(subprocess.Popen(command, env=node.driver, stdout=subprocess.PIPE, text=True))
             assert plain[-1].stdout is not None
             assert plain[-1].stdout.readline() == "ready\n"
         for number in (3, 4):
             grant = node.grant((4,), physical=1 << 30)
-            jobs.append(node.run(PROGRAM, [str(path), str(number), str(SHARED), each], grant))
+            jobs.append(node.run(PROGRAM, arguments(number, SHARED), grant))
         thread.start()
         for pair in range(pairs):
             rates = {}
             for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
                 (turns.rests.set if who == NATIVE else turns.rests.clear)()
                 rates[who] = board.rate(who)
-            ratios.append(rates[NATIVE] / rates[SHARED])
+            if any(rates.values()):  # else the machine itself stood still
+                ratios.append(rates[NATIVE] / rates[SHARED] if rates[SHARED] else inf)
     finally:
         board.turn(OVER)
         turns.stop.set()
@@ -161,7 +167,7 @@ def main() -> None:
             low, high = between(ratios)
             print(
                 f"kernels of {each:>5}: {statistics.median(ratios):.4f} "
-                f"(median of {pairs} pairs; 95 % certain: {low:.4f} to {high:.4f})"
+                f"(median of {len(ratios)} pairs; 95 % certain: {low:.4f} to {high:.4f})"
             )
 
 
