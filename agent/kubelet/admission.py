@@ -1,8 +1,8 @@
 """Finds out, while the kubelet waits, whom a preference or an allocation is for.
 
 The question to the kubelet takes a millisecond or two. The watch of the pods comes from the same API server as the
-kubelet's, and usually knows a pod before the kubelet admits it. When it does not, it is waited for, for a tenth of
-a second at most and only while it is running: everything else is left to the start gate.
+kubelet's, and usually knows a pod before the kubelet admits it. When it does not, it is waited for, for half a second
+at most and only while it is running: everything else is left to the start gate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.telemetry.logs import get_logger
 
 __all__ = ["Admissions"]
 
-_PATIENCE = 0.1  # seconds to wait for the watch
+_PATIENCE = 0.5  # seconds to wait for the watch
 _UNSEEN_SECONDS = (
     5.0  # a pod that the watch does not show for so long is not waited for again: it may be a static one
 )

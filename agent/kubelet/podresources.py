@@ -33,7 +33,9 @@ _OPTIONS = (
         1,
     ),  # else a new channel goes on with the connection of one not closed yet
 )
-_QUICK_SECONDS = 0.25  # for a question on which an admission waits
+_PATIENT_SECONDS, _IMPATIENT_SECONDS = 2.0, 0.25
+"""For a question on which an admission waits: a pod whose wishes are not known may get the wrong cards, which costs it
+more than the waiting. The second, which all other pods wait for as well, after a question that was not answered."""
 _TURNS, _TURN_SECONDS = 4, 0.011  # the kubelet answers 100 questions a second and refuses the others
 
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class PodResourcesClient:
         self._whole = whole
         self._timeout = timeout
         self._connection: _Connection | None = None
+        self._silent = False  # the kubelet did not answer the last question in time
 
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
@@ -79,8 +82,8 @@ class PodResourcesClient:
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """The same by pod and at once, for an admission that waits. Raises KubeletError."""
-        quick = min(_QUICK_SECONDS, self._timeout)
-        return await self._ask(lambda answer: translate.listed_pods(answer, self._resource), quick)
+        patience = min(_IMPATIENT_SECONDS if self._silent else _PATIENT_SECONDS, self._timeout)
+        return await self._ask(lambda answer: translate.listed_pods(answer, self._resource), patience)
 
     async def close(self) -> None:
         """Gives the connection back, once no call is under way on it."""
@@ -92,13 +95,16 @@ class PodResourcesClient:
             connection = await self._connected()
             try:
                 stub = rpc.PodResourcesListerStub(connection.channel)
-                return read(await stub.List(api.ListPodResourcesRequest(), timeout=timeout))
+                answer = await stub.List(api.ListPodResourcesRequest(), timeout=timeout)
+                self._silent = False
+                return read(answer)
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.RESOURCE_EXHAUSTED and turn + 1 < _TURNS:
                     await asyncio.sleep(_TURN_SECONDS)
                     continue
                 connection.given_up = True
+                self._silent = code is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise KubeletError(f"{self._socket}: {code.name}: {error.details()}") from error
             finally:
                 connection.calls -= 1

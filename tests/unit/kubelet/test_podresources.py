@@ -149,7 +149,7 @@ def test_one_connection_serves_until_the_kubelet_has_a_new_socket(short_dir):
 
 
 def test_a_question_that_fails_leaves_the_others_alone(short_dir):
-    """An admission asks with a quarter of a second of patience, beside the poller with five."""
+    """An admission asks with less patience than the poller, and both use one connection."""
 
     async def main():
         waiting, answered = asyncio.Event(), asyncio.Event()
@@ -210,5 +210,36 @@ def test_a_kubelet_that_is_replaced_while_it_is_asked(short_dir):
         await client.close()
         for server in servers:
             await server.stop(grace=None)
+
+    asyncio.run(main())
+
+
+def test_a_kubelet_that_did_not_answer_is_waited_for_less_until_it_does(short_dir):
+    async def main():
+        silent = True
+        waited = []
+
+        async def answer(context):
+            waited.append(context.time_remaining())
+            if silent:
+                await asyncio.sleep(30)
+            return pods(1)
+
+        server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
+        server.add_insecure_port(f"unix:{short_dir}/p.sock")
+        await server.start()
+        client = PodResourcesClient(short_dir / "p.sock", "r")
+        for _ in range(2):
+            with pytest.raises(KubeletError, match="DEADLINE_EXCEEDED"):
+                await client.pods()
+        silent = False
+        assert len((await client.list()).containers) == 1
+        await client.pods()
+        first, second, _, last = waited
+        assert second < first / 4
+        assert last > second * 2
+        await client.close()
+        await server.stop(grace=None)
 
     asyncio.run(main())
