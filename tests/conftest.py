@@ -3,7 +3,8 @@
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are
 gone before the first import of the code under test. Signals that whoever runs the tests ignores (nohup, a job in the
 background of a script) would be ignored by every program that a test starts. Tests start hundreds of interpreters:
-their compiled code is kept below build/, also where the environment forbids that elsewhere.
+their compiled code is kept below build/, also where the environment forbids that elsewhere. Examples that hypothesis
+thinks of may take as long as they do: nothing is asserted about time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("gigaslice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gigaslice")
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).resolve().parents[1] / "build" / "pycache"))

@@ -161,9 +161,8 @@ def test_every_request_of_the_corpus_has_an_answer_and_spoils_nothing(directory,
 @settings(
     max_examples=12,
     derandomize=True,  # a random draw of many streams can take minutes on a loaded machine
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(pods, st.lists(messages, min_size=1, max_size=8))
 def test_no_message_kills_the_agent_or_spoils_its_books(directory, library, known, calls):

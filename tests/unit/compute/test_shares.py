@@ -160,7 +160,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=10, deadline=None, phases=SEARCH)
+@settings(max_examples=10, phases=SEARCH)
 @given(
     st.lists(st.tuples(st.integers(5, 60), pieces, st.integers(1, 3)), min_size=1, max_size=3),
     st.integers(0, 9),
@@ -186,7 +186,7 @@ def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], 
         assert all(process.finished for process in each.processes)
 
 
-@settings(max_examples=8, deadline=None, phases=SEARCH)
+@settings(max_examples=8, phases=SEARCH)
 @given(pieces, st.integers(20, 80), st.integers(1, 4), st.integers(0, 9))
 def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
     """Whatever the neighbour does, one that always has work gets its share."""

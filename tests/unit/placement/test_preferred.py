@@ -109,7 +109,7 @@ def test_ids_that_are_none_are_refused() -> None:
         preferred_tokens(PIX4, ["nonsense"], [], 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes(), st.data())
 def test_always_as_many_as_there_are_and_agreeing_with_placement(
     state: NodeState, data: st.DataObject

@@ -86,7 +86,7 @@ def name(state: NodeState, answer: Placement | Infeasible) -> oracle.Answer:
     return answer.reason.value if isinstance(answer, Infeasible) else by_index(state, answer)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(nodes(), requests())
 def test_place_is_what_brute_force_finds(state: NodeState, request: Request) -> None:
     assert name(state, place(state, request)) == oracle.place(state, request)
@@ -137,7 +137,7 @@ def _sensible_request(random: Random) -> Request:
     return Request(gpus=gpus, slices=slices, cores=cores, prefer=prefer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_tree_is_what_single_linkage_finds(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 7))
@@ -149,7 +149,7 @@ def test_tree_is_what_single_linkage_finds(data: st.DataObject) -> None:
     assert list(tree.access_cost) == [cards.access(i) for i in range(size)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_best_effort_is_what_writing_out_all_divisions_finds(data: st.DataObject) -> None:
     topology = data.draw(topologies(data.draw(st.integers(1, 7))))
@@ -160,7 +160,7 @@ def test_best_effort_is_what_writing_out_all_divisions_finds(data: st.DataObject
     assert best_effort(topology, available, must, size) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes(), requests(), st.sampled_from(Policy))
 def test_a_placement_fits_and_its_release_is_an_undo(
     state: NodeState, request: Request, policy: Policy
@@ -180,7 +180,7 @@ def test_a_placement_fits_and_its_release_is_an_undo(
         assert after.without("new") == state
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes(), requests(), st.randoms(use_true_random=False), st.sampled_from(Policy))
 def test_the_order_of_the_input_changes_nothing(
     state: NodeState, request: Request, random: Random, policy: Policy
@@ -194,7 +194,7 @@ def test_the_order_of_the_input_changes_nothing(
     assert place(shuffled, request, policy) == place(state, request, policy)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(nodes(), st.integers(1, 30), st.one_of(st.none(), st.integers(1, 4)), st.sampled_from(Policy))
 def test_slices_in_all_are_exactly_that_many_and_nearly_equal(
     state: NodeState, total: int, gpus: int | None, policy: Policy
@@ -211,7 +211,7 @@ def test_slices_in_all_are_exactly_that_many_and_nearly_equal(
         assert not free
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(nodes(max_size=5, pools=1), st.integers(1, 4), st.integers(1, 6))
 def test_waiting_takes_the_cards_that_lack_the_least(state: NodeState, gpus: int, slices: int) -> None:
     for card in state.gpus:
