@@ -177,10 +177,13 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
             answered[name], asked[name] = size, set()
             count += 1
 
-    for _ in range(4):
+    for number in range(4):
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
-        time.sleep(rng.random() * 0.4)
+        if number % 2:  # else it may be killed during its first answer
+            enough = count + 6
+            wait_until(lambda enough=enough: count >= enough, "answers")
+        time.sleep(rng.random() * 0.2)
         agent.kill()
         worker.join(PATIENCE)
         assert not worker.is_alive()
@@ -198,7 +201,7 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
         assert len(book.grants) == len(pods)
         assert all(size <= 24 * GIB for size in promised.values())
         wait_until(lambda: control_answers(agent), "the control socket")
-    assert count > 10
+    assert count >= 2 * 6
 
 
 def test_an_edited_annotation_reaches_the_running_program(elastic_node, agent, program):
