@@ -116,6 +116,7 @@ class AgentProcess:
 
     def _end(self, number: int) -> int:
         assert self.process is not None
+        assert self.process.poll() is None, f"ended by itself: {self.output.read_text()[-2000:]}"
         self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
         self.process = None
