@@ -28,10 +28,8 @@ __all__ = ["PodResources", "PodResourcesClient"]
 _MAX_ANSWER_BYTES = 16 << 20  # what the kubelet itself allows on this socket
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # else a new channel goes on with the connection of one not closed yet
+    # Else a new channel goes on with the connection of one that is not closed yet.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 2.0, 0.25
 """For a question on which an admission waits: a pod whose wishes are not known may get the wrong cards, which costs it
@@ -123,14 +121,13 @@ class PodResourcesClient:
             ) from error
         identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
         known = self._connection
-        if known is not None and known.identity == identity:
-            known.calls += 1
-            return known
-        channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
-        made = self._connection = _Connection(channel, identity, calls=1)
-        if known is not None:
+        if known is not None and known.identity != identity:
             await self._give_up(known)
-        return made
+        if self._connection is None:  # nobody else has made one meanwhile
+            channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+            self._connection = _Connection(channel, identity)
+        self._connection.calls += 1
+        return self._connection
 
     async def _give_up(self, connection: _Connection) -> None:
         """Has no new calls made on CONNECTION, and closes it when none is under way any more."""

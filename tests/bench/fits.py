@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
 
-from agent.control.turns import TurnKeeper
 from tests.bench.turns import Node
 
 NATIVE, SHARED, NOBODY, OVER = range(4)
@@ -85,21 +84,6 @@ class Board:
         return int(found[1 + 2 * who] + found[2 + 2 * who])
 
 
-@dataclass
-class Turns:
-    """The agent's turns in a thread, which rests while the jobs without the library compute."""
-
-    keeper: TurnKeeper
-    rests: threading.Event
-    stop: threading.Event
-
-    def work(self) -> None:
-        """Until told to stop."""
-        while not self.stop.wait(self.keeper.pause):
-            if not self.rests.is_set():
-                self.keeper.look()
-
-
 def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
     """Rates without the library in rates with it, for kernels that take EACH: more than 1 is what it costs."""
     path = directory / f"board-{each}"
@@ -111,8 +95,7 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
     def arguments(number: int, who: int) -> list[str]:
         return [str(path), str(number), str(who), each, str(KERNELS[each])]
 
-    turns = Turns(TurnKeeper(node.store, lambda: node.inventory), threading.Event(), threading.Event())
-    thread = threading.Thread(target=turns.work)
+    rests = threading.Event()
     plain, jobs = [], []
     ratios: list[float] = []
     try:
@@ -124,19 +107,16 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
         for number in (3, 4):
             grant = node.grant((4,), physical=1 << 30)
             jobs.append(node.run(PROGRAM, arguments(number, SHARED), grant))
-        thread.start()
-        for pair in range(pairs):
-            rates = {}
-            for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
-                (turns.rests.set if who == NATIVE else turns.rests.clear)()
-                rates[who] = board.rate(who)
-            if any(rates.values()):  # else the machine itself stood still
-                ratios.append(rates[NATIVE] / rates[SHARED] if rates[SHARED] else inf)
+        with node.keeper(rests):
+            for pair in range(pairs):
+                rates = {}
+                for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
+                    (rests.set if who == NATIVE else rests.clear)()
+                    rates[who] = board.rate(who)
+                if any(rates.values()):  # else the machine itself stood still
+                    ratios.append(rates[NATIVE] / rates[SHARED] if rates[SHARED] else inf)
     finally:
         board.turn(OVER)
-        turns.stop.set()
-        if thread.ident is not None:
-            thread.join()
         for process in plain:
             process.wait(30)
             assert process.stdout is not None

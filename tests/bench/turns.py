@@ -151,15 +151,12 @@ class Node:
         self.store.commit(book.with_grant(grant), [grant])
         return grant
 
-    def environment(self, grant: Grant) -> dict[str, str]:
-        """What makes a program one of the grant's container."""
-        return {"LD_PRELOAD": str(vcuda.library_path()), "VCUDA_DIR": str(self.store.dirs.path(grant.id))}
-
     def run(self, program: str, arguments: Sequence[str], grant: Grant) -> Job:
         """PROGRAM in that container, once it has said that it is ready."""
+        quota = {"LD_PRELOAD": str(vcuda.library_path()), "VCUDA_DIR": str(self.store.dirs.path(grant.id))}
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
-            env={**self.driver, **self.environment(grant)},
+            env={**self.driver, **quota},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -179,14 +176,15 @@ class Node:
         self.store.dirs.remove(job.grant.id)
 
     @contextmanager
-    def keeper(self) -> Iterator[TurnKeeper]:
-        """The agent's turns, in a thread."""
+    def keeper(self, rests: threading.Event | None = None) -> Iterator[TurnKeeper]:
+        """The agent's turns, in a thread, which does nothing while RESTS is set."""
         keeper = TurnKeeper(self.store, lambda: self.inventory)
         stop = threading.Event()
 
         def work() -> None:
             while not stop.wait(keeper.pause):
-                keeper.look()
+                if rests is None or not rests.is_set():
+                    keeper.look()
 
         thread = threading.Thread(target=work)
         thread.start()
