@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from agent.errors import StateError
 from agent.model import Placement, Share
-from agent.state.records import Book, ContainerRef, assign_tokens
+from agent.state.records import Book, ContainerRef, GrantPolicy, LiveLimit, assign_tokens
 from tests.fakes.nodes import GIB, all_tokens, grant, inventory, tokens, uuid
 
 APP = ContainerRef("default", "p", "main")
@@ -98,3 +98,19 @@ def test_every_token_is_served_once_and_every_card_gets_its_number(data):
     holds = assign_tokens(wanted, Placement(shares), found.gpus)
     assert [(hold.gpu, len(hold.tokens)) for hold in holds] == [(share.gpu, share.slices) for share in shares]
     assert sorted(token for hold in holds for token in hold.tokens) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "share"),
+    [
+        ({}, (), Share(uuid(0), 4)),
+        ({"cores": 30}, (), Share(uuid(0), 4, 30)),
+        ({}, (LiveLimit(uuid(0), cores=20),), Share(uuid(0), 4, 20)),
+        ({"cores": 30}, (LiveLimit(uuid(0), cores=20),), Share(uuid(0), 4, 20)),
+        ({"exclusive": True}, (), Share(uuid(0), 24, 100)),
+    ],
+)
+def test_what_counts_is_what_was_asked_for_and_changed_since(policy, limits, share):
+    held = grant(1, (0, range(4)), policy=GrantPolicy(**policy), limits=limits)
+    (allocation,) = book(held).allocations(inventory().gpus)
+    assert allocation.shares == (share,)
