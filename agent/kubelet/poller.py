@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agent.errors import GigasliceError, KubeletError
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.podresources import PodResources
+from agent.state.alarm import Alarm
 from agent.state.breaks import with_breaks
 from agent.state.reconcile import review
 from agent.state.store import Store
@@ -59,7 +60,7 @@ class Poller:
         self._now = now
         self._unlisted: dict[str, int] = {}
         self._first_seen: dict[str, float] = {}
-        self._wake = asyncio.Event()
+        self._alarm = Alarm()
         self._plan = _Plan(0.0, [])
         self._failure = ""
         self._log = get_logger("poller")
@@ -69,21 +70,18 @@ class Poller:
         if not self._plan.extra:
             start = time.monotonic()
             self._plan.extra = [start + delay for delay in _SOON]
-        self._wake.set()
+        self._alarm.ring()
 
     async def run(self) -> None:
         """Works until cancelled."""
         self._plan.regular = time.monotonic()
         while True:
             due = min([self._plan.regular, *self._plan.extra])
-            try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
-            except asyncio.TimeoutError:
-                await self._due()
-            else:
-                self._wake.clear()
+            if await self._alarm.wait(due - time.monotonic()):
                 await asyncio.sleep(_AFTER_ANSWER)
                 await asyncio.to_thread(self._store.make_ahead)
+            else:
+                await self._due()
 
     async def look(self, *, regular: bool) -> None:
         """Asks the kubelet once. A look that is not REGULAR learns and gives nothing up."""

@@ -17,6 +17,7 @@ from agent.kubelet import lifecycle, sockets, translate
 from agent.kubelet.lifecycle import Action, Facts
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.servicer import Servicer
+from agent.state.alarm import Alarm
 from agent.state.lock import LockFile
 from agent.telemetry.logs import get_logger
 
@@ -47,13 +48,13 @@ class Registration:
         self._failures = 0
         self._streams = 0
         self._idle_since = time.monotonic()
-        self._wake = asyncio.Event()
+        self._alarm = Alarm()
         self._said = ""
         self._log = get_logger("registration")
 
     def wake(self) -> None:
         """Has the world looked at now instead of at the next interval."""
-        self._wake.set()
+        self._alarm.ring()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until STOP is set, then ends streams and socket. Raises SocketError or LockedError when it may not."""
@@ -92,11 +93,7 @@ class Registration:
             for server in self._servers[:-1]:
                 await server.stop(grace=None)
             del self._servers[:-1]
-        try:
-            await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
-        except asyncio.TimeoutError:
-            return
-        self._wake.clear()
+        await self._alarm.wait(_LOOK_SECONDS)
 
     async def _serve(self) -> bool:
         """Puts a new server behind the public path; False while a kubelet is about to make, or wipes, the directory."""
@@ -155,7 +152,7 @@ class Registration:
             self._log.info("registered", resource=self._resource, socket=str(self._path))
         finally:
             self._idle_since = time.monotonic()
-            self._wake.set()
+            self._alarm.ring()
 
     async def _end(self) -> None:
         if self._attempt is not None:

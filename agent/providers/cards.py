@@ -16,6 +16,7 @@ from agent.discovery.source import Inventory
 from agent.placement import Policy
 from agent.providers import whole
 from agent.providers.provider import Answer, Device, NotYetError, Provider, RefusedError
+from agent.state.alarm import Alarm
 from agent.state.records import Book, Grant, GrantPolicy, whole_token
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
@@ -68,7 +69,7 @@ class WholeGpus(Provider):
         self._new_id = new_id
         self._withhold = withhold
         self._allocated = allocated
-        self._wake = asyncio.Event()
+        self._alarm = Alarm()
         self._log = get_logger("whole-gpus")
 
     def devices(self) -> tuple[Device, ...]:
@@ -127,22 +128,18 @@ class WholeGpus(Provider):
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follows book and cards, and keeps both lists in agreement with them."""
         shown: tuple[Device, ...] | None = None
-        self._store.watchers.append(self._wake.set)
+        self._store.watchers.append(self._alarm.ring)
         try:
             while True:
-                self._wake.clear()
                 await self._withhold(whole.slices_withheld(self._store.book, self._cards.inventory.gpus))
                 if (now := self.devices()) != shown:
                     shown = now
                     changed()
                 seen = self._cards.inventory
-                while self._cards.inventory is seen and not self._wake.is_set():
-                    try:
-                        await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
-                    except asyncio.TimeoutError:
-                        continue
+                while self._cards.inventory is seen and not await self._alarm.wait(_LOOK_SECONDS):
+                    pass
         finally:
-            self._store.watchers.remove(self._wake.set)
+            self._store.watchers.remove(self._alarm.ring)
 
     def _add(self, book: Book, devices: Sequence[str]) -> tuple[Book, Grant]:
         tokens = frozenset(map(whole_token, devices))

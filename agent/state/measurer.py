@@ -6,7 +6,7 @@ Asking the driver may block and happens in a thread; pages are written from the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -76,14 +76,10 @@ class Measurer:
         before = await self._readings(self._store.book.grants, trim=True)
         measured, seen = await asyncio.to_thread(self._measure)
         grants = [grant for grant in self._store.book.grants if grant.id in before]  # others: next round
-        after = await self._readings(grants, trim=False)
-        owners = {
-            process.pid: key
-            for readings in (before, after)
-            for key, reading in readings.items()
-            for process in reading.processes
-            if process.pid > 0
-        }
+        measured_of = _measured_of(before, measured)
+        after = {grant.id: before[grant.id] for grant in grants}
+        after |= await self._readings([grant for grant in grants if grant.id in measured_of], trim=False)
+        owners = _owners(before) | _owners(after)
         strangers: Mapping[str, Mapping[str, int]] = {}
         if self._audit is not None:
             strangers = self._audit.judge(measured or {}, seen, owners, after)
@@ -138,6 +134,26 @@ class Measurer:
         elif self._problems.get(grant_id) != problem:
             self._problems[grant_id] = problem
             self._log.error("allocation cannot be read", allocation=grant_id, container=name, detail=problem)
+
+
+def _owners(readings: Mapping[str, ledgers.Reading]) -> dict[int, str]:
+    """Grant ids by PID of the processes that ledgers know."""
+    return {
+        process.pid: key
+        for key, reading in readings.items()
+        for process in reading.processes
+        if process.pid > 0
+    }
+
+
+def _measured_of(before: Mapping[str, ledgers.Reading], measured: Memory | None) -> Collection[str]:
+    """Ids of the grants that MEASURED says something about: all, when it has a process that no ledger knew BEFORE.
+
+    That one may have attached itself meanwhile, and only its ledger can tell.
+    """
+    pids = {pid for processes in (measured or {}).values() for pid in processes if pid > 0}
+    owners = _owners(before)
+    return {owners[pid] for pid in pids} if pids <= owners.keys() else before.keys()
 
 
 def _memory(

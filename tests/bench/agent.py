@@ -51,6 +51,7 @@ from tests.bench import echo
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import KubeApi, pod_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
+from tests.fakes.kubelet.podresources import RateLimit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESOURCE = "gigaslice.io/vgpu-memory"
@@ -267,8 +268,10 @@ def running(command: list[str], kubelet: FakeKubelet) -> Iterator[tuple[subproce
             if agent.poll() is not None:
                 sys.exit(f"bench: gigaslice node ended with {agent.returncode}")
             time.sleep(0.002)
-        yield agent, time.perf_counter() - begin
-        agent.terminate()
+        try:
+            yield agent, time.perf_counter() - begin
+        finally:
+            agent.terminate()
 
 
 def measure_idle(process: psutil.Process) -> tuple[int, int, float]:
@@ -294,6 +297,9 @@ def main() -> None:
         code = measure_code(directory)
         pods = measure_pods(directory)
         with KubeApi() as kube, FakeKubelet(directory / "k", runtime=Runtime("plain"), api=kube) as kubelet:
+            kubelet.pod_resources.limit = RateLimit(
+                time.monotonic(), 1e6
+            )  # else a turn would wait for its turn
             for number in range(110):  # as many as a node may have
                 kube.put(pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
             command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]

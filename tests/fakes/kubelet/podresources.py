@@ -25,11 +25,11 @@ RATE, BURST = 100.0, 10  # calls per second, and at once
 class RateLimit:
     """A token bucket over a clock that is read by the caller."""
 
-    def __init__(self, now: float) -> None:
-        self.tokens, self.last = float(BURST), now
+    def __init__(self, now: float, rate: float = RATE) -> None:
+        self.tokens, self.last, self.rate = float(BURST), now, rate
 
     def admit(self, now: float) -> bool:
-        self.tokens = min(BURST, self.tokens + (now - self.last) * RATE)
+        self.tokens = min(BURST, self.tokens + (now - self.last) * self.rate)
         self.last = now
         if self.tokens < 1:
             return False
