@@ -2,12 +2,16 @@
 
 0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks
 something, such as a driver or a permission. Nothing but this module prints to the user or decides an exit code.
+
+A role is imported when it is asked for: the agent's is half a thousand modules and takes a second on a slow machine,
+which a command that reads one file, or a mistake in a flag, should not wait for.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import json
 import sys
 import time
@@ -19,10 +23,10 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.roles import cordon, doctor, node, resize, status, topology
 
 __all__ = ["main"]
 
+_DRAWINGS = ("text", "dot", "svg")  # of the topology
 _OK, _FAILED, _MISTAKE, _MISSING = 0, 1, 2, 3
 
 
@@ -76,42 +80,75 @@ def _dispatch(arguments: list[str]) -> int:
             if key not in ("command", "flags")
         }
         settings = config.load(flags, config.environment(), mistakes=mistakes)
-        if known.command == "doctor":
-            return _examine(settings)
-        node.run(settings)
-        return _OK
+        return _examine(settings) if known.command == "doctor" else _serve(settings)
     if mistakes:
         raise ConfigError(mistakes)
     if known.command == "version":
         print(f"gigaslice {vcuda.__version__}")
         return _OK
-    if known.command == "resize":
-        print(resize.describe(resize.ask(known)))
-        return _OK
-    if known.command == "topology":
-        settings = config.load(
-            {"inventory": known.inventory, "slice": known.slice}, config.environment(), mistakes=mistakes
-        )
-        inventory = node.look(settings)
-        _report(_OK, *settings.warnings, *inventory.warnings)
-        print(topology.FORMATS[known.format](topology.draw(inventory)))
-        return _OK
+    _COMMANDS[known.command](known)
+    return _OK
+
+
+def _serve(settings: config.Config) -> int:
+    gc.disable()  # collections between imports find nothing and take a tenth of their time
+    from agent.roles import node
+
+    gc.enable()
+    node.run(settings)
+    return _OK
+
+
+def _resize(known: argparse.Namespace) -> None:
+    from agent.roles import resize
+
+    print(resize.describe(resize.ask(known)))
+
+
+def _topology(known: argparse.Namespace) -> None:
+    from agent.roles import node, topology
+
+    settings = config.load({"inventory": known.inventory, "slice": known.slice}, config.environment())
+    inventory = node.look(settings)
+    _report(_OK, *settings.warnings, *inventory.warnings)
+    print(topology.FORMATS[known.format](topology.draw(inventory)))
+
+
+def _cordon(known: argparse.Namespace) -> None:
+    from agent.roles import cordon
+
+    print(cordon.cordon(Path(known.state_dir), known.gpu, known.reason, time.time()))
+
+
+def _uncordon(known: argparse.Namespace) -> None:
+    from agent.roles import cordon
+
+    print(cordon.uncordon(Path(known.state_dir), known.gpu))
+
+
+def _status(known: argparse.Namespace) -> None:
+    from agent.roles import status
+
     state_dir = Path(known.state_dir)
-    if known.command == "cordon":
-        print(cordon.cordon(state_dir, known.gpu, known.reason, time.time()))
-        return _OK
-    if known.command == "uncordon":
-        print(cordon.uncordon(state_dir, known.gpu))
-        return _OK
     rows, gpus = status.collect(state_dir), status.cards(state_dir)
     if known.json:
         print(json.dumps(status.as_json(rows, gpus), indent=2))
     else:
         print("\n\n".join([status.as_table(rows), *([status.cards_table(gpus)] if gpus else [])]))
-    return _OK
+
+
+_COMMANDS = {
+    "resize": _resize,
+    "topology": _topology,
+    "cordon": _cordon,
+    "uncordon": _uncordon,
+    "status": _status,
+}
 
 
 def _examine(settings: config.Config) -> int:
+    from agent.roles import doctor, node
+
     failed = False
     for finding, line in doctor.as_lines(doctor.examine(settings, node.look)):
         failed = failed or finding.level == "fail"
@@ -184,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         topology_parser.add_argument(f"--{name}", metavar=field.metavar, help=text)
     topology_parser.add_argument(
         "--format",
-        choices=tuple(topology.FORMATS),
+        choices=_DRAWINGS,
         default="text",
         help="text (default), Graphviz dot, or SVG",
     )

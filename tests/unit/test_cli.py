@@ -1,0 +1,47 @@
+"""The command loads what it is asked for, and no more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from agent import cli
+from agent.roles import topology
+
+HEAVY = ("grpc", "structlog", "prometheus_client", "agent.roles.node", "agent.kubelet.allocator")
+SCRIPT = """
+import sys
+from agent.cli import main
+code = main(sys.argv[1:])
+print(code, *sorted(sys.modules))
+"""
+
+
+def run(*arguments: str) -> tuple[int, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    code, *modules = done.stdout.splitlines()[-1].split()
+    return int(code), set(modules)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("version",), ("node", "--no-such-flag", "1"), ("node", "--slice", "nothing")]
+)
+def test_an_answer_that_needs_no_agent_loads_none(arguments):
+    _, modules = run(*arguments)
+    assert "agent.config" in modules
+    assert not modules & set(HEAVY)
+
+
+def test_a_cordon_that_cannot_be_loads_no_agent(tmp_path):
+    code, modules = run("cordon", "GPU-1", "--state-dir", str(tmp_path))
+    assert code == 1
+    assert "agent.roles.cordon" in modules
+    assert "agent.roles.node" not in modules
+
+
+def test_the_topology_is_drawn_in_every_format_that_is_offered():
+    assert set(topology.FORMATS) == set(cli._DRAWINGS)
