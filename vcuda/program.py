@@ -19,6 +19,7 @@ __all__ = ["find_program", "why_not_caught"]
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF specification
 _PT_INTERP = 3
 _HEADER_BYTES = 64 * 1024  # program headers and the interpreter's name lie at the beginning
+_INTERPRETERS = 5  # of an interpreter; the kernel follows no more either (fs/exec.c)
 
 
 def find_program(command: str, search_path: str) -> Path | None:
@@ -29,6 +30,10 @@ def find_program(command: str, search_path: str) -> Path | None:
 
 def why_not_caught(program: Path) -> str:
     """The reason why no library can be preloaded into PROGRAM; "" when nothing stands against it."""
+    return _why_not(program, _INTERPRETERS)
+
+
+def _why_not(program: Path, interpreters: int) -> str:
     try:
         with program.open("rb") as file:
             head = file.read(_HEADER_BYTES)
@@ -37,7 +42,9 @@ def why_not_caught(program: Path) -> str:
         return ""  # may be executed, may not be read: the loader decides
     if head.startswith(b"#!"):
         interpreter = head[2:].split(b"\n", 1)[0].split()
-        return why_not_caught(Path(os.fsdecode(interpreter[0]))) if interpreter else ""
+        if not interpreter or not interpreters:
+            return ""  # does not run at all
+        return _why_not(Path(os.fsdecode(interpreter[0])), interpreters - 1)
     if not head.startswith(b"\x7fELF"):
         return ""
     if mode & (stat.S_ISUID | stat.S_ISGID) and os.geteuid() != 0:

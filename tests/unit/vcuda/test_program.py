@@ -86,3 +86,15 @@ def test_finding_programs(tmp_path: Path) -> None:
     assert find_program("data", str(tmp_path)) is None
     assert find_program("no-such-tool", str(tmp_path)) is None
     assert shutil.which("sh") and find_program("sh", "/nonexistent:/bin") == Path("/bin/sh")
+
+
+def test_a_script_that_is_its_own_interpreter_is_left_to_the_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "again"
+    assert why_not_caught(script(path, b"#!" + bytes(path))) == ""
+
+
+def test_an_interpreter_that_is_a_script_is_followed(tmp_path: Path) -> None:
+    last = elf(tmp_path / "static", None)
+    for name in ("one", "two", "three"):
+        last = script(tmp_path / name, b"#!" + bytes(last))
+    assert "statically linked" in why_not_caught(last)
