@@ -151,6 +151,7 @@ class ShareKeeper:
                 if grant.cores_of(gpu):
                     cards.setdefault(gpu, {})[grant.id] = self._sharer(grant, gpu)
         self._book = book
+        self._said &= {grant.id for grant in book.grants}
         self._sharers = {
             gpu: found
             for gpu, found in cards.items()
