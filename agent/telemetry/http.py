@@ -7,7 +7,6 @@ again: nothing of the agent depends on being asked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from agent.telemetry.logs import get_logger
@@ -71,9 +70,7 @@ class Server:
             pass  # the client's loss
         finally:
             self._clients -= 1
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            writer.transport.abort()  # closing waits for ever for a client that does not read
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -85,7 +82,8 @@ class Server:
         )
         if method != "HEAD":
             writer.write(body)
-        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
 
     async def _answer(self, method: str, path: str) -> tuple[str, str, bytes]:
         plain = "text/plain; charset=utf-8"

@@ -122,3 +122,41 @@ def test_switched_off_it_waits():
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_a_client_that_reads_nothing_is_let_go(monkeypatch):
+    """Closing waits until everything was taken: connections would stay, and under Python 3.12 the agent with them."""
+    from agent.telemetry import http
+
+    monkeypatch.setattr(http, "_PATIENCE", 0.2)
+
+    async def run():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = probe.getsockname()
+        much = b"x" * (32 << 20)  # more than kernels take on both sides
+        task = asyncio.create_task(Server(address, lambda: lambda: much, lambda: None).run())
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            client.setblocking(False)
+            for _ in range(500):
+                try:
+                    await asyncio.get_running_loop().sock_connect(client, address)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+            client.send(get("/metrics"))
+            for _ in range(500):
+                if len(asyncio.all_tasks()) == 3:
+                    break
+                await asyncio.sleep(0.01)
+            for _ in range(500):
+                if len(asyncio.all_tasks()) == 2:
+                    break
+                await asyncio.sleep(0.01)
+            left = asyncio.all_tasks() - {task, asyncio.current_task()}
+        task.cancel()
+        await asyncio.gather(task, *left, return_exceptions=True)
+        return left
+
+    assert not asyncio.run(run())
