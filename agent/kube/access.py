@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ __all__ = ["SERVICE_ACCOUNT", "Access", "find_access"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_BYTES = 64 << 10
+_TOKEN = re.compile(r"[ -~]+")  # what may stand in a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,15 @@ class Access:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
 
     def authorization(self) -> str | None:
-        """Value of the header of that name. Raises OSError when the token's file cannot be read."""
+        """Value of the header of that name. Raises OSError when the token's file cannot be read, or has no token now:
+        it may just be written anew.
+        """
         if self.token_file is not None:
             with self.token_file.open("rb") as file:
-                return "Bearer " + file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+                token = file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+            if not _TOKEN.fullmatch(token):
+                raise OSError(errno.EINVAL, f"{self.token_file} has no token in it")
+            return f"Bearer {token}"
         return f"Bearer {self.token}" if self.token else None
 
     def ssl_context(self) -> ssl.SSLContext | None:

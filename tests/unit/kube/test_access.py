@@ -103,3 +103,11 @@ def test_an_insecure_server_is_not_checked():
     context = Access("h", 1, insecure=True).ssl_context()
     assert context.verify_mode is ssl.CERT_NONE
     assert Access("h", 1, tls=False).ssl_context() is None
+
+
+@pytest.mark.parametrize("broken", ["", "\n", "two\nlines\n", "\u00e9"])
+def test_a_file_without_a_token_is_as_one_that_cannot_be_read(tmp_path, broken):
+    """It may just be written anew; a header could not be made of it, and nobody expects that."""
+    (tmp_path / "token").write_text(broken)
+    with pytest.raises(OSError, match="has no token in it"):
+        Access("h", 1, token_file=tmp_path / "token").authorization()

@@ -150,6 +150,21 @@ def test_refusal_is_told_and_what_was_known_stays(server, watching):
     watching(story)
 
 
+@pytest.mark.parametrize("broken", ["", "two\nlines\n", "\u00e9"])
+def test_a_token_that_is_just_being_written_is_waited_for(server, watching, tmp_path, broken, capsys):
+    async def story(watch):
+        await until(lambda: watch.synced)
+        (tmp_path / "token").write_text(broken)
+        server.drop_watches()
+        await until(lambda: not watch.synced)
+        (tmp_path / "token").write_text(f"{server.token}\n")
+        await until(lambda: watch.synced)
+
+    watching(story)
+    said = "".join(capsys.readouterr())
+    assert "has no token in it" in said and "two" not in said
+
+
 def test_a_token_that_was_renewed_is_used(server, watching, tmp_path):
     async def story(watch):
         await until(lambda: watch.synced)
