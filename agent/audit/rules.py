@@ -79,15 +79,16 @@ def examine(
     *,
     limits: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Survey:
-    """Divides what was MEASURED. owners: grant ids by PID of processes that own slots.
+    """Divides what was MEASURED. owners: grant ids by PID of processes that own slots, of grants that have ended too.
 
     limits: what limits pages say now, by grant id and GPU; without, it is what was promised.
     """
     seen = {one.pid: one for one in sightings}
+    by_id = {grant.id: grant for grant in grants}
     siblings = {
         one.place.container: owners[pid]
         for pid, one in seen.items()
-        if pid in owners and one.place is not None and one.place.container
+        if owners.get(pid) in by_id and one.place is not None and one.place.container
     }
     belongs = {pid: whose(one, grants, pods, siblings) for pid, one in seen.items() if pid not in owners}
     strangers: dict[str, dict[str, int]] = {}
@@ -104,7 +105,6 @@ def examine(
             by_gpu = strangers.setdefault(owner, {})
             by_gpu[gpu] = by_gpu.get(gpu, 0) + count
             listed.setdefault(owner, []).append((seen[pid], gpu, count))
-    by_id = {grant.id: grant for grant in grants}
     findings = tuple(
         Finding(
             by_id[owner],

@@ -99,3 +99,12 @@ def test_on_a_whole_card_nothing_is_too_much():
     mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_token(uuid(0)),)),))
     survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
     assert (survey.strangers, survey.findings) == ({mine.id: {uuid(0): 25 * GIB}}, ())
+
+
+def test_who_has_ended_while_it_was_measured_blames_nobody():
+    """Its process was in a ledger before the measurement, and beside it one that was not; then it was given up."""
+    ended = of(1)
+    sightings = (seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)))
+    survey = examine({uuid(0): {10: GIB, 11: GIB}}, {10: ended.id}, sightings, [of(2, "b")], PODS)
+    assert survey.findings == () and survey.strangers == {}
+    assert survey.foreign == {uuid(0): GIB}
