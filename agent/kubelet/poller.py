@@ -80,7 +80,7 @@ class Poller:
             if await self._alarm.wait(due - time.monotonic()):
                 await asyncio.sleep(_AFTER_ANSWER)
                 await asyncio.to_thread(self._store.make_ahead)
-            else:
+            if time.monotonic() >= due:  # whether it rings or not: with many that wait it always does
                 await self._due()
 
     async def look(self, *, regular: bool) -> None:

@@ -98,6 +98,26 @@ def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, 
     assert kubelet.asked <= 4
 
 
+def test_it_looks_however_often_it_is_woken(store, allocator, kubelet):
+    """Containers that wait at the start gate wake it ten times a second each, and wait for what a look finds out."""
+    poller = Poller(store, allocator, kubelet, 0.05, lambda: 1.0)
+
+    async def ring():
+        while True:
+            poller.wake()
+            await asyncio.sleep(0)
+
+    async def main():
+        tasks = [asyncio.create_task(poller.run()), asyncio.create_task(ring())]
+        while kubelet.asked < 4:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_ledgers_are_read_only_of_what_may_be_given_up(store, allocator, kubelet, poller, monkeypatch):
     allocator.allocate([tokens(0, 1, 2)])
     (two,) = allocator.allocate([tokens(0, 3, 4)])
