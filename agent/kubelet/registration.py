@@ -108,6 +108,9 @@ class Registration:
             self._lock.acquire()
             self._locked = True
             sockets.sweep(self._directory)
+        if self._mine is not None and sockets.is_mine(self._path):
+            self._mine = sockets.identify(self._path)  # its owner, mode or label was changed
+            return True
         sockets.check_free(self._path)
         hidden = sockets.hidden_name(self._directory)
         server = grpc.aio.server()

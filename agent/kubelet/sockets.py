@@ -13,14 +13,25 @@ import os
 import secrets
 import socket
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import SocketError
 
-__all__ = ["Identity", "check_free", "hidden_name", "identify", "remove_dead", "remove_if_same", "sweep"]
+__all__ = [
+    "Identity",
+    "check_free",
+    "hidden_name",
+    "identify",
+    "is_mine",
+    "remove_dead",
+    "remove_if_same",
+    "sweep",
+]
 
 _HIDDEN = ".gs-"
+_CREDENTIALS = struct.Struct("=iII")  # PID, UID and GID of who listens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,18 @@ def sweep(directory: Path) -> None:
     for path in directory.glob(_HIDDEN + "*"):
         if identify(path) and not _answers(path):
             path.unlink(missing_ok=True)
+
+
+def is_mine(path: Path) -> bool:
+    """Whether this very process listens on PATH, whatever has become of the file: a relabelled one has changed, too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return False
+    return int(_CREDENTIALS.unpack(peer)[0]) == os.getpid()
 
 
 def remove_dead(path: Path) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from agent.kubelet import registration as module
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.registration import Registration
-from agent.kubelet.sockets import hidden_name
+from agent.kubelet.sockets import hidden_name, identify
 
 
 class Silent(rpc.DevicePluginServicer):
@@ -92,3 +92,29 @@ def test_a_kubelet_that_wipes_the_directory_while_a_server_starts(monkeypatch):
         asyncio.run(run())
         assert len(names) == 3
         assert not (directory / "own.sock").exists()
+
+
+def test_a_socket_that_is_relabelled_is_still_the_own_one():
+    """restorecon and chown change a file and no server: the agent must not take itself for another program."""
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        path = Path(name) / "own.sock"
+        registration = Registration(Silent(), path.parent, path.name, "example.com/x")
+        stop = asyncio.Event()
+
+        async def run():
+            work = asyncio.create_task(registration.run(stop))
+            for mode in (0o700, 0o755):
+                while not path.exists() or identify(path) != registration._mine:
+                    assert not work.done(), work.exception()
+                    await asyncio.sleep(0.01)
+                path.chmod(mode)
+            while identify(path) != registration._mine:
+                assert not work.done(), work.exception()
+                await asyncio.sleep(0.01)
+            assert len(registration._servers) == 1
+            stop.set()
+            registration.wake()
+            await work
+
+        asyncio.run(asyncio.wait_for(run(), 30))
+        assert not path.exists()
