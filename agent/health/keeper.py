@@ -91,13 +91,19 @@ class Keeper:
         await self._publish()
 
     async def run(self) -> None:
-        """Works until cancelled: asks for vital signs, looks for cordons, ends probations."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+        """Works until cancelled: asks for vital signs, looks for cordons, ends probations.
+
+        A driver that never answers costs the vital signs alone: people cordon a card because it hangs.
+        """
+        await asyncio.gather(self._keep_examining(), self._keep_reviewing())
+
+    async def _keep_examining(self) -> None:
         while True:
-            if loop.time() >= due:
-                due = loop.time() + self._interval
-                await self.examine()
+            await self.examine()
+            await asyncio.sleep(self._interval)
+
+    async def _keep_reviewing(self) -> None:
+        while True:
             await self.review()
             await asyncio.sleep(_LOOK_SECONDS)
 

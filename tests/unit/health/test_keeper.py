@@ -1,6 +1,7 @@
 """The keeper over a source whose cards the test holds, on a clock that it holds too."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -200,3 +201,22 @@ def test_the_report_says_what_status_shows(world):
     assert (first.healthy, first.cordoned, first.since) == (False, False, 1000.0)
     assert "Xid 95" in first.detail
     assert (second.healthy, second.cordoned, second.detail) == (False, True, "cordoned: fan")
+
+
+def test_a_card_is_cordoned_while_the_driver_does_not_answer(world):
+    """That it hangs is what people cordon a card for."""
+    answer = threading.Event()
+    world.source.vitals = answer.wait
+
+    async def main():
+        task = asyncio.create_task(world.keeper.run())
+        try:
+            change_cordons(world.directory, lambda _: {uuid(1): Cordon("hangs", 1000.0)})
+            while world.healthy() != [True, False]:
+                await asyncio.sleep(0.01)
+        finally:
+            answer.set()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
