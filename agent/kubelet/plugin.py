@@ -33,6 +33,7 @@ _GATE_PATIENCE = (
     5.0  # seconds of waiting inside one PreStartContainer call before the kubelet is sent round again
 )
 _GATE_INTERVAL = 0.1
+_EVICT_AGAIN = 60.0
 _UNKNOWN_SECONDS = 60.0  # how long a container is held back because its annotations cannot be read
 
 
@@ -65,7 +66,7 @@ class DevicePlugin(Servicer, Provider):
         self._allocated = allocated
         self._admissions = admissions
         self._cluster: Cluster = cluster or NoCluster()
-        self._evicted: set[str] = set()
+        self._evict_again: dict[str, float] = {}  # when, by grant
         self._withheld: frozenset[str] = frozenset()
         self._taken_whole: frozenset[str] = frozenset()
         self._recordable = True
@@ -173,17 +174,23 @@ class DevicePlugin(Servicer, Provider):
         if admitted is None:
             self._log.warning("annotations unknown; started with defaults", allocation=grant.id)
         settled = self._allocator.settle(grant, admitted)
-        if (
-            settled.remake
-            and admitted is not None
-            and admitted.pod.controlled
-            and grant.id not in self._evicted
-        ):
-            self._evicted.add(grant.id)
-            self._say_of(admitted.pod, "Warning", "GigasliceEvicting", settled.reason or "", grant)
-            problem = await self._cluster.evict(admitted.pod)
-            self._log.warning("pod evicted", pod=str(admitted.pod), allocation=grant.id, detail=problem)
+        if settled.remake and admitted is not None:
+            await self._have_remade(admitted.pod, grant, settled.reason or "")
         return settled.reason
+
+    async def _have_remade(self, pod: Pod, grant: Grant, reason: str) -> None:
+        """Has POD evicted where something makes it anew. Asks again after a while: a budget can refuse, and the kubelet
+        can end the call that asks.
+        """
+        now = time.monotonic()
+        if not pod.controlled or pod.ending or now < self._evict_again.get(grant.id, now):
+            return
+        self._evict_again = {one: at for one, at in self._evict_again.items() if self._store.book.find(one)}
+        self._evict_again[grant.id] = now + _EVICT_AGAIN
+        self._say_of(pod, "Warning", "GigasliceEvicting", reason, grant)
+        problem = await self._cluster.evict(pod)
+        event = "pod not evicted" if problem else "pod evicted"
+        self._log.warning(event, pod=str(pod), allocation=grant.id, detail=problem or reason)
 
     def _hold_back(self, grant_id: str, reason: str) -> None:
         grant = self._store.book.find(grant_id)

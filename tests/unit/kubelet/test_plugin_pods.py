@@ -1,6 +1,9 @@
 """The five calls where the API server is known: whom they are for, what is said on pods, what the gate waits for."""
 
 import asyncio
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -193,6 +196,37 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert len(cluster.evicted) == 1
         assert cluster.said("GigasliceEvicting")
+
+    call(story)
+
+
+def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
+    """By a disruption budget, say: the pod would wait for ever behind the gate."""
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
+    kubelet.hidden = [("default", "late")]
+    refusals = ["a PodDisruptionBudget does not allow it now"]
+    asked = []
+
+    async def evict(found, **_):
+        asked.append(found)
+        if refusals:
+            return refusals.pop()
+        cluster.put(replace(found, ending=True))
+        return None
+
+    cluster.evict = evict
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.put(pod("late", 2, gpus="2", controlled=True))
+        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert len(asked) == 1, "not ten times a second"
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0)
+        monkeypatch.setattr(plugin_module, "time", later)
+        for _ in range(2):
+            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert len(asked) == 2, "again, and not for one that is ending"
 
     call(story)
 
