@@ -18,7 +18,7 @@ from agent.kube import Cluster
 from agent.kubelet.allocator import Allocator
 from agent.model import ContainerKind, Pod, SliceUnit, Wish, parse_wish
 from agent.state import live
-from agent.state.records import Grant, GrantPolicy
+from agent.state.records import Book, Grant, GrantPolicy
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
@@ -69,6 +69,7 @@ class LimitKeeper:
         self._withhold = withhold
         self._said: dict[str, str] = {}
         self._followed: dict[str, tuple[Pod, GrantPolicy]] = {}
+        self._refreshed: Book | None = None
         self._wake = asyncio.Event()
         self._log = get_logger("limits")
 
@@ -95,6 +96,7 @@ class LimitKeeper:
 
     def refresh(self, *, every: bool = False) -> None:
         """Makes the pages say what follows from the book. EVERY: those too that nothing has ever changed."""
+        self._refreshed = self._store.book
         grants = self._store.book.grants
         special = {one.id for one in grants if every or one.resizes or one.policy.elastic}
         if not special:
@@ -119,7 +121,12 @@ class LimitKeeper:
                 self._log.info("limits changed", allocation=grant.id, container=grant.name, bytes=now)
 
     def changed(self) -> None:
-        """The book has changed: a container that was alone on its card is so no more, at once."""
+        """The book may have changed: a container that was alone on its card is so no more, at once.
+
+        Each container at the start gate says so ten times a second, and every ledger would be read for it.
+        """
+        if self._store.book is self._refreshed:
+            return
         if any(grant.resizes or grant.policy.elastic for grant in self._store.book.grants):
             self.refresh()
             self._wake.set()

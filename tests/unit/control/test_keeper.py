@@ -237,6 +237,18 @@ def test_another_pod_of_the_same_name_changes_nothing(node):
     assert node.page(one) == (8, 0)
 
 
+def test_what_has_not_changed_is_not_looked_at_for_everybody_who_waits(node, monkeypatch):
+    """Each container at the start gate asks for it ten times a second."""
+    node.admit("a", range(8), elastic="true")
+    read, real = [], node.store.reading
+    monkeypatch.setattr(node.store, "reading", lambda key: read.append(key) or real(key))
+    for _ in range(10):
+        node.keeper.changed()
+    assert read == []
+    node.admit("b", range(8), card=1)
+    assert len(read) == 2
+
+
 def test_an_elastic_container_is_strict_before_the_kubelet_has_its_answer(node):
     one = node.admit("a", range(8), elastic="true", cores="30")
     node.round()
