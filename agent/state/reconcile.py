@@ -177,22 +177,24 @@ def _count_unlisted(book: Book, listing: Listing, asked_at: int, before: Mapping
 def _living(book: Book, listing: Listing) -> frozenset[str]:
     """The grants whose pods the kubelet still has: those it lists, and init containers that it can mean.
 
-    One that has lent all its tokens lives as long as somebody who has them; any other as long as a pod of its suspects
-    that `_cleared` does not rule out.
+    One that has lent all its tokens lives as long as somebody who has them; any other as long as a container that took
+    some of them right after it, or a pod of its suspects that `_cleared` does not rule out. The kubelet's list has no
+    UIDs, so a pod whose name was there before is no suspect.
     """
     living = {grant.id for one in listing.containers if (grant := _grant_of(book, one.tokens))}
     for grant in reversed(book.grants):
         if grant.gone or grant.container or grant.id in living:
             continue
-        takers = {other.id for other in book.grants if grant.id in other.supersedes}
+        takers = {other.id: other for other in book.grants if grant.id in other.supersedes}
         if grant.suspects is None:
             living.add(grant.id)
         elif takers and not grant.held:
-            living |= {grant.id} if takers & living else set()
-        elif listing.pods.intersection(grant.suspects) - (
-            _cleared(book, grant) if not grant.owner else set()
-        ):
-            living.add(grant.id)
+            living |= {grant.id} if takers.keys() & living else set()
+        else:
+            cleared = frozenset[str]() if grant.owner else _cleared(book, grant)
+            taken_soon = any(one.id in living and _one_pod(grant, one) for one in takers.values())
+            if taken_soon or listing.pods.intersection(grant.suspects) - cleared:
+                living.add(grant.id)
     return frozenset(living)
 
 
@@ -211,8 +213,13 @@ def _cleared(book: Book, grant: Grant) -> frozenset[str]:
     ]
     takers = {pod for other, pod in named if grant.id in other.supersedes}
     before = [(other, pod) for other, pod in named if other.number < grant.number][-1:]
-    just_before = {pod for other, pod in before if grant.created - other.created < _ONE_POD_SECONDS}
+    just_before = {pod for other, pod in before if _one_pod(other, grant)}
     return frozenset(pod for _, pod in named) - takers - just_before
+
+
+def _one_pod(earlier: Grant, later: Grant) -> bool:
+    """Whether the two were allocated so soon after each other that they may be of one pod."""
+    return later.created - earlier.created < _ONE_POD_SECONDS
 
 
 def _to_release(

@@ -154,6 +154,22 @@ def test_the_pod_that_took_its_tokens_keeps_it():
     assert look_often(kept)[1] == [1, 2]
 
 
+def test_the_pod_that_took_its_tokens_keeps_it_under_a_name_that_was_there_before():
+    """A StatefulSet's next pod has the name of the one before. Its init container waits for an image."""
+    init = grant(1, (0, range(8)), lent=tokens(0, 0, 1))
+    first = grant(2, (0, range(2)), supersedes=(init.id,))
+    kept, released = look_often(book(init, first), listed("db-0", first.tokens), young=[])
+    assert (len(kept.grants), released) == (2, [])
+    assert look_often(kept)[1] == [1, 2]
+
+
+def test_who_took_its_tokens_much_later_does_not_keep_it():
+    init = grant(1, (0, range(8)), lent=tokens(0, 0, 1))
+    other = grant(2, (0, range(2)), supersedes=(init.id,), created=init.created + 60)
+    kept, released = look_often(book(init, other), listed("q", other.tokens), young=[])
+    assert ([one.number for one in kept.grants], released) == ([2], [1])
+
+
 def test_an_allocation_younger_than_the_answer_suspects_nobody_yet():
     found = book(grant(1, (0, range(4))))
     assert look(found, asked_at=1, pods=["default/p"]).book == found
