@@ -1,12 +1,14 @@
 """A server for three questions: /metrics, /healthz, /readyz. Nothing else, and never in anybody's way.
 
-One small request a connection, bounded in size and time, few at once. An address that cannot be had is said and tried
-again: nothing of the agent depends on being asked.
+One small request a connection, bounded in size and time, few at once: of too many the one that came first goes, since
+probes are asked and answered at once and an agent whose probes fail is ended. An address that cannot be had is said and
+tried again: nothing of the agent depends on being asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from agent.telemetry.logs import get_logger
@@ -18,6 +20,7 @@ _MAX_REQUEST = 8192
 _PATIENCE = 10.0  # seconds for a client to ask and to take the answer
 _MOST_CLIENTS = 16
 _AGAIN = 5.0
+_CLIENTS_LOSS = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
 
 class Server:
@@ -33,7 +36,7 @@ class Server:
         self._address = address
         self._metrics = metrics
         self._ready = ready
-        self._clients = 0
+        self._talks: list[asyncio.Future[None]] = []  # in the order in which they began
         self._log = get_logger("http")
 
     async def run(self) -> None:
@@ -62,15 +65,20 @@ class Server:
                 await server.serve_forever()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients += 1
+        talk = asyncio.ensure_future(self._talk(reader, writer))
+        self._talks.append(talk)
+        if len(self._talks) > _MOST_CLIENTS:
+            self._talks.pop(0).cancel()
         try:
-            if self._clients <= _MOST_CLIENTS:
-                await asyncio.wait_for(self._talk(reader, writer), _PATIENCE)
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client's loss
+            await asyncio.wait({talk}, timeout=_PATIENCE)
         finally:
-            self._clients -= 1
+            talk.cancel()
+            with contextlib.suppress(ValueError):
+                self._talks.remove(talk)
             writer.transport.abort()  # closing waits for ever for a client that does not read
+        (loss,) = await asyncio.gather(talk, return_exceptions=True)
+        if isinstance(loss, Exception) and not isinstance(loss, _CLIENTS_LOSS):
+            raise loss
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

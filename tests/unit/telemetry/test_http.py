@@ -160,3 +160,38 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch):
         return left
 
     assert not asyncio.run(run())
+
+
+def test_clients_that_say_nothing_do_not_keep_a_probe_out():
+    """The kubelet ends an agent whose probes are not answered; any pod can open connections."""
+
+    async def run():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = probe.getsockname()
+        server = Server(address, lambda: lambda: b"", lambda: None)
+        task = asyncio.create_task(server.run())
+        silent, answers = [], []
+        for _ in range(500):
+            try:
+                silent.append(await asyncio.open_connection(*address))
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+        for _ in range(40):
+            silent.append(await asyncio.open_connection(*address))
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(get("/healthz"))
+            answers.append(await reader.read())
+            writer.close()
+        served = len(server._talks)
+        for _, writer in silent:
+            writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return answers, served
+
+    answers, served = asyncio.run(run())
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert served <= 16
