@@ -49,6 +49,7 @@ class PodWatch:
         self._idle = idle
         self._pause = pause
         self._failures = 0
+        self._listed = False  # at any time
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
         self._pods: dict[tuple[str, str], Pod] = {}
         self._news = asyncio.Event()
@@ -85,13 +86,16 @@ class PodWatch:
                 await self._rest()
 
     async def _list(self) -> None:
-        # "0": what the server has in memory, as the kubelet asks; after a failure nothing older than what was seen.
-        query = {**self._query, "resourceVersion": "0"} if self._failures == 0 else dict(self._query)
+        # "0": what the server has in memory, as the kubelet asks. Another server's may be older than what was seen, so
+        # that is for the beginning alone: a pod must not turn into the one that had its name before.
+        first = not self._listed and self._failures == 0
+        query = {**self._query, "resourceVersion": "0"} if first else dict(self._query)
         reply = await self._api.request("GET", _PATH, query)
         if reply.status != 200:
             raise ApiError(f"list of pods: {reply.status} {reply.reason()}", reply.status)
         found = await asyncio.to_thread(parse_list, reply.body)
         self._pods = {(pod.namespace, pod.name): pod for pod in found.pods}
+        self._listed = True
         self._changed()
         self._version = found.version
 

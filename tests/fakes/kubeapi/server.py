@@ -100,6 +100,8 @@ class KubeApi:
         self.eviction_status = 201
         self.hanging = False  # requests are taken and not answered, watches are silent
         self.lag = 0.0  # seconds by which watches are behind
+        self.lagging: tuple[int, dict[tuple[str, str], dict[str, Any]]] | None = None
+        """Version and pods of lists from memory (version 0), as of another server that is behind."""
         self.token = TOKEN
         self.generation = 0  # of watches: those of older ones are cut
         self.cut_short = False  # ... in the middle of a line
@@ -321,8 +323,11 @@ class KubeApi:
 
     def _list(self, query: Mapping[str, str]) -> dict[str, Any]:
         with self.lock:
-            items = [document for document in self.pods.values() if _matches(document, query)]
-            metadata = {"resourceVersion": str(self.version)}
+            version, pods = self.version, self.pods
+            if self.lagging is not None and query.get("resourceVersion") == "0":
+                version, pods = self.lagging
+            items = [document for document in pods.values() if _matches(document, query)]
+            metadata = {"resourceVersion": str(version)}
             return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items}
 
     def _change(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:

@@ -109,6 +109,26 @@ def test_a_version_that_is_forgotten_brings_a_new_list(server, watching):
     watching(story)
 
 
+def test_a_server_that_lags_behind_brings_no_earlier_pod_back(server, watching):
+    """Of several servers the one that is asked after a 410 may not have seen yet what another one has told."""
+    server.put(pod_document("db-0", uid="first"))
+
+    async def story(watch):
+        await until(lambda: watch.synced)
+        server.lagging = (server.version, dict(server.pods))
+        server.remove("default", "db-0")
+        server.put(pod_document("db-0", uid="second"))
+        await until(lambda: names(watch) and watch.pods["default", "db-0"].uid == "second")
+        lists = server.asked("GET", "/pods") - server.asked("GET", "watch=1")
+        server.forget()
+        server.put(pod_document("later"))
+        await until(lambda: server.asked("GET", "/pods") - server.asked("GET", "watch=1") > lists)
+        await until(lambda: names(watch) == {"db-0", "later"})
+        assert watch.pods["default", "db-0"].uid == "second"
+
+    watching(story)
+
+
 def test_a_bookmark_moves_the_version_on(server, watching):
     async def story(watch):
         await until(lambda: watch.synced)
