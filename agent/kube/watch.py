@@ -24,6 +24,9 @@ _WATCH_SECONDS = 300  # asked of the server; bookmarks come every minute
 _IDLE_SECONDS = 330.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _REFUSED = (401, 403)
+_REFUSALS = 3
+"""In a row until a server that let us in before is believed: one that starts refuses everybody for some seconds, and
+what is allocated while we are refused is allocated without annotations."""
 
 
 class PodWatch:
@@ -48,7 +51,7 @@ class PodWatch:
         self._watch_seconds = watch_seconds
         self._idle = idle
         self._pause = pause
-        self._failures = 0
+        self._failures = self._refusals = 0
         self._listed = False  # at any time
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
         self._pods: dict[tuple[str, str], Pod] = {}
@@ -138,12 +141,15 @@ class PodWatch:
     def _recovered(self) -> None:
         if not self.synced:
             self._log.info("pods watched", server=str(self._api.access), pods=len(self._pods))
-        self.synced, self.refused, self._failures, self._said = True, False, 0, ""
+        self.synced, self.refused, self._said = True, False, ""
+        self._failures = self._refusals = 0
         self._changed()
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        self.refused = isinstance(error, ApiError) and error.status in _REFUSED
+        denied = isinstance(error, ApiError) and error.status in _REFUSED
+        self._refusals = self._refusals + 1 if denied else 0
+        self.refused = self._refusals >= (_REFUSALS if self._listed else 1)
         if self._failures < 3 and not self.refused and self.synced:
             return  # servers restart
         self.synced = False

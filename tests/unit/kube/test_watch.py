@@ -7,7 +7,7 @@ import pytest
 
 from agent.kube import find_access
 from agent.kube.watch import PodWatch
-from agent.kube.wire import Api
+from agent.kube.wire import Api, ApiError
 from tests.fakes.kubeapi import KubeApi, pod_document
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -168,6 +168,35 @@ def test_refusal_is_told_and_what_was_known_stays(server, watching):
         assert not watch.refused
 
     watching(story)
+
+
+def test_a_server_that_starts_and_refuses_everybody_is_not_believed_at_once(server, watching):
+    """Who is believed has what is allocated meanwhile go without its annotations, for good."""
+    server.put(pod_document("p"))
+
+    async def story(watch):
+        await until(lambda: watch.synced)
+        for status, refused in (
+            (403, False),
+            (401, False),
+            (0, False),
+            (403, False),
+            (403, False),
+            (403, True),
+        ):
+            watch._failed(ApiError("as the test wants it", status))
+            assert watch.refused is refused
+        server.drop_watches()
+        await until(lambda: watch.synced)
+        assert not watch.refused and watch._refusals == 0
+
+    watching(story)
+
+
+def test_a_server_that_never_let_us_in_is_believed_at_once(server, tmp_path):
+    watch = PodWatch(Api(find_access(server.kubeconfig(tmp_path), "")[0]), "node-a")
+    watch._failed(ApiError("as the test wants it", 403))
+    assert watch.refused
 
 
 @pytest.mark.parametrize("broken", ["", "two\nlines\n", "\u00e9"])
