@@ -102,8 +102,8 @@ class TurnKeeper:
         for uuid in wanted:
             self._card(now, passed, cards[uuid], [grant for grant in grants if uuid in grant.physical], usage)
         known = {(grant.id, uuid) for grant in grants for uuid in grant.physical}
-        for gone in self.held_us.keys() - known:
-            del self.held_us[gone]
+        there = {grant.id for grant in self._store.book.grants}
+        self.held_us = {key: count for key, count in self.held_us.items() if key[0] in there}
         for grant_id, uuid in tuple(self._written):
             if (grant_id, uuid) not in known or uuid not in wanted:
                 self._free(grant_id, uuid)

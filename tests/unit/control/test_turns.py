@@ -102,6 +102,18 @@ def test_the_page_of_a_container_that_ends_is_freed_and_so_are_all_at_the_end(st
     assert [node.page(name)[0] for name in "abc"] == [0, 0, 0]
 
 
+def test_of_a_container_that_was_given_up_nothing_is_kept(store):
+    node = Node(store)
+    node.step(0.1, a=1, b=1)
+    first, second = store.book.grants
+    store.update(store.book.replaced([replace(first, gone=True)]))
+    node.keeper.look()
+    assert len(node.keeper.held_us) == 2, "it is still shown"
+    store.update(store.book.without([first.id]))
+    node.keeper.look()
+    assert node.keeper.held_us.keys() == {(second.id, uuid(0))}
+
+
 def test_what_the_driver_counts_is_heeded_and_told(store):
     node = Node(store)
     node.counted = Paging(7, 100, 200)
