@@ -25,8 +25,22 @@ static __attribute__((noinline, cold)) CUresult take_instead(struct charge *char
   return result == CUDA_SUCCESS && charge_is_managed(charge) ? managed_allocate(block, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The ledger has room beyond the physical share and the machine has none: what this process holds in reserve on the card
+ * is given back before the refusal. */
+static __attribute__((noinline, cold)) CUresult take_after_all(struct charge *charge, CUdeviceptr *block,
+                                                               size_t bytes) {
+  charge_cancel(charge);
+  CUresult result = charge_begin(charge, bytes);
+  return result == CUDA_SUCCESS ? real_cuda.cuMemAlloc_v2(block, bytes) : result;
+}
+
+static CUresult take_managed(struct charge *charge, CUdeviceptr *block, size_t bytes) {
+  CUresult result = managed_allocate(block, bytes);
+  return VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) ? result : take_after_all(charge, block, bytes);
+}
+
 static CUresult take(struct charge *charge, CUdeviceptr *block, size_t bytes) {
-  if (charge_is_managed(charge)) return managed_allocate(block, bytes);
+  if (charge_is_managed(charge)) return take_managed(charge, block, bytes);
   CUresult result = real_cuda.cuMemAlloc_v2(block, bytes);
   if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || !charge_may_be_managed(charge)) return result;
   return take_instead(charge, block, bytes);
@@ -116,6 +130,16 @@ static CUresult pitch_real(struct charge *charge, CUdeviceptr *block, size_t *ch
   return pitch_managed(charge, block, chosen, width, height);
 }
 
+/* Managed, or after all on the card (take_after_all). */
+static CUresult pitch_split(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height,
+                            unsigned int element) {
+  CUresult result = pitch_managed(charge, block, chosen, width, height);
+  if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY)) return result;
+  *block = 0;
+  result = charge_begin(charge, area(width, height));
+  return result == CUDA_SUCCESS ? pitch_real(charge, block, chosen, width, height, element) : result;
+}
+
 static int is_element(unsigned int bytes) { return bytes == 4 || bytes == 8 || bytes == 16; }
 
 CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element) {
@@ -126,7 +150,7 @@ CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, s
     return real_cuda.cuMemAllocPitch_v2(dptr, pitch, width, height, element);
   CUresult result = charge_begin_wish(&charge, area(width, height), CHARGE_EITHER);
   if (result != CUDA_SUCCESS) return result;
-  result = charge_is_managed(&charge) ? pitch_managed(&charge, &block, &chosen, width, height)
+  result = charge_is_managed(&charge) ? pitch_split(&charge, &block, &chosen, width, height, element)
                                       : pitch_real(&charge, &block, &chosen, width, height, element);
   if (result != CUDA_SUCCESS) return result;
   *dptr = block;

@@ -335,6 +335,30 @@ def test_without_concurrent_access_it_is_refused_with_a_reason(tmp_path):
     assert books(place) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["cuMemAlloc_v2(ref(b), c_size_t(2 << 30))", "cuMemAllocPitch_v2(ref(b), ref(pitch), 1024, 2 << 20, 4)"],
+)
+def test_what_a_pool_keeps_unused_is_given_back_before_that(tmp_path, call):
+    """The physical share is full, but only of what nobody uses."""
+    place = machine_without_access(tmp_path)
+    with scripted.Program(oversubscribed(place)) as program:
+        program.ready().do("keep(a=c_ulonglong(), b=c_ulonglong(), pitch=c_size_t(), pool=Handle())")
+        for step in (
+            "cuDeviceGetDefaultMemPool(ref(pool), 0)",
+            "cuMemPoolSetAttribute(pool, 4, ref(c_ulonglong(2**64 - 1)))",
+            "cuMemAllocAsync(ref(a), c_size_t(3 << 30), None)",
+            "cuMemFreeAsync(a, None)",
+            "cuCtxSynchronize()",
+        ):
+            assert program.do(step) == SUCCESS, step
+        assert books(place) == (3 * GIB + CONTEXT, 0)
+        assert program.do(call) == SUCCESS
+        assert books(place) == (2 * GIB + CONTEXT, 0)
+        assert program.do("cuMemFree_v2(b)") == SUCCESS
+        assert books(place) == (CONTEXT, 0)
+
+
 def test_a_host_without_memory_is_not_asked_for_more(tmp_path):
     place = Place(tmp_path, machine="dgx-h200")
     with Client(place.env("64TiB", VCUDA_PHYSICAL_LIMIT="1GiB")) as client:
