@@ -262,11 +262,14 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
 }
 
 /* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver says
- * what it thinks of memory that is no graph's. */
+ * what it thinks of memory that is no graph's. What other streams capture must survive the waiting. */
 static CUresult free_converted(CUdeviceptr address, const struct line *line) {
   if (is_capturing(line)) return free_async(address, line);
+  CUstreamCaptureMode mode = capture_relax();
   CUresult result = synchronize(line);
-  return result == CUDA_SUCCESS ? real_cuda.cuMemFree_v2(address) : result;
+  if (result == CUDA_SUCCESS) result = real_cuda.cuMemFree_v2(address);
+  capture_restore(mode);
+  return result;
 }
 
 /* Linear memory may be freed in stream order too. Nothing of it waits in a pool, so it is given back at once. */

@@ -283,6 +283,20 @@ def test_in_a_capture_nothing_is_managed(place, program):
     assert program.do("cuMemFree_v2(b)") == SUCCESS
 
 
+def test_a_capture_elsewhere_survives_that_its_stream_is_waited_for(place, program):
+    program.do("keep(stream=Handle(), captured=Handle(), graph=Handle())")
+    assert program.do("cuStreamCreate(ref(stream), 1)") == SUCCESS
+    assert program.do("cuStreamCreate(ref(captured), 1)") == SUCCESS
+    assert program.do("cuStreamBeginCapture_v2(captured, 0)") == SUCCESS
+    assert program.do("cuMemFreeAsync(b, stream)") == SUCCESS
+    assert books(place) == (3 * GIB + CONTEXT, 0)
+    assert program.do("cuStreamSynchronize(stream)") == CAPTURE_UNSUPPORTED, "the thread's mode is as it was"
+    program.do("cuStreamEndCapture(captured, ref(graph))")
+    assert program.do("cuStreamBeginCapture_v2(captured, 0)") == SUCCESS
+    assert program.do("cuMemFreeAsync(a, stream)") == SUCCESS, "what the driver does with the card's own"
+    assert program.do("cuStreamEndCapture(captured, ref(graph))") == SUCCESS
+
+
 # --- stream-ordered memory ------------------------------------------------------------------------------------------
 
 
