@@ -216,6 +216,13 @@ def test_many_pointer_attributes_at_once(program):
     assert program.do("m.value") == 1  # what the program itself made managed says so
 
 
+@pytest.mark.parametrize("address", ["b", "c_ulonglong(b.value + 4096)"])
+def test_a_thread_without_a_context_is_told_the_same(program, address):
+    assert program.do("cuCtxSetCurrent(None)") == SUCCESS
+    assert attribute(program, IS_MANAGED, address, "ctypes.c_ubyte") == (SUCCESS, 0)
+    assert attribute(program, HOST_POINTER, address)[0] == INVALID_VALUE
+
+
 def test_only_device_memory_can_be_shared_and_the_reason_is_said(program):
     program.do("keep(handle=(ctypes.c_char * 64)(), fd=c_int())")
     assert program.do("cuIpcGetMemHandle(handle, a)") == SUCCESS
