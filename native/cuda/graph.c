@@ -67,16 +67,22 @@ static CUresult remember(CUgraphExec handle, const struct graph_exec *need) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* A graph without memory may get the handle of one that went with its context. */
+static CUresult made_without_memory(CUresult result, const CUgraphExec *exec) {
+  if (result == CUDA_SUCCESS && graph_execs_exist()) graph_exec_forget(*exec);
+  return result;
+}
+
 /* The graph is read first: the call may upload it. */
-#define INSTANTIATE(symbol, ...)                                                        \
-  struct graph_exec need;                                                               \
-  CUgraphExec made = NULL;                                                              \
-  int has_memory = exec != NULL ? graph_need_read(graph, &need) : 0;                    \
-  if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;                                  \
-  if (!has_memory) return real_cuda.symbol(exec, graph, __VA_ARGS__);                   \
-  CUresult result = real_cuda.symbol(&made, graph, __VA_ARGS__);                        \
-  if (result == CUDA_SUCCESS) result = remember(made, &need);                           \
-  if (result == CUDA_SUCCESS) *exec = made;                                             \
+#define INSTANTIATE(symbol, ...)                                                                 \
+  struct graph_exec need;                                                                        \
+  CUgraphExec made = NULL;                                                                       \
+  int has_memory = exec != NULL ? graph_need_read(graph, &need) : 0;                             \
+  if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;                                           \
+  if (!has_memory) return made_without_memory(real_cuda.symbol(exec, graph, __VA_ARGS__), exec); \
+  CUresult result = real_cuda.symbol(&made, graph, __VA_ARGS__);                                 \
+  if (result == CUDA_SUCCESS) result = remember(made, &need);                                    \
+  if (result == CUDA_SUCCESS) *exec = made;                                                      \
   return result
 
 CUresult vc_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
@@ -116,7 +122,7 @@ static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_IN
   CUgraphExec made = NULL;
   int has_memory = exec != NULL && params != NULL ? graph_need_read(graph, &need) : 0;
   if (has_memory < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (!has_memory) return call(exec, graph, params);
+  if (!has_memory) return made_without_memory(call(exec, graph, params), exec);
   CUresult result;
   if (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
     result = upload(&made, graph, params, &need, call, per_thread);

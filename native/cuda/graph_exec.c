@@ -107,6 +107,11 @@ struct graph_exec *graph_exec_take(CUgraphExec handle) {
   return record_of(&entry);
 }
 
+void graph_exec_forget(CUgraphExec handle) {
+  struct graph_exec *exec = graph_exec_take(handle);
+  if (exec != NULL) graph_exec_drop(exec);
+}
+
 void graph_exec_put_back(CUgraphExec handle, struct graph_exec *exec) {
   lock_take(&lock);
   link_live(exec);

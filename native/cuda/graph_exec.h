@@ -43,6 +43,9 @@ struct graph_exec *graph_exec_take(CUgraphExec handle);
 void graph_exec_put_back(CUgraphExec handle, struct graph_exec *exec);
 void graph_exec_drop(struct graph_exec *exec);
 
+/* The handle is another graph's now. */
+void graph_exec_forget(CUgraphExec handle);
+
 /* What graphs other than SELF may hold in a column so that a launch into STREAM cannot use it: graphs of one stream
  * never run at once and share their pages, except for what they leave allocated. */
 uint64_t graph_exec_others(const struct graph_exec *self, uint32_t column, uint64_t stream);

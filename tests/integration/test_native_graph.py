@@ -402,6 +402,21 @@ def test_memory_of_graphs_goes_with_the_last_context(start):
     assert charged(peer) == 200 * MIB, "a context remains"
 
 
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("cuGraphInstantiateWithFlags", "c_uint64(0)"), ("cuGraphInstantiateWithParams", "(c_uint64 * 4)()")],
+)
+def test_a_graph_without_memory_is_not_taken_for_one_that_ended_unseen(start, name, argument):
+    peer = start(str(CONTEXT + 300 * MIB))
+    old = executable(peer, 200 * MIB)
+    assert peer("call('cuDevicePrimaryCtxReset_v2', 0)") == SUCCESS
+    peer("context(0)")
+    assert peer(f"handles('cuMemAlloc_v2', c_size_t({200 * MIB}))") > 0
+    graph = peer("handles('cuGraphCreate', 0)")
+    assert peer(f"handles('{name}', c_void_p({graph}), {argument})") == old, "the handle came back"
+    assert launch(peer, old) == SUCCESS
+
+
 def test_a_forked_child_has_no_graph_memory(start):
     peer = start()
     handle = executable(peer, 100 * MIB)
