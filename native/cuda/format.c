@@ -69,7 +69,7 @@ uint64_t mipmap_bytes(const struct array_shape *shape, unsigned int levels) {
   int flat = (shape->flags & (LAYERED | CUBEMAP)) != 0; /* layers and faces do not shrink */
   uint64_t sum = 0;
   if (!has_own_memory(shape)) return 0;
-  for (unsigned int i = 0; i < levels; i++) {
+  for (unsigned int i = 0; i == 0 || i < levels; i++) {
     sum = plus(sum, level_bytes(&level));
     if (level.width <= 1 && level.height <= 1 && (flat || level.depth <= 1)) break;
     level.width = half(level.width);

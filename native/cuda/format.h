@@ -26,7 +26,7 @@ enum { ARRAY_GRANULE = 65536 };
  * 64 bits can say. An unknown format counts as the largest texel of the known ones, 16 bytes. */
 uint64_t array_bytes(const struct array_shape *shape);
 
-/* The same for a chain of LEVELS, clamped as cuMipmappedArrayCreate does to 1 + floor(log2(largest extent)). */
+/* The same for a chain of LEVELS, clamped as cuMipmappedArrayCreate does to 1 ... 1 + floor(log2(largest extent)). */
 uint64_t mipmap_bytes(const struct array_shape *shape, unsigned int levels);
 
 #endif

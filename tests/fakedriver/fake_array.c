@@ -223,11 +223,11 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
   CUcontext context;
   uint64_t bytes;
   TRY(context_current(&context));
-  if (!out || !descriptor || levels == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!out || !descriptor) return CUDA_ERROR_INVALID_VALUE;
   CUmipmappedArray mipmap = handle_new(&mipmaps);
   if (!mipmap) return CUDA_ERROR_OUT_OF_MEMORY;
   mipmap->context = context;
-  CUresult result = make_levels(mipmap, *descriptor, levels, &bytes);
+  CUresult result = make_levels(mipmap, *descriptor, levels ? levels : 1, &bytes);
   if (result == CUDA_SUCCESS && has_memory((unsigned)descriptor->Flags)) result = give_memory(mipmap, bytes);
   if (result == CUDA_SUCCESS) *out = mipmap;
   else drop_mipmap(mipmap);

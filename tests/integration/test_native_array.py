@@ -114,6 +114,7 @@ def test_every_form_of_array_is_charged_and_given_back(start):
     ("descriptor", "levels", "size"),
     [
         (deep(1024, 1024, 0), 1, 4 * MIB),
+        (deep(1024, 1024, 0), 0, 4 * MIB),  # no less than one level
         (deep(1024, 1024, 0), 3, 4 * MIB + MIB + 256 * KIB),
         (
             deep(1024, 1024, 0),
@@ -182,7 +183,6 @@ def test_what_the_driver_refuses_is_answered_by_the_driver_and_costs_nothing(sta
         ("cuArrayCreate_v2", flat(64, 64, FLOAT, 3)),
         ("cuArray3DCreate_v2", deep(64, 0, 64)),
         ("cuArray3DCreate_v2", deep(64, 64, 5, CUBEMAP)),
-        ("cuMipmappedArrayCreate", deep(64, 64, 0), 0),
         ("cuMipmappedArrayCreate", deep(64, 64, 0, 0, (0x77, 1)), 2),
         ("cuArrayCreate", "None"),
         ("cuArrayCreate_v2", "None"),
