@@ -48,6 +48,11 @@ int device_column(CUdevice dev) {
   return column;
 }
 
+CUdevice device_of_place(const CUmemLocation *place) {
+  if (place->type == CU_MEM_LOCATION_TYPE_DEVICE) return place->id;
+  return place->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? place->localized.deviceId : -1;
+}
+
 int device_list(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
   int count = 0, listed = 0;
   CUdevice dev;

@@ -10,6 +10,9 @@
  * know the device. */
 int device_column(CUdevice dev);
 
+/* Device that memory of a place is on, all of it or a part of it; -1: on none. */
+CUdevice device_of_place(const CUmemLocation *place);
+
 /* Devices of the driver in its own order, which CUDA_VISIBLE_DEVICES changes; for machines without NVML.
  * Initialises the driver. Returns how many, at most MAX, or VC_ENODRIVER. */
 int device_list(uint8_t (*uuids)[VC_UUID_BYTES], int max);

@@ -24,11 +24,11 @@ static int read_allocation(CUgraphNode node, struct ranges *ranges, struct graph
   memset(&params, 0, sizeof params);
   if (real_cuda.cuGraphMemAllocNodeGetParams == NULL) return VC_OK;
   if (real_cuda.cuGraphMemAllocNodeGetParams(node, &params) != CUDA_SUCCESS) return VC_OK;
-  if (params.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return VC_OK;
-  int column = device_column(params.poolProps.location.id);
+  CUdevice dev = device_of_place(&params.poolProps.location);
+  int column = dev < 0 ? VC_EINVAL : device_column(dev);
   if (column == VC_ENOENT) out->denied = 1;
   if (column < 0) return VC_OK;
-  graph_memory_device((uint32_t)column, params.poolProps.location.id);
+  graph_memory_device((uint32_t)column, dev);
   out->columns |= UINT32_C(1) << column;
   return ranges_add(ranges, params.dptr, params.bytesize, (uint32_t)column);
 }

@@ -107,10 +107,9 @@ static enum pool_kind kind_of_managed(uint32_t *column) {
 }
 
 enum pool_kind pool_place(const CUmemLocation *location, CUmemAllocationType type, uint32_t *column) {
+  CUdevice dev = device_of_place(location);
   *column = 0;
-  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) return kind_of_device(location->id, column);
-  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-    return kind_of_device(location->localized.deviceId, column);
+  if (dev >= 0) return kind_of_device(dev, column);
   return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? kind_of_managed(column) : POOL_FREE;
 }
 

@@ -17,19 +17,12 @@
  * something there before that call is back. */
 static VC_LARGE struct table mappings, leaving;
 
-/* Device that memory is on; -1: the host's memory, which is not ours to count. */
-static CUdevice device_of(const CUmemLocation *location) {
-  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) return location->id;
-  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) return location->localized.deviceId;
-  return -1;
-}
-
 VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                         unsigned long long flags) {
   struct charge charge;
   CUmemGenericAllocationHandle made = 0;
   if (handle == NULL || size == 0 || prop == NULL) return real_cuda.cuMemCreate(handle, size, prop, flags);
-  CUdevice dev = device_of(&prop->location);
+  CUdevice dev = device_of_place(&prop->location); /* -1: the host's memory, which is not ours to count */
   CUresult result = charge_begin_at(&charge, dev < 0 ? VC_EINVAL : device_column(dev), OWNER_PROCESS, size);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemCreate(&made, size, prop, flags);

@@ -51,6 +51,7 @@ CUresult graph_capture_alloc(CUstream stream, unsigned gpu, uint64_t bytes, CUde
   CUgraphNode node;
   struct node_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   TRY(graph_memory_make(gpu, bytes, &work.memory));
+  work.memory->location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device_of_gpu(gpu)};
   CUresult result = add(stream, &work, &node);
   if (result == CUDA_SUCCESS) *out = work.memory->address;
   else graph_memory_drop(work.memory);

@@ -14,6 +14,7 @@ struct graph_memory {
   unsigned gpu;
   uint32_t references; /* nodes and executable graphs */
   int live;
+  CUmemLocation location;
 };
 
 /* A conditional node: its bodies, and which of them runs. */

@@ -171,16 +171,23 @@ ENTRY(cuGraphAddEventWaitNode, (PLACE, CUevent event), add_event, (AT, event, CU
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
+/* A device, or a locality domain of one; -1: neither. */
+static CUdevice device_of(const CUmemLocation *location) {
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) return location->id;
+  return location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? location->localized.deviceId : -1;
+}
+
 static CUresult add_alloc(PLACE, const CUmemPoolProps *props, size_t bytes, CUdeviceptr *address) {
   struct node_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   if (!bytes || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props->handleTypes)
     return CUDA_ERROR_INVALID_VALUE;
-  if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
-    return CUDA_ERROR_INVALID_VALUE;
-  unsigned gpu = device_gpu[props->location.id];
+  CUdevice device = device_of(&props->location);
+  if (!device_valid(device)) return CUDA_ERROR_INVALID_VALUE;
+  unsigned gpu = device_gpu[device];
   work.memory = graph_memory_reusable(graph, before, count, gpu, bytes);
   if (work.memory) graph_memory_retain(work.memory);
   else TRY(graph_memory_make(gpu, bytes, &work.memory));
+  work.memory->location = props->location;
   CUresult result = graph_add(AT, &work);
   if (result == CUDA_SUCCESS) *address = work.memory->address;
   else graph_memory_drop(work.memory);
@@ -198,8 +205,7 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
   TRY(node_of(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, p));
   memset(p, 0, sizeof *p);
   p->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  p->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  p->poolProps.location.id = device_of_gpu(node->work->memory->gpu);
+  p->poolProps.location = node->work->memory->location;
   p->bytesize = node->work->memory->bytes;
   p->dptr = node->work->memory->address;
   return CUDA_SUCCESS;

@@ -78,6 +78,15 @@ def test_memory_is_charged_at_the_first_launch_and_kept_until_trimmed(start):
     assert charged(peer) == 0
 
 
+def test_memory_in_a_part_of_a_device_is_the_devices(start):
+    peer = start()
+    graph, domain = peer("handles('cuGraphCreate', 0)"), 1 << 8
+    assert peer(f"graph_alloc({graph}, {100 * MIB}, {domain}, where=6)")[1] > 0
+    handle = peer(f"instantiate({graph}, 0)")
+    assert launch(peer, handle) == SUCCESS
+    assert charged(peer) == 100 * MIB
+
+
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_uploading_takes_the_memory_and_launching_no_more(start, suffix):
     peer = start()

@@ -166,10 +166,10 @@ class AllocNodeParams(ctypes.Structure):
     ]
 
 
-def graph_alloc(graph: int, size: int, device: int = 0, before: int = 0) -> tuple[int, int]:
+def graph_alloc(graph: int, size: int, device: int = 0, before: int = 0, where: int = 1) -> tuple[int, int]:
     """Node and address of an allocation that depends on the node BEFORE."""
     node = c_void_p()
-    params = AllocNodeParams(allocation_type=1, location_type=1, device=device, bytesize=size)
+    params = AllocNodeParams(allocation_type=1, location_type=where, device=device, bytesize=size)
     dependency = byref(c_void_p(before)) if before else None
     good(
         "cuGraphAddMemAllocNode",
