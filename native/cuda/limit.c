@@ -19,11 +19,13 @@ static _Thread_local char self;
 /* Owners are never 0 and limits are small. */
 static uint64_t key_of(const struct place *place, CUlimit limit) { return (uint64_t)place->owner << 8 | (uint64_t)limit; }
 
+/* Of a value that rises; the rounding of many small steps adds up to that of one. */
+static uint64_t grain(uint64_t from, uint64_t to) { return to > from ? charge_round(to) - charge_round(from) : 0; }
+
 /* What is booked for the limit changes by what its value changed: RESERVED is what was charged for that before. */
 static CUresult book(const struct place *place, CUlimit limit, uint64_t before, uint64_t after, uint64_t reserved) {
   struct table_entry entry;
-  uint64_t more = after > before ? charge_round(after - before) : 0;
-  uint64_t gone = before > after ? charge_round(before - after) : 0;
+  uint64_t more = grain(before, after), gone = grain(after, before);
   if (more > reserved) { /* the driver rounded */
     CUresult result = charge_column(place->column, more - reserved);
     if (result != CUDA_SUCCESS) return result;
@@ -43,7 +45,7 @@ static CUresult book(const struct place *place, CUlimit limit, uint64_t before, 
 static CUresult set_charged(const struct place *place, CUlimit limit, size_t before, size_t value) {
   size_t after = value;
   if (value > before && value - before > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t reserved = value > before ? charge_round(value - before) : 0;
+  uint64_t reserved = grain(before, value);
   CUresult result = charge_column(place->column, reserved);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuCtxSetLimit(limit, value);

@@ -262,6 +262,14 @@ def fail(place, call, code):
     subprocess.run(command, env=place.plain_env(), check=True)
 
 
+def test_small_steps_cost_what_one_large_step_does(start):
+    program = start().ready()
+    for more in [*range(1, 601), 0]:
+        assert set_limit(program, PRINTF, 7 * MIB + more) == SUCCESS
+        charged = GIB - CONTEXT - program.free()
+        assert charged == -(-more // 256) * 256, more
+
+
 def test_a_failing_call_charges_nothing(start, place):
     program = start().ready()
     fail(place, "cuCtxSetLimit", 999)
