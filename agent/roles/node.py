@@ -49,7 +49,7 @@ from agent.roles.clock import steady
 from agent.roles.measures import Measures
 from agent.roles.news import card_news
 from agent.roles.providers import host, run_beside
-from agent.roles.supervise import run_together
+from agent.roles.supervise import leave_within, run_together
 from agent.roles.waiting import Wait, look_at_bus
 from agent.state.measurer import Measurer
 from agent.state.room import Room
@@ -61,6 +61,9 @@ from agent.telemetry.metrics import Exposition
 
 __all__ = ["look", "run"]
 
+_LEAVE_SECONDS = (
+    10.0  # for files to be closed and the driver to be left; what remains of the pods' 30 after a signal
+)
 _MAX_SLICES = 200_000  # the largest list that fits a message has fewer; more would not even fit the memory
 
 
@@ -303,24 +306,27 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     if config.bind_cpus == "on":
         more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
     providers = _providers(config, store, allocator, plugin, allocated, now=now)
-    await run_together(
-        "registration",
-        {
-            **more,
-            "registration": run_beside(
-                registration.run(stop), [host(one, config.kubelet_dir, stop) for one in providers]
-            ),
-            "poller": poller.run(),
-            "cluster": cluster.run(),
-            "limits": limits.run(),
-            "shares": ShareKeeper(store, now, source.process_busy).run(),
-            "turns": turns.run(),
-            "room": room.run(),
-            "control": ControlServer(store, limits).run(),
-            "measurer": measurer.run(),
-            "http": Server(config.metrics_address, exposition.prepare, measures.unready).run(),
-            "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
-            "health": keeper.run(),
-            "listener": keeper.listen(),
-        },
-    )
+    parts = {
+        **more,
+        "registration": run_beside(
+            registration.run(stop), [host(one, config.kubelet_dir, stop) for one in providers]
+        ),
+        "poller": poller.run(),
+        "cluster": cluster.run(),
+        "limits": limits.run(),
+        "shares": ShareKeeper(store, now, source.process_busy).run(),
+        "turns": turns.run(),
+        "room": room.run(),
+        "control": ControlServer(store, limits).run(),
+        "measurer": measurer.run(),
+        "http": Server(config.metrics_address, exposition.prepare, measures.unready).run(),
+        "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
+        "health": keeper.run(),
+        "listener": keeper.listen(),
+    }
+    try:
+        await run_together("registration", parts)
+    except BaseException as error:
+        leave_within(_LEAVE_SECONDS, f"{type(error).__name__}: {error}")
+        raise
+    leave_within(_LEAVE_SECONDS)

@@ -9,10 +9,14 @@ that it was waiting for.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-__all__ = ["run_together"]
+from agent.telemetry.logs import get_logger
+
+__all__ = ["leave_within", "run_together"]
 
 
 async def run_together(lead: str, parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
@@ -37,3 +41,19 @@ async def run_together(lead: str, parts: Mapping[str, Coroutine[Any, Any, None]]
             raise result
     if ended:
         raise RuntimeError(f"ended by itself: {', '.join(ended)}")
+
+
+def leave_within(seconds: float, failure: str = "") -> None:
+    """Sees to it that this process is gone SECONDS from now: 1 with FAILURE, which it may not get to say, else 0.
+
+    The interpreter waits for all threads before it ends, and one that asks a driver that hangs never comes back.
+    Nothing is lost: what is kept was written when it was decided, and locks end with their process.
+    """
+
+    def leave() -> None:
+        get_logger("node").error("left a thread behind that does not end: the driver hangs", detail=failure)
+        os._exit(1 if failure else 0)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()

@@ -1,4 +1,7 @@
 import asyncio
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -61,3 +64,31 @@ def test_a_part_that_ends_by_itself_has_failed(ended, lead, ends):
     with pytest.raises(RuntimeError, match="by itself: poller"):
         asyncio.run(run_together(lead, {"a": forever(ended, "a"), "poller": ends()}))
     assert ended == ["a"]
+
+
+LEAVES = """
+import asyncio, sys, threading
+from agent.roles.supervise import leave_within
+async def main():
+    if sys.argv[1] == "hangs":
+        hanging = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+        await asyncio.sleep(0)
+        hanging.cancel()
+    leave_within(float(sys.argv[2]), sys.argv[3])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("failure", "code"), [("", 0), ("RuntimeError: why", 1)])
+def test_a_thread_that_hangs_in_the_driver_keeps_no_process(failure, code):
+    command = [sys.executable, "-c", LEAVES, "hangs", "0.2", failure]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert failure in done.stdout + done.stderr
+
+
+def test_whoever_ends_by_himself_is_not_waited_for():
+    begin = time.monotonic()
+    command = [sys.executable, "-c", LEAVES, "ends", "3600", "RuntimeError: why"]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    assert time.monotonic() - begin < 50
