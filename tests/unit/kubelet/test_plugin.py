@@ -1,6 +1,7 @@
 """The five calls over a real socket, in one event loop with their client."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -251,6 +252,33 @@ def test_the_gate_answers_before_the_kubelet_loses_patience(call):
         code, text = await refusal(stub.PreStartContainer(pre_start(["x/1"]), timeout=2))
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "waiting for 1 GiB" in text
+
+    call(story)
+
+
+def test_many_at_the_gate_leave_time_for_other_calls(call, allocator, monkeypatch):
+    """Each look reads the ledgers of all neighbours; ten times a second for each of many was more than one thread."""
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 1.0)
+    many, looks = 20, []
+
+    def look(grant):
+        looks.append(grant.id)
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.005:
+            pass
+        return "waiting for ever"
+
+    async def story(stub, plugin):
+        for number in range(many):
+            await stub.Allocate(allocate(tokens(0, number)))
+        monkeypatch.setattr(allocator, "may_start", look)
+        starts = [stub.PreStartContainer(pre_start(tokens(0, number))) for number in range(many)]
+        assert all(
+            code is grpc.StatusCode.UNAVAILABLE for code, _ in await asyncio.gather(*map(refusal, starts))
+        )
+        assert len(set(looks)) == many, "everybody is looked after"
+        assert len(looks) <= 4 * many, "the first look, the last, and some when few were there"
+        assert plugin._waiting == 0
 
     call(story)
 

@@ -222,7 +222,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         cluster.put(pod("late", 2, gpus="2", controlled=True))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert len(asked) == 1, "not ten times a second"
-        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0)
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(plugin_module, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
