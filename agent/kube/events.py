@@ -146,7 +146,7 @@ class EventSender:
                 return
             if reply.status != 404:  # it has expired, usually after an hour
                 raise ApiError(f"{reply.status} {reply.reason()}", reply.status)
-        name = f"{news.pod.name[:200]}.{news.identity}{time.time_ns():x}"
+        name = f"{news.pod.name[:200].rstrip('.-')}.{news.identity}{time.time_ns():x}"
         reply = await self._api.request("POST", path, None, self._document(news, name, stamp))
         if reply.status >= 300:
             raise ApiError(f"{reply.status} {reply.reason()}", reply.status)

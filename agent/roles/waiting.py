@@ -80,9 +80,7 @@ class Wait(Generic[T]):
         Raises MissingError when the driver came and stays out of reach: this container was made without it, and the
         next one will have it.
         """
-        found: list[T] = []
-        asyncio.run(self._run(first, found.append))
-        return found[0] if found else None
+        return asyncio.run(self._run(first))
 
     def collect(self) -> Values:
         """The values of now."""
@@ -118,9 +116,9 @@ class Wait(Generic[T]):
             level = self._log.warning if self._now.cards else self._log.info
             level("waiting for GPUs", reason=self._now.reason, again_seconds=self._interval, detail=text)
 
-    async def _run(self, first: MissingError, found: Callable[[T], None]) -> None:
+    async def _run(self, first: MissingError) -> T | None:
         self._say(first)
-        stop = asyncio.Event()
+        stop, found = asyncio.Event(), list[T]()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -132,7 +130,8 @@ class Wait(Generic[T]):
                 except asyncio.TimeoutError:
                     answer = await asyncio.to_thread(self.look)
                     if answer is not None:
-                        found(answer)
+                        found.append(answer)
                         return
 
         await run_together("search", {"search": search(), "http": self._http.run()})
+        return found[0] if found and not stop.is_set() else None  # the signal may have come during the look

@@ -1,5 +1,7 @@
 import asyncio
 import contextlib
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +93,21 @@ def test_a_long_text_is_cut_to_what_the_server_takes(server, sending):
 
     sending(story)
     assert len(server.events()[0]["message"].encode()) <= 1024
+
+
+@pytest.mark.parametrize("letter", ["-", ".", "-."])
+def test_the_name_of_an_event_is_one_wherever_the_pods_is_cut(server, sending, letter):
+    """RFC 1123: parts begin and end with a letter or digit, else the server answers 422."""
+
+    async def story(sender, clock):
+        name = "p" * (200 - len(letter)) + letter + "z" * 40
+        sender.say(replace(POD, name=name), "Normal", "R", "text")
+        await until(server.events)
+
+    sending(story)
+    name = server.events()[0]["metadata"]["name"]
+    assert len(name) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in name.split("."))
 
 
 def test_a_server_that_refuses_events_costs_nothing_else(server, sending):

@@ -100,6 +100,15 @@ def test_asked_to_end_it_ends(number):
     assert node.wait.until_found(MissingError("no library")) is None
 
 
+def test_asked_to_end_during_a_look_that_finds_something_it_ends():
+    def found_too_late():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        return ["gpu"]
+
+    assert Node("no library", found_too_late).wait.until_found(MissingError("no library")) is None
+
+
 def test_a_mistake_is_not_waited_for():
     node = Node(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
