@@ -11,10 +11,14 @@ static int may_ask(CUstream stream) {
   return real_cuda.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* An error other than "not ready" is the program's to find: work that failed is not under way. */
+/* An error other than "not ready" is the program's to find: work that failed is not under way. While nobody may ask, the
+ * lane stays one to look at: else what it was given in a capture would count as its queue for ever. */
 static int ask_stream(struct lane *lane) {
   uint64_t launched = atomic_load(&lane->launched);
-  if (!may_ask(lane->stream)) return lane->mark_count != 0;
+  if (!may_ask(lane->stream)) {
+    if (launched > atomic_load(&lane->passed)) atomic_store(&lane->dirty, 1);
+    return lane->mark_count != 0;
+  }
   if (real_cuda.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY) return 1;
   atomic_store(&lane->passed, launched);
   return 0;

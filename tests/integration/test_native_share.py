@@ -162,6 +162,49 @@ def test_a_capture_is_neither_held_nor_harmed(stage):
         peer.kill()
 
 
+CAPTURED = (
+    "[[call('cuStreamBeginCapture_v2', c_void_p(s), 2) for s in streams],"
+    " [launch(short, s) for s in streams for _ in range(8)], time.sleep(0.02),"
+    " [(g := c_void_p(), call('cuStreamEndCapture', c_void_p(s), byref(g)))[1] for s in streams].count(0)][-1]"
+)
+
+
+def capture_in(peer: Peer, streams: int) -> None:
+    """The program has so many streams that do not block, and each has captured launches for a while."""
+    peer("context(0)")
+    peer(
+        "globals().update(time=__import__('time'), short=function('work_1us'), kernel=function('work_500us'))"
+    )
+    peer(f"globals().update(streams=[handles('cuStreamCreate', 1) for _ in range({streams})])")
+    assert peer(CAPTURED) == streams
+
+
+def test_what_was_captured_is_no_queue_that_later_launches_wait_for(stage):
+    peer = peer_of(stage, stage.tenant(50))
+    try:
+        capture_in(peer, 5)
+        times = peer("[[t := time.monotonic(), launch(short, s), time.monotonic() - t][-1] for s in streams]")
+        assert min(times) < 0.1, (
+            "a quarter of a second is the gate's patience with a queue that does not move"
+        )
+    finally:
+        peer.kill()
+
+
+def test_streams_that_captured_and_ended_leave_room_for_others(stage):
+    peer = peer_of(stage, stage.tenant(25))
+    try:
+        capture_in(peer, 2000)
+        assert peer("[call('cuStreamDestroy_v2', c_void_p(s)) for s in streams].count(0)") == 2000
+        peer("globals().update(stream=handles('cuStreamCreate', 1))")
+        before, begin = stage.busy()[peer.pid], time.monotonic()
+        launching = "[launch(kernel, stream) for _ in iter(lambda: time.monotonic() - begin > 1, True)]"
+        peer(f"[begin := time.monotonic(), {launching}, 0][-1]")
+        assert (stage.busy()[peer.pid] - before) / (time.monotonic() - begin) < LIMITED[1] / 100
+    finally:
+        peer.kill()
+
+
 def test_a_forked_child_is_limited_by_a_thread_of_its_own(stage):
     tenant = stage.tenant(25)
     script = (
