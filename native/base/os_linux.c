@@ -1,5 +1,5 @@
-/* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read and
- * close would be points where a program's thread can be cancelled, with our locks in its hands; and each function of
+/* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read,
+ * close and nanosleep would be points where a program's thread can be cancelled, with our locks in its hands; and each function of
  * the C library that a process has not called yet is looked up by the loader, which takes as long as the call.
  * Knows nobody. Tests: tests/native/test_base.c. */
 #define _GNU_SOURCE
@@ -373,7 +373,7 @@ void os_thread_name(const char *name) { syscall(SYS_prctl, PR_SET_NAME, name, 0,
 
 void os_sleep_us(uint32_t microseconds) {
   struct timespec pause = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};
-  nanosleep(&pause, NULL);
+  syscall(SYS_nanosleep, &pause, NULL);
 }
 
 void os_yield(void) { sched_yield(); }

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -97,6 +98,23 @@ TEST(numbers_are_written) {
   CHECK_STR(text_number(0, buffer), "0");
   CHECK_STR(text_number(4194304, buffer), "4194304");
   CHECK_STR(text_number(UINT64_MAX, buffer), "18446744073709551615");
+}
+
+/* Whoever sleeps may hold locks, and has told other processes that it waits. */
+static void *sleeper(void *slept) {
+  os_sleep_us(50000);
+  *(int *)slept = 1;
+  pthread_testcancel();
+  return NULL;
+}
+
+TEST(a_thread_is_not_cancelled_where_it_sleeps) {
+  pthread_t thread;
+  int slept = 0;
+  CHECK_EQ(pthread_create(&thread, NULL, sleeper, &slept), 0);
+  CHECK_EQ(pthread_cancel(thread), 0);
+  CHECK_EQ(pthread_join(thread, NULL), 0);
+  CHECK_EQ(slept, 1);
 }
 
 TEST(status_names) {
