@@ -3,7 +3,8 @@
  * A container whose turn it is must not fill its queues for seconds ahead: what is in them when the turn ends runs on,
  * and moves the next one's pages away. So while there are turns, or may soon be, an event is set behind every so many
  * pieces of work, and before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle
- * is as large as takes about ten milliseconds. Whoever is held says whether what it had queued still runs, and fetches its
+ * is as large as takes about ten milliseconds. A queue that does not move for seconds may be waiting for what this thread
+ * does next: then a bundle goes. Whoever is held says whether what it had queued still runs, and fetches its
  * pages at once when its turn comes. Without turns nothing of this happens.
  * Tests: tests/integration/test_native_turns.py. */
 #include "turn.h"
@@ -17,7 +18,7 @@
 #include "managed.h"
 #include "os.h"
 
-enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, LARGEST = 4096 };
+enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, STUCK_NS = 2000000000, LARGEST = 4096 };
 
 /* By column: the last event, and whose it is. */
 struct pace {
@@ -100,21 +101,37 @@ static void resize(struct pace *pace) {
   atomic_store_explicit(&pace->pieces, 0, memory_order_relaxed);
 }
 
+/* 1: the bundle before is done. 0: there are no turns any more, or it is stuck. */
+static int wait_for_bundle(const struct pace *pace, uint32_t column) {
+  uint64_t began = os_now_ns();
+  uint32_t nap = 20;
+  while (real_cuda.cuEventQuery(pace->event) == CUDA_ERROR_NOT_READY) {
+    if (ledger_turn(guest_ledger, column) == VC_TURN_FREE || os_now_ns() - began >= STUCK_NS) return 0;
+    os_sleep_us(nap);
+    nap = nap * 2 < NAP_US ? nap * 2 : NAP_US;
+  }
+  return 1;
+}
+
 static void bound_queue(uint32_t column, CUstream stream, int per_thread) {
   struct pace *pace = &paces[column];
   CUcontext context = NULL;
   uint32_t pieces = atomic_fetch_add_explicit(&pace->pieces, 1, memory_order_relaxed);
-  if (pieces < atomic_load_explicit(&pace->largest, memory_order_relaxed) || real_cuda.cuEventSynchronize == NULL) return;
+  if (pieces < atomic_load_explicit(&pace->largest, memory_order_relaxed) || real_cuda.cuEventQuery == NULL) return;
   if (real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !long_lock_try(&pace->lock, &self, 0)) return;
   CUstreamCaptureMode mode = capture_relax();
   make_event(pace, context);
+  int done = 1;
   if (pace->set) {
     ledger_turn_busy(guest_ledger, 1);
-    real_cuda.cuEventSynchronize(pace->event);
+    done = wait_for_bundle(pace, column);
     ledger_turn_busy(guest_ledger, 0);
   }
-  if (pace->event != NULL) set_event(pace, stream, per_thread);
-  resize(pace);
+  if (pace->event != NULL && done) set_event(pace, stream, per_thread);
+  if (done)
+    resize(pace);
+  else
+    atomic_store_explicit(&pace->pieces, 0, memory_order_relaxed);
   capture_restore(mode);
   long_lock_give(&pace->lock);
 }

@@ -162,6 +162,17 @@ def test_queues_are_kept_short_while_nobody_has_a_turn_yet(place):
         assert page.usage().held_us == 0
 
 
+@pytest.mark.parametrize("lease", [LONG, SOON], ids=["in its turn", "after it"])
+def test_a_queue_that_does_not_move_holds_nobody_for_ever(place, lease):
+    """As one that waits for what the program does after its next launch."""
+    with started(place) as program:
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_30s')") == SUCCESS
+        Page(place).give(lease)
+        began = time.monotonic()
+        assert program.do(f"[{LAUNCH.format('s')} for _ in range(6)].count(0)") == 6
+        assert time.monotonic() - began < 15
+
+
 def test_who_is_held_says_whether_its_queue_still_runs(place):
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
