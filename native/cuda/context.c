@@ -21,6 +21,7 @@
 #include "measure.h"
 #include "place.h"
 #include "table.h"
+#include "turn.h"
 
 /* One GPU of the limits page. Guarded by its lock, which is held while the driver creates a context: two creations
  * measured at once would each see both. */
@@ -193,13 +194,18 @@ static void settle(const struct table_entry *entry) {
   excess_renew(entry->column);
 }
 
+static void forget_work(CUcontext context) {
+  lanes_forget_context(context);
+  turn_forget_context(context);
+}
+
 /* Out of the books first: the driver may give the handle to another thread's new context at once. */
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
   struct table_entry entry, old;
   int known = table_take(&contexts, (uintptr_t)context, &entry);
   lane_touch();
   CUresult result = call(context);
-  if (result == CUDA_SUCCESS) lanes_forget_context(context);
+  if (result == CUDA_SUCCESS) forget_work(context);
   lane_touch_end();
   if (known && result == CUDA_SUCCESS) settle(&entry);
   if (known && result != CUDA_SUCCESS) table_put(&contexts, &entry, &old);
@@ -218,7 +224,7 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   lane_touch();
   CUresult result = real_cuda.cuCtxDetach(ctx);
   int attached = result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx);
-  if (!attached) lanes_forget_context(ctx);
+  if (!attached) forget_work(ctx);
   lane_touch_end();
   if (!known) return result;
   if (attached)
@@ -289,11 +295,13 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
 }
 
 /* A green context does not tell the primary one's handle: retain(). */
-static void forget_lanes(const struct gpu *gpu, uint32_t column) {
-  if (gpu->primary_context != 0 && (gpu->primary_context & 1) == 0)
-    lanes_forget_context((CUcontext)gpu->primary_context);
-  else
+static void forget_primary_work(const struct gpu *gpu, uint32_t column) {
+  if (gpu->primary_context != 0 && (gpu->primary_context & 1) == 0) {
+    forget_work((CUcontext)gpu->primary_context);
+  } else {
     lanes_forget_column(column);
+    turn_forget_column(column);
+  }
 }
 
 CUresult context_let_go(const struct letting_go *what) {
@@ -304,7 +312,7 @@ CUresult context_let_go(const struct letting_go *what) {
   lane_touch();
   CUresult result = what->call(what);
   int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
-  if (gone) forget_lanes(gpu, (uint32_t)column);
+  if (gone) forget_primary_work(gpu, (uint32_t)column);
   lane_touch_end();
   if (gone) forget_primary(gpu, (uint32_t)column);
   long_lock_give(&gpu->lock);

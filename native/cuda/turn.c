@@ -23,7 +23,7 @@ enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, STUCK_NS = 20000000
 /* By column: the last event, and whose it is. */
 struct pace {
   struct long_lock lock;
-  CUcontext context; /* of the event */
+  _Atomic(CUcontext) context; /* of the event */
   CUevent event;     /* NULL: none */
   int set;
   uint64_t last_ns;         /* when it was set */
@@ -43,7 +43,8 @@ static int is_capturing(CUstream stream, int per_thread) {
 
 static void make_event(struct pace *pace, CUcontext context) {
   if (pace->event != NULL && pace->context == context) return;
-  pace->event = NULL; /* one of a context that is gone went with it */
+  if (pace->event != NULL && real_cuda.cuEventDestroy_v2 != NULL) real_cuda.cuEventDestroy_v2(pace->event);
+  pace->event = NULL;
   pace->set = 0;
   if (real_cuda.cuEventCreate != NULL && real_cuda.cuEventCreate(&pace->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
     pace->context = context;
@@ -149,6 +150,20 @@ void turn_wait(CUstream stream, int per_thread) {
   }
   ledger_turn_progress(guest_ledger, place.column);
 }
+
+static void forget_event(struct pace *pace) {
+  int taken = long_lock_take(&pace->lock, &self);
+  pace->event = NULL;
+  pace->set = 0;
+  if (taken) long_lock_give(&pace->lock);
+}
+
+void turn_forget_context(CUcontext context) {
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (atomic_load(&paces[column].context) == context) forget_event(&paces[column]);
+}
+
+void turn_forget_column(uint32_t column) { forget_event(&paces[column]); }
 
 void turn_after_fork(void) {
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {

@@ -173,6 +173,34 @@ def test_a_queue_that_does_not_move_holds_nobody_for_ever(place, lease):
         assert time.monotonic() - began < 15
 
 
+def test_events_come_and_go_with_their_contexts(place):
+    """Contexts in turn: one event at a time. A primary context that comes again, with the same handle: a new event."""
+    with started(place) as program:
+        made = lambda: json.loads(place.fakectl("state"))["calls"].get("cuEventCreate", 0)  # noqa: E731
+        gone = lambda: json.loads(place.fakectl("state"))["calls"].get("cuEventDestroy_v2", 0)  # noqa: E731
+        fill = "cuMemsetD8_v2({}, 1, c_size_t(4096))"
+        Page(place).give(LONG)
+        place.fakectl("count", "on")
+        program.do("keep(p=Handle(), q=Handle(), b=c_ulonglong())")
+        assert program.do("cuCtxGetCurrent(ref(p))") == SUCCESS
+        assert program.do("cuCtxCreate_v2(ref(q), 0, 0)") == SUCCESS
+        assert program.do("cuMemAlloc_v2(ref(b), c_size_t(1 << 20))") == SUCCESS
+        for _ in range(20):
+            assert program.do("cuCtxSetCurrent(p)") == SUCCESS
+            assert [program.do(fill.format("a")) for _ in range(80)] == [SUCCESS] * 80
+            assert program.do("cuCtxSetCurrent(q)") == SUCCESS
+            assert [program.do(fill.format("b")) for _ in range(80)] == [SUCCESS] * 80
+        assert made() > 2
+        assert made() - gone() == 1
+        assert program.do("cuCtxDestroy_v2(q)") == SUCCESS
+        known = made()
+        assert program.do("cuCtxCreate_v2(ref(q), 0, 0)") == SUCCESS
+        assert program.do("cuMemAlloc_v2(ref(b), c_size_t(1 << 20))") == SUCCESS
+        many = 5000  # more than a bundle ever has
+        assert program.do(f"[{fill.format('b')} for _ in range({many})].count(0)") == many
+        assert made() == known + 1
+
+
 def test_who_is_held_says_whether_its_queue_still_runs(place):
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
