@@ -1,6 +1,7 @@
-/* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read,
- * close and nanosleep would be points where a program's thread can be cancelled, with our locks in its hands; and each function of
- * the C library that a process has not called yet is looked up by the loader, which takes as long as the call.
+/* os.h on Linux. The kernel is called through syscall(): fstat as a function would need GLIBC_2.33; open, read, close
+ * and nanosleep would be points where a program's thread can be cancelled, with our locks in its hands; and each
+ * function of the C library that a process has not called yet is looked up by the loader, which takes as long as the
+ * call.
  * Knows nobody. Tests: tests/native/test_base.c. */
 #define _GNU_SOURCE
 #include "os.h"
