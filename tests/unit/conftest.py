@@ -1,8 +1,20 @@
 """What unit tests of several parts of the agent stand on."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from agent.state.store import Store
+
+
+@pytest.fixture
+def short_dir():
+    """A directory whose path leaves room for the name of a unix socket, which tmp_path may not."""
+    directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

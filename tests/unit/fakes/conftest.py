@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from tests.fakes.kubelet import FakeKubelet, Pace, Runtime, Settings
@@ -17,14 +13,6 @@ QUICK = Settings(
     readmit_after_s=0.2,
     pace=Pace(crash_backoff_s=0.02, start_retry_s=0.05, pre_start_timeout_s=1.0, force_kill_delay_s=0.3),
 )
-
-
-@pytest.fixture
-def short_dir():
-    """A directory whose path leaves room for the name of a unix socket, which tmp_path may not."""
-    directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -1,23 +1,12 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from agent.kubelet.allocator import Allocator
 from agent.placement import Policy
 from tests.fakes.nodes import inventory
-
-
-@pytest.fixture
-def short_dir():
-    """A directory whose path leaves room for the name of a unix socket, which tmp_path may not."""
-    directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory)
 
 
 @pytest.fixture

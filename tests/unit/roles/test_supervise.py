@@ -92,3 +92,39 @@ def test_whoever_ends_by_himself_is_not_waited_for():
     command = [sys.executable, "-c", LEAVES, "ends", "3600", "RuntimeError: why"]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
     assert time.monotonic() - begin < 50
+
+
+HANGS = """
+import sys, threading
+from agent.cli import main
+from agent.discovery.static import StaticSource
+from agent.roles import node
+node._LEAVE_SECONDS = 0.5
+def process_memory(self):
+    print("hangs", flush=True)
+    threading.Event().wait()
+StaticSource.process_memory = process_memory
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_agent_whose_driver_hangs_ends_when_it_is_asked_to(short_dir):
+    (short_dir / "inventory.yaml").write_text(
+        "gpus:\n  - uuid: GPU-00000000-0000-4000-8000-000000000001\n    model: L4\n    memory: 8GiB\n"
+    )
+    (short_dir / "k").mkdir()
+    command = [sys.executable, "-c", HANGS, "node", "--state-dir", str(short_dir / "state")]
+    command += ["--kubelet-dir", str(short_dir / "k"), "--pod-resources", str(short_dir / "none.sock")]
+    command += ["--inventory", str(short_dir / "inventory.yaml"), "--measure-interval", "100ms"]
+    command += ["--metrics-address", "off", "--kube-api", "off"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            said = []
+            while said[-1:] != ["hangs\n"]:
+                said.append(agent.stdout.readline())
+                assert said[-1], said
+            agent.terminate()
+            assert agent.wait(timeout=30) == 0
+        finally:
+            agent.kill()
