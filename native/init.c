@@ -17,9 +17,9 @@
 #include "gpu.h"
 #include "guest.h"
 #include "ledger.h"
+#include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
-#include "names.h"
 #include "standalone.h"
 #include "watch.h"
 
@@ -53,21 +53,31 @@ int guest_is_wanted(void) {
  * without one has been handed the driver's own functions. */
 enum { HAS_SHARE = 4, HAS_HOST = 8 };
 
+/* The page that was looked at first, for the attachment: opened, mapped and checked once. */
+static _Atomic(const struct limits_page *) first_page;
+
+static void keep_page(const struct limits_page *page) {
+  const struct limits_page *other = atomic_exchange(&first_page, page);
+  if (other != NULL) limits_unmap(other);
+}
+
 static int what_is_configured(void) {
   struct config config;
-  struct vc_limits page;
+  const struct limits_page *page;
   char why[CONFIG_WHY] = "";
   int found = 0;
   if (!guest_is_wanted()) return 0;
   if (config_read(&config, why) != VC_OK) return HAS_SHARE | HAS_HOST;
   if (config.cores != NULL) found |= HAS_SHARE;
   if (config.physical_limit != NULL) found |= HAS_HOST;
-  int status = limits_read(config.limits, &page);
+  int status = limits_map(config.limits, &page);
   if (status != VC_OK) return status == VC_ENOENT ? found : HAS_SHARE | HAS_HOST;
-  for (uint32_t i = 0; i < page.gpu_count; i++) {
-    if (page.gpu[i].cores_percent != 0 || page.gpu[i].compute_policy != 0) found |= HAS_SHARE;
-    if (page.gpu[i].physical_bytes != 0) found |= HAS_HOST;
+  for (uint32_t i = 0; i < page->gpu_count; i++) {
+    if (sealed_or(page->gpu[i].cores_percent, 0) != 0) found |= HAS_SHARE;
+    if (sealed_or(page->share[i].compute_policy, 0) != 0) found |= HAS_SHARE;
+    if (sealed_or(page->share[i].physical_bytes, 0) != 0) found |= HAS_HOST;
   }
+  keep_page(page);
   return found;
 }
 
@@ -91,7 +101,6 @@ static void register_fork_handler(void) {
 }
 
 void init_after_fork(void) {
-  names_after_fork();
   driver_after_fork();
   gpu_after_fork();
   allocators_after_fork();
@@ -105,9 +114,18 @@ static int list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
   return count > 0 ? count : device_list(uuids, max);
 }
 
+/* With the page that is mapped already; unless it no longer goes with the ledger, as in a directory that was made anew
+ * since. */
+static int attach_files(const struct config *config, struct ledger **out, char *why) {
+  const struct limits_page *page = atomic_exchange(&first_page, NULL);
+  if (page != NULL && ledger_attach_under(page, config->ledger, out, why, CONFIG_WHY) == VC_OK) return VC_OK;
+  if (page != NULL) limits_unmap(page);
+  return ledger_attach(config->limits, config->ledger, out, why, CONFIG_WHY);
+}
+
 static int attach(const struct config *config, char *why) {
   struct ledger *ledger;
-  int status = ledger_attach(config->limits, config->ledger, &ledger, why, CONFIG_WHY);
+  int status = attach_files(config, &ledger, why);
   if (status != VC_OK) return status;
   ledger_set_usage(ledger, allocators_usage, allocators_managed_usage);
   guest_ledger = ledger;

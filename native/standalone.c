@@ -12,6 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "os.h"
+
 enum { MAX_LISTED = 64, PAGE_MODE = 0644, LEDGER_MODE = 0666, DIRECTORY_MODE = 0700 };
 
 static int fail(int status, char *why, const char *what, const char *path, const char *cause, const char *remedy) {
@@ -112,13 +114,13 @@ int standalone_prepare(const struct config *config, standalone_list_gpus *list_g
     if (status == VC_OK && config->cores != NULL) status = config_parse_cores(config->cores, &parsed, why);
     if (status != VC_OK) return status;
     wishes = &parsed;
-    if (access(config->limits, F_OK) != 0) status = create_page(config, wishes, list_gpus, why);
+    if (!os_exists(config->limits)) status = create_page(config, wishes, list_gpus, why);
   }
   /* The usual case, a directory that vcuda run has made: attaching checks both files anyway. */
-  if (wishes == NULL && access(config->ledger, F_OK) == 0) return VC_OK;
+  if (wishes == NULL && os_exists(config->ledger)) return VC_OK;
   if (status == VC_OK) status = read_page(config, &page, why);
   if (status == VC_OK) status = check_page(config, wishes, list_gpus, &page, why);
-  if (status != VC_OK || access(config->ledger, F_OK) == 0) return status;
+  if (status != VC_OK || os_exists(config->ledger)) return status;
   status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->ledger, status_text(status),

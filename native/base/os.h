@@ -17,6 +17,7 @@ struct os_file {
 /* Opens a regular file, close-on-exec. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file) or VC_EIO. */
 int os_open(const char *path, int writable, struct os_file *out);
 void os_close(int fd);
+int os_exists(const char *path);
 /* Moves FD out of the range that programs close wholesale or expect to be free. Returns the descriptor to use. */
 int os_move_high(int fd);
 /* Whether FD still is the file it was: a program may have closed it and opened something else in its place. */

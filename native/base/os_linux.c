@@ -72,6 +72,8 @@ int os_open(const char *path, int writable, struct os_file *out) {
   return VC_OK;
 }
 
+int os_exists(const char *path) { return syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0; }
+
 void os_close(int fd) { file_close(fd); }
 
 int os_move_high(int fd) {
@@ -87,9 +89,9 @@ int os_is_file(int fd, uint64_t device, uint64_t inode) {
 }
 
 int os_map(int fd, size_t size, int writable, void **out) {
-  void *address = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-  if (address == MAP_FAILED) return status_of_errno(errno);
-  *out = address;
+  long address = syscall(SYS_mmap, NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (address == -1) return status_of_errno(errno);
+  *out = (void *)address;
   return VC_OK;
 }
 
@@ -268,14 +270,14 @@ static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t siz
  * in every process that starts. */
 uint64_t os_start_time(int32_t pid) {
   char text[1024];
-  if (read_proc(pid, "./stat", text, sizeof text) <= 0) return 0;
-  const char *p = strrchr(text, ')'); /* the command name before it may contain anything */
-  if (!p) return 0;
-  for (int field = 2; field < 22; field++) { /* proc(5): starttime is field 22, the name field 2 */
-    p = strchr(p + 1, ' ');
-    if (!p) return 0;
+  ssize_t length = read_proc(pid, "./stat", text, sizeof text);
+  const char *p = text + length;
+  while (p > text && p[-1] != ')') p--; /* the command name before it may contain anything */
+  if (length <= 0 || p == text) return 0;
+  for (int field = 2; field < 22; p++) { /* proc(5): starttime is field 22, the name field 2 */
+    if (*p == 0) return 0;
+    field += *p == ' ';
   }
-  p++;
   return parse_digits(&p, 10);
 }
 

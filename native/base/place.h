@@ -7,4 +7,8 @@
 /* A static table of kilobytes, all zero at first. */
 #define VC_LARGE __attribute__((section(".bss.large")))
 
+/* A large table whose beginning every start writes: it follows the small variables, and begins on their last page. The
+ * linker puts these sections in the order of their names. */
+#define VC_LARGE_BEGINNING __attribute__((section(".bss.beginning")))
+
 #endif

@@ -36,15 +36,15 @@ static struct table_entry *find(const struct table_shard *shard, uint64_t key) {
 }
 
 /* Whoever has the bias has every shard; everybody else locks the one he needs. */
-static int enter(struct table *table, struct table_shard *shard) {
-  int biased = bias_enter(&table->bias);
+static inline int enter(struct bias *bias, struct table_shard *shard) {
+  int biased = bias_enter(bias);
   if (!biased) lock_take(&shard->lock);
   return biased;
 }
 
-static void leave(struct table *table, struct table_shard *shard, int biased) {
+static inline void leave(struct bias *bias, struct table_shard *shard, int biased) {
   if (biased)
-    bias_leave(&table->bias);
+    bias_leave(bias);
   else
     lock_give(&shard->lock);
 }
@@ -81,12 +81,20 @@ static int put(struct table_shard *shard, const struct table_entry *entry, struc
   return replaces;
 }
 
-int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
-  struct table_shard *shard = shard_of(table, entry->key);
-  int biased = enter(table, shard);
+static inline int put_in(struct bias *bias, struct table_shard *shard, const struct table_entry *entry,
+                         struct table_entry *old) {
+  int biased = enter(bias, shard);
   int result = put(shard, entry, old);
-  leave(table, shard, biased);
+  leave(bias, shard, biased);
   return result;
+}
+
+int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
+  return put_in(&table->bias, shard_of(table, entry->key), entry, old);
+}
+
+int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old) {
+  return put_in(&table->bias, &table->shard, entry, old);
 }
 
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old) {
@@ -101,12 +109,19 @@ static int get(struct table_shard *shard, uint64_t key, struct table_entry *out)
   return 1;
 }
 
-int table_get(struct table *table, uint64_t key, struct table_entry *out) {
-  struct table_shard *shard = shard_of(table, key);
-  int biased = enter(table, shard);
+static inline int get_in(struct bias *bias, struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  int biased = enter(bias, shard);
   int found = get(shard, key, out);
-  leave(table, shard, biased);
+  leave(bias, shard, biased);
   return found;
+}
+
+int table_get(struct table *table, uint64_t key, struct table_entry *out) {
+  return get_in(&table->bias, shard_of(table, key), key, out);
+}
+
+int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out) {
+  return get_in(&table->bias, &table->shard, key, out);
 }
 
 int table_get_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -134,12 +149,19 @@ static int take(struct table_shard *shard, uint64_t key, struct table_entry *out
   return 1;
 }
 
-int table_take(struct table *table, uint64_t key, struct table_entry *out) {
-  struct table_shard *shard = shard_of(table, key);
-  int biased = enter(table, shard);
+static inline int take_in(struct bias *bias, struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  int biased = enter(bias, shard);
   int found = take(shard, key, out);
-  leave(table, shard, biased);
+  leave(bias, shard, biased);
   return found;
+}
+
+int table_take(struct table *table, uint64_t key, struct table_entry *out) {
+  return take_in(&table->bias, shard_of(table, key), key, out);
+}
+
+int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out) {
+  return take_in(&table->bias, &table->shard, key, out);
 }
 
 int table_take_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -151,7 +173,7 @@ int table_take_locked(struct table *table, uint64_t key, struct table_entry *out
 static uint32_t take_some(struct table *table, struct table_shard *shard, uint32_t owner, uint32_t *next,
                           struct table_entry *out, uint32_t max) {
   uint32_t taken = 0;
-  int biased = enter(table, shard);
+  int biased = enter(&table->bias, shard);
   while (shard->count != 0 && *next <= shard->mask && taken < max) {
     struct table_entry *slot = &shard->slots[*next];
     if (slot->key == 0 || slot->owner != owner) {
@@ -161,7 +183,7 @@ static uint32_t take_some(struct table *table, struct table_shard *shard, uint32
     out[taken++] = *slot;
     remove_slot(shard, *next);
   }
-  leave(table, shard, biased);
+  leave(&table->bias, shard, biased);
   return taken;
 }
 
@@ -180,47 +202,60 @@ void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, v
   }
 }
 
+static void reset_shard(struct table_shard *shard) {
+  if (shard->mask == 0 && !shard->lock.taken) return; /* never used: leave its page untouched */
+  if (shard->slots != NULL && shard->slots != shard->first_slots)
+    munmap(shard->slots, ((size_t)shard->mask + 1) * sizeof(struct table_entry));
+  memset(shard, 0, sizeof *shard);
+}
+
 void table_reset(struct table *table) {
   memset(&table->bias, 0, sizeof table->bias);
-  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-    struct table_shard *shard = &table->shard[i];
-    if (shard->mask == 0 && !shard->lock.taken) continue; /* never used: leave its page untouched */
-    if (shard->slots != NULL && shard->slots != shard->first_slots)
-      munmap(shard->slots, ((size_t)shard->mask + 1) * sizeof(struct table_entry));
-    memset(shard, 0, sizeof *shard);
-  }
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) reset_shard(&table->shard[i]);
+}
+
+void table_small_reset(struct table_small *table) {
+  memset(&table->bias, 0, sizeof table->bias);
+  reset_shard(&table->shard);
 }
 
 uint64_t table_count(struct table *table) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-    int biased = enter(table, &table->shard[i]);
+    int biased = enter(&table->bias, &table->shard[i]);
     count += table->shard[i].count;
-    leave(table, &table->shard[i], biased);
+    leave(&table->bias, &table->shard[i], biased);
   }
   return count;
 }
 
+static uint64_t sum_in(struct bias *bias, struct table_shard *shard, uint32_t column) {
+  uint64_t sum = 0;
+  int biased = enter(bias, shard);
+  for (uint32_t k = 0; shard->count != 0 && k <= shard->mask; k++)
+    if (shard->slots[k].key != 0 && shard->slots[k].column == column) sum += shard->slots[k].bytes;
+  leave(bias, shard, biased);
+  return sum;
+}
+
 uint64_t table_sum(struct table *table, uint32_t column) {
   uint64_t sum = 0;
-  for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-    struct table_shard *shard = &table->shard[i];
-    int biased = enter(table, shard);
-    for (uint32_t k = 0; shard->count != 0 && k <= shard->mask; k++)
-      if (shard->slots[k].key != 0 && shard->slots[k].column == column) sum += shard->slots[k].bytes;
-    leave(table, shard, biased);
-  }
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) sum += sum_in(&table->bias, &table->shard[i], column);
   return sum;
+}
+
+uint64_t table_small_sum(struct table_small *table, uint32_t column) {
+  return sum_in(&table->bias, &table->shard, column);
 }
 
 uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max) {
   uint32_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS && count < max; i++) {
     struct table_shard *shard = &table->shard[i];
-    int biased = enter(table, shard);
+    int biased = enter(&table->bias, shard);
     for (uint32_t k = 0; shard->count != 0 && k <= shard->mask && count < max; k++)
       if (shard->slots[k].key != 0 && shard->slots[k].column == column) out[count++] = shard->slots[k];
-    leave(table, shard, biased);
+    leave(&table->bias, shard, biased);
   }
   return count;
 }

@@ -33,6 +33,12 @@ struct table {
   struct table_shard shard[TABLE_SHARDS];
 };
 
+/* For few entries, in less than a page. All zero is an empty one. */
+struct table_small {
+  struct bias bias __attribute__((aligned(64)));
+  struct table_shard shard;
+};
+
 /* Adds or replaces. 1: an entry with this key was there and is now in *OLD (OLD->key is 0 otherwise).
  * VC_EIO: no memory, nothing changed. */
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old);
@@ -40,6 +46,11 @@ int table_put(struct table *table, const struct table_entry *entry, struct table
 /* 1: found and copied to *OUT; 0: not there. */
 int table_get(struct table *table, uint64_t key, struct table_entry *out);
 int table_take(struct table *table, uint64_t key, struct table_entry *out);
+
+/* The same three for a small one. */
+int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old);
+int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out);
+int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out);
 
 /* The same three for a table whose every user holds one and the same lock of his own: they take none. */
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old);
@@ -52,11 +63,13 @@ void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, v
 
 /* In a forked child, which has one thread: forgets everything, whatever state the locks are in. Async-signal-safe. */
 void table_reset(struct table *table);
+void table_small_reset(struct table_small *table);
 
 uint64_t table_count(struct table *table);
 
 /* Bytes of all entries of a column. */
 uint64_t table_sum(struct table *table, uint32_t column);
+uint64_t table_small_sum(struct table_small *table, uint32_t column);
 
 /* Copies entries of a column, at most MAX and no particular ones; returns how many. */
 uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max);

@@ -12,7 +12,7 @@
 #include "place.h"
 #include "view.h"
 
-static VC_LARGE struct table books[BOOKS];
+static VC_LARGE_BEGINNING struct table books[BOOKS];
 
 static __attribute__((noinline, cold)) CUresult refusal(int status) {
   static _Atomic int said;

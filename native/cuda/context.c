@@ -42,7 +42,7 @@ struct seat {
 };
 
 static struct gpu gpus[VC_MAX_GPUS];
-static VC_LARGE struct table contexts; /* handle -> cost, column, owner */
+static struct table_small contexts; /* handle -> cost, column, owner */
 static _Atomic uint32_t epoch = 1;
 static _Atomic uint32_t last_owner;
 static _Thread_local struct seat seat;
@@ -64,7 +64,7 @@ static uint32_t primary_owner(struct gpu *gpu) {
 static __attribute__((noinline, cold)) int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
   struct table_entry entry;
   CUdevice dev;
-  if (table_get(&contexts, (uintptr_t)context, &entry)) {
+  if (table_small_get(&contexts, (uintptr_t)context, &entry)) {
     *out = (struct place){entry.column, entry.owner};
     seat = (struct seat){context, seen, *out};
     return VC_OK;
@@ -162,7 +162,7 @@ static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct crea
 static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t owner) {
   const struct table_entry entry = {(uintptr_t)context, cost, column, owner};
   struct table_entry old;
-  if (table_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
+  if (table_small_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
     allocators_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
     charge_return(old.column, old.bytes);
   }
@@ -202,13 +202,13 @@ static void forget_work(CUcontext context) {
 /* Out of the books first: the driver may give the handle to another thread's new context at once. */
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
   struct table_entry entry, old;
-  int known = table_take(&contexts, (uintptr_t)context, &entry);
+  int known = table_small_take(&contexts, (uintptr_t)context, &entry);
   lane_touch();
   CUresult result = call(context);
   if (result == CUDA_SUCCESS) forget_work(context);
   lane_touch_end();
   if (known && result == CUDA_SUCCESS) settle(&entry);
-  if (known && result != CUDA_SUCCESS) table_put(&contexts, &entry, &old);
+  if (known && result != CUDA_SUCCESS) table_small_put(&contexts, &entry, &old);
   return result;
 }
 
@@ -220,7 +220,7 @@ CUresult vc_cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtx
 CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
-  int known = table_take(&contexts, (uintptr_t)ctx, &entry);
+  int known = table_small_take(&contexts, (uintptr_t)ctx, &entry);
   lane_touch();
   CUresult result = real_cuda.cuCtxDetach(ctx);
   int attached = result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx);
@@ -228,7 +228,7 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   lane_touch_end();
   if (!known) return result;
   if (attached)
-    table_put(&contexts, &entry, &old);
+    table_small_put(&contexts, &entry, &old);
   else
     settle(&entry);
   return result;
@@ -237,9 +237,9 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
 /* The primary context has no known handle when a green context brought it about. */
 static void know_primary_as(struct gpu *gpu, CUcontext context) {
   struct table_entry entry, old;
-  if (gpu->primary_context == (uintptr_t)context || !table_take(&contexts, gpu->primary_context, &entry)) return;
+  if (gpu->primary_context == (uintptr_t)context || !table_small_take(&contexts, gpu->primary_context, &entry)) return;
   entry.key = gpu->primary_context = (uintptr_t)context;
-  table_put(&contexts, &entry, &old);
+  table_small_put(&contexts, &entry, &old);
   contexts_changed();
 }
 
@@ -286,7 +286,7 @@ static int primary_is_active(CUdevice dev) {
 static void forget_primary(struct gpu *gpu, uint32_t column) {
   struct table_entry entry;
   uint32_t owner = atomic_exchange(&gpu->primary_owner, new_owner());
-  int known = gpu->primary_charged && table_take(&contexts, gpu->primary_context, &entry);
+  int known = gpu->primary_charged && table_small_take(&contexts, gpu->primary_context, &entry);
   contexts_changed();
   if (owner != 0) allocators_forget_owner(owner);
   if (known) charge_return(column, entry.bytes);
@@ -321,7 +321,7 @@ CUresult context_let_go(const struct letting_go *what) {
 }
 
 void context_after_fork(void) {
-  table_reset(&contexts);
+  table_small_reset(&contexts);
   context_made_after_fork();
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
     struct gpu *gpu = &gpus[column];
@@ -332,4 +332,4 @@ void context_after_fork(void) {
   contexts_changed();
 }
 
-uint64_t context_usage(uint32_t column) { return table_sum(&contexts, column); }
+uint64_t context_usage(uint32_t column) { return table_small_sum(&contexts, column); }

@@ -17,6 +17,7 @@
 #include "holding.h"
 #include "ledger.h"
 #include "lock.h"
+#include "place.h"
 
 enum { ENTRIES = 64, PATIENCE_MS = 20 };
 
@@ -27,7 +28,7 @@ struct entry {
   int64_t level; /* before the call that ended it */
 };
 
-static struct entry entries[ENTRIES];
+static VC_LARGE struct entry entries[ENTRIES];
 static struct lock lock;         /* of the entries; taken under the holdings' */
 static struct long_lock judging; /* one look is taken and judged after the other */
 static _Atomic int exporting;    /* something was exported */

@@ -21,6 +21,7 @@
 #include "driver.h"
 #include "lock.h"
 #include "log.h"
+#include "place.h"
 #include "status.h"
 
 enum { PATIENCE_MS = 20 }; /* with other threads' launches */
@@ -36,7 +37,7 @@ struct column {
 
 enum { LARGE_CHUNK = 32 << 20 }; /* of memory pools, and of graph memory on some drivers */
 
-static struct column columns[VC_MAX_GPUS];
+static VC_LARGE struct column columns[VC_MAX_GPUS];
 static struct long_lock lock;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint32_t passing; /* settled launches inside the driver */

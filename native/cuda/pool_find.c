@@ -19,7 +19,7 @@ static VC_LARGE struct table handles;        /* handle -> number, in the column 
 static struct lock entering;
 
 /* Per device: number + 1 of the current pool, 0: ask the driver. Valid for one epoch. */
-static _Atomic uint32_t current[DEVICES];
+static VC_LARGE _Atomic uint32_t current[DEVICES];
 static _Atomic uint32_t epoch;
 
 static _Atomic int single; /* 1: the driver has one device, which is every stream's; 2: it has more */

@@ -6,9 +6,10 @@
 #include "device.h"
 #include "driver.h"
 #include "managed.h"
+#include "place.h"
 #include "pool_find.h"
 
-static _Atomic(struct pool *) own[VC_MAX_GPUS];
+static VC_LARGE _Atomic(struct pool *) own[VC_MAX_GPUS];
 
 static CUdevice device_of(uint32_t column) {
   int count = 0;

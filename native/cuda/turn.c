@@ -17,6 +17,7 @@
 #include "lock.h"
 #include "managed.h"
 #include "os.h"
+#include "place.h"
 
 enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, STUCK_NS = 2000000000, LARGEST = 4096 };
 
@@ -31,7 +32,7 @@ struct pace {
   _Atomic uint32_t largest; /* bundle; 0: one piece */
 };
 
-static struct pace paces[VC_MAX_GPUS];
+static VC_LARGE struct pace paces[VC_MAX_GPUS];
 static _Thread_local char self;
 
 static int is_capturing(CUstream stream, int per_thread) {

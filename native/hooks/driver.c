@@ -13,6 +13,7 @@
 #include "lock.h"
 #include "names.h"
 #include "objects.h"
+#include "plain.h"
 #include "pointers.h"
 #include "symbols.h"
 
@@ -142,11 +143,11 @@ static const char *soname_of(const void *address) {
 enum driver_owner driver_recognise(enum driver_kind kind, const void *address) {
   struct object object;
   if (objects_find_address(address, &object)) {
-    if (strcmp(object.soname, drivers[kind].soname) != 0) return DRIVER_NOT;
+    if (!plain_same(object.soname, drivers[kind].soname)) return DRIVER_NOT;
     if (!atomic_load_explicit(&known[kind], memory_order_acquire)) adopt(kind, &object);
     return pointers_key(address) != 0 ? DRIVER_ADOPTED : DRIVER_ANOTHER;
   }
-  if (strcmp(soname_of(address), drivers[kind].soname) != 0) return DRIVER_NOT;
+  if (!plain_same(soname_of(address), drivers[kind].soname)) return DRIVER_NOT;
   return find(kind) ? DRIVER_ANOTHER : DRIVER_NOT;
 }
 

@@ -46,7 +46,7 @@ enum driver_owner driver_recognise(enum driver_kind kind, const void *address);
 /* The adopted driver's function of this name, hooked or not; NULL (and dlerror) when it has none. */
 void *driver_function(enum driver_kind kind, const char *name);
 
-/* In a forked child, as names_after_fork(). */
+/* In a forked child: whoever held the lock is not here. What the lock guards is written again with the same values. */
 void driver_after_fork(void);
 
 #endif

@@ -7,9 +7,10 @@
 #include "driver.h"
 #include "guest.h"
 #include "ledger.h"
+#include "place.h"
 
 static _Atomic int started;
-static _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVML is started */
+static VC_LARGE _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVML is started */
 
 /* NVML counts its users: two threads that come here at once start it twice, which does no harm. */
 static int start(void) {

@@ -12,7 +12,6 @@
 #include "driver.h"
 #include "guest.h"
 #include "loader.h"
-#include "lock.h"
 #include "plain.h"
 #include "pointers.h"
 
@@ -52,9 +51,8 @@ _Static_assert(HOOKS * 3 < POINTER_SLOTS * 2, "and that of the drivers' function
 _Static_assert(sizeof wrappers / sizeof *wrappers == HOOKS, "one wrapper each");
 
 static _Atomic char firsts[HOOKS];
-static uint16_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
+static _Atomic uint16_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
 static _Atomic int built;
-static struct lock lock;
 
 static unsigned int slot_of(const char *name, size_t length) {
   uint64_t tail;
@@ -70,17 +68,22 @@ static unsigned int slot_of(const char *name, size_t length) {
                         (64 - SLOT_BITS));
 }
 
+static const struct hook *hook_in(unsigned int slot) {
+  unsigned int number = atomic_load_explicit(&slots[slot], memory_order_relaxed);
+  return number != 0 ? &hooks[number - 1] : NULL;
+}
+
+/* Without a lock, which a fork in another thread would leave taken in a child that nobody has told us of yet. Threads that
+ * come together write the same: whoever enters a hook has entered those before it, so that up to its place he finds no
+ * other free one, and there nothing or itself. */
 static void build(void) {
-  lock_take(&lock);
-  if (!atomic_load_explicit(&built, memory_order_relaxed)) {
-    for (unsigned int i = 0; i < HOOKS; i++) {
-      unsigned int slot = slot_of(symbol_text(hooks[i].name), hooks[i].name.length);
-      while (slots[slot] != 0) slot = (slot + 1) % SLOTS;
-      slots[slot] = (uint16_t)(i + 1);
-    }
-    atomic_store_explicit(&built, 1, memory_order_release);
+  for (unsigned int i = 0; i < HOOKS; i++) {
+    unsigned int slot = slot_of(symbol_text(hooks[i].name), hooks[i].name.length);
+    const struct hook *there;
+    while ((there = hook_in(slot)) != NULL && there != &hooks[i]) slot = (slot + 1) % SLOTS;
+    atomic_store_explicit(&slots[slot], (uint16_t)(i + 1), memory_order_relaxed);
   }
-  lock_give(&lock);
+  atomic_store_explicit(&built, 1, memory_order_release);
 }
 
 static int is_capital(char letter) { return letter >= 'A' && letter <= 'Z'; }
@@ -92,7 +95,7 @@ int names_owner(const char *name) {
 }
 
 static int is_named(const struct hook *hook, const char *name, size_t length) {
-  return hook->name.length == length && plain_same_length(symbol_text(hook->name), name, length);
+  return hook->name.length == length && plain_same_bytes(symbol_text(hook->name), name, length);
 }
 
 const struct hook *names_find(const char *name) {
@@ -100,8 +103,9 @@ const struct hook *names_find(const char *name) {
   size_t length = plain_length(name);
   if (length < SHORTEST || length > LONGEST) return NULL;
   if (!atomic_load_explicit(&built, memory_order_acquire)) build();
-  for (unsigned int slot = slot_of(name, length); slots[slot] != 0; slot = (slot + 1) % SLOTS)
-    if (is_named(&hooks[slots[slot] - 1], name, length)) return &hooks[slots[slot] - 1];
+  const struct hook *hook;
+  for (unsigned int slot = slot_of(name, length); (hook = hook_in(slot)) != NULL; slot = (slot + 1) % SLOTS)
+    if (is_named(hook, name, length)) return hook;
   return NULL;
 }
 
@@ -124,11 +128,7 @@ void *names_place(const struct hook *hook) {
 }
 
 void names_adopted(enum hook_kind kind) {
-  for (unsigned int i = 0; i < HOOKS; i++) {
-    if (hooks[i].kind != kind) continue;
-    void *real = names_real(&hooks[i]), *place = names_place(&hooks[i]);
-    if (place != real) pointers_put(kind, real, place);
-  }
+  const int held = guest_may_be_held();
+  for (unsigned int i = 0; i < HOOKS; i++)
+    if (hooks[i].kind == kind && (held || !hooks[i].shared)) pointers_put(kind, names_real(&hooks[i]), names_wrapper(&hooks[i]));
 }
-
-void names_after_fork(void) { lock_give(&lock); }

@@ -42,7 +42,4 @@ void *names_place(const struct hook *hook);
 /* The real functions of KIND are known: from now on pointers.h finds their hooks. One caller at a time. */
 void names_adopted(enum hook_kind kind);
 
-/* In a forked child: whoever held the lock is not here. What the lock guards is written again with the same values. */
-void names_after_fork(void);
-
 #endif

@@ -28,6 +28,7 @@ static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynami
     uintptr_t value = dynamic->d_un.d_ptr;
     if (dynamic->d_tag == DT_SYMTAB) out->symbols = dynamic_pointer(info, value);
     if (dynamic->d_tag == DT_STRTAB) out->strings = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_STRSZ) out->strings_size = value;
     if (dynamic->d_tag == DT_GNU_HASH) out->gnu_hash = dynamic_pointer(info, value);
     if (dynamic->d_tag == DT_HASH) out->sysv_hash = dynamic_pointer(info, value);
     if (dynamic->d_tag == DT_SONAME) soname = value;
@@ -116,8 +117,8 @@ int objects_next_is(const void *from, const void *to, const char *function) {
 static void *function_if(const struct object *object, uint32_t index, const struct objects_name *name) {
   const ElfW(Sym) *symbol = &object->symbols[index];
   if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != STT_FUNC) return NULL;
-  const char *text = object->strings + symbol->st_name;
-  if (plain_length(text) != name->length || !plain_same_length(text, name->text, name->length)) return NULL;
+  if (symbol->st_name + name->length >= object->strings_size) return NULL;
+  if (!plain_same_bytes(object->strings + symbol->st_name, name->text, name->length + 1)) return NULL;
   return (void *)(object->base + symbol->st_value);
 }
 

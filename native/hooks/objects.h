@@ -15,6 +15,7 @@ struct object {
   const char *soname; /* "" when it has none */
   const ElfW(Sym) *symbols;
   const char *strings;
+  size_t strings_size; /* bytes */
   const uint32_t *gnu_hash; /* at least one of the two tables is there in any object that exports something */
   const uint32_t *sysv_hash;
 };

@@ -8,11 +8,12 @@
 #include "guest.h"
 #include "ledger.h"
 #include "lock.h"
+#include "place.h"
 #include "view.h"
 
 enum { CACHED = 64, UUID_TEXT = 96 };
 
-static struct {
+static VC_LARGE struct {
   nvmlDevice_t device;
   int column;
 } cache[CACHED];

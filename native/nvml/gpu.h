@@ -16,7 +16,7 @@ int gpu_list(uint8_t (*uuids)[VC_UUID_BYTES], int max);
 /* Guards what the files of this directory remember. */
 extern struct lock gpu_lock __attribute__((visibility("hidden")));
 
-/* In a forked child, as names_after_fork(). */
+/* In a forked child, as driver_after_fork(). */
 void gpu_after_fork(void);
 
 #endif

@@ -25,6 +25,11 @@ enum ledger_part {
  * WHY (may be NULL) receives one sentence for the user with cause and remedy. */
 int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size);
 
+/* The same with a page that limits_map() mapped, and which then belongs to the ledger; unless there is an error. */
+struct limits_page;
+int ledger_attach_under(const struct limits_page *limits, const char *ledger_path, struct ledger **out, char *why,
+                        size_t why_size);
+
 uint32_t ledger_gpu_count(const struct ledger *ledger);
 
 /* Column of a GPU, or VC_ENOENT when the container was given no share of it. */

@@ -2,30 +2,16 @@
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ledger_priv.h"
 #include "os.h"
+#include "plain.h"
 #include "text.h"
+
+static const char recreate[] = "recreate the pod, or the directory that vcuda run made";
 
 static int fail(int status, char *why, size_t size, const char *what, const char *path, const char *remedy) {
   if (why) snprintf(why, size, "%s %s: %s; %s", what, path, status_text(status), remedy);
-  return status;
-}
-
-static int attach_limits(const char *path, const struct limits_page **out) {
-  struct os_file file;
-  void *address;
-  int status = os_open(path, 0, &file);
-  if (status != VC_OK) return status;
-  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 0, &address) : VC_ECORRUPT;
-  os_close(file.fd);
-  if (status != VC_OK) return status;
-  status = limits_check(address);
-  if (status != VC_OK)
-    os_unmap(address, LIMITS_BYTES);
-  else
-    *out = address;
   return status;
 }
 
@@ -72,11 +58,12 @@ static int has_books_for(const struct ledger *ledger, uint32_t column) {
 }
 
 static int match_columns(struct ledger *ledger) {
-  if (memcmp(ledger->file->id, ledger->limits->id, VC_ID_BYTES) != 0) return VC_EMISMATCH;
+  if (!plain_same_bytes(ledger->file->id, ledger->limits->id, VC_ID_BYTES)) return VC_EMISMATCH;
   if (ledger->columns != ledger->limits->gpu_count) return VC_EMISMATCH;
   for (uint32_t c = 0; c < ledger->columns; c++) {
     uint32_t entry = 0;
-    while (entry < ledger->limits->gpu_count && memcmp(ledger->limits->gpu[entry].uuid, ledger->file->uuid[c], 16) != 0)
+    while (entry < ledger->limits->gpu_count &&
+           !plain_same_bytes(ledger->limits->gpu[entry].uuid, ledger->file->uuid[c], VC_UUID_BYTES))
       entry++;
     if (entry == ledger->limits->gpu_count) return VC_EMISMATCH;
     ledger->limit_of[c] = &ledger->limits->gpu[entry];
@@ -86,33 +73,41 @@ static int match_columns(struct ledger *ledger) {
   return VC_OK;
 }
 
-int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size) {
-  static const char remedy[] = "recreate the pod, or the directory that vcuda run made";
+/* Fills LEDGER in, or leaves nothing of it behind. */
+static int attach_under(const struct limits_page *limits, const char *path, struct ledger *ledger) {
+  ledger->limits = limits;
+  atomic_init(&ledger->slot, -1);
+  int status = attach_ledger(path, ledger);
+  if (status == VC_OK) status = match_columns(ledger);
+  if (status != VC_OK && ledger->file) {
+    os_unmap(ledger->file, ledger->mapped);
+    os_close(ledger->fd);
+  }
+  return status;
+}
+
+int ledger_attach_under(const struct limits_page *limits, const char *ledger_path, struct ledger **out, char *why,
+                        size_t why_size) {
   struct ledger *ledger = calloc(1, sizeof *ledger);
   if (!ledger) return fail(VC_EIO, why, why_size, "ledger", ledger_path, "free some memory");
-  atomic_init(&ledger->slot, -1);
-  size_t length = text_join(ledger->path, sizeof ledger->path, ledger_path, "", "");
-  int status = length < sizeof ledger->path ? VC_OK : VC_EINVAL;
-  if (status != VC_OK) {
+  if (text_join(ledger->path, sizeof ledger->path, ledger_path, "", "") >= sizeof ledger->path) {
     free(ledger);
-    return fail(status, why, why_size, "ledger", ledger_path, "use a path shorter than 256 characters");
+    return fail(VC_EINVAL, why, why_size, "ledger", ledger_path, "use a path shorter than 256 characters");
   }
-  status = attach_limits(limits_path, &ledger->limits);
-  if (status != VC_OK) {
-    free(ledger);
-    return fail(status, why, why_size, "limits page", limits_path, remedy);
-  }
-  status = attach_ledger(ledger_path, ledger);
-  if (status == VC_OK) status = match_columns(ledger);
+  int status = attach_under(limits, ledger_path, ledger);
   if (status == VC_OK) {
     *out = ledger;
     return VC_OK;
   }
-  if (ledger->file) {
-    os_unmap(ledger->file, ledger->mapped);
-    os_close(ledger->fd);
-  }
-  os_unmap((void *)ledger->limits, LIMITS_BYTES);
   free(ledger);
-  return fail(status, why, why_size, "ledger", ledger_path, remedy);
+  return fail(status, why, why_size, "ledger", ledger_path, recreate);
+}
+
+int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size) {
+  const struct limits_page *limits;
+  int status = limits_map(limits_path, &limits);
+  if (status != VC_OK) return fail(status, why, why_size, "limits page", limits_path, recreate);
+  status = ledger_attach_under(limits, ledger_path, out, why, why_size);
+  if (status != VC_OK) limits_unmap(limits);
+  return status;
 }

@@ -4,6 +4,7 @@
 
 #include "ledger_plane.h"
 #include "os.h"
+#include "plain.h"
 
 enum { SWEEP_MS = 10 }; /* how stale a view of dead processes may be */
 
@@ -84,7 +85,7 @@ uint32_t ledger_gpu_count(const struct ledger *ledger) { return ledger->columns;
 
 int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]) {
   for (uint32_t i = 0; i < ledger->columns; i++)
-    if (memcmp(ledger->file->uuid[i], uuid, 16) == 0) return (int)i;
+    if (plain_same_bytes(ledger->file->uuid[i], uuid, VC_UUID_BYTES)) return (int)i;
   return VC_ENOENT;
 }
 

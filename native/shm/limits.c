@@ -50,6 +50,24 @@ int limits_check(const struct limits_page *page) {
   return VC_OK;
 }
 
+int limits_map(const char *path, const struct limits_page **out) {
+  struct os_file file;
+  void *address;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 0, &address) : VC_ECORRUPT;
+  os_close(file.fd);
+  if (status != VC_OK) return status;
+  status = limits_check(address);
+  if (status != VC_OK)
+    os_unmap(address, LIMITS_BYTES);
+  else
+    *out = address;
+  return status;
+}
+
+void limits_unmap(const struct limits_page *page) { os_unmap((void *)(uintptr_t)page, LIMITS_BYTES); }
+
 int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count) {
   if (count == 0 || count > VC_MAX_GPUS) return 0;
   for (uint32_t i = 0; i < count; i++) {

@@ -84,4 +84,8 @@ int limits_gpus_are_valid(const struct vc_gpu_limit *gpus, uint32_t count);
 /* Checks a complete page in memory (a private copy, or a mapping whose size was checked). */
 int limits_check(const struct limits_page *page);
 
+/* Maps a page read-only that stands this check: live changes are seen in it. */
+int limits_map(const char *path, const struct limits_page **out);
+void limits_unmap(const struct limits_page *page);
+
 #endif

@@ -458,3 +458,30 @@ print(free.value)
 def test_standard_streams_may_be_closed(place):
     command = ("sh", "-c", f"exec 0<&- 1>&- 2>&-; {CLIENTS / 'client'} dlsym")
     assert place.run(*command, limit="nonsense").returncode == 0
+
+
+def test_a_directory_made_anew_after_the_first_lookup_counts(place):
+    """The page is looked at when the driver's functions are looked up, and the ledger attached at the first call."""
+    place.quota.mkdir()
+    mount(place, place.quota, 2 * GIB, 2 * GIB)
+    code = (
+        "import ctypes; d = ctypes.CDLL('libcuda.so.1'); init = d.cuInit; print('looked', flush=True); input();"
+        "c = ctypes.c_void_p(); n = ctypes.c_size_t(); a = ctypes.c_size_t();"
+        "r = [init(0), d.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0), d.cuCtxSetCurrent(c),"
+        " d.cuMemGetInfo_v2(ctypes.byref(a), ctypes.byref(n))]; print(*r, n.value)"
+    )
+    program = subprocess.Popen(
+        (sys.executable, "-c", code),
+        env=place.env() | {"VCUDA_DIR": str(place.quota)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "looked\n"
+        shutil.rmtree(place.quota)
+        place.quota.mkdir()
+        mount(place, place.quota, 3 * GIB, 3 * GIB, ident=bytes(16), ledger=bytes(16))
+        answers = program.communicate("\n", timeout=30)[0]
+    assert answers.split() == ["0", "0", "0", "0", str(3 * GIB)]

@@ -17,6 +17,7 @@ from tests.native.running import LIBRARY
         check_library.import_mistakes,
         check_library.start_up_mistakes,
         check_library.weight_mistakes,
+        check_library.page_mistakes,
     ],
     ids=lambda check: check.__name__,
 )
@@ -54,11 +55,12 @@ def test_the_checks_see_what_weighs(tmp_path):
     source.write_text(
         'static const char *const names[2000] = {[0 ... 1999] = "name"};\n'
         + "".join(f"char small{i}, large{i}[1 << 14];\n" for i in range(9))
+        + "char books[1 << 14];\n"
         + "const char *name(int i) { return names[i]; }\n"
     )
     library = tmp_path / "libheavy.so"
     subprocess.run(["gcc", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
-    mistakes = list(check_library.weight_mistakes(library))
+    mistakes = [*check_library.weight_mistakes(library), *check_library.page_mistakes(library)]
     assert any("addresses are relocated" in mistake for mistake in mistakes)
     assert any("written by the loader" in mistake for mistake in mistakes)
     assert any("small variables are on" in mistake for mistake in mistakes)

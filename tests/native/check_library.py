@@ -1,6 +1,7 @@
 """What must hold for a library that is loaded into every process: checked on the built file and on the sources.
 
-`python tests/native/check_library.py build/libvcuda.so` prints one line per mistake and exits 1 when there is one.
+`python tests/native/check_library.py [--one-unit] build/libvcuda.so` prints one line per mistake and exits 1 when there
+is one.
 The same functions are run by tests/integration/test_native_exports.py.
 """
 
@@ -100,7 +101,7 @@ def start_up_mistakes(library: Path) -> Iterator[str]:
 
 
 PAGE = 4096
-SMALL = 2 * PAGE
+FIRST_LARGE = "books"  # the table with VC_LARGE_BEGINNING
 RELATIVE = re.compile(r"R_\w+_RELATIVE")
 
 
@@ -113,9 +114,13 @@ def weight_mistakes(library: Path) -> Iterator[str]:
     constant = sum(section_bytes(library, name) for name in (".data.rel.ro", ".dynamic", ".got"))
     if constant > PAGE:
         yield f"{constant} bytes are written by the loader: more than a page"
+
+
+def page_mistakes(library: Path) -> Iterator[str]:
+    """The same for variables, in a library that is linked as one unit; others have them in the order of their files."""
     pages = small_pages(library)
-    if len(pages) > 8:
-        yield f"small variables are on {len(pages)} pages: a large table among them lacks VC_LARGE of base/place.h"
+    if pages > 4:
+        yield f"small variables are on {pages} pages: a table among them lacks VC_LARGE of base/place.h"
 
 
 def section_bytes(library: Path, name: str) -> int:
@@ -126,14 +131,15 @@ def section_bytes(library: Path, name: str) -> int:
     return int(found[1], 16) if found else 0
 
 
-def small_pages(library: Path) -> set[int]:
-    """Pages of the writable variables that are no large tables."""
-    pages = set()
+def small_pages(library: Path) -> int:
+    """Pages from the first writable variable to the first large table, which begins on the last of them."""
+    addresses = {}
     for line in tool("nm", "-S", str(library)).splitlines():
         fields = line.split()
-        if len(fields) == 4 and fields[2] in "bBdD" and int(fields[1], 16) < SMALL:
-            pages.add(int(fields[0], 16) // PAGE)
-    return pages - {0}  # offsets of thread-local variables
+        if len(fields) == 4 and fields[2] in "bBdD":
+            addresses[fields[3]] = int(fields[0], 16) // PAGE
+    first = min(page for page in addresses.values() if page > 0)  # 0: offsets of thread-local variables
+    return addresses[FIRST_LARGE] - first + 1
 
 
 def sections(library: Path) -> str:
@@ -161,21 +167,23 @@ def environment_mistakes() -> Iterator[str]:
             yield f"{source.relative_to(NATIVE)} reads the environment"
 
 
-def mistakes(library: Path) -> list[str]:
+def mistakes(library: Path, one_unit: bool) -> list[str]:
     """Everything that is wrong."""
-    checks = (export_mistakes, import_mistakes, start_up_mistakes, weight_mistakes)
+    checks = [export_mistakes, import_mistakes, start_up_mistakes, weight_mistakes]
+    checks += [page_mistakes] if one_unit else []
     found = [mistake for check in checks for mistake in check(library)]
     return [*found, *include_mistakes(), *environment_mistakes()]
 
 
 def main() -> int:
     """Check the library named on the command line."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).exists():
-        print(f"usage: {sys.argv[0]} LIBRARY (build it with make native)", file=sys.stderr)
+    *options, library = sys.argv[1:] or [""]
+    if options not in ([], ["--one-unit"]) or not Path(library).is_file():
+        print(f"usage: {sys.argv[0]} [--one-unit] LIBRARY (build it with make native)", file=sys.stderr)
         return 2
-    found = mistakes(Path(sys.argv[1]))
+    found = mistakes(Path(library), bool(options))
     for mistake in found:
-        print(f"{sys.argv[1]}: {mistake}", file=sys.stderr)
+        print(f"{library}: {mistake}", file=sys.stderr)
     return 1 if found else 0
 
 
