@@ -100,7 +100,7 @@ static void review(uint32_t column) {
   if (gauge_is_started()) excess_renew(column);
 }
 
-/* What another process of this container has found out, whose PIDs are ours. */
+/* What another process of this quota has found out. */
 static void learn(struct gpu *gpu, uint32_t column) {
   uint64_t cost;
   if ((gpu->cost_known && excess_is_measurable()) || !ledger_learned_context(guest_ledger, column, &cost)) return;
@@ -112,7 +112,7 @@ static void learn(struct gpu *gpu, uint32_t column) {
 /* Only what is certain: NVML names us, and nothing else of this process grew meanwhile. */
 static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
   struct ledger_holding after;
-  if (!gpu->cost_known || !excess_is_measurable() || before->bytes != 0) return;
+  if (!gpu->cost_known || !excess_is_certain() || before->bytes != 0) return;
   if (ledger_holding(guest_ledger, column, &after) != VC_OK || after.state == before->state)
     ledger_learn_context(guest_ledger, column, gpu->cost);
 }

@@ -28,20 +28,33 @@ struct excess {
 };
 
 static struct excess columns[VC_MAX_GPUS];
+/* PROMISED: another process of the quota has seen it. Whether that holds for this one is asked when it matters, since the
+ * answer takes as long as everything else that a first context is charged. */
+enum { UNSEEN, PROMISED, SEEN };
 static _Atomic int measurable;
 static _Thread_local char self; /* its address is the thread's name */
 
 void excess_learn(const struct growth_view *before, const struct growth_view *after) {
-  if (growth_proves((uint32_t)os_pid(), before, after)) atomic_store_explicit(&measurable, 1, memory_order_release);
+  if (growth_proves((uint32_t)os_pid(), before, after)) atomic_store_explicit(&measurable, SEEN, memory_order_release);
 }
 
-void excess_trust(void) { atomic_store_explicit(&measurable, 1, memory_order_release); }
+void excess_trust(void) {
+  int unseen = UNSEEN;
+  atomic_compare_exchange_strong(&measurable, &unseen, PROMISED);
+}
+
+int excess_is_measurable(void) { return atomic_load_explicit(&measurable, memory_order_acquire) != UNSEEN; }
+
+int excess_is_certain(void) {
+  int promised = PROMISED;
+  if (atomic_load_explicit(&measurable, memory_order_acquire) == PROMISED)
+    atomic_compare_exchange_strong(&measurable, &promised, ledger_learned_here(guest_ledger) ? SEEN : UNSEEN);
+  return atomic_load_explicit(&measurable, memory_order_acquire) == SEEN;
+}
 
 void excess_prepare(void) {
-  if (excess_is_measurable()) gauge_prepare();
+  if (excess_is_certain()) gauge_prepare();
 }
-
-int excess_is_measurable(void) { return atomic_load_explicit(&measurable, memory_order_acquire); }
 
 void excess_hold(uint32_t column) { atomic_fetch_add(&columns[column].held, 1); }
 
@@ -100,7 +113,7 @@ static void count(uint32_t column, uint64_t bytes) {
 }
 
 static int begin(uint32_t column, unsigned int patience_ms) {
-  return excess_is_measurable() && long_lock_try(&columns[column].lock, &self, patience_ms);
+  return excess_is_certain() && long_lock_try(&columns[column].lock, &self, patience_ms);
 }
 
 static void end(uint32_t column) { long_lock_give(&columns[column].lock); }
@@ -116,7 +129,12 @@ void excess_renew_all(void) {
     if (excess_bytes(column) != 0) excess_renew(column);
 }
 
+/* Without NVML there is nothing to look at, and it is not loaded for a glance. */
 static __attribute__((noinline, cold)) void look_again(uint32_t column) {
+  if (!gauge_is_prepared()) {
+    atomic_store_explicit(&columns[column].measured_ms, os_coarse_ms(), memory_order_relaxed);
+    return;
+  }
   if (!begin(column, 0)) return;
   count(column, measure(column));
   end(column);
@@ -148,7 +166,7 @@ int excess_shrink(uint32_t column) {
 }
 
 void excess_after_fork(void) {
-  atomic_store(&measurable, 0);
+  atomic_store(&measurable, UNSEEN);
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) columns[column] = (struct excess){.held = 0};
   gauge_after_fork();
 }

@@ -14,8 +14,10 @@
 /* Two views around the first context of this process on a GPU: from then on its own memory can be measured, or not. */
 void excess_learn(const struct growth_view *before, const struct growth_view *after);
 int excess_is_measurable(void);
-/* The same has been seen by another process that shares this one's PID namespace and its NVML. */
+/* The same has been seen by another process of the quota: it holds for this one if they share PID namespace and NVML. */
 void excess_trust(void);
+/* The same, and if it was promised by another process, it has been looked after. */
+int excess_is_certain(void);
 
 /* While memory exists that is charged later, nothing is measured in COLUMN. */
 void excess_hold(uint32_t column);

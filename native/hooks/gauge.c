@@ -61,6 +61,8 @@ static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
   return result;
 }
 
+int gauge_is_prepared(void) { return driver_nvml_is_known(); }
+
 int gauge_is_started(void) { return atomic_load_explicit(&started, memory_order_acquire); }
 
 /* A machine that has none, or a process that may not load it, is not asked at every look. */

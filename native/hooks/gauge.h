@@ -13,6 +13,9 @@
  * constructor under the loader's own lock, waiting for ours. */
 void gauge_prepare(void);
 
+/* Whether NVML is loaded, so that a look is possible. */
+int gauge_is_prepared(void);
+
 /* Whether anything was looked at before: from then on a look costs microseconds. */
 int gauge_is_started(void);
 

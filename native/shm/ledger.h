@@ -91,9 +91,11 @@ uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column);
 /* What the container sees of a GPU: its limit, and what all its processes use (never more than 2^48 - 1). */
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used);
 
-/* Bytes that a context takes of a GPU, as a process of the container found out that lives in the same PID namespace and
- * is listed by NVML under its own PID. 1: known. */
+/* Bytes that a context takes of a GPU, as a process of the container found out that is listed by NVML under its own PID.
+ * 1: known. */
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes);
+/* Whether such a process lives, or lived, in the calling one's PID namespace, so that NVML lists this one likewise. */
+int ledger_learned_here(struct ledger *ledger);
 /* Tells the others. BYTES: a multiple of 256, at most 4 GiB; else nothing is told. */
 void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes);
 

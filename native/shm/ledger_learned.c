@@ -1,9 +1,9 @@
 /* What one process of the container has found out and the others need not find out again: how much of a GPU a context
  * takes. Finding it out needs NVML, whose start takes many times as long as everything else this library does.
  *
- * One word per GPU: the PID namespace in which it was found, and the bytes. In that namespace NVML names processes as
- * they know themselves, which is what makes a measurement certain (hooks/excess.h); elsewhere that is unknown. The word
- * is the container's to write, like the whole file: with a wrong one it deceives itself, and the node agent measures.
+ * One word per GPU: the PID namespace in which it was found, and the bytes. The bytes are the same everywhere. In that
+ * namespace NVML names processes as they know themselves, which is what makes a measurement certain (hooks/excess.h);
+ * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives itself, and the node agent measures.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
 #include "ledger_priv.h"
 #include "os.h"
@@ -25,9 +25,17 @@ static uint64_t our_namespace(struct ledger *ledger) {
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes) {
   if (column >= ledger->columns) return 0;
   uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
-  if (!(word & LEARNED) || word >> NAMESPACE_SHIFT != our_namespace(ledger)) return 0;
+  if (!(word & LEARNED)) return 0;
   *bytes = (word & GRAINS_MASK) * GRAIN;
   return 1;
+}
+
+int ledger_learned_here(struct ledger *ledger) {
+  for (uint32_t column = 0; column < ledger->columns; column++) {
+    uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
+    if ((word & LEARNED) && word >> NAMESPACE_SHIFT == our_namespace(ledger)) return 1;
+  }
+  return 0;
 }
 
 void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes) {

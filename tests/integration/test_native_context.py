@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -240,13 +241,21 @@ def test_only_the_first_process_starts_nvml_for_its_context(place):
             assert second.free() == GIB - 3 * CONTEXT - MIB
 
 
-def test_what_was_found_out_elsewhere_is_not_believed(place):
+def test_the_cost_is_believed_in_any_namespace_and_who_measures_itself_in_one(place):
+    place.fakectl("count", "on")
     with place.client("1GiB") as first:
         first.ready()
-    teach(place, own_namespace() + 1, 16 * MIB)
+    elsewhere = (own_namespace() + 1, 16 * MIB)
+    teach(place, *elsewhere)
+    starts = nvml_starts(place)
     with place.client("1GiB") as second:
-        assert second.ready().free() == GIB - CONTEXT
-    assert learned(place) == (own_namespace(), CONTEXT)
+        assert second.ready().free() == GIB - 16 * MIB
+        time.sleep(0.3)
+        assert second.free() == GIB - 16 * MIB, "with NVML it would be what the context really takes"
+        assert second.do("create2 a", 0).code == SUCCESS
+        assert second.free() == GIB - 32 * MIB
+    assert nvml_starts(place) == starts
+    assert learned(place) == elsewhere
 
 
 def test_a_cost_that_cannot_be_is_bounded(place):
