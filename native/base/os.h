@@ -62,6 +62,10 @@ void os_process_name(char *out, size_t size);
 /* What the kernel thinks can be taken without swapping; VC_EIO when /proc does not say. */
 int os_memory_available(uint64_t *bytes);
 
+/* The kernel's own clock_gettime(), which the C library's calls, for os_coarse_ms(): who looks often finds it. */
+struct timespec;
+typedef int os_clock(int32_t clock, struct timespec *out);
+void os_use_clock(os_clock *function);
 /* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
 uint64_t os_coarse_ms(void);
 /* The same clock, exact. */

@@ -45,11 +45,15 @@ void excess_trust(void) {
 
 int excess_is_measurable(void) { return atomic_load_explicit(&measurable, memory_order_acquire) != UNSEEN; }
 
-int excess_is_certain(void) {
+static __attribute__((noinline, cold)) int look_after_promise(void) {
   int promised = PROMISED;
-  if (atomic_load_explicit(&measurable, memory_order_acquire) == PROMISED)
-    atomic_compare_exchange_strong(&measurable, &promised, ledger_learned_here(guest_ledger) ? SEEN : UNSEEN);
+  atomic_compare_exchange_strong(&measurable, &promised, ledger_learned_here(guest_ledger) ? SEEN : UNSEEN);
   return atomic_load_explicit(&measurable, memory_order_acquire) == SEEN;
+}
+
+int excess_is_certain(void) {
+  int known = atomic_load_explicit(&measurable, memory_order_acquire);
+  return known == PROMISED ? look_after_promise() : known == SEEN;
 }
 
 void excess_prepare(void) {
@@ -129,20 +133,29 @@ void excess_renew_all(void) {
     if (excess_bytes(column) != 0) excess_renew(column);
 }
 
-/* Without NVML there is nothing to look at, and it is not loaded for a glance. */
+static int is_stale(const struct excess *own) {
+  return os_coarse_ms() - atomic_load_explicit(&own->measured_ms, memory_order_relaxed) >= STALE_MS;
+}
+
+/* Without NVML there is nothing to look at. */
 static __attribute__((noinline, cold)) void look_again(uint32_t column) {
-  if (!gauge_is_prepared()) {
-    atomic_store_explicit(&columns[column].measured_ms, os_coarse_ms(), memory_order_relaxed);
-    return;
-  }
-  if (!begin(column, 0)) return;
+  atomic_store_explicit(&columns[column].measured_ms, os_coarse_ms(), memory_order_relaxed);
+  if (!gauge_is_prepared() || !begin(column, 0)) return;
   count(column, measure(column));
   end(column);
 }
 
+static __attribute__((noinline, cold)) void prepare_and_look(uint32_t column) {
+  excess_prepare();
+  look_again(column);
+}
+
 void excess_glance(uint32_t column) {
-  uint64_t last = atomic_load_explicit(&columns[column].measured_ms, memory_order_relaxed);
-  if (excess_is_measurable() && os_coarse_ms() - last >= STALE_MS) look_again(column);
+  if (excess_is_measurable() && is_stale(&columns[column])) look_again(column);
+}
+
+void excess_show(uint32_t column) {
+  if (excess_is_measurable() && is_stale(&columns[column])) prepare_and_look(column);
 }
 
 CUresult excess_take(uint32_t column, excess_charge *charge) {

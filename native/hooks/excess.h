@@ -29,6 +29,8 @@ void excess_renew(uint32_t column);
 void excess_renew_all(void);
 /* The same, unless that was less than 200 ms ago or another thread is at it. */
 __attribute__((noinline)) void excess_glance(uint32_t column);
+/* The same before something is shown, which must have been measured. No lock is held: it may load NVML. */
+__attribute__((noinline)) void excess_show(uint32_t column);
 
 /* CHARGE adds bytes to the column or answers an error. */
 typedef CUresult excess_charge(uint32_t column, uint64_t bytes);

@@ -7,15 +7,29 @@
 #include "driver.h"
 #include "guest.h"
 #include "ledger.h"
+#include "objects.h"
+#include "os.h"
 #include "place.h"
 
 static _Atomic int started;
 static VC_LARGE _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVML is started */
 
+/* The clock is read at every glance. The loader lists the kernel's object among its own. */
+static void find_clock(void) {
+#if defined(__x86_64__)
+  static const char object_name[] = "linux-vdso.so.1", function_name[] = "__vdso_clock_gettime";
+#else
+  static const char object_name[] = "linux-vdso.so.1", function_name[] = "__kernel_clock_gettime";
+#endif
+  struct object object;
+  if (objects_find_soname(object_name, &object)) os_use_clock((os_clock *)objects_function(&object, function_name));
+}
+
 /* NVML counts its users: two threads that come here at once start it twice, which does no harm. */
 static int start(void) {
   if (atomic_load_explicit(&started, memory_order_acquire)) return 1;
   if (!driver_nvml_is_known() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlInit_v2() != NVML_SUCCESS) return 0;
+  find_clock();
   atomic_store_explicit(&started, 1, memory_order_release);
   return 1;
 }

@@ -12,8 +12,7 @@
 /* A limit that was lowered under what is used leaves nothing, never less than nothing. */
 void view_memory(uint32_t column, struct view *out) {
   uint64_t limit, used;
-  excess_prepare(); /* no lock is held here: what is shown must have been measured */
-  excess_glance(column);
+  excess_show(column);
   ledger_view(guest_ledger, column, &limit, &used);
   out->total = limit;
   out->avail = (limit > used ? limit - used : 0) & ~(uint64_t)(VIEW_GRAIN - 1);
