@@ -49,6 +49,7 @@ void allocators_context_gone(uint32_t column) {
 
 void allocators_forget_owner(uint32_t owner) {
   charge_forget_owner(owner);
+  limit_forget_owner(owner);
   sparse_forget_owner(owner);
 }
 

@@ -1,64 +1,121 @@
 /* Limits of a context that reserve device memory. The heap of the device's malloc and the buffer of its printf are
  * charged as they are asked for, although the driver may take them only with the first kernel that uses them: a heap that
- * was granted must not push others out later. What other limits take (stacks, nested launches) is measured.
+ * was granted must not push others out later. What is booked is always the difference between what the driver says that
+ * the limit is and what it was when the context was new, which the context has paid: so no order of changes adds up to
+ * anything else. What other limits take (stacks, nested launches) is measured.
  * Knows no allocator. Tests: tests/integration/test_native_module.py. */
+#include "limit.h"
+
 #include "charge.h"
 #include "context.h"
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "excess.h"
-#include "limit.h"
+#include "guest.h"
+#include "ledger.h"
 #include "lock.h"
+#include "place.h"
 #include "shm.h"
 
 enum { PATIENCE_MS = 20 };
 
 static struct long_lock changing; /* reading, setting and reading again must be one step */
+static struct lock booking;       /* no driver call under it */
+static VC_LARGE struct table firsts; /* owner and limit -> value of the new context */
 static _Thread_local char self;
 
+/* One limit of one context. */
+struct change {
+  struct place place;
+  CUlimit limit;
+  int alone; /* nobody else changes one meanwhile */
+  size_t first, before;
+  uint64_t reserved; /* charged and in no book */
+};
+
 /* Owners are never 0 and limits are small. */
-static uint64_t key_of(const struct place *place, CUlimit limit) { return (uint64_t)place->owner << 8 | (uint64_t)limit; }
-
-/* Of a value that rises; the rounding of many small steps adds up to that of one. */
-static uint64_t grain(uint64_t from, uint64_t to) { return to > from ? charge_round(to) - charge_round(from) : 0; }
-
-/* What is booked for the limit changes by what its value changed: RESERVED is what was charged for that before. */
-static CUresult book(const struct place *place, CUlimit limit, uint64_t before, uint64_t after, uint64_t reserved) {
-  struct table_entry entry;
-  uint64_t more = grain(before, after), gone = grain(after, before);
-  if (more > reserved) { /* the driver rounded */
-    CUresult result = charge_column(place->column, more - reserved);
-    if (result != CUDA_SUCCESS) return result;
-  } else if (reserved > more) {
-    charge_return(place->column, reserved - more);
-  }
-  if (!charge_take(BOOK_LIMIT, key_of(place, limit), &entry))
-    entry = (struct table_entry){key_of(place, limit), 0, place->column, place->owner};
-  if (gone > entry.bytes) gone = entry.bytes; /* a value below the first one, which was never charged */
-  charge_return(place->column, gone);
-  entry.bytes += more;
-  entry.bytes -= gone;
-  if (entry.bytes != 0) charge_put_back(BOOK_LIMIT, &entry);
-  return CUDA_SUCCESS;
+static uint64_t key_of(const struct change *change) {
+  return (uint64_t)change->place.owner << 8 | (uint64_t)change->limit;
 }
 
-static CUresult set_charged(const struct place *place, CUlimit limit, size_t before, size_t value) {
-  size_t after = value;
-  if (value > before && value - before > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t reserved = grain(before, value);
-  CUresult result = charge_column(place->column, reserved);
-  if (result != CUDA_SUCCESS) return result;
-  result = real_cuda.cuCtxSetLimit(limit, value);
-  if (result != CUDA_SUCCESS) {
-    charge_return(place->column, reserved);
-    return result;
+static size_t first_value(const struct change *change) {
+  struct table_entry entry, old;
+  lock_take(&booking);
+  if (!table_get(&firsts, key_of(change), &entry)) {
+    entry = (struct table_entry){key_of(change), change->before, change->place.column, change->place.owner};
+    table_put(&firsts, &entry, &old);
   }
-  real_cuda.cuCtxGetLimit(&after, limit);
-  result = book(place, limit, before, after, reserved);
-  if (result == CUDA_SUCCESS) return result;
-  real_cuda.cuCtxSetLimit(limit, before);
-  charge_return(place->column, reserved);
+  lock_give(&booking);
+  return entry.bytes;
+}
+
+/* What a value costs; the rounding of many small steps adds up to that of one. */
+static uint64_t cost(const struct change *change, size_t value) {
+  return value > change->first ? charge_round(value) - charge_round(change->first) : 0;
+}
+
+/* Books BYTES, less than is booked only if LOWER, and uses up what was reserved. Returns what is missing for that: then
+ * nothing was changed. */
+static uint64_t book(const struct change *change, uint64_t bytes, int lower) {
+  struct table_entry entry;
+  uint64_t missing = 0;
+  lock_take(&booking);
+  if (!charge_take(BOOK_LIMIT, key_of(change), &entry))
+    entry = (struct table_entry){key_of(change), 0, change->place.column, change->place.owner};
+  uint64_t have = entry.bytes + change->reserved;
+  if (bytes < entry.bytes && !lower) bytes = entry.bytes;
+  if (bytes > have)
+    missing = bytes - have;
+  else
+    entry.bytes = bytes;
+  if (entry.bytes != 0) charge_put_back(BOOK_LIMIT, &entry);
+  lock_give(&booking);
+  if (missing == 0 && have != bytes) charge_return(change->place.column, have - bytes);
+  return missing;
+}
+
+/* What the driver says, else the most that it can be. 1: it said so, and nobody changed it meanwhile. */
+static int ask(const struct change *change, size_t most, size_t *value) {
+  if (real_cuda.cuCtxGetLimit(value, change->limit) == CUDA_SUCCESS) return change->alone;
+  *value = most;
+  return 0;
+}
+
+/* What the driver made of it does not fit. It may keep what it has: then that is held, and charged all the same. */
+static void undo(struct change *change, size_t value) {
+  size_t after;
+  real_cuda.cuCtxSetLimit(change->limit, change->before);
+  int lower = ask(change, value, &after);
+  uint64_t missing = book(change, cost(change, after), lower);
+  if (missing == 0) return;
+  ledger_charge_anyway(guest_ledger, change->place.column, missing);
+  change->reserved += missing;
+  book(change, cost(change, after), lower);
+}
+
+/* The driver has answered RESULT. */
+static CUresult settle(struct change *change, CUresult result, size_t value) {
+  size_t after;
+  int lower = ask(change, result == CUDA_SUCCESS && value > change->before ? value : change->before, &after);
+  for (uint64_t missing; (missing = book(change, cost(change, after), lower)) != 0;) { /* the driver rounded */
+    CUresult charged = charge_column(change->place.column, missing);
+    if (charged != CUDA_SUCCESS) {
+      undo(change, after);
+      return result == CUDA_SUCCESS ? charged : result;
+    }
+    change->reserved += missing;
+  }
   return result;
+}
+
+static CUresult set_charged(struct change *change, size_t value) {
+  change->first = first_value(change);
+  if (value > change->first && value - change->first > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t missing = book(change, cost(change, value), 0);
+  CUresult result = charge_column(change->place.column, missing);
+  if (result != CUDA_SUCCESS) return result;
+  change->reserved = missing;
+  return settle(change, real_cuda.cuCtxSetLimit(change->limit, value), value);
 }
 
 static CUresult set_measured(const struct place *place, CUlimit limit, size_t before, size_t value) {
@@ -69,21 +126,32 @@ static CUresult set_measured(const struct place *place, CUlimit limit, size_t be
   return result;
 }
 
+/* A reserving limit that cannot be read is not set: its memory would be in no book. */
 CUresult vc_cuCtxSetLimit(CUlimit limit, size_t value) {
-  struct place place;
-  size_t before;
-  if (real_cuda.cuCtxGetLimit == NULL || context_place(&place) != VC_OK) return real_cuda.cuCtxSetLimit(limit, value);
+  struct change change = {.limit = limit};
+  int reserves = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+  if (real_cuda.cuCtxGetLimit == NULL || context_place(&change.place) != VC_OK)
+    return real_cuda.cuCtxSetLimit(limit, value);
   excess_prepare();
-  int alone = long_lock_try(&changing, &self, PATIENCE_MS);
-  CUresult result = real_cuda.cuCtxGetLimit(&before, limit);
-  if (result != CUDA_SUCCESS)
+  change.alone = long_lock_try(&changing, &self, PATIENCE_MS);
+  CUresult result = real_cuda.cuCtxGetLimit(&change.before, limit);
+  if (result == CUDA_SUCCESS)
+    result = reserves ? set_charged(&change, value) : set_measured(&change.place, limit, change.before, value);
+  else if (!reserves)
     result = real_cuda.cuCtxSetLimit(limit, value); /* the driver's own error */
-  else if (limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE)
-    result = set_charged(&place, limit, before, value);
-  else
-    result = set_measured(&place, limit, before, value);
-  if (alone) long_lock_give(&changing);
+  if (change.alone) long_lock_give(&changing);
   return result;
 }
 
-void limit_after_fork(void) { long_lock_give(&changing); }
+static void forget(const struct table_entry *entry, void *data) {
+  (void)entry;
+  (void)data;
+}
+
+void limit_forget_owner(uint32_t owner) { table_take_owner(&firsts, owner, forget, NULL); }
+
+void limit_after_fork(void) {
+  table_reset(&firsts);
+  lock_give(&booking);
+  long_lock_give(&changing);
+}

@@ -6,25 +6,31 @@ static int limit_known(CUlimit limit) {
   return (unsigned)limit < CONTEXT_LIMITS && limit <= CU_LIMIT_PERSISTING_L2_CACHE_SIZE;
 }
 
-/* A larger heap for the device's malloc is taken from the GPU at once. */
+/* A larger heap for the device's malloc is taken from the GPU at once, and it never shrinks. */
 static CUresult resize_heap(CUcontext context, size_t bytes) {
-  size_t before = context->limit[CU_LIMIT_MALLOC_HEAP_SIZE];
+  size_t *limit = &context->limit[CU_LIMIT_MALLOC_HEAP_SIZE];
   if (bytes > 1ull << 47) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t old = memory_rounded(before), new = memory_rounded(bytes < before ? before : bytes); /* it never shrinks */
+  uint64_t old = memory_rounded(*limit), new = memory_rounded(bytes);
+  if (bytes <= *limit) return CUDA_SUCCESS;
   if (new > old) TRY(memory_charge(context->gpu, new - old));
   context->charged += new - old;
+  *limit = new;
+  return CUDA_SUCCESS;
+}
+
+/* A green context has those of the primary one. */
+static CUresult context_of_limits(CUcontext *context) {
+  TRY(context_current(context));
+  if ((*context)->green_of) *context = (*context)->green_of;
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   ENTER(cuCtxSetLimit);
   CUcontext context;
-  TRY(context_current(&context));
+  TRY(context_of_limits(&context));
   if (!limit_known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  if (limit == CU_LIMIT_MALLOC_HEAP_SIZE) {
-    TRY(resize_heap(context, value));
-    if (value < context->limit[limit]) return CUDA_SUCCESS;
-  }
+  if (limit == CU_LIMIT_MALLOC_HEAP_SIZE) return resize_heap(context, value);
   context->limit[limit] = value;
   return CUDA_SUCCESS;
 }
@@ -33,7 +39,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
   ENTER(cuCtxGetLimit);
   CUcontext context;
   NONNULL(value);
-  TRY(context_current(&context));
+  TRY(context_of_limits(&context));
   if (!limit_known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   *value = context->limit[limit];
   return CUDA_SUCCESS;

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
 
 from tests.fakedriver.env import library_directory
-from tests.native.running import CONTEXT, GIB, INVALID_VALUE, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
+from tests.native.running import (
+    CONTEXT,
+    GIB,
+    INVALID_VALUE,
+    MIB,
+    OUT_OF_MEMORY,
+    ROOT,
+    SUCCESS,
+    Place,
+    eventually,
+)
 from tests.native.scripted import Program
 
 MODULE = 64 * MIB
@@ -240,6 +251,81 @@ def test_a_buffer_that_shrinks_gives_back_what_it_was_charged(start):
     assert set_limit(program, HEAP, 108 * MIB) == SUCCESS
     assert set_limit(program, HEAP, 8 * MIB) == SUCCESS
     assert program.free() == GIB - CONTEXT - 100 * MIB, "the driver keeps a heap that it has"
+
+
+@pytest.mark.parametrize(
+    ("limit", "values"),
+    [
+        (PRINTF, [1, 7, 1, 57, 7, 3, 27, 2, 7]),
+        (PRINTF, [57, 1, 57, 1, 7]),
+        (HEAP, [1, 8, 2, 58, 1, 58, 8]),
+        (HEAP, [58, 1, 8, 108]),
+    ],
+)
+def test_no_order_of_changes_leaves_anything_charged(start, limit, values):
+    program = start().ready()
+    first = held = 8 if limit == HEAP else 7
+    for value in values:
+        assert set_limit(program, limit, value * MIB) == SUCCESS
+        held = max(held, value) if limit == HEAP else value  # a heap never shrinks
+        assert program.free() == GIB - CONTEXT - max(0, held - first) * MIB, (value, values)
+
+
+def test_each_context_has_limits_of_its_own(start):
+    program = start().ready()
+    program.do("keep(c=Handle())")
+    assert set_limit(program, PRINTF, MIB) == SUCCESS
+    assert program.do("cuCtxCreate_v2(ref(c), 0, 0)") == SUCCESS
+    assert set_limit(program, PRINTF, 57 * MIB) == SUCCESS
+    assert program.free() == GIB - 2 * CONTEXT - 50 * MIB
+    assert program.do("cuCtxSetCurrent(primary)") == SUCCESS
+    assert set_limit(program, PRINTF, 7 * MIB) == SUCCESS
+    assert program.free() == GIB - 2 * CONTEXT - 50 * MIB
+    assert program.do("cuCtxDestroy_v2(c)") == SUCCESS
+    assert program.free() == GIB - CONTEXT
+
+
+def test_a_limit_that_cannot_be_read_is_not_set(start, place):
+    program = start().ready()
+    fail(place, "cuCtxGetLimit", 999)
+    assert set_limit(program, HEAP, 108 * MIB) == 999
+    assert program.later_free() == GIB - CONTEXT
+    assert set_limit(program, HEAP, 108 * MIB) == SUCCESS
+    assert program.free() == GIB - CONTEXT - 100 * MIB
+
+
+def test_a_limit_that_cannot_be_read_again_is_charged_in_full_until_it_can(start, place):
+    program = start(FAKEDRIVER_LATENCY="cuCtxSetLimit=1s")
+    place.fakectl("fail", "nvmlDeviceGetComputeRunningProcesses_v3", 999, 1000)  # nothing is measured
+    program.ready()
+    assert set_limit(program, HEAP, 108 * MIB) == SUCCESS
+    place.fakectl("count", "on")
+    program.do(
+        "keep(t=threading.Thread(target=lambda: cuCtxSetCurrent(primary) or cuCtxSetLimit(2, c_size_t(0))))"
+    )
+    program.do("t.start()")
+    assert eventually(lambda: "cuCtxGetLimit" in json.loads(place.fakectl("state"))["calls"])
+    fail(place, "cuCtxGetLimit", 999)
+    program.do("t.join()")
+    assert program.free() == GIB - CONTEXT - 100 * MIB, "who knows whether it shrank"
+    assert set_limit(program, HEAP, 58 * MIB) == SUCCESS
+    assert program.free() == GIB - CONTEXT - 100 * MIB, "it did not"
+
+
+def test_a_heap_that_the_driver_rounds_up_and_keeps_is_charged_although_it_does_not_fit(tmp_path):
+    machine = tmp_path / "machine.txt"
+    machine.write_text("gpus: 1\ncontext_memory: 100MiB\ngranularity: 2MiB\n")
+    place = Place(tmp_path, str(machine))
+    with Program(place.env(str(CONTEXT + 101 * MIB))) as program:
+        program.ready()
+        assert set_limit(program, HEAP, 9 * MIB) == SUCCESS
+        assert program.free() == 99 * MIB, "10 MiB, says the driver"
+        assert set_limit(program, HEAP, 109 * MIB) == OUT_OF_MEMORY
+        assert program.free() == 0, "the driver has 110 MiB"
+        assert set_limit(program, HEAP, 8 * MIB) == SUCCESS
+        assert program.do("keep(p=c_ulonglong()), cuMemAlloc_v2(ref(p), c_size_t(256))")[1] == OUT_OF_MEMORY
+        assert program.do("cuDevicePrimaryCtxReset_v2(0)") == SUCCESS
+        assert program.ready().free() == 101 * MIB
 
 
 def test_other_limits_go_to_the_driver(start):
