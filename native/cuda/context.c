@@ -294,14 +294,27 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
   allocators_context_gone(column);
 }
 
-/* A green context does not tell the primary one's handle: retain(). */
-static void forget_primary_work(const struct gpu *gpu, uint32_t column) {
-  if (gpu->primary_context != 0 && (gpu->primary_context & 1) == 0) {
-    forget_work((CUcontext)gpu->primary_context);
-  } else {
-    lanes_forget_column(column);
-    turn_forget_column(column);
+static int is_created(CUcontext context) {
+  struct table_entry entry;
+  return context != NULL && table_small_get(&contexts, (uintptr_t)context, &entry) &&
+         gpus[entry.column].primary_context != (uintptr_t)context;
+}
+
+/* Its parts go with it, whose handles are in no book, nor is its own when a part brought it about: retain(). */
+static void forget_primary_work(uint32_t column) {
+  lanes_forget_column(column, is_created);
+  turn_forget_column(column, is_created);
+}
+
+/* Streams outlive a part, and its events may: those set in it are destroyed while their handles are good. */
+static CUresult let_go(const struct letting_go *what) {
+  if (what->part != NULL) {
+    lanes_drop_events(what->part);
+    turn_drop_event(what->part);
   }
+  CUresult result = what->call(what);
+  if (what->part != NULL && result == CUDA_SUCCESS) forget_work(what->part);
+  return result;
 }
 
 CUresult context_let_go(const struct letting_go *what) {
@@ -310,9 +323,9 @@ CUresult context_let_go(const struct letting_go *what) {
   struct gpu *gpu = &gpus[column];
   if (!long_lock_take(&gpu->lock, &seat)) return what->call(what);
   lane_touch();
-  CUresult result = what->call(what);
+  CUresult result = let_go(what);
   int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
-  if (gone) forget_primary_work(gpu, (uint32_t)column);
+  if (gone) forget_primary_work((uint32_t)column);
   lane_touch_end();
   if (gone) forget_primary(gpu, (uint32_t)column);
   long_lock_give(&gpu->lock);

@@ -166,8 +166,10 @@ static CUresult destroy_green(const struct letting_go *w) { return real_cuda.cuG
 CUresult vc_cuGreenCtxDestroy(CUgreenCtx ctx) {
   struct table_entry entry, old;
   if (!table_take(&green, (uintptr_t)ctx, &entry)) return real_cuda.cuGreenCtxDestroy(ctx);
-  CUresult result =
-      context_let_go(&(struct letting_go){.dev = (CUdevice)entry.owner, .call = destroy_green, .handle = ctx});
+  struct letting_go what = {.dev = (CUdevice)entry.owner, .call = destroy_green, .handle = ctx};
+  if (real_cuda.cuCtxFromGreenCtx == NULL || real_cuda.cuCtxFromGreenCtx(&what.part, ctx) != CUDA_SUCCESS)
+    what.part = NULL; /* a reset has ended it */
+  CUresult result = context_let_go(&what);
   if (result != CUDA_SUCCESS) table_put(&green, &entry, &old);
   return result;
 }

@@ -29,6 +29,7 @@ struct letting_go {
   CUresult (*call)(const struct letting_go *what);
   void *handle;
   int always;
+  CUcontext part; /* of the primary context, which ends with the reference; NULL: none, or it could not be told */
 };
 
 CUresult context_let_go(const struct letting_go *what);

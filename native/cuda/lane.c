@@ -208,12 +208,15 @@ void lane_touch(void) { long_lock_take(&touching, &self); }
 
 void lane_touch_end(void) { long_lock_give(&touching); }
 
-static void forget(struct lane *lane, int events_too) {
+/* Events that ended with their context. */
+static void forget_events(struct lane *lane) {
+  for (int i = 0; i < LANE_MARKS; i++) lane->mark[i].event = NULL;
+  lane->events_of = NULL;
+}
+
+static void forget(struct lane *lane) {
   lock_take(&lane->lock);
-  if (events_too) { /* they ended with the context */
-    for (int i = 0; i < LANE_MARKS; i++) lane->mark[i].event = NULL;
-    lane->events_of = NULL;
-  }
+  forget_events(lane);
   clear(lane);
   lock_give(&lane->lock);
 }
@@ -253,15 +256,34 @@ void lane_ended(struct lane *lane) {
 void lanes_forget_context(CUcontext context) {
   lock_take(&table);
   for (int i = 0; i < LANES; i++)
-    if (lanes[i].context == context || lanes[i].events_of == context) forget(&lanes[i], 1);
+    if (lanes[i].context == context || lanes[i].events_of == context) forget(&lanes[i]);
   lock_give(&table);
 }
 
-void lanes_forget_column(uint32_t column) {
+void lanes_forget_column(uint32_t column, int (*keeps)(CUcontext context)) {
   lock_take(&table);
-  for (int i = 0; i < LANES; i++)
-    if (lanes[i].column == column && lanes[i].context != NULL) forget(&lanes[i], 1);
+  for (int i = 0; i < LANES; i++) {
+    struct lane *lane = &lanes[i];
+    if (lane->column == column && lane->context != NULL && !keeps(lane->context)) forget(lane);
+    if (lane->events_of == lane->context || keeps(lane->events_of)) continue;
+    lock_take(&lane->lock); /* of its last user, who may have been on this card */
+    forget_events(lane);
+    lock_give(&lane->lock);
+  }
   lock_give(&table);
+}
+
+/* Should the context live on, the next look asks the streams themselves. */
+void lanes_drop_events(CUcontext context) {
+  for (int i = 0; i < LANES; i++) {
+    struct lane *lane = &lanes[i];
+    if (lane->events_of != context) continue;
+    lock_take(&lane->lock);
+    drop_events(lane);
+    if (lane->mark_count != 0) atomic_store(&lane->dirty, 1);
+    lane->mark_count = 0;
+    lock_give(&lane->lock);
+  }
 }
 
 void lanes_after_fork(void) {

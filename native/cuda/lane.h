@@ -97,9 +97,11 @@ void lanes_stop(unsigned int limit_ms);
 /* Within, before a stream is destroyed: marks the work it has left. And after: the stream is gone, its work may not be. */
 struct lane *lane_before_end(CUstream stream);
 void lane_ended(struct lane *lane);
-/* Within: the context, or the column's primary one, is gone, and all work with it. */
+/* Within, before a context ends that may leave its events behind: they go first. */
+void lanes_drop_events(CUcontext context);
+/* Within: the context is gone, or all of the column that KEEPS does not name, and all work with it. */
 void lanes_forget_context(CUcontext context);
-void lanes_forget_column(uint32_t column);
+void lanes_forget_column(uint32_t column, int (*keeps)(CUcontext context));
 
 /* In a forked child. */
 void lanes_after_fork(void);

@@ -42,11 +42,15 @@ static int is_capturing(CUstream stream, int per_thread) {
   return ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static void make_event(struct pace *pace, CUcontext context) {
-  if (pace->event != NULL && pace->context == context) return;
+static void drop_event(struct pace *pace) {
   if (pace->event != NULL && real_cuda.cuEventDestroy_v2 != NULL) real_cuda.cuEventDestroy_v2(pace->event);
   pace->event = NULL;
   pace->set = 0;
+}
+
+static void make_event(struct pace *pace, CUcontext context) {
+  if (pace->event != NULL && pace->context == context) return;
+  drop_event(pace);
   if (real_cuda.cuEventCreate != NULL && real_cuda.cuEventCreate(&pace->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
     pace->context = context;
   else
@@ -164,7 +168,18 @@ void turn_forget_context(CUcontext context) {
     if (atomic_load(&paces[column].context) == context) forget_event(&paces[column]);
 }
 
-void turn_forget_column(uint32_t column) { forget_event(&paces[column]); }
+void turn_forget_column(uint32_t column, int (*keeps)(CUcontext context)) {
+  if (!keeps(atomic_load(&paces[column].context))) forget_event(&paces[column]);
+}
+
+void turn_drop_event(CUcontext context) {
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
+    struct pace *pace = &paces[column];
+    if (atomic_load(&pace->context) != context || !long_lock_take(&pace->lock, &self)) continue;
+    drop_event(pace);
+    long_lock_give(&pace->lock);
+  }
+}
 
 void turn_after_fork(void) {
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {

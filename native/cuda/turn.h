@@ -26,9 +26,11 @@ static inline void turn_asked(CUresult answer) {
   if (!VC_LIKELY(!ledger_is_split(guest_ledger)) && answer == CUDA_ERROR_NOT_READY) ledger_turn_asked(guest_ledger);
 }
 
-/* The context, or the column's primary one, is gone, and its events with it: the handle may soon be a new one's. */
+/* Before a context ends that may leave its events behind. */
+void turn_drop_event(CUcontext context);
+/* The context is gone, or all of the column that KEEPS does not name, and events with it: a handle may soon be a new one's. */
 void turn_forget_context(CUcontext context);
-void turn_forget_column(uint32_t column);
+void turn_forget_column(uint32_t column, int (*keeps)(CUcontext context));
 
 void turn_after_fork(void);
 

@@ -6,6 +6,7 @@ the machine may be busy, so a limited program is only told from an unlimited one
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.running import CLIENTS, LIBRARY, ROOT, Place, eventually
+from tests.native import scripted
+from tests.native.running import CLIENTS, LIBRARY, ROOT, SUCCESS, Place, eventually
 from tests.native.sharing import BURSTS, LONG, SMALL, SYNCHRONOUS, Stage, Tenant
 from tests.unit.fakedriver.conftest import Peer
 from vcuda.ledger import read_shares
@@ -256,6 +258,41 @@ def test_streams_and_contexts_that_end_with_work_left_are_paid_for(stage):
         assert peer("[launch(function('work_1ms')), good('cuCtxSynchronize')][0]") == 0
     finally:
         peer.kill()
+
+
+@pytest.mark.parametrize(
+    "end", ["cuGreenCtxDestroy(g)", "cuDevicePrimaryCtxReset_v2(0) or cuGreenCtxDestroy(g)"]
+)
+def test_a_green_context_that_ends_takes_what_marks_its_queue_along(stage, end):
+    """One that comes again with the same handle has a queue of its own, marked by events of its own."""
+    tenant = stage.tenant(25)
+    env = stage.place.plain_env() | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
+    calls = lambda: json.loads(stage.place.fakectl("state"))["calls"]  # noqa: E731
+    with scripted.Program(env) as program:
+        program.ready()
+        program.do(
+            "keep(r=ctypes.create_string_buffer(256), d=Handle(), g=Handle(), c=Handle(), m=Handle(), f=Handle())"
+        )
+        begin = ("cuCtxFromGreenCtx(ref(c), g)", "cuCtxSetCurrent(c)", "cuModuleLoadData(ref(m), b'image')")
+        for call in ("cuDeviceGetDevResource(0, r, 1)", "cuDevResourceGenerateDesc(ref(d), r, 1)"):
+            assert program.do(call) == SUCCESS, call
+        stage.place.fakectl("count", "on")
+        handles, made = set(), 0
+        for _ in range(3):
+            for call in ("cuDevicePrimaryCtxRetain(ref(c), 0)", "cuGreenCtxCreate(ref(g), d, 0, 1)", *begin):
+                assert program.do(call) == SUCCESS, call
+            handles.add(program.do("c.value"))
+            assert program.do("cuModuleGetFunction(ref(f), m, b'work_1us')") == SUCCESS
+            launch = (
+                "cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None, None)"  # so often that all marks are used
+            )
+            assert program.do(f"[{launch} or cuCtxSynchronize() for _ in range(500)].count(0)") == 500
+            assert calls()["cuEventCreate"] > made, "its own"
+            assert program.do(f"cuCtxSetCurrent(None), {end}") == [SUCCESS, SUCCESS]
+            made = calls()["cuEventCreate"]
+            if "Reset" not in end:
+                assert calls()["cuEventDestroy_v2"] == made
+        assert len(handles) == 1
 
 
 def test_a_page_that_stops_being_written_takes_back_what_it_lent(stage):

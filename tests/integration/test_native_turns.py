@@ -201,6 +201,40 @@ def test_events_come_and_go_with_their_contexts(place):
         assert made() == known + 1
 
 
+def test_events_go_with_green_contexts(place):
+    """One that comes again with the same handle, while the primary context lives on: a new event, and none is left."""
+    with started(place) as program:
+        calls = lambda: json.loads(place.fakectl("state"))["calls"]  # noqa: E731
+        Page(place).give(LONG)
+        place.fakectl("count", "on")
+        program.do(
+            "keep(r=(ctypes.c_byte * 4096)(), n=c_uint(1), d=Handle(), g=Handle(), c=Handle(), p=Handle())"
+        )
+        split = "cuDevSmResourceSplitByCount(ref(r), ref(n), ref(r), None, 0, 8)"
+        for call in (
+            "cuDeviceGetDevResource(0, ref(r), 1)",
+            split,
+            "cuDevResourceGenerateDesc(ref(d), ref(r), 1)",
+        ):
+            assert program.do(call) == SUCCESS, call
+        assert program.do("cuCtxGetCurrent(ref(p))") == SUCCESS
+        handles = set()
+        for made in range(1, 4):
+            for call in (
+                "cuGreenCtxCreate(ref(g), d, 0, 1)",
+                "cuCtxFromGreenCtx(ref(c), g)",
+                "cuCtxSetCurrent(c)",
+            ):
+                assert program.do(call) == SUCCESS, call
+            handles.add(program.do("c.value"))
+            many = 5000  # more than a bundle ever has
+            assert program.do(f"[{LAUNCH.format('None')} for _ in range({many})].count(0)") == many
+            assert calls()["cuEventCreate"] == made
+            assert program.do("cuCtxSetCurrent(p), cuGreenCtxDestroy(g)") == [SUCCESS, SUCCESS]
+            assert calls()["cuEventDestroy_v2"] == made
+        assert len(handles) == 1
+
+
 def test_who_is_held_says_whether_its_queue_still_runs(place):
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_900ms')") == SUCCESS
