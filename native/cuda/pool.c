@@ -96,7 +96,10 @@ uint64_t pool_managed_usage(uint32_t column) {
 
 static void give_back(struct pool *pool, void *data) {
   struct sum *sum = data;
-  if (!counts(pool, sum->column) || atomic_load_explicit(&pool->charge, memory_order_relaxed) == 0) return;
+  uint64_t before = atomic_load_explicit(&pool->charge, memory_order_relaxed);
+  if (!counts(pool, sum->column) || before == 0) return;
+  pool_ask_again(pool);
+  sum->result |= atomic_load_explicit(&pool->charge, memory_order_relaxed) < before;
   sum->result |= (uint64_t)pool_reread(pool, 0);
   pool_trim(pool);
   sum->result |= (uint64_t)pool_reread(pool, 0);
@@ -138,21 +141,37 @@ static CUresult try_correct(struct pool *pool, uint64_t bytes) {
 /* The driver's call, of which there are four. */
 typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
 
-static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdeviceptr block, uint64_t bytes,
-                                                    const struct line *line) {
-  free_async(block, line);
-  pool_released(pool, bytes, 1);
-  pool_trim(pool);
-  pool_reread(pool, 0);
-  return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 static CUresult book(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
   const struct table_entry entry = {block, bytes, pool_number(pool), pool_number(pool)};
   struct table_entry old;
   int status = table_put(&blocks, &entry, &old);
   if (status == 1) pool_released(pool_numbered(old.column), old.bytes, 0); /* it was freed where we do not look */
   return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* In stream order, else at once. 1: so it is. */
+static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, const struct line *line) {
+  int async = free_async(block, line) == CUDA_SUCCESS;
+  if (!async) {
+    CUstreamCaptureMode mode = capture_relax();
+    CUresult result = real_cuda.cuMemFree_v2 != NULL ? real_cuda.cuMemFree_v2(block) : CUDA_ERROR_NOT_FOUND;
+    capture_restore(mode);
+    if (result != CUDA_SUCCESS) return 0;
+  }
+  pool_released(pool, bytes, async);
+  return 1;
+}
+
+/* A block that the driver does not take back is nobody's: it stays charged for as long as its pool is there. */
+static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdeviceptr block, uint64_t bytes,
+                                                    const struct line *line) {
+  if (!free_somehow(pool, block, bytes, line)) {
+    book(pool, block, bytes);
+    pool_charge_anyway(pool);
+  }
+  pool_trim(pool);
+  pool_reread(pool, 0);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *dptr, size_t size, struct pool *pool,
@@ -172,7 +191,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
     pool_cancel(pool, bytes);
     return result;
   }
-  result = pool_settle(pool);
+  result = pool_settle(pool, bytes);
   if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
   if (VC_LIKELY(result == CUDA_SUCCESS)) result = book(pool, block, bytes);
   if (result != CUDA_SUCCESS) return undo(pool, block, bytes, line);
@@ -307,6 +326,10 @@ static void ask_what_is_left(struct pool *pool, void *data) {
   const struct sum *sum = data;
   if (!counts(pool, sum->column)) return;
   if (pool_was_emptied(pool)) table_take_owner(&blocks, pool_number(pool), drop, pool);
+}
+
+void pool_ask_again(struct pool *pool) {
+  if (pool->doubtful && pool_was_emptied(pool)) table_take_owner(&blocks, pool_number(pool), drop, pool);
 }
 
 void pool_context_gone(uint32_t column) {

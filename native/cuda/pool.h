@@ -22,6 +22,10 @@ int pool_is_converted(CUdeviceptr address);
 /* Pools of the column give back to the driver, and out of the charge, what they do not need. 1: something did. */
 int pool_reclaim(uint32_t column);
 
+struct pool;
+/* Asks the driver again about a pool that is doubtful. */
+void pool_ask_again(struct pool *pool);
+
 /* Something was synchronised: pools of which something had been freed are read again. */
 void pool_synchronized(void);
 

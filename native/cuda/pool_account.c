@@ -6,6 +6,8 @@
 #include "charge.h"
 #include "driver.h"
 #include "excess.h"
+#include "guest.h"
+#include "ledger.h"
 
 static const uint64_t smallest_step = UINT64_C(2) << 20, largest_step = UINT64_C(32) << 20;
 
@@ -41,8 +43,12 @@ void pool_mark_dirty(struct pool *pool) {
 
 /* --- reading ----------------------------------------------------------------------------------------------------- */
 
+static inline int is_destroyed(const struct pool *pool) {
+  return atomic_load_explicit(&pool->handle, memory_order_relaxed) == NULL;
+}
+
 static inline CUresult ask(const struct pool *pool, CUmemPool_attribute attribute, cuuint64_t *out) {
-  if (real_cuda.cuMemPoolGetAttribute == NULL) return CUDA_ERROR_NOT_FOUND;
+  if (real_cuda.cuMemPoolGetAttribute == NULL || is_destroyed(pool)) return CUDA_ERROR_NOT_FOUND;
   return real_cuda.cuMemPoolGetAttribute(atomic_load_explicit(&pool->handle, memory_order_relaxed), attribute, out);
 }
 
@@ -54,13 +60,24 @@ static void learn(struct pool *pool, uint64_t reserved) {
   if (reserved != 0 && (pool->step == 0 || step < pool->step)) pool->step = step;
 }
 
-/* A pool that cannot be asked keeps what was known of it. */
-static inline void look(struct pool *pool) {
+/* What is read next brings it in order, at the latest when something synchronises. */
+static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t grown) {
+  uint64_t step = pool->step != 0 ? pool->step : largest_step;
+  pool->reserved += (grown + step - 1) & ~(step - 1);
+  pool->unread = 1;
+  pool_mark_dirty(pool);
+}
+
+/* A pool that cannot be asked keeps what was known of it, and what an allocation of GROWN may have added. */
+static inline void look(struct pool *pool, uint64_t grown) {
   cuuint64_t reserved;
   if (VC_LIKELY(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
+    pool->unread = 0;
     if (VC_LIKELY(reserved == pool->reserved)) return;
     learn(pool, reserved);
     pool->reserved = reserved;
+  } else if (!is_destroyed(pool) || grown != 0) {
+    guess(pool, grown);
   }
 }
 
@@ -117,8 +134,8 @@ static void owe(struct pool *pool, int owing) {
   pool->owing = (uint8_t)owing;
 }
 
-static CUresult correct(struct pool *pool) {
-  look(pool);
+static CUresult correct(struct pool *pool, uint64_t grown) {
+  look(pool, grown);
   uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
   if (VC_LIKELY(need <= have && !pool->owing)) return CUDA_SUCCESS;
   CUresult result = need <= have ? CUDA_SUCCESS : charge_try(column_of(pool), need - have);
@@ -127,9 +144,9 @@ static CUresult correct(struct pool *pool) {
   return result;
 }
 
-CUresult pool_settle(struct pool *pool) {
+CUresult pool_settle(struct pool *pool, uint64_t bytes) {
   if (!long_lock_take(&pool->lock, &self)) return CUDA_SUCCESS;
-  CUresult result = correct(pool);
+  CUresult result = correct(pool, bytes);
   land(pool);
   if (VC_LIKELY(result == CUDA_SUCCESS)) lower(pool);
   long_lock_give(&pool->lock);
@@ -138,9 +155,22 @@ CUresult pool_settle(struct pool *pool) {
 
 CUresult pool_correct(struct pool *pool) {
   if (!long_lock_take(&pool->lock, &self)) return CUDA_SUCCESS;
-  CUresult result = correct(pool);
+  CUresult result = correct(pool, 0);
   long_lock_give(&pool->lock);
   return result;
+}
+
+/* There are no such charges for managed memory: of that the pool stays in debt, which is paid before anything else. */
+void pool_charge_anyway(struct pool *pool) {
+  if ((column_of(pool) & COLUMN_MANAGED) != 0 || !long_lock_take(&pool->lock, &self)) return;
+  look(pool, 0);
+  uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
+  if (need > have) {
+    ledger_charge_anyway(guest_ledger, number_of(pool), need - have);
+    set_charge(pool, need);
+  }
+  owe(pool, 0);
+  long_lock_give(&pool->lock);
 }
 
 static void forget_bytes(struct pool *pool, uint64_t bytes) { pool->live -= bytes < pool->live ? bytes : pool->live; }
@@ -149,7 +179,7 @@ void pool_cancel(struct pool *pool, uint64_t bytes) {
   if (!long_lock_take(&pool->lock, &self)) return;
   land(pool);
   forget_bytes(pool, bytes);
-  look(pool);
+  look(pool, 0);
   lower(pool);
   long_lock_give(&pool->lock);
 }
@@ -164,14 +194,10 @@ static int bury(struct pool *pool) {
   set_charge(pool, 0);
   if (bytes != 0) charge_return(column_of(pool), bytes);
   pool->reserved = pool->step = 0;
-  pool->pending = 0;
+  pool->pending = pool->unread = pool->doubtful = 0;
   atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
   atomic_store_explicit(&pool->kind, POOL_UNUSED, memory_order_release);
   return bytes != 0;
-}
-
-static inline int is_destroyed(const struct pool *pool) {
-  return atomic_load_explicit(&pool->handle, memory_order_relaxed) == NULL;
 }
 
 void pool_released(struct pool *pool, uint64_t bytes, int async) {
@@ -188,7 +214,7 @@ void pool_released(struct pool *pool, uint64_t bytes, int async) {
 /* Whether a later synchronisation will still bring something back. */
 static int expects_more(struct pool *pool) {
   cuuint64_t threshold = 0;
-  if (pool->owing) return 1;
+  if (pool->owing || pool->unread || pool->doubtful) return 1;
   if (pool->reserved <= in_chunks(pool, pool->live)) return 0;
   if (ask(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS) return 0;
   return pool->reserved > threshold;
@@ -207,7 +233,7 @@ int pool_reread(struct pool *pool, int after_sync) {
   } else if (destroyed) {
     if (!pool->pending) bury(pool);
   } else {
-    correct(pool);
+    correct(pool, 0);
     lower(pool);
   }
   if (after_sync && !destroyed && expects_more(pool)) pool_mark_dirty(pool);
@@ -230,15 +256,24 @@ int pool_owes(struct pool *pool) {
   return owes;
 }
 
+/* Any other error says nothing about what the pool holds. */
+static int means_gone(CUresult result) {
+  return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE ||
+         result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED;
+}
+
 int pool_was_emptied(struct pool *pool) {
   cuuint64_t reserved, used = 0;
   if (is_destroyed(pool) || !long_lock_take(&pool->lock, &self)) return 0;
-  int gone = ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS;
+  int gone = means_gone(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
   int known = gone || ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS;
   int emptied = pool->flights == 0 && known && used == 0;
   if (pool->flights == 0 && known && used < pool->live) pool->live = used;
   if (gone) pool->reserved = 0;
-  correct(pool);
+  correct(pool, 0);
+  if (gone) pool->unread = 0;
+  pool->doubtful = !known;
+  if (!known) pool_mark_dirty(pool);
   lower(pool);
   long_lock_give(&pool->lock);
   return emptied;

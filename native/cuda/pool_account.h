@@ -5,6 +5,7 @@
  * has been freed. In between the charge may be more than the pool holds, and less only while a call is on its way:
  *   begin    the sum of the live blocks must be charged before the driver is called, rounded up to whole chunks
  *   settle   what the pool really reserved is charged or given back; the caller undoes what does not fit
+ * When the driver does not answer, a pool is taken to have grown by whole chunks for each allocation, until it does.
  * Nobody who holds a pool's lock waits for another one's.
  * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_ACCOUNT_H
@@ -33,12 +34,15 @@ struct pool {
   uint64_t step;                /* chunk as far as was seen; 0: nothing yet */
   _Atomic uint32_t column; /* and COLUMN_MANAGED, COLUMN_CONVERTED */
   uint32_t flights; /* allocations between begin and settle */
-  uint32_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
+  uint16_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
   _Atomic uint8_t kind;
   _Atomic uint8_t dirty;   /* something was freed since the last reading */
   uint8_t owing;           /* it holds more than could be charged, and nobody measures that as something else */
   uint8_t pending;         /* asynchronously, and nothing synchronised since */
   uint8_t rigid;           /* the program may want of its blocks what managed memory cannot do: never changes */
+  uint8_t unread;          /* RESERVED is the most that it can be */
+  uint8_t doubtful;        /* a context of its device has gone, and it could not be asked what that has left */
+  uint32_t birth;          /* serial number of its entry: tells it from another one in the same place */
 } __attribute__((aligned(64)));
 
 /* Some pool is dirty: what a synchronising call looks at. */
@@ -49,8 +53,11 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes);
 
 /* After the driver succeeded. CUDA_ERROR_OUT_OF_MEMORY: the pool has grown by more than fits; the caller makes room and
  * asks pool_correct(), or frees the block and calls pool_released(). */
-CUresult pool_settle(struct pool *pool);
+CUresult pool_settle(struct pool *pool, uint64_t bytes);
 CUresult pool_correct(struct pool *pool);
+
+/* It did not fit and cannot be freed either: what the pool holds is charged all the same. */
+void pool_charge_anyway(struct pool *pool);
 
 /* After the driver refused what was begun. */
 void pool_cancel(struct pool *pool, uint64_t bytes);
@@ -68,7 +75,8 @@ void pool_trim(struct pool *pool);
 /* 1: the pool holds more than it is charged, because an allocation that had to be undone made it grow. */
 int pool_owes(struct pool *pool);
 
-/* A context of the pool's device is gone, and perhaps the pool's blocks. 1: everything in it; the caller forgets them. */
+/* A context of the pool's device is gone, and perhaps the pool's blocks. 1: everything in it; the caller forgets them.
+ * When the driver does not answer, everything stays charged, and the pool is doubtful: the caller asks again later. */
 int pool_was_emptied(struct pool *pool);
 
 /* The driver destroyed the pool, which was trimmed and read before: what lives in it, or waits for its stream, stays

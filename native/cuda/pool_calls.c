@@ -40,15 +40,13 @@ CUresult vc_cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle,
 }
 
 CUresult vc_cuMemPoolDestroy(CUmemoryPool handle) {
-  struct pool *pool = pool_take_handle(handle);
+  struct pool *pool = pool_known(handle);
   if (pool == NULL) return real_cuda.cuMemPoolDestroy(handle);
+  uint32_t birth = pool->birth;
   pool_trim(pool);
   pool_reread(pool, 0); /* for the last time */
   CUresult result = real_cuda.cuMemPoolDestroy(handle);
-  if (result == CUDA_SUCCESS)
-    pool_destroyed(pool);
-  else
-    pool_put_handle_back(pool);
+  if (result == CUDA_SUCCESS) pool_ended(handle, pool, birth);
   pool_current_changed();
   return result;
 }
@@ -85,6 +83,7 @@ CUresult vc_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 static void read_if_dirty(struct pool *pool, void *data) {
   (void)data;
   if (!atomic_load_explicit(&pool->dirty, memory_order_relaxed)) return;
+  pool_ask_again(pool);
   pool_reread(pool, 1);
   if (VC_LIKELY(!pool_owes(pool))) return;
   pool_trim(pool); /* its threshold keeps what it must not */

@@ -17,6 +17,7 @@ static VC_LARGE struct pool pools[POOLS];
 static _Atomic uint32_t pool_count; /* places that were ever used */
 static VC_LARGE struct table handles;        /* handle -> number, in the column of the entry */
 static struct lock entering;
+static uint32_t births; /* under the lock */
 
 /* Per device: number + 1 of the current pool, 0: ask the driver. Valid for one epoch. */
 static VC_LARGE _Atomic uint32_t current[DEVICES];
@@ -67,7 +68,8 @@ static struct pool *enter(CUmemoryPool handle, enum pool_kind kind, uint32_t col
   struct pool *pool = free_place();
   if (pool == NULL) return NULL;
   pool->live = pool->reserved = pool->step = 0;
-  pool->rigid = 0;
+  pool->rigid = pool->unread = pool->doubtful = 0;
+  pool->birth = ++births;
   atomic_store_explicit(&pool->handle, handle, memory_order_relaxed);
   atomic_store_explicit(&pool->column, column, memory_order_relaxed);
   if (!book(handle, pool)) return NULL;
@@ -82,12 +84,13 @@ struct pool *pool_enter(CUmemoryPool handle, enum pool_kind kind, uint32_t colum
   return pool;
 }
 
-struct pool *pool_take_handle(CUmemoryPool handle) {
+void pool_ended(CUmemoryPool handle, struct pool *pool, uint32_t birth) {
   struct table_entry entry;
-  return handle != NULL && table_take(&handles, (uintptr_t)handle, &entry) ? &pools[entry.column] : NULL;
+  lock_take(&entering);
+  if (pool_known(handle) == pool && pool->birth == birth && table_take(&handles, (uintptr_t)handle, &entry))
+    pool_destroyed(pool);
+  lock_give(&entering);
 }
-
-void pool_put_handle_back(struct pool *pool) { book(atomic_load(&pool->handle), pool); }
 
 /* --- places ------------------------------------------------------------------------------------------------------ */
 

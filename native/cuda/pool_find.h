@@ -19,9 +19,10 @@ struct pool *pool_of_stream(CUstream stream);
 /* Another handle: KIND and COLUMN (of POOL_COUNTED) are known. NULL: too many pools. */
 struct pool *pool_enter(CUmemoryPool handle, enum pool_kind kind, uint32_t column);
 
-/* Takes a handle out before the driver is asked to destroy it, and puts it back when the driver does not. */
-struct pool *pool_take_handle(CUmemoryPool handle);
-void pool_put_handle_back(struct pool *pool);
+/* The driver has destroyed what HANDLE stood for: POOL, which came with BIRTH. Until then it is found, so that nobody
+ * takes it for one that costs nothing, or makes a second entry of it, while the driver makes up its mind. Another pool may
+ * have the handle, or the place, by now, and keeps it. */
+void pool_ended(CUmemoryPool handle, struct pool *pool, uint32_t birth);
 
 /* The current pool of some device is another one now. */
 void pool_current_changed(void);

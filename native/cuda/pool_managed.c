@@ -25,8 +25,8 @@ static struct pool *make(uint32_t column) {
   if (handle == NULL) return NULL;
   struct pool *pool = pool_enter(handle, POOL_COUNTED, column | COLUMN_MANAGED | COLUMN_CONVERTED), *other = NULL;
   if (pool != NULL && atomic_compare_exchange_strong(&own[column], &other, pool)) return pool;
-  if (pool != NULL && pool_take_handle(handle) != NULL) pool_destroyed(pool);
   if (real_cuda.cuMemPoolDestroy != NULL) real_cuda.cuMemPoolDestroy(handle);
+  if (pool != NULL) pool_ended(handle, pool, pool->birth); /* nobody else knows it */
   return other;
 }
 
