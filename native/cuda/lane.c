@@ -46,8 +46,10 @@ static void clear(struct lane *lane) {
   atomic_store(&lane->launched, 0);
   atomic_store(&lane->passed, 0);
   atomic_store(&lane->next_mark, 1);
+  atomic_store(&lane->marks_due, 0);
   lane->mark_count = 0;
   lane->busy = 0;
+  lane->seen = 0;
   window_reset(&lane->window);
   atomic_store(&lane->allowed, lane->window.allowed);
 }
@@ -116,6 +118,10 @@ static __attribute__((noinline)) struct lane *find_slowly(uintptr_t key, CUstrea
   return lane;
 }
 
+static uintptr_t key_of_thread(CUcontext context) {
+  return ((uintptr_t)&seat ^ (uintptr_t)context << 1) | KEY_THREAD;
+}
+
 struct lane *lane_find(CUstream stream, int per_thread) {
   CUcontext context;
   uintptr_t key = (uintptr_t)stream;
@@ -125,10 +131,17 @@ struct lane *lane_find(CUstream stream, int per_thread) {
   }
   int own = stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread);
   if (!current_context(&context)) return NULL;
-  key = own ? ((uintptr_t)&seat ^ (uintptr_t)context << 1) | KEY_THREAD : (uintptr_t)context | KEY_LEGACY;
+  key = own ? key_of_thread(context) : (uintptr_t)context | KEY_LEGACY;
   struct lane *lane = find_key(key);
   if (VC_LIKELY(lane != NULL && lane->context == context)) return lane;
   return find_slowly(key, own ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY, own ? LANE_THREAD : LANE_LEGACY);
+}
+
+void lane_thread_is_done(CUcontext context) {
+  if (context == NULL && !current_context(&context)) return;
+  struct lane *lane = find_key(key_of_thread(context));
+  if (lane == NULL || lane->kind != LANE_THREAD || lane->context != context) return;
+  lane_raise_passed(lane, atomic_load_explicit(&lane->launched, memory_order_relaxed));
 }
 
 int lane_is_capturing(const struct lane *lane) {
@@ -174,7 +187,7 @@ static void poll_locked(struct lane *lane) {
     uint64_t now = os_now_ns();
     window_passed(&lane->window, mark->outstanding, now > mark->set_ns ? now - mark->set_ns : 1);
     atomic_store(&lane->allowed, lane->window.allowed);
-    if (mark->behind > atomic_load(&lane->passed)) atomic_store(&lane->passed, mark->behind);
+    lane_raise_passed(lane, mark->behind);
     lane->first_mark = (lane->first_mark + 1) % LANE_MARKS;
     lane->mark_count--;
   }
@@ -193,7 +206,9 @@ void lane_set_mark(struct lane *lane) {
   lock_take(&lane->lock);
   poll_locked(lane);
   lane_mark_on(lane, lane->stream);
-  uint32_t step = lane->window.allowed / LANE_MARKS;
+  uint32_t step = lane->window.allowed / LANE_MARKS, due = atomic_load(&lane->marks_due);
+  if (due != 0) atomic_store(&lane->marks_due, due - 1);
+  if (due > 1) step = 1;
   atomic_store(&lane->next_mark, atomic_load(&lane->launched) + (step != 0 ? step : 1));
   lock_give(&lane->lock);
   capture_restore(mode);

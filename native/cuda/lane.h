@@ -3,7 +3,9 @@
  * A launching thread writes two words of its lane. The thread of watch.c looks at each lane that was written to: it asks
  * the driver whether the stream's work is done. It never does so while the stream begins a capture, ends, or loses its
  * context: those calls take the same lock (lane_touch). The default stream of a thread can be asked for by that thread
- * alone; there events say it, which the thread sets behind its launches (marks).
+ * alone; there events say it, which the thread sets behind its launches (marks), and what it waited for itself. After a
+ * look a few launches in a row are marked, so that of a thread that launches seldom all is known, and one that launches
+ * often does not pay for more.
  * Marks also measure every stream's queue, for the window that bounds it: shm/window.c.
  * Knows the driver, neither buckets nor time. Tests: tests/integration/test_native_share.py. */
 #ifndef VC_CUDA_LANE_H
@@ -39,6 +41,7 @@ struct lane {
   _Atomic uint64_t passed;   /* of them, known to be done */
   _Atomic uint64_t next_mark;
   _Atomic uint32_t allowed;  /* the window's */
+  _Atomic uint32_t marks_due; /* so many of the next launches are marked, whatever the window says */
   enum lane_kind kind;
   uint32_t column;
   CUstream stream;
@@ -49,7 +52,9 @@ struct lane {
   CUcontext events_of; /* context of the marks' events */
   uint32_t mark_count, first_mark;
   struct lane_mark mark[LANE_MARKS];
-  int busy; /* at the last look; of the looking thread */
+  /* Of the looking thread. */
+  int busy;      /* at the last look */
+  uint64_t seen; /* launches then */
 };
 
 /* The lane of a launch into STREAM by this thread; NULL: the current context's GPU has no entry in the page, or there is
@@ -61,6 +66,9 @@ int lane_is_capturing(const struct lane *lane);
 
 /* Sets a mark behind what was launched, if one is due. By the thread that launched. */
 void lane_set_mark(struct lane *lane);
+
+/* All that the calling thread launched into its default stream of CONTEXT (NULL: the current one) is done. */
+void lane_thread_is_done(CUcontext context);
 
 /* Takes notice of marks that were passed. */
 void lane_poll(struct lane *lane);

@@ -3,6 +3,8 @@
 #include "driver.h"
 #include "lane_priv.h"
 
+enum { FEW = 8 }; /* launches between two looks, each of which may be marked */
+
 /* Whether a look may ask about the stream. While a stream that blocks is captured, that forbids the shared default stream
  * too, and the driver says so without harm. */
 static int may_ask(CUstream stream) {
@@ -20,24 +22,30 @@ static int ask_stream(struct lane *lane) {
     return lane->mark_count != 0;
   }
   if (real_cuda.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY) return 1;
-  atomic_store(&lane->passed, launched);
+  lane_raise_passed(lane, launched);
   return 0;
 }
 
 static int ask_marks(struct lane *lane) {
-  if (lane->mark_count == 0) atomic_store(&lane->passed, atomic_load(&lane->launched));
+  if (lane->mark_count == 0) lane_raise_passed(lane, atomic_load(&lane->launched));
   return lane->mark_count != 0;
+}
+
+/* The next launch sets a mark, and some after it where there are few. */
+static void want_marks(struct lane *lane, uint64_t launched) {
+  atomic_store(&lane->marks_due, launched - lane->seen <= FEW ? FEW : 1);
+  atomic_store(&lane->next_mark, 0);
+  lane->seen = launched;
 }
 
 /* Only the thread itself can ask about its default stream. Its marks tell; when it launched without one and then stopped
  * launching, the shared default stream waits for it and can be marked instead. */
 static int ask_thread(struct lane *lane, int launches) {
+  uint64_t launched = atomic_load(&lane->launched);
+  if (launches) want_marks(lane, launched);
   if (lane->mark_count != 0) return 1;
-  if (atomic_load(&lane->launched) <= atomic_load(&lane->passed)) return 0;
-  if (launches) {
-    atomic_store(&lane->next_mark, 0); /* the next launch sets one */
-    return 1;
-  }
+  if (launched <= atomic_load(&lane->passed)) return 0;
+  if (launches) return 1;
   if (may_ask(CU_STREAM_LEGACY)) {
     lock_take(&lane->lock);
     lane_mark_on(lane, CU_STREAM_LEGACY);

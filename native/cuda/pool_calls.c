@@ -3,6 +3,7 @@
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "guest.h"
+#include "lane.h"
 #include "ledger.h"
 #include "pool.h"
 #include "pool_find.h"
@@ -107,14 +108,23 @@ static inline CUresult synchronized(CUresult result) {
   turn_busy(0);                            \
   return result
 
-CUresult vc_cuStreamSynchronize(CUstream stream) { SYNCHRONIZE(real_cuda.cuStreamSynchronize(stream)); }
+/* Nobody but the thread can know that of its own default stream. */
+static inline CUresult waited(CUresult result, int for_thread, CUcontext context) {
+  if (for_thread && result == CUDA_SUCCESS && guest_may_have_shares()) lane_thread_is_done(context);
+  return result;
+}
+
+CUresult vc_cuStreamSynchronize(CUstream stream) {
+  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize(stream), stream == CU_STREAM_PER_THREAD, NULL));
+}
 
 CUresult vc_cuStreamSynchronize_ptsz(CUstream stream) {
-  SYNCHRONIZE(real_cuda.cuStreamSynchronize_ptsz(stream));
+  int own = stream == NULL || stream == CU_STREAM_PER_THREAD;
+  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize_ptsz(stream), own, NULL));
 }
 
 CUresult vc_cuEventSynchronize(CUevent event) { SYNCHRONIZE(real_cuda.cuEventSynchronize(event)); }
 
-CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(real_cuda.cuCtxSynchronize()); }
+CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize(), 1, NULL)); }
 
-CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { SYNCHRONIZE(real_cuda.cuCtxSynchronize_v2(ctx)); }
+CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize_v2(ctx), 1, ctx)); }

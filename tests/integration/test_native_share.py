@@ -295,6 +295,36 @@ def test_a_green_context_that_ends_takes_what_marks_its_queue_along(stage, end):
         assert len(handles) == 1
 
 
+WAYS_TO_PAUSE = {
+    "nobody waits": "(launch(), time.sleep(0.001))",
+    "stream": "(launch(), cuStreamSynchronize_ptsz(None), time.sleep(0.0002))",
+    "named stream": "(launch(), cuStreamSynchronize(c_void_p(2)), time.sleep(0.0002))",
+    "context": "(launch(), cuCtxSynchronize(), time.sleep(0.0002))",
+    "question": "(launch(), time.sleep(0.0002), cuStreamQuery_ptsz(None))",
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_PAUSE.values(), ids=WAYS_TO_PAUSE)
+def test_a_thread_does_not_pay_for_pauses_between_launches_into_its_own_stream(stage, way):
+    tenant = stage.tenant(95)
+    env = stage.place.plain_env() | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
+    with scripted.Program(env) as program:
+        program.ready()
+        program.do("keep(m=Handle(), f=Handle())")
+        program.do("keep(launch=lambda: cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, None, None, None))")
+        assert program.do("cuModuleLoadData(ref(m), b'image')") == SUCCESS
+        assert program.do("cuModuleGetFunction(ref(f), m, b'work_20us')") == SUCCESS
+
+        def charged() -> float:
+            """Of a second, in which the card is busy for the fiftieth part or a tenth."""
+            before = read_shares(tenant.ledger)[tenant.uuid].spent
+            until = "iter(lambda end=time.monotonic() + 1: time.monotonic() < end, False)"
+            program.do(f"[{way} for _ in {until}] and None")
+            return read_shares(tenant.ledger)[tenant.uuid].spent - before
+
+        assert any(charged() < 0.35 for _ in range(3)), "it was charged for pauses"
+
+
 def test_a_page_that_stops_being_written_takes_back_what_it_lent(stage):
     tenant = stage.tenant(20, elastic=True)
     set_granted(tenant.page, stage.uuid, 1000)
