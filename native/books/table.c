@@ -28,11 +28,11 @@ static __attribute__((noinline, cold)) void open_shard(struct table_shard *shard
   shard->mask = TABLE_INLINE - 1;
 }
 
-/* Slot of the key, or the empty slot where it belongs. */
-static struct table_entry *find(const struct table_shard *shard, uint64_t key) {
+/* Number of the key's slot, or of the empty one where it belongs. */
+static uint32_t find(const struct table_shard *shard, uint64_t key) {
   uint32_t index = home_of(shard, key);
   while (shard->slots[index].key != 0 && shard->slots[index].key != key) index = (index + 1) & shard->mask;
-  return &shard->slots[index];
+  return index;
 }
 
 /* Whoever has the bias has every shard; everybody else locks the one he needs. */
@@ -58,7 +58,7 @@ static __attribute__((noinline, cold)) int grow(struct table_shard *shard) {
   bigger.slots = memory;
   bigger.mask = (uint32_t)(slots - 1);
   for (uint32_t i = 0; i <= shard->mask; i++)
-    if (shard->slots[i].key != 0) *find(&bigger, shard->slots[i].key) = shard->slots[i];
+    if (shard->slots[i].key != 0) bigger.slots[find(&bigger, shard->slots[i].key)] = shard->slots[i];
   struct table_entry *old_slots = shard->slots;
   size_t old_bytes = ((size_t)shard->mask + 1) * sizeof(struct table_entry);
   shard->slots = bigger.slots; /* before the unmapping: table_reset() may meet any state in between */
@@ -71,7 +71,7 @@ static int put(struct table_shard *shard, const struct table_entry *entry, struc
   if (__builtin_expect(shard->mask == 0, 0)) open_shard(shard);
   if ((shard->count + 1) * 4 > (shard->mask + 1) * 3 && grow(shard) != VC_OK && shard->count == shard->mask)
     return VC_EIO; /* one slot stays empty, or find() would never end */
-  struct table_entry *slot = find(shard, entry->key);
+  struct table_entry *slot = &shard->slots[find(shard, entry->key)];
   int replaces = slot->key != 0;
   if (__builtin_expect(replaces, 0))
     *old = *slot;
@@ -103,7 +103,7 @@ int table_put_locked(struct table *table, const struct table_entry *entry, struc
 
 static int get(struct table_shard *shard, uint64_t key, struct table_entry *out) {
   if (shard->count == 0) return 0;
-  const struct table_entry *slot = find(shard, key);
+  const struct table_entry *slot = &shard->slots[find(shard, key)];
   if (slot->key == 0) return 0;
   *out = *slot;
   return 1;
@@ -142,10 +142,11 @@ static void remove_slot(struct table_shard *shard, uint32_t gap) {
 
 static int take(struct table_shard *shard, uint64_t key, struct table_entry *out) {
   if (shard->count == 0) return 0;
-  struct table_entry *slot = find(shard, key);
+  uint32_t index = find(shard, key);
+  const struct table_entry *slot = &shard->slots[index];
   if (slot->key == 0) return 0;
   *out = *slot;
-  remove_slot(shard, (uint32_t)(slot - shard->slots));
+  remove_slot(shard, index);
   return 1;
 }
 

@@ -206,12 +206,13 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
 static inline __attribute__((always_inline)) enum outcome try_charge(struct ledger *ledger, enum plane plane,
                                                                      uint32_t column, uint64_t bytes,
                                                                      struct registration *as) {
-  *as = registered(ledger);
-  if (__builtin_expect(as->slot < 0, 0)) return LOST_SLOT;
-  struct ledger_slot *slot = &ledger->file->slot[as->slot];
+  const struct registration own = registered(ledger);
+  *as = own; /* not read again: two words that were just written come back slowly as one */
+  if (__builtin_expect(own.slot < 0, 0)) return LOST_SLOT;
+  struct ledger_slot *slot = &ledger->file->slot[own.slot];
   uint32_t cell = mark_cell(ledger);
   mark_set(slot, cell);
-  enum outcome outcome = decide(ledger, slot, plane, *as, column, bytes);
+  enum outcome outcome = decide(ledger, slot, plane, own, column, bytes);
   mark_clear(slot, cell, outcome != LOST_SLOT);
   return outcome;
 }
