@@ -96,6 +96,7 @@ int ledger_attach_under(const struct limits_page *limits, const char *ledger_pat
   }
   int status = attach_under(limits, ledger_path, ledger);
   if (status == VC_OK) {
+    ledger_forget_former_program(ledger);
     *out = ledger;
     return VC_OK;
   }

@@ -56,6 +56,10 @@ static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
 /* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO. */
 int ledger_own_slot(struct ledger *ledger);
 
+/* Empties what the program that this process was before exec left behind. When the ledger is attached: a program may
+ * never need a slot. */
+void ledger_forget_former_program(struct ledger *ledger);
+
 /* Empties the slots of dead processes and confirms our own lock. Returns how many were emptied. *UNSURE (may be NULL)
  * becomes 1 when a slot is locked by somebody else than the process that wrote its PID there: that may be its owner in
  * another PID namespace, or somebody who is emptying it at this moment. */

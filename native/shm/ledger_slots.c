@@ -266,6 +266,13 @@ static void drop_own_leftovers(struct ledger *ledger) {
     if (slot_needs_reclaim(ledger, i) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i, NULL);
 }
 
+/* Others cannot tell: the process has the PID and start time of before, and maps the ledger again. */
+void ledger_forget_former_program(struct ledger *ledger) {
+  claim_lock(ledger);
+  drop_own_leftovers(ledger);
+  claim_unlock(ledger);
+}
+
 static int claim_slot(struct ledger *ledger) {
   int fd = ledger_fd(ledger);
   if (fd < 0) return VC_EIO;

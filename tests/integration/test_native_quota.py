@@ -242,6 +242,17 @@ def test_exec_starts_with_nothing(place):
         assert client.do("alloc a", GIB - CONTEXT).code == SUCCESS
 
 
+def test_what_was_held_before_exec_is_free_although_the_new_program_allocates_nothing(place):
+    with place.client("1GiB") as client, place.client("1GiB") as other:
+        client.ready()
+        other.ready()
+        client.do("alloc a", 500 * MIB)
+        client.tell("exec")
+        assert client.do("init").code == SUCCESS, "the new program uses the ledger, and never takes a slot"
+        assert eventually(lambda: other.free() == GIB - CONTEXT, 5)
+        assert other.do("alloc a", GIB - CONTEXT).code == SUCCESS
+
+
 def test_a_free_that_the_driver_refuses_keeps_the_charge(place):
     with place.client("1GiB") as client:
         client.ready()
