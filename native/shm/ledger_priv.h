@@ -8,6 +8,7 @@
 #include "ledger.h"
 #include "ledger_layout.h"
 #include "limits_layout.h"
+#include "lock.h"
 
 /* What this process remembers of its allowance on a GPU (ledger_allowance.h), and the terms under which it was granted. */
 struct ledger_allowed {
@@ -32,7 +33,7 @@ struct ledger {
   char path[256];             /* to open the file again when the program closed our descriptor */
   _Atomic int32_t slot;       /* ours; -1: none yet */
   _Atomic uint32_t generation; /* of our slot when we took it */
-  _Atomic uint32_t claiming;  /* spin lock around slot changes; POSIX locks do not exclude threads of one process */
+  struct long_lock claiming;  /* around slot changes; POSIX locks do not exclude threads of one process */
   _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
   _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
@@ -53,7 +54,8 @@ static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
   return n < VC_MAX_SLOTS ? n : VC_MAX_SLOTS; /* the file is the container's: bound what it says */
 }
 
-/* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO. */
+/* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO; VC_ENOMEM: this thread is
+ * about to register, and a signal's handler asks. */
 int ledger_own_slot(struct ledger *ledger);
 
 /* Empties what the program that this process was before exec left behind. When the ledger is attached: a program may

@@ -13,13 +13,13 @@
 
 enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2 };
 
-static void claim_lock(struct ledger *ledger) {
-  while (atomic_exchange_explicit(&ledger->claiming, 1, memory_order_acquire)) os_yield();
-}
+static _Thread_local char self; /* its address names the thread */
 
-static void claim_unlock(struct ledger *ledger) {
-  atomic_store_explicit(&ledger->claiming, 0, memory_order_release);
-}
+/* 0: this thread has it already, and was interrupted there by a signal whose handler looks at memory: what it asks for
+ * must do without. */
+static int claim_lock(struct ledger *ledger) { return long_lock_take(&ledger->claiming, &self); }
+
+static void claim_unlock(struct ledger *ledger) { long_lock_give(&ledger->claiming); }
 
 /* Our descriptor, opened again when the program closed it (and perhaps put something else in its place). */
 static int ledger_fd(struct ledger *ledger) {
@@ -65,9 +65,9 @@ static int slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
 }
 
 int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
-  claim_lock(ledger);
+  int ours = claim_lock(ledger);
   int alive = slot_alive(ledger, index, pid);
-  claim_unlock(ledger);
+  if (ours) claim_unlock(ledger);
   return alive;
 }
 
@@ -182,14 +182,17 @@ static void confirm_own_lock(struct ledger *ledger) {
 }
 
 void ledger_confirm_lock(struct ledger *ledger) {
-  claim_lock(ledger);
+  if (!claim_lock(ledger)) return;
   confirm_own_lock(ledger);
   claim_unlock(ledger);
 }
 
 int ledger_reclaim(struct ledger *ledger, int *unsure) {
   int count = 0;
-  claim_lock(ledger);
+  if (!claim_lock(ledger)) {
+    if (unsure != NULL) *unsure = 1;
+    return 0;
+  }
   confirm_own_lock(ledger);
   int32_t own = atomic_load(&ledger->slot);
   for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
@@ -268,7 +271,7 @@ static void drop_own_leftovers(struct ledger *ledger) {
 
 /* Others cannot tell: the process has the PID and start time of before, and maps the ledger again. */
 void ledger_forget_former_program(struct ledger *ledger) {
-  claim_lock(ledger);
+  if (!claim_lock(ledger)) return;
   drop_own_leftovers(ledger);
   claim_unlock(ledger);
 }
@@ -308,7 +311,7 @@ static void restore_usage(struct ledger *ledger) {
 int ledger_own_slot(struct ledger *ledger) {
   if (slot_is_current(ledger)) return VC_OK;
   int status = VC_OK;
-  claim_lock(ledger);
+  if (!claim_lock(ledger)) return VC_ENOMEM;
   if (!slot_is_current(ledger)) {
     int lost = atomic_load(&ledger->slot) >= 0;
     atomic_store(&ledger->slot, -1);
@@ -320,9 +323,9 @@ int ledger_own_slot(struct ledger *ledger) {
 }
 
 void ledger_after_fork(struct ledger *ledger) {
-  /* The parent's locks are not ours, its slot keeps its bytes; threads that held the spin lock do not exist here. */
+  /* The parent's locks are not ours, its slot keeps its bytes; threads that held the lock do not exist here. */
   atomic_store(&ledger->slot, -1);
-  atomic_store(&ledger->claiming, 0);
+  long_lock_give(&ledger->claiming);
   atomic_store(&ledger->pid_namespace, 0);
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
     atomic_store(&ledger->allowed[g].bytes, 0);

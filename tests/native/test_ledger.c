@@ -211,6 +211,46 @@ TEST(ledger_lost_slot_registers_again) {
   CHECK_EQ(fixture_used(ledger, 0), 1000);
 }
 
+static struct ledger *interrupted;
+static int interruptions;
+
+/* Called while the thread changes slots: what a signal's handler would meet at this instant. */
+static uint64_t interrupt(uint32_t column) {
+  static struct ledger_process processes[4];
+  usleep(20000); /* by now a look would look for the dead too */
+  if (column == 0) interruptions++;
+  CHECK_EQ(fixture_used(interrupted, 1), 300);
+  CHECK_EQ(ledger_processes(interrupted, 1, processes, 4), 1);
+  ledger_confirm_lock(interrupted);
+  if (column == 0) CHECK_EQ(ledger_charge(interrupted, 1, 2000), VC_ENOMEM);
+  return 0;
+}
+
+/* A handler that runs in the midst of a registration looks at memory, and may ask for some: it must not wait for the
+ * thread that it has interrupted. */
+TEST(ledger_signal_while_registering) {
+  int ready[2];
+  char byte;
+  fixture_create(1000);
+  CHECK_EQ(pipe(ready), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK_EQ(ledger_charge(fixture_attach(), 1, 300), 0); /* with others there, a look looks whether they live */
+    CHECK_EQ(write(ready[1], "r", 1), 1);
+    pause();
+  }
+  CHECK_EQ(read(ready[0], &byte, 1), 1);
+  interrupted = fixture_attach();
+  ledger_set_usage(interrupted, interrupt, NULL);
+  CHECK_EQ(ledger_charge(interrupted, 0, 100), 0);
+  atomic_fetch_add(&interrupted->file->slot[atomic_load(&interrupted->slot)].generation, 1); /* the slot is lost */
+  CHECK_EQ(ledger_charge(interrupted, 0, 200), 0);
+  CHECK_EQ(interruptions, 1);
+  CHECK_EQ(fixture_used(interrupted, 0), 200);
+  kill(child, SIGKILL);
+  expect_exit(child, 128 + SIGKILL);
+}
+
 /* Whoever lost its slot must not take the lock of it again: the next owner would seem to live for ever. */
 TEST(ledger_lost_slot_keeps_no_lock) {
   fixture_create(1000);
