@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "os.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -295,16 +296,18 @@ static int line_is_file(const char *line, uint64_t device, uint64_t inode) {
   return parse_digits(&line, 10) == inode && major_number == major(device) && minor_number == minor(device);
 }
 
-int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
+/* *EMPTY becomes 0 when anything is mapped there at all. */
+static int task_maps(int32_t task, uint64_t device, uint64_t inode, int *empty) {
   char buffer[4096], path[PROC_PATH];
   size_t filled = 0;
   int found = 0;
-  proc_path(pid, "maps", path);
+  proc_path(task, "maps", path);
   int fd = file_open(path, O_RDONLY, 0);
   if (fd < 0) return 0;
   while (!found) {
     ssize_t n = file_read(fd, buffer + filled, sizeof buffer - 1 - filled);
     if (n <= 0) break;
+    *empty = 0;
     filled += (size_t)n;
     buffer[filled] = '\0';
     char *line = buffer, *end;
@@ -319,6 +322,31 @@ int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
   }
   file_close(fd);
   return found;
+}
+
+/* Of a thread that has ended the kernel shows no memory. When it was the process's first one, any other tells. */
+static int other_thread_maps(int32_t pid, uint64_t device, uint64_t inode) {
+  _Alignas(struct dirent64) char entries[1024];
+  char path[PROC_PATH];
+  int found = 0, empty = 1;
+  proc_path(pid, "task", path);
+  int fd = file_open(path, O_RDONLY | O_DIRECTORY, 0);
+  if (fd < 0) return 0;
+  long length = syscall(SYS_getdents64, fd, entries, sizeof entries);
+  const struct dirent64 *entry = (const void *)entries;
+  for (long at = 0; at < length && empty; at += entry->d_reclen) {
+    entry = (const void *)(entries + at);
+    const char *name = entry->d_name;
+    int32_t task = (int32_t)parse_digits(&name, 10); /* 0: this directory and the one above */
+    if (task != 0 && task != pid) found = task_maps(task, device, inode, &empty);
+  }
+  file_close(fd);
+  return found;
+}
+
+int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
+  int empty = 1;
+  return task_maps(pid, device, inode, &empty) || (empty && other_thread_maps(pid, device, inode));
 }
 
 void os_process_name(char *out, size_t size) {

@@ -238,6 +238,48 @@ TEST(process_maps_file) {
   CHECK_EQ(os_is_file(-1, file.device, file.inode), 0);
 }
 
+static void *wait_for_ever(void *unused) {
+  pause();
+  return unused;
+}
+
+static void map_and_end_first_thread(void) {
+  struct os_file file;
+  void *address;
+  pthread_t thread;
+  CHECK_EQ(os_open(test_path("mapped"), 1, &file), VC_OK);
+  CHECK_EQ(os_map(file.fd, 4096, 1, &address), VC_OK);
+  CHECK_EQ(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
+  pthread_exit(NULL);
+}
+
+static char state_of(int pid) {
+  char path[64], text[256] = "";
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  int fd = open(path, O_RDONLY);
+  CHECK(read(fd, text, sizeof text - 1) > 0);
+  close(fd);
+  return strrchr(text, ')')[2];
+}
+
+/* The main function of a program may end with pthread_exit(): the process goes on, its first thread is a zombie. */
+TEST(process_maps_file_after_its_first_thread) {
+  struct os_file file;
+  siginfo_t info;
+  static char content[4096];
+  CHECK_EQ(os_publish(test_path("mapped"), content, sizeof content, sizeof content, 0600), VC_OK);
+  CHECK_EQ(os_open(test_path("mapped"), 0, &file), VC_OK);
+  pid_t child = fork();
+  if (child == 0) map_and_end_first_thread();
+  while (state_of(child) != 'Z') usleep(1000);
+  CHECK_EQ(os_process_maps(child, file.device, file.inode), 1);
+  CHECK_EQ(os_process_maps(child, file.device, file.inode + 1), 0);
+  kill(child, SIGKILL);
+  CHECK_EQ(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+  CHECK_EQ(os_process_maps(child, file.device, file.inode), 0);
+  expect_exit(child, 128 + SIGKILL);
+}
+
 TEST(start_time_of_odd_names) {
   uint64_t before = os_start_time(os_pid());
   CHECK(before > 0);
