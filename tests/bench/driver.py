@@ -92,8 +92,8 @@ def only(side: Side, command: str, size: int, count: int) -> float:
 
 
 def hooked_env(env: dict[str, str], directory: Path, uuid: str, **more: int) -> dict[str, str]:
-    """The environment of a process with a 64 GiB quota. MORE: fields of its limit."""
-    gpu = GpuLimit(uuid=uuid, memory_bytes=64 << 30, **more)
+    """The environment of a process with a quota of 64 GiB. MORE: other fields of its limit, or another size."""
+    gpu = GpuLimit(uuid=uuid, **{"memory_bytes": 64 << 30, **more})
     directory.mkdir(exist_ok=True)
     identity = os.urandom(16)
     create_ledger(directory / "ledger", identity, [gpu])
@@ -119,9 +119,19 @@ def gpu_uuid(env: dict[str, str]) -> str:
 def starts(env: dict[str, str], hooked: dict[str, str], count: int, turns: int, *argv: str) -> list[float]:
     """COUNT processes at once, TURNS times: see start_pairs() in driver_bench.c for the eight numbers."""
     env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
-    command = [str(HARNESS), "start", str(count), str(turns), hooked["LD_PRELOAD"], *argv]
-    output = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    return harness_numbers(env, "start", str(count), str(turns), hooked["LD_PRELOAD"], *argv)
+
+
+def harness_numbers(env: dict[str, str], *argv: str) -> list[float]:
+    """What one run of the harness prints."""
+    output = subprocess.run([str(HARNESS), *argv], env=env, check=True, capture_output=True, text=True).stdout
     return [float(number) for number in output.split()]
+
+
+def first_calls(env: dict[str, str], hooked: dict[str, str], turns: int) -> list[float]:
+    """cuInit, context and first allocation, timed inside the process: see calls_pairs() in driver_bench.c."""
+    env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
+    return harness_numbers(env, "calls", str(turns), hooked["LD_PRELOAD"])
 
 
 def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
@@ -142,14 +152,19 @@ def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
         column.justify = "right"
     for label, count, turns, argv in (
         ("/bin/true", 1, 1500, ("/bin/true",)),
-        ("cuInit + context + first allocation", 1, 400, (str(HARNESS), "first")),
+        ("process with cuInit + context + first allocation", 1, 400, (str(HARNESS), "first")),
         ("300 of them at once", 300, 9, (str(HARNESS), "first")),
+        ("300 that compute for 20 ms besides", 300, 3, (str(HARNESS), "first", "20")),
     ):
         native, ours, more, ratio, _, _, cpu_more, cpu_ratio = starts(env, hooked, count, turns, *argv)
         processes.add_row(
             *(label, f"{native:.0f}", f"{ours:.0f}", f"{more:+.0f}", f"{ratio:.2f}"),
             *(f"{cpu_more:+.0f}", f"{cpu_ratio:.2f}"),
         )
+    native, ours, more, ratio = first_calls(env, hooked, 400)
+    processes.add_row(
+        "the three calls alone", f"{native:.0f}", f"{ours:.0f}", f"{more:+.0f}", f"{ratio:.2f}", "", ""
+    )
     return processes
 
 
@@ -203,7 +218,10 @@ def main() -> None:
         table.add_row("refusal over the limit", "", f"{refusal:.1f}", "", "")
         plain_side.close()
         hooked_side.close()
-        processes = start_table(env, hooked)
+        roomy = hooked_env(
+            env, Path(scratch) / "crowd", gpu_uuid(env), memory_bytes=128 << 30
+        )  # 300 contexts
+        processes = start_table(env, roomy)
     console = Console(width=110)
     console.print(table)
     added = dict(flat)

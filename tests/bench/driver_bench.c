@@ -98,6 +98,33 @@ static void open_driver(void) {
   check((int)by_index(0, &nvml_device), "nvmlDeviceGetHandleByIndex");
 }
 
+/* cuInit, context and first allocation, and nothing else: the microseconds that these calls take. */
+static double first(void) {
+  CUcontext context;
+  CUdeviceptr block;
+  CUresult (*init)(unsigned);
+  CUresult (*retain)(CUcontext *, CUdevice);
+  CUresult (*set_current)(CUcontext);
+  driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (!driver) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
+  *(void **)&init = symbol(driver, "cuInit");
+  *(void **)&retain = symbol(driver, "cuDevicePrimaryCtxRetain");
+  *(void **)&set_current = symbol(driver, "cuCtxSetCurrent");
+  *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
+  double begin = now_ns();
+  check((int)init(0), "cuInit");
+  check((int)retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check((int)set_current(context), "cuCtxSetCurrent");
+  check((int)api.mem_alloc(&block, 4096), "cuMemAlloc");
+  return (now_ns() - begin) / 1e3;
+}
+
+/* What a program does besides. */
+static void compute(double ms) {
+  double end = now_cpu_ns() + ms * 1e6;
+  while (now_cpu_ns() < end) continue;
+}
+
 static void alloc_free(size_t size, long count) {
   CUdeviceptr block;
   for (long i = 0; i < count; i++) {
@@ -294,17 +321,52 @@ static int start_pairs(int count, int turns, const char *preload, char **argv) {
   return 0;
 }
 
+/* What the calls of first() took in a process of its own. */
+static double calls_of(char **argv, char **environment, int from) {
+  double us = 0;
+  pid_t pid;
+  int status;
+  check(posix_spawn(&pid, argv[0], NULL, NULL, argv, environment), "posix_spawn");
+  if (read(from, &us, sizeof us) != (ssize_t)sizeof us) us = 0;
+  waitpid(pid, &status, 0);
+  if (us == 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) fprintf(stderr, "driver_bench: first failed\n"), exit(1);
+  return us;
+}
+
+/* `driver_bench calls TURNS PRELOAD`: medians as start_pairs() prints them, of the first calls alone. */
+static int calls_pairs(char *program, int turns, const char *preload) {
+  char **with = with_preload(preload), number[16];
+  char *argv[] = {program, "first", "0", number, NULL};
+  double(*time)[2] = calloc((size_t)turns, sizeof *time);
+  int ends[2];
+  check(pipe(ends), "pipe");
+  snprintf(number, sizeof number, "%d", ends[1]);
+  for (int i = 0; i < turns; i++)
+    for (int side = 0; side < 2; side++) {
+      int hooked = side ^ (i % 2);
+      time[i][hooked] = calls_of(argv, hooked ? with : environ, ends[0]);
+    }
+  print_medians(time, turns);
+  printf("\n");
+  return 0;
+}
+
+/* `driver_bench first [MS [FD]]`: computes for so long besides, and writes to FD what first() returns. */
+static int run_first(int argc, char **argv) {
+  double us = first();
+  if (argc > 2) compute(atof(argv[2]));
+  return argc > 3 && write(atoi(argv[3]), &us, sizeof us) != (ssize_t)sizeof us;
+}
+
 int main(int argc, char **argv) {
   char name[64];
   size_t size;
   long count;
   if (argc > 5 && strcmp(argv[1], "start") == 0)
     return start_pairs(atoi(argv[2]), atoi(argv[3]), argv[4], argv + 5);
+  if (argc > 3 && strcmp(argv[1], "calls") == 0) return calls_pairs(argv[0], atoi(argv[2]), argv[3]);
+  if (argc > 1 && strcmp(argv[1], "first") == 0) return run_first(argc, argv);
   open_driver();
-  if (argc > 1 && strcmp(argv[1], "first") == 0) { /* cuInit, context and first allocation, then end */
-    alloc_free(4096, 1);
-    return 0;
-  }
   setvbuf(stdout, NULL, _IOLBF, 0);
   while (scanf("%63s %zu %ld", name, &size, &count) == 3) {
     double begin = now_cpu_ns();
