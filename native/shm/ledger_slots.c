@@ -8,10 +8,10 @@
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_kill.c. */
 #include <string.h>
 
-#include "ledger_priv.h"
+#include "ledger_allowance.h"
 #include "os.h"
 
-enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2 };
+enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2, PASSED_PER_CLAIM = 64 };
 
 static _Thread_local char self; /* its address names the thread */
 
@@ -162,9 +162,11 @@ static int slot_needs_reclaim(const struct ledger *ledger, uint32_t index) {
   const struct ledger_slot *slot = &ledger->file->slot[index];
   const struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
   if (atomic_load_explicit(&slot->pid, memory_order_relaxed) != 0) return 1;
-  for (uint32_t g = 0; g < VC_MAX_GPUS; g++)
-    if (holds_bytes(&slot->used[g]) || (split != NULL && (holds_bytes(&split->real[g]) || holds_bytes(&split->managed[g]))))
-      return 1;
+  for (uint32_t g = 0; g < ledger->columns; g++) {
+    if (holds_bytes(&slot->used[g])) return 1;
+    if (split != NULL && (holds_bytes(&split->real[g]) || holds_bytes(&split->managed[g]))) return 1;
+    if (allowances_exist(ledger) && holds_bytes(allowance_cell(ledger, (int32_t)index, g))) return 1;
+  }
   return 0;
 }
 
@@ -250,11 +252,12 @@ static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
 }
 
 /* Looks at a few used slots per claim, so that a container which starts one short process after another does not fill
- * the table with the dead; and at fewer where they live, so that many that start at once are not in each other's way. */
+ * the table with the dead; and at fewer where they live, so that many that start at once are not in each other's way.
+ * What once held a crowd is not searched through by each one that comes later. */
 static void sweep_some(struct ledger *ledger) {
   uint32_t used = ledger_slots_in_use(ledger), looked = 0, spared = 0;
-  uint32_t start = used ? (uint32_t)os_pid() % used : 0;
-  for (uint32_t i = 0; i < used && looked < SWEEP_PER_CLAIM && spared < SPARED_PER_CLAIM; i++) {
+  uint32_t start = used ? (uint32_t)os_pid() % used : 0, passed = used < PASSED_PER_CLAIM ? used : PASSED_PER_CLAIM;
+  for (uint32_t i = 0; i < passed && looked < SWEEP_PER_CLAIM && spared < SPARED_PER_CLAIM; i++) {
     uint32_t index = (start + i) % used;
     if (!slot_needs_reclaim(ledger, index)) continue;
     looked++;
@@ -265,8 +268,11 @@ static void sweep_some(struct ledger *ledger) {
 /* Our own leftovers first: after exec the kernel released our lock but the old program's bytes are still there, and
  * os_process_maps would let everybody else believe that they are alive. */
 static void drop_own_leftovers(struct ledger *ledger) {
-  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
-    if (slot_needs_reclaim(ledger, i) && written_by_us(&ledger->file->slot[i])) reclaim_slot(ledger, i, NULL);
+  int32_t pid = os_pid();
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
+    const struct ledger_slot *slot = &ledger->file->slot[i];
+    if (atomic_load(&slot->pid) == pid && written_by_us(slot)) reclaim_slot(ledger, i, NULL);
+  }
 }
 
 /* Others cannot tell: the process has the PID and start time of before, and maps the ledger again. */
