@@ -68,6 +68,9 @@ typedef int os_clock(int32_t clock, struct timespec *out);
 void os_use_clock(os_clock *function);
 /* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
 uint64_t os_coarse_ms(void);
+/* The same for a comparison with an earlier one, in nanoseconds of which a second has 2^30: without a multiplication and
+ * a division, which take as long as the clock. */
+uint64_t os_coarse_stamp(void);
 /* The same clock, exact. */
 uint64_t os_now_ns(void);
 /* Sleeps while *WORD is EXPECTED, until somebody wakes it or NS have passed (0: without end). May return early. */

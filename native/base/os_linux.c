@@ -373,10 +373,19 @@ static _Atomic(os_clock *) direct_clock;
 
 void os_use_clock(os_clock *function) { atomic_store_explicit(&direct_clock, function, memory_order_relaxed); }
 
+static inline int coarse_time(struct timespec *now) {
+  os_clock *direct = atomic_load_explicit(&direct_clock, memory_order_relaxed);
+  return (direct != NULL ? direct : clock_gettime)(CLOCK_MONOTONIC_COARSE, now);
+}
+
+uint64_t os_coarse_stamp(void) {
+  struct timespec now;
+  return coarse_time(&now) == 0 ? ((uint64_t)now.tv_sec << 30) + (uint64_t)now.tv_nsec : 0;
+}
+
 uint64_t os_coarse_ms(void) {
   struct timespec now;
-  os_clock *direct = atomic_load_explicit(&direct_clock, memory_order_relaxed);
-  if ((direct != NULL ? direct : clock_gettime)(CLOCK_MONOTONIC_COARSE, &now) != 0) return 0;
+  if (coarse_time(&now) != 0) return 0;
   return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 

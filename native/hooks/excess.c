@@ -18,12 +18,12 @@
 #include "ledger.h"
 #include "lock.h"
 
-enum { STALE_MS = 200, PATIENCE_MS = 20, TRIES = 3 };
+enum { STALE_NS = 200000000, PATIENCE_MS = 20, TRIES = 3 };
 
 struct excess {
   struct long_lock lock;
   _Atomic uint64_t bytes; /* written under the lock */
-  _Atomic uint64_t measured_ms;
+  _Atomic uint64_t measured; /* os_coarse_stamp() */
   _Atomic int held; /* calls of excess_hold() without excess_release() */
 };
 
@@ -91,7 +91,7 @@ static int look(uint32_t column, uint64_t counted, uint64_t *excess) {
 static uint64_t measure(uint32_t column) {
   struct excess *own = &columns[column];
   uint64_t counted = excess_bytes(column), excess = counted;
-  atomic_store_explicit(&own->measured_ms, os_coarse_ms(), memory_order_relaxed);
+  atomic_store_explicit(&own->measured, os_coarse_stamp(), memory_order_relaxed);
   if (atomic_load(&own->held)) return counted;
   for (int tries = 0; tries < TRIES; tries++) {
     int quiet = look(column, counted, &excess);
@@ -134,12 +134,12 @@ void excess_renew_all(void) {
 }
 
 static int is_stale(const struct excess *own) {
-  return os_coarse_ms() - atomic_load_explicit(&own->measured_ms, memory_order_relaxed) >= STALE_MS;
+  return os_coarse_stamp() - atomic_load_explicit(&own->measured, memory_order_relaxed) >= STALE_NS;
 }
 
 /* Without NVML there is nothing to look at. */
 static __attribute__((noinline, cold)) void look_again(uint32_t column) {
-  atomic_store_explicit(&columns[column].measured_ms, os_coarse_ms(), memory_order_relaxed);
+  atomic_store_explicit(&columns[column].measured, os_coarse_stamp(), memory_order_relaxed);
   if (!gauge_is_prepared() || !begin(column, 0)) return;
   count(column, measure(column));
   end(column);

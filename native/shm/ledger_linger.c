@@ -54,11 +54,16 @@ static uint32_t records_in_use(const struct ledger *ledger) {
   return n < LEDGER_LINGERING ? n : LEDGER_LINGERING; /* the file is the container's: bound what it says */
 }
 
-void ledger_lapse(struct ledger *ledger) {
-  for (uint32_t i = 0, in_use = records_in_use(ledger); i < in_use; i++) {
+static __attribute__((noinline, cold)) void lapse_some(struct ledger *ledger, uint32_t in_use) {
+  for (uint32_t i = 0; i < in_use; i++) {
     uint64_t word = atomic_load_explicit(&ledger->file->lingering[i], memory_order_relaxed);
-    if (__builtin_expect(word != 0, 0) && is_over(word)) end(ledger, &ledger->file->lingering[i], word);
+    if (word != 0 && is_over(word)) end(ledger, &ledger->file->lingering[i], word);
   }
+}
+
+void ledger_lapse(struct ledger *ledger) {
+  uint32_t in_use = records_in_use(ledger);
+  if (__builtin_expect(in_use != 0, 0)) lapse_some(ledger, in_use);
 }
 
 int ledger_linger(struct ledger *ledger, uint32_t column, uint64_t bytes, struct ledger_lingering *out) {

@@ -24,7 +24,7 @@ uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column) {
   return physical < whole ? whole - physical : 0;
 }
 
-uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_t slots) {
+__attribute__((noinline)) uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_t slots) {
   uint64_t sum = 0;
   for (uint32_t i = 0; i < slots; i++, cell += stride)
     if ((int32_t)i != own) sum += used_bytes(atomic_load_explicit(cell, memory_order_seq_cst));
@@ -33,21 +33,23 @@ uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_
 
 /* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
  * keeps a view free of system calls. */
-static __attribute__((noinline)) void sweep_if_stale(struct ledger *ledger) {
+static void sweep_if_stale(struct ledger *ledger) {
   uint64_t now = os_coarse_ms();
   uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);
   if (now - swept < SWEEP_MS) return;
   if (atomic_compare_exchange_strong(&ledger->swept_ms, &swept, now)) ledger_reclaim(ledger, NULL);
 }
 
+static __attribute__((noinline)) uint64_t living_others(struct ledger *ledger, uint32_t column, int32_t own) {
+  sweep_if_stale(ledger);
+  return sum_others(ledger, PLANE_ALL, column, own);
+}
+
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used) {
   int32_t own = atomic_load_explicit(&ledger->slot, memory_order_relaxed);
   ledger_lapse(ledger);
   uint64_t others = sum_others(ledger, PLANE_ALL, column, own);
-  if (others != 0) {
-    sweep_if_stale(ledger);
-    others = sum_others(ledger, PLANE_ALL, column, own);
-  }
+  if (others != 0) others = living_others(ledger, column, own);
   uint64_t mine = own < 0 ? 0 : used_bytes(atomic_load(&ledger->file->slot[own].used[column]));
   uint64_t total = others + mine + ledger_unhooked(ledger, column);
   *limit = ledger_memory(ledger, column);
