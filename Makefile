@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes proto fmt image clean help
+.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -64,6 +64,9 @@ bench: all fakedriver  ## the figures of docs/benchmarks.md
 
 test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
 	$(PY) -m tests.native.runtimes
+
+test-preloads: all fakedriver native-clients  ## Debian's allocators and OpenMP beside the library; writes docs/proofs/preloads.md
+	$(PY) -m tests.cross.preloads
 
 test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
 	@PYTHON="$(PYTHON)" tests/gpu/run

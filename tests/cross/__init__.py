@@ -1,1 +1,2 @@
-"""`make test-oldlibc` and `make test-aarch64`: the library on other C libraries and another processor. Opt-in."""
+"""`make test-oldlibc`, `make test-aarch64`, `make test-preloads`: the library on other C libraries, on another
+processor and beside other preloads. Opt-in."""

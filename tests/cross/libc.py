@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,18 +34,26 @@ class Libc:
     libraries: Path
 
 
-def oldest(directory: Path, architecture: str) -> Libc:
-    """The oldest libc6 that the archive has for the processor."""
-    archive = Archive(directory, SUITES, "main", architecture)
+def oldest_package(archive: Archive, name: str) -> tuple[str, Path]:
+    """The oldest version of a package that the archive has, unpacked."""
     listing = subprocess.run(
-        ["apt-cache", *archive.options, "madison", "libc6"], capture_output=True, text=True, check=False
+        ["apt-cache", *archive.options, "madison", name], capture_output=True, text=True, check=False
     ).stdout
     versions = [line.split("|")[1].strip() for line in listing.splitlines()]
     if not versions:
-        sys.exit("no libc6 in the Debian archive of /etc/apt: see apt-get's messages")
+        sys.exit(f"no {name} in the Debian archive of /etc/apt: see apt-get's messages")
     version = min(versions, key=lambda text: tuple(map(int, re.findall(r"\d+", text)[:2])))
-    place = archive.unpack("libc6", version)
+    return version, archive.unpack(name, version)
+
+
+def oldest(directory: Path, architecture: str) -> Libc:
+    """The oldest libc6 that the archive has for the processor, and what it ends threads with."""
+    archive = Archive(directory, SUITES, "main", architecture)
+    version, place = oldest_package(archive, "libc6")
     loader = next(path for path in place.glob("lib/*/ld-linux-*.so.*"))
+    _, unwinder = oldest_package(archive, "libgcc-s1")
+    for file in unwinder.rglob("libgcc_s.so.1"):
+        shutil.copy(file, loader.parent)
     return Libc(version, loader, loader.parent)
 
 
