@@ -100,7 +100,7 @@ class Archive:
             subprocess.run(
                 ["apt-get", "-qq", *self.options, "download", f"{name}={version}"], cwd=debs, check=True
             )
-            deb = max(debs.glob(f"{name}_*.deb"), key=lambda path: path.stat().st_mtime)
+            deb = next(debs.glob(f"{name}_{version.replace(':', '%3a')}_*.deb"))
             subprocess.run(["dpkg", "-x", str(deb), str(place)], check=True)
         return place
 
