@@ -375,7 +375,8 @@ void os_use_clock(os_clock *function) { atomic_store_explicit(&direct_clock, fun
 
 static inline int coarse_time(struct timespec *now) {
   os_clock *direct = atomic_load_explicit(&direct_clock, memory_order_relaxed);
-  return (direct != NULL ? direct : clock_gettime)(CLOCK_MONOTONIC_COARSE, now);
+  if (direct != NULL) return direct(CLOCK_MONOTONIC_COARSE, now);
+  return clock_gettime(CLOCK_MONOTONIC_COARSE, now); /* not its address, which every start would have to look up */
 }
 
 uint64_t os_coarse_stamp(void) {
