@@ -249,6 +249,15 @@ uint64_t table_small_sum(struct table_small *table, uint32_t column) {
   return sum_in(&table->bias, &table->shard, column);
 }
 
+uint32_t table_small_count(struct table_small *table, uint32_t column) {
+  uint32_t count = 0;
+  int biased = enter(&table->bias, &table->shard);
+  for (uint32_t i = 0; table->shard.count != 0 && i <= table->shard.mask; i++)
+    count += table->shard.slots[i].key != 0 && table->shard.slots[i].column == column;
+  leave(&table->bias, &table->shard, biased);
+  return count;
+}
+
 uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max) {
   uint32_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS && count < max; i++) {

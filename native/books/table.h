@@ -71,6 +71,9 @@ uint64_t table_count(struct table *table);
 uint64_t table_sum(struct table *table, uint32_t column);
 uint64_t table_small_sum(struct table_small *table, uint32_t column);
 
+/* Entries of a column. */
+uint32_t table_small_count(struct table_small *table, uint32_t column);
+
 /* Copies entries of a column, at most MAX and no particular ones; returns how many. */
 uint32_t table_collect(struct table *table, uint32_t column, struct table_entry *out, uint32_t max);
 

@@ -345,4 +345,12 @@ void context_after_fork(void) {
   contexts_changed();
 }
 
+int context_is_only(CUcontext context, uint32_t column) {
+  struct table_entry entry;
+  if (context == NULL && (real_cuda.cuCtxGetCurrent == NULL || real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS))
+    return 0;
+  if (context == NULL || !table_small_get(&contexts, (uintptr_t)context, &entry)) return 0;
+  return entry.column == column && table_small_count(&contexts, column) == 1;
+}
+
 uint64_t context_usage(uint32_t column) { return table_small_sum(&contexts, column); }

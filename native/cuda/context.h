@@ -14,6 +14,9 @@ struct place {
 /* VC_ENOENT: the current device has no share (or is unknown to the ledger); VC_EINVAL: no current context. */
 int context_place(struct place *out);
 
+/* 1: CONTEXT (NULL: the current one) is on the column's device, and no other one of this process is. */
+int context_is_only(CUcontext context, uint32_t column);
+
 /* In a forked child, which has no context. */
 void context_after_fork(void);
 

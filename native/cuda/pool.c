@@ -40,18 +40,31 @@ static inline int is_capturing(const struct line *line) {
   return capture_status(line, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+static inline uint64_t name_of(const struct line *line) {
+  static _Thread_local _Alignas(8) char own;
+  if (VC_LIKELY((uintptr_t)line->stream > (uintptr_t)CU_STREAM_PER_THREAD)) return (uintptr_t)line->stream;
+  int of_thread = line->stream == CU_STREAM_PER_THREAD || (line->stream == NULL && line->ptsz);
+  return of_thread ? (uintptr_t)&own | LINE_THREAD : LINE_DEFAULT;
+}
+
+uint64_t pool_line(CUstream stream, int ptsz) {
+  const struct line line = {stream, ptsz};
+  return name_of(&line);
+}
+
 static CUresult synchronize(const struct line *line) {
   return line->ptsz ? real_cuda.cuStreamSynchronize_ptsz(line->stream) : real_cuda.cuStreamSynchronize(line->stream);
 }
 
 /* Not while the stream is captured, nor the shared default stream while any other is: asking about it is an error then,
- * and waiting for it would end that capture. */
-static void wait_for(const struct line *line) {
+ * and waiting for it would end that capture. Returns what was waited for. */
+static uint64_t wait_for(const struct line *line) {
   CUstreamCaptureStatus status;
-  if (capture_status(line, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE) return;
+  if (capture_status(line, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE) return LINE_NONE;
   CUstreamCaptureMode mode = capture_relax();
-  synchronize(line);
+  CUresult result = synchronize(line);
   capture_restore(mode);
+  return result == CUDA_SUCCESS ? name_of(line) : LINE_NONE;
 }
 
 static CUresult free_async(CUdeviceptr address, const struct line *line) {
@@ -100,9 +113,9 @@ static void give_back(struct pool *pool, void *data) {
   if (!counts(pool, sum->column) || before == 0) return;
   pool_ask_again(pool);
   sum->result |= atomic_load_explicit(&pool->charge, memory_order_relaxed) < before;
-  sum->result |= (uint64_t)pool_reread(pool, 0);
+  sum->result |= (uint64_t)pool_reread(pool);
   pool_trim(pool);
-  sum->result |= (uint64_t)pool_reread(pool, 0);
+  sum->result |= (uint64_t)pool_reread(pool);
 }
 
 int pool_reclaim(uint32_t column) {
@@ -125,8 +138,7 @@ static __attribute__((noinline, cold)) CUresult make_room(struct pool *pool, con
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   pool_each(look_for_waiting, &waiting);
   if (!waiting.result) return result;
-  wait_for(line);
-  pool_synchronized();
+  pool_synchronized(wait_for(line), NULL);
   allocators_reclaim(waiting.column);
   return try(pool, bytes);
 }
@@ -145,7 +157,7 @@ static CUresult book(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
   const struct table_entry entry = {block, bytes, pool_number(pool), pool_number(pool)};
   struct table_entry old;
   int status = table_put(&blocks, &entry, &old);
-  if (status == 1) pool_released(pool_numbered(old.column), old.bytes, 0); /* it was freed where we do not look */
+  if (status == 1) pool_released(pool_numbered(old.column), old.bytes, LINE_NONE); /* it was freed where we do not look */
   return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -158,7 +170,7 @@ static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, co
     capture_restore(mode);
     if (result != CUDA_SUCCESS) return 0;
   }
-  pool_released(pool, bytes, async);
+  pool_released(pool, bytes, async ? name_of(line) : LINE_NONE);
   return 1;
 }
 
@@ -170,7 +182,7 @@ static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdevice
     pool_charge_anyway(pool);
   }
   pool_trim(pool);
-  pool_reread(pool, 0);
+  pool_reread(pool);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -264,10 +276,10 @@ CUresult vc_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemo
 /* --- freeing ----------------------------------------------------------------------------------------------------- */
 
 /* Out of the book before the driver frees: another thread may be given the same address at once. */
-static inline void freed(const struct table_entry *entry, CUresult result, int async) {
+static inline void freed(const struct table_entry *entry, CUresult result, uint64_t line) {
   struct table_entry old;
   if (VC_LIKELY(result == CUDA_SUCCESS))
-    pool_released(pool_numbered(entry->column), entry->bytes, async);
+    pool_released(pool_numbered(entry->column), entry->bytes, line);
   else
     table_put(&blocks, entry, &old);
 }
@@ -276,7 +288,7 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
   struct table_entry entry;
   int known = address != 0 && table_take(&blocks, address, &entry);
   CUresult result = call(address);
-  if (known) freed(&entry, result, 0);
+  if (known) freed(&entry, result, LINE_NONE);
   return result;
 }
 
@@ -307,7 +319,7 @@ static inline CUresult release(CUdeviceptr address, CUstream stream, int ptsz) {
   const struct line line = {stream, ptsz};
   if (address == 0 || !table_take(&blocks, address, &entry)) return free_linear(address, &line);
   CUresult result = free_async(address, &line);
-  freed(&entry, result, 1);
+  freed(&entry, result, name_of(&line));
   return result;
 }
 
@@ -319,7 +331,7 @@ CUresult vc_cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) { return rele
 
 static void drop(const struct table_entry *entry, void *data) {
   struct pool *pool = data;
-  pool_released(pool, entry->bytes, 0);
+  pool_released(pool, entry->bytes, LINE_NONE);
 }
 
 static void ask_what_is_left(struct pool *pool, void *data) {

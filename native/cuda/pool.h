@@ -26,8 +26,12 @@ struct pool;
 /* Asks the driver again about a pool that is doubtful. */
 void pool_ask_again(struct pool *pool);
 
-/* Something was synchronised: pools of which something had been freed are read again. */
-void pool_synchronized(void);
+/* LINE (pool_account.h) was synchronised, in a context (NULL: the current one): pools of which something had been freed
+ * are read again. */
+void pool_synchronized(uint64_t line, CUcontext context);
+
+/* What stands for a stream in that; PTSZ: 0 is the thread's own. */
+uint64_t pool_line(CUstream stream, int ptsz);
 
 /* The driver destroyed a context of the column's device, and with it perhaps the blocks of the device's pools. */
 void pool_context_gone(uint32_t column);

@@ -8,6 +8,7 @@
 #include "excess.h"
 #include "guest.h"
 #include "ledger.h"
+#include "os.h"
 
 static const uint64_t smallest_step = UINT64_C(2) << 20, largest_step = UINT64_C(32) << 20;
 
@@ -186,26 +187,53 @@ void pool_cancel(struct pool *pool, uint64_t bytes) {
 
 /* --- giving back ------------------------------------------------------------------------------------------------- */
 
+/* 1: its charge would end by itself, and has now. */
+static int end_lingering(struct pool *pool) {
+  struct ledger_lingering lingering = pool->lingering;
+  pool->lingering = (struct ledger_lingering){0, 0};
+  ledger_linger_end(guest_ledger, &lingering);
+  return lingering.word != 0;
+}
+
 /* A destroyed pool whose last block is freed; the place can be used again. */
 static int bury(struct pool *pool) {
   uint64_t bytes = charged(pool);
   if (pool->live != 0 || pool->flights != 0) return 0;
   owe(pool, 0);
   set_charge(pool, 0);
-  if (bytes != 0) charge_return(column_of(pool), bytes);
-  pool->reserved = pool->step = 0;
-  pool->pending = pool->unread = pool->doubtful = 0;
+  if (!end_lingering(pool) && bytes != 0) charge_return(column_of(pool), bytes);
+  pool->reserved = pool->step = pool->line = pool->since_ms = 0;
+  pool->unread = pool->doubtful = 0;
   atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
   atomic_store_explicit(&pool->kind, POOL_UNUSED, memory_order_release);
   return bytes != 0;
 }
 
-void pool_released(struct pool *pool, uint64_t bytes, int async) {
+static inline int is_managed(const struct pool *pool) { return (column_of(pool) & COLUMN_MANAGED) != 0; }
+
+/* Destroyed: what waits in it ends at the latest after a while, whatever the program does until then. */
+static __attribute__((noinline, cold)) void await(struct pool *pool) {
+  pool_mark_dirty(pool);
+  if (pool->live != 0 || pool->flights != 0) return;
+  pool->since_ms = os_coarse_ms();
+  if (pool->lingering.word == 0 && !is_managed(pool))
+    ledger_linger(guest_ledger, number_of(pool), charged(pool), &pool->lingering);
+}
+
+static int was_long_ago(const struct pool *pool) {
+  if (pool->lingering.word == 0) return os_coarse_ms() - pool->since_ms >= LEDGER_LINGER_MS;
+  ledger_lapse(guest_ledger);
+  return !ledger_lingers(guest_ledger, &pool->lingering);
+}
+
+void pool_released(struct pool *pool, uint64_t bytes, uint64_t line) {
   int ours = long_lock_take(&pool->lock, &self);
   forget_bytes(pool, bytes);
-  pool->pending |= (uint8_t)async;
-  if (VC_LIKELY(!is_destroyed(pool)) || pool->pending || pool->live != 0)
+  if (line != LINE_NONE) pool->line = pool->line == LINE_NONE || pool->line == line ? line : LINE_SEVERAL;
+  if (VC_LIKELY(!is_destroyed(pool)))
     pool_mark_dirty(pool);
+  else if (pool->line != LINE_NONE || pool->live != 0)
+    await(pool);
   else
     bury(pool);
   if (ours) long_lock_give(&pool->lock);
@@ -220,23 +248,37 @@ static int expects_more(struct pool *pool) {
   return pool->reserved > threshold;
 }
 
-int pool_reread(struct pool *pool, int after_sync) {
-  if (!long_lock_take(&pool->lock, &self)) return 0;
-  uint64_t before = charged(pool);
-  int destroyed = is_destroyed(pool);
-  if (after_sync) {
-    atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
-    pool->pending = 0;
-  }
-  if (atomic_load_explicit(&pool->kind, memory_order_relaxed) != POOL_COUNTED) {
-    destroyed = 1;
-  } else if (destroyed) {
-    if (!pool->pending) bury(pool);
-  } else {
+static inline int is_counted(const struct pool *pool) {
+  return atomic_load_explicit(&pool->kind, memory_order_relaxed) == POOL_COUNTED;
+}
+
+static void reread(struct pool *pool) {
+  if (!is_counted(pool)) return;
+  if (!is_destroyed(pool)) {
     correct(pool, 0);
     lower(pool);
+    if (pool->reserved == 0) pool->line = LINE_NONE;
+  } else if (pool->line == LINE_NONE || was_long_ago(pool)) {
+    bury(pool);
   }
-  if (after_sync && !destroyed && expects_more(pool)) pool_mark_dirty(pool);
+}
+
+int pool_reread(struct pool *pool) {
+  if (!long_lock_take(&pool->lock, &self)) return 0;
+  uint64_t before = charged(pool);
+  reread(pool);
+  int less = charged(pool) < before;
+  long_lock_give(&pool->lock);
+  return less;
+}
+
+int pool_reread_after(struct pool *pool, uint64_t line) {
+  if (!long_lock_take(&pool->lock, &self)) return 0;
+  uint64_t before = charged(pool);
+  atomic_store_explicit(&pool->dirty, 0, memory_order_relaxed);
+  if (line == LINE_CONTEXT || line == pool->line) pool->line = LINE_NONE;
+  reread(pool);
+  if (is_counted(pool) && (is_destroyed(pool) ? pool->line != LINE_NONE : expects_more(pool))) pool_mark_dirty(pool);
   int less = charged(pool) < before;
   long_lock_give(&pool->lock);
   return less;
@@ -282,8 +324,8 @@ int pool_was_emptied(struct pool *pool) {
 void pool_destroyed(struct pool *pool) {
   if (!long_lock_take(&pool->lock, &self)) return;
   atomic_store_explicit(&pool->handle, NULL, memory_order_relaxed);
-  if ((pool->pending && pool->reserved != 0) || pool->live != 0 || pool->flights != 0)
-    pool_mark_dirty(pool);
+  if ((pool->line != LINE_NONE && pool->reserved != 0) || pool->live != 0 || pool->flights != 0)
+    await(pool);
   else
     bury(pool);
   long_lock_give(&pool->lock);
@@ -291,7 +333,7 @@ void pool_destroyed(struct pool *pool) {
 
 int pool_waits(struct pool *pool) {
   if (!long_lock_take(&pool->lock, &self)) return 0;
-  int waits = is_destroyed(pool) ? pool->pending : pool->reserved > in_chunks(pool, pool->live);
+  int waits = is_destroyed(pool) ? pool->line != LINE_NONE : pool->reserved > in_chunks(pool, pool->live);
   long_lock_give(&pool->lock);
   return waits;
 }

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "ledger.h"
 #include "lock.h"
 #include "nvidia.h"
 
@@ -24,6 +25,19 @@ enum pool_kind {
   POOL_FREE,     /* host memory, or another process pays */
 };
 
+/* In which order something is freed, and what was synchronised: a stream of the program's by its handle, which is only
+ * compared, since the driver may no longer know it; one that takes over the handle before what was freed has been carried
+ * out is taken for it. */
+enum {
+  LINE_NONE = 0,    /* in no order; or something was synchronised, and nobody can tell what */
+  LINE_DEFAULT = 1, /* the default stream that the threads of a context share */
+  LINE_THREAD = 2,  /* with an address of the thread: its own */
+  LINE_CONTEXT = 3, /* a whole context */
+  LINE_SEVERAL = 5,
+  LINE_MARK = 7,
+};
+static inline int line_is_of_program(uint64_t line) { return (line & LINE_MARK) == 0; }
+
 /* Guarded by its lock; what is atomic is also read without it. */
 struct pool {
   struct long_lock lock;
@@ -31,18 +45,20 @@ struct pool {
   _Atomic uint64_t charge;      /* in the ledger */
   uint64_t live;                /* blocks in the books, and those on their way */
   uint64_t reserved;            /* as last read */
-  uint64_t step;                /* chunk as far as was seen; 0: nothing yet */
+  uint64_t line;                /* of what was freed asynchronously, and may still be waiting */
   _Atomic uint32_t column; /* and COLUMN_MANAGED, COLUMN_CONVERTED */
   uint32_t flights; /* allocations between begin and settle */
   uint16_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
   _Atomic uint8_t kind;
   _Atomic uint8_t dirty;   /* something was freed since the last reading */
   uint8_t owing;           /* it holds more than could be charged, and nobody measures that as something else */
-  uint8_t pending;         /* asynchronously, and nothing synchronised since */
   uint8_t rigid;           /* the program may want of its blocks what managed memory cannot do: never changes */
   uint8_t unread;          /* RESERVED is the most that it can be */
   uint8_t doubtful;        /* a context of its device has gone, and it could not be asked what that has left */
   uint32_t birth;          /* serial number of its entry: tells it from another one in the same place */
+  uint64_t step;           /* chunk as far as was seen; 0: nothing yet */
+  struct ledger_lingering lingering; /* destroyed, and all blocks freed: how its charge ends by itself */
+  uint64_t since_ms;                 /* and when that was */
 } __attribute__((aligned(64)));
 
 /* Some pool is dirty: what a synchronising call looks at. */
@@ -62,12 +78,15 @@ void pool_charge_anyway(struct pool *pool);
 /* After the driver refused what was begun. */
 void pool_cancel(struct pool *pool, uint64_t bytes);
 
-/* A block was freed; ASYNC: in stream order. */
-void pool_released(struct pool *pool, uint64_t bytes, int async);
+/* A block was freed; LINE: in which stream's order. */
+void pool_released(struct pool *pool, uint64_t bytes, uint64_t line);
 
-/* Reads what the pool holds and gives back what it no longer does. 1: it was charged more before.
- * AFTER_SYNC: its frees may have been carried out. */
-int pool_reread(struct pool *pool, int after_sync);
+/* Reads what the pool holds and gives back what it no longer does. 1: it was charged more before. */
+int pool_reread(struct pool *pool);
+
+/* The same after a synchronisation of LINE. Any may have let something be carried out; that of a destroyed pool's line, or
+ * of everything that there is, has. */
+int pool_reread_after(struct pool *pool, uint64_t line);
 
 /* The driver gives back what the pool does not need. */
 void pool_trim(struct pool *pool);
@@ -80,7 +99,8 @@ int pool_owes(struct pool *pool);
 int pool_was_emptied(struct pool *pool);
 
 /* The driver destroyed the pool, which was trimmed and read before: what lives in it, or waits for its stream, stays
- * charged until it is freed, or something synchronises. Nobody can ask how much that is any more. */
+ * charged until it is freed, and that is known to have been carried out or was some seconds ago. Nobody can ask how much it
+ * is any more, and not every program synchronises in a way that tells. */
 void pool_destroyed(struct pool *pool);
 
 /* 1: the pool holds more than its live blocks explain, although it was trimmed: frees are waiting in some stream. */

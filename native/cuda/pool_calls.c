@@ -1,5 +1,6 @@
 /* Pools as objects, and the calls at which they give memory back.
  * Knows no sizes. Tests: tests/integration/test_native_pool.py. */
+#include "context.h"
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "guest.h"
@@ -45,7 +46,7 @@ CUresult vc_cuMemPoolDestroy(CUmemoryPool handle) {
   if (pool == NULL) return real_cuda.cuMemPoolDestroy(handle);
   uint32_t birth = pool->birth;
   pool_trim(pool);
-  pool_reread(pool, 0); /* for the last time */
+  pool_reread(pool); /* for the last time */
   CUresult result = real_cuda.cuMemPoolDestroy(handle);
   if (result == CUDA_SUCCESS) pool_ended(handle, pool, birth);
   pool_current_changed();
@@ -55,7 +56,7 @@ CUresult vc_cuMemPoolDestroy(CUmemoryPool handle) {
 CUresult vc_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   CUresult result = real_cuda.cuMemPoolTrimTo(handle, keep);
   struct pool *pool = pool_known(handle);
-  if (pool != NULL) pool_reread(pool, 0);
+  if (pool != NULL) pool_reread(pool);
   return result;
 }
 
@@ -81,31 +82,47 @@ CUresult vc_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, C
 
 /* --- synchronisation --------------------------------------------------------------------------------------------- */
 
-static void read_if_dirty(struct pool *pool, void *data) {
-  (void)data;
-  if (!atomic_load_explicit(&pool->dirty, memory_order_relaxed)) return;
-  pool_ask_again(pool);
-  pool_reread(pool, 1);
-  if (VC_LIKELY(!pool_owes(pool))) return;
-  pool_trim(pool); /* its threshold keeps what it must not */
-  pool_reread(pool, 1);
+struct sync {
+  uint64_t line;
+  CUcontext context;
+};
+
+/* Each context has default streams of its own, and who waits for a context waits for its streams: that is what a pool of
+ * its device was freed in as long as no other context is on that. */
+static uint64_t line_for(const struct pool *pool, const struct sync *sync) {
+  uint32_t column = atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER;
+  if (sync->line == LINE_NONE || line_is_of_program(sync->line)) return sync->line;
+  return context_is_only(sync->context, column) ? sync->line : LINE_NONE;
 }
 
-__attribute__((noinline)) void pool_synchronized(void) {
+static void read_if_dirty(struct pool *pool, void *data) {
+  const struct sync *sync = data;
+  if (!atomic_load_explicit(&pool->dirty, memory_order_relaxed)) return;
+  pool_ask_again(pool);
+  uint64_t line = line_for(pool, sync);
+  pool_reread_after(pool, line);
+  if (VC_LIKELY(!pool_owes(pool))) return;
+  pool_trim(pool); /* its threshold keeps what it must not */
+  pool_reread_after(pool, line);
+}
+
+__attribute__((noinline)) void pool_synchronized(uint64_t line, CUcontext context) {
+  struct sync sync = {line, context};
   atomic_exchange(&pool_any_dirty, 0);
-  pool_each(read_if_dirty, NULL);
+  pool_each(read_if_dirty, &sync);
 }
 
 /* A failed synchronisation may have given something back as well. */
-static inline CUresult synchronized(CUresult result) {
-  if (atomic_load_explicit(&pool_any_dirty, memory_order_relaxed)) pool_synchronized();
+static inline CUresult synchronized(CUresult result, uint64_t line, CUcontext context) {
+  if (atomic_load_explicit(&pool_any_dirty, memory_order_relaxed))
+    pool_synchronized(result == CUDA_SUCCESS ? line : LINE_NONE, context);
   return result;
 }
 
-#define SYNCHRONIZE(call)                  \
-  turn_busy(1);                            \
-  CUresult result = synchronized(call);    \
-  turn_busy(0);                            \
+#define SYNCHRONIZE(call, line, context)                  \
+  turn_busy(1);                                           \
+  CUresult result = synchronized(call, line, context);    \
+  turn_busy(0);                                           \
   return result
 
 /* Nobody but the thread can know that of its own default stream. */
@@ -115,16 +132,19 @@ static inline CUresult waited(CUresult result, int for_thread, CUcontext context
 }
 
 CUresult vc_cuStreamSynchronize(CUstream stream) {
-  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize(stream), stream == CU_STREAM_PER_THREAD, NULL));
+  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize(stream), stream == CU_STREAM_PER_THREAD, NULL), pool_line(stream, 0),
+              NULL);
 }
 
 CUresult vc_cuStreamSynchronize_ptsz(CUstream stream) {
   int own = stream == NULL || stream == CU_STREAM_PER_THREAD;
-  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize_ptsz(stream), own, NULL));
+  SYNCHRONIZE(waited(real_cuda.cuStreamSynchronize_ptsz(stream), own, NULL), pool_line(stream, 1), NULL);
 }
 
-CUresult vc_cuEventSynchronize(CUevent event) { SYNCHRONIZE(real_cuda.cuEventSynchronize(event)); }
+CUresult vc_cuEventSynchronize(CUevent event) { SYNCHRONIZE(real_cuda.cuEventSynchronize(event), LINE_NONE, NULL); }
 
-CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize(), 1, NULL)); }
+CUresult vc_cuCtxSynchronize(void) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize(), 1, NULL), LINE_CONTEXT, NULL); }
 
-CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) { SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize_v2(ctx), 1, ctx)); }
+CUresult vc_cuCtxSynchronize_v2(CUcontext ctx) {
+  SYNCHRONIZE(waited(real_cuda.cuCtxSynchronize_v2(ctx), 1, ctx), LINE_CONTEXT, ctx);
+}
