@@ -94,11 +94,49 @@ static inline void lower(struct pool *pool) {
   charge_return(column_of(pool), have - want);
 }
 
+/* --- debt -------------------------------------------------------------------------------------------------------- */
+
+static inline int is_managed(const struct pool *pool) { return (column_of(pool) & COLUMN_MANAGED) != 0; }
+
+static void charge_anyway(struct pool *pool, uint64_t need) {
+  ledger_charge_anyway(guest_ledger, number_of(pool), need - charged(pool));
+  set_charge(pool, need);
+}
+
+/* There are no charges beyond a limit for managed memory: there the debt is only remembered, and until it is paid it is
+ * the pool's, not an excess of the process. */
+static void owe(struct pool *pool, int owing) {
+  if (is_managed(pool) && owing && !pool->owing) excess_hold(number_of(pool));
+  if (is_managed(pool) && !owing && pool->owing) excess_release(number_of(pool));
+  if (owing && !pool->owing) pool->granted = charged(pool);
+  pool->owing = (uint8_t)owing;
+}
+
+/* What was charged beyond the limit is gone, or there is room for it by now. */
+static CUresult debt_fits(const struct pool *pool) {
+  if (is_managed(pool) || charged(pool) <= pool->granted) return CUDA_SUCCESS;
+  return ledger_charge_part(guest_ledger, LEDGER_REAL, number_of(pool), 0, 0) == VC_OK ? CUDA_SUCCESS
+                                                                                       : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* What the pool holds is charged; what does not fit all the same, since it is taken from the others. */
+static __attribute__((noinline)) CUresult pay(struct pool *pool) {
+  if (pool->owing) lower(pool);
+  uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
+  CUresult result = need <= have ? debt_fits(pool) : charge_try(column_of(pool), need - have);
+  if (result == CUDA_SUCCESS && need > have) set_charge(pool, need);
+  owe(pool, result != CUDA_SUCCESS);
+  if (result != CUDA_SUCCESS && need > have && !is_managed(pool)) charge_anyway(pool, need);
+  return result;
+}
+
 /* --- allocating -------------------------------------------------------------------------------------------------- */
 
 /* Charges what NEED lacks, in whole chunks if they fit. */
 static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) {
+  if (pool->owing && pay(pool) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t have = charged(pool), want = in_chunks(pool, need);
+  if (need <= have) return CUDA_SUCCESS;
   CUresult result = charge_try(column_of(pool), want - have);
   if (result == CUDA_ERROR_OUT_OF_MEMORY && need < want) result = charge_try(column_of(pool), (want = need) - have);
   if (result != CUDA_SUCCESS) return result;
@@ -113,13 +151,13 @@ static inline void land(struct pool *pool) {
   for (; pool->growing != 0; pool->growing--) excess_release(number_of(pool));
 }
 
-/* What the pool was last seen to hold beyond its charge is paid first: without that each refused allocation could
- * leave another chunk behind that waits for its stream. */
+/* What it is in debt for is paid first: without that each refused allocation could leave another chunk behind that waits
+ * for its stream. */
 CUresult pool_begin(struct pool *pool, uint64_t bytes) {
   CUresult result = CUDA_SUCCESS;
   if (!long_lock_take(&pool->lock, &self)) return CUDA_ERROR_OUT_OF_MEMORY; /* from inside the driver */
   uint64_t need = larger(pool->live + bytes, pool->reserved);
-  if (need > charged(pool)) result = add(pool, need);
+  if (need > charged(pool) || pool->owing) result = add(pool, need);
   if (VC_LIKELY(result == CUDA_SUCCESS)) {
     pool->live += bytes;
     pool->flights++;
@@ -128,21 +166,10 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes) {
   return result;
 }
 
-/* Until it is paid the debt is the pool's, not an excess of the process. */
-static void owe(struct pool *pool, int owing) {
-  if (owing && !pool->owing) excess_hold(number_of(pool));
-  if (!owing && pool->owing) excess_release(number_of(pool));
-  pool->owing = (uint8_t)owing;
-}
-
 static CUresult correct(struct pool *pool, uint64_t grown) {
   look(pool, grown);
-  uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
-  if (VC_LIKELY(need <= have && !pool->owing)) return CUDA_SUCCESS;
-  CUresult result = need <= have ? CUDA_SUCCESS : charge_try(column_of(pool), need - have);
-  if (result == CUDA_SUCCESS && need > have) set_charge(pool, need);
-  owe(pool, result != CUDA_SUCCESS);
-  return result;
+  if (VC_LIKELY(larger(pool->reserved, pool->live) <= charged(pool) && !pool->owing)) return CUDA_SUCCESS;
+  return pay(pool);
 }
 
 CUresult pool_settle(struct pool *pool, uint64_t bytes) {
@@ -161,15 +188,10 @@ CUresult pool_correct(struct pool *pool) {
   return result;
 }
 
-/* There are no such charges for managed memory: of that the pool stays in debt, which is paid before anything else. */
+/* Of managed memory the pool stays in debt, which is paid before anything else. */
 void pool_charge_anyway(struct pool *pool) {
-  if ((column_of(pool) & COLUMN_MANAGED) != 0 || !long_lock_take(&pool->lock, &self)) return;
-  look(pool, 0);
-  uint64_t need = larger(pool->reserved, pool->live), have = charged(pool);
-  if (need > have) {
-    ledger_charge_anyway(guest_ledger, number_of(pool), need - have);
-    set_charge(pool, need);
-  }
+  if (is_managed(pool) || !long_lock_take(&pool->lock, &self)) return;
+  correct(pool, 0);
   owe(pool, 0);
   long_lock_give(&pool->lock);
 }
@@ -208,8 +230,6 @@ static int bury(struct pool *pool) {
   atomic_store_explicit(&pool->kind, POOL_UNUSED, memory_order_release);
   return bytes != 0;
 }
-
-static inline int is_managed(const struct pool *pool) { return (column_of(pool) & COLUMN_MANAGED) != 0; }
 
 /* Destroyed: what waits in it ends at the latest after a while, whatever the program does until then. */
 static __attribute__((noinline, cold)) void await(struct pool *pool) {

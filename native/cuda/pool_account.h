@@ -51,7 +51,7 @@ struct pool {
   uint16_t growing; /* of those now or before under way: nobody measures the GPU until all are settled */
   _Atomic uint8_t kind;
   _Atomic uint8_t dirty;   /* something was freed since the last reading */
-  uint8_t owing;           /* it holds more than could be charged, and nobody measures that as something else */
+  uint8_t owing;           /* it holds more than fits */
   uint8_t rigid;           /* the program may want of its blocks what managed memory cannot do: never changes */
   uint8_t unread;          /* RESERVED is the most that it can be */
   uint8_t doubtful;        /* a context of its device has gone, and it could not be asked what that has left */
@@ -59,6 +59,7 @@ struct pool {
   uint64_t step;           /* chunk as far as was seen; 0: nothing yet */
   struct ledger_lingering lingering; /* destroyed, and all blocks freed: how its charge ends by itself */
   uint64_t since_ms;                 /* and when that was */
+  uint64_t granted;                  /* what it was charged before it was owing */
 } __attribute__((aligned(64)));
 
 /* Some pool is dirty: what a synchronising call looks at. */
@@ -91,7 +92,8 @@ int pool_reread_after(struct pool *pool, uint64_t line);
 /* The driver gives back what the pool does not need. */
 void pool_trim(struct pool *pool);
 
-/* 1: the pool holds more than it is charged, because an allocation that had to be undone made it grow. */
+/* 1: the pool holds more than fits, because an allocation that had to be undone made it grow. It gives nothing until that
+ * fits or is given back. */
 int pool_owes(struct pool *pool);
 
 /* A context of the pool's device is gone, and perhaps the pool's blocks. 1: everything in it; the caller forgets them.

@@ -250,6 +250,11 @@ def test_a_destroyed_pool_costs_until_its_last_block_is_freed(pools):
     assert peer("used()") == CONTEXT == here.physical()
 
 
+def booked(here):
+    """What the ledger says that all processes hold, whatever the quota is."""
+    return sum(sum(slot.used.values()) for slot in read_ledger(here.place.quota / "ledger").processes)
+
+
 def destroyed_while_a_free_waits(here, stream, **extra):
     """A process whose destroyed pool holds 896 MiB that are freed behind a kernel in STREAM."""
     peer = here.peer(**extra)
@@ -260,7 +265,9 @@ def destroyed_while_a_free_waits(here, stream, **extra):
 
 
 @pytest.mark.parametrize("stream", ["s", "0"])
-@pytest.mark.parametrize("way", ["sync(t)", "event_sync(t)", "sync(t, '_ptsz')", "in_second(0)", "in_second(1)"])
+@pytest.mark.parametrize(
+    "way", ["sync(t)", "event_sync(t)", "sync(t, '_ptsz')", "in_second(0)", "in_second(1)"]
+)
 def test_another_synchronisation_frees_nothing_of_a_destroyed_pool(pools, stream, way):
     here = pools("0=2GiB,1=2GiB")
     here.place.fakectl("fail", "nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, 10000)
@@ -321,6 +328,39 @@ def test_a_destroyed_pool_is_paid_for_some_seconds_at_most(pools, way):
     assert peer("used()") == 2 * CONTEXT + GIB
     assert peer(f"give(take({CHUNK}, t), t) or sync(t)") == 0
     assert peer("used()") == 2 * CONTEXT + GIB
+
+
+@pytest.mark.parametrize("kept", [0, 2**64 - 1])
+def test_a_refused_growth_is_charged_while_it_waits_for_its_stream(pools, kept):
+    """It is taken from the others, whether it fits or not."""
+    here = pools(str(2 * CONTEXT + CHUNK + 20 * MIB))
+    here.place.fakectl("fail", "nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, 10000)
+    peer, other = here.peer(), here.peer()
+    peer("globals().update(s=make_stream(1), t=make_stream(1))")
+    assert peer(f"keep(default_pool(), {kept}) or 0 * take({MIB}, s)") == 0
+    assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
+    assert booked(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
+    assert other(f"alloc({8 * MIB})") == -OUT_OF_MEMORY
+    assert peer("sync(s)") == 0
+    assert booked(here) == 2 * CONTEXT + CHUNK == here.physical()
+    assert other(f"alloc({8 * MIB})") > 0
+    assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
+    assert peer(f"take({MIB}, s)") > 0, "an allocation waits for its own stream"
+    assert booked(here) == 2 * CONTEXT + CHUNK + 8 * MIB == here.physical()
+
+
+def test_a_refused_growth_may_stay_when_there_is_room_again(pools):
+    here = pools(str(2 * CONTEXT + 3 * CHUNK))
+    here.place.fakectl("fail", "nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, 10000)
+    peer, other = here.peer(), here.peer()
+    peer("globals().update(s=make_stream(1), t=make_stream(1))")
+    block = other(f"alloc({CHUNK + 12 * MIB})")
+    assert peer(f"0 * take({MIB}, s)") == 0
+    assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
+    assert booked(here) == 2 * CONTEXT + 3 * CHUNK + 12 * MIB == here.physical()
+    assert other(f"free({block})") == 0
+    assert peer(f"take({40 * MIB}, t)") > 0
+    assert booked(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
 
 
 def test_a_thousand_pools_come_and_go(pools):
