@@ -17,6 +17,11 @@ static inline void lock_take(struct lock *lock) {
     while (atomic_load_explicit(&lock->taken, memory_order_relaxed)) os_yield();
 }
 
+/* 1: taken. For what can be done without: where a signal's handler may come in that interrupted the holder. */
+static inline int lock_try(struct lock *lock) {
+  return atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire) == 0;
+}
+
 static inline void lock_give(struct lock *lock) { atomic_store_explicit(&lock->taken, 0, memory_order_release); }
 
 /* For driver calls that take milliseconds. The holder is known, so that a call that comes back in on the same thread

@@ -13,6 +13,7 @@
 #include "lock.h"
 #include "names.h"
 #include "objects.h"
+#include "os.h"
 #include "plain.h"
 #include "pointers.h"
 #include "symbols.h"
@@ -86,7 +87,9 @@ static void adopt(enum driver_kind kind, const struct object *object) {
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     functions[i] = find_member(object, &drivers[kind].members[i]);
   void *handle = pin(object);
-  guest_may_be_held(); /* reads a file: not under the lock */
+  uint64_t signals;
+  guest_may_be_held();         /* reads a file: not under the lock */
+  os_signals_block(&signals); /* a handler that comes here would wait for its own thread */
   lock_take(&lock);
   if (!atomic_load_explicit(&known[kind], memory_order_relaxed)) {
     handles[kind] = handle;
@@ -94,6 +97,7 @@ static void adopt(enum driver_kind kind, const struct object *object) {
     atomic_store_explicit(&known[kind], 1, memory_order_release);
   }
   lock_give(&lock);
+  os_signals_restore(&signals);
 }
 
 static int find_loaded(enum driver_kind kind) {

@@ -97,7 +97,7 @@ static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
   return result;
 }
 
-int gauge_look(uint32_t column, struct growth_view *out) {
+static int look_at_all(uint32_t column, struct growth_view *out) {
   if (!start()) return 0;
   nvmlReturn_t result = look(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
@@ -107,13 +107,31 @@ int gauge_look(uint32_t column, struct growth_view *out) {
   return start() && look(column, out) == NVML_SUCCESS;
 }
 
-int gauge_total(uint32_t column, uint64_t *out) {
+static int look_at_card(uint32_t column, uint64_t *out) {
   if (!start()) return 0;
   nvmlReturn_t result = look_at_total(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
   atomic_store_explicit(&started, 0, memory_order_release);
   forget_devices();
   return start() && look_at_total(column, out) == NVML_SUCCESS;
+}
+
+/* NVML has locks of its own, which a handler of the program's would meet that asks it for something while this thread
+ * asks. */
+int gauge_look(uint32_t column, struct growth_view *out) {
+  uint64_t signals;
+  os_signals_block(&signals);
+  int seen = look_at_all(column, out);
+  os_signals_restore(&signals);
+  return seen;
+}
+
+int gauge_total(uint32_t column, uint64_t *out) {
+  uint64_t signals;
+  os_signals_block(&signals);
+  int seen = look_at_card(column, out);
+  os_signals_restore(&signals);
+  return seen;
 }
 
 /* The parent's start is the child's too, but nobody says that NVML survives a fork: start it again. */

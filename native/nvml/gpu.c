@@ -28,8 +28,9 @@ static int read_uuid(nvmlDevice_t device, uint8_t uuid[VC_UUID_BYTES]) {
   return uuid_parse(text, uuid, &flags);
 }
 
+/* Who finds somebody at it asks again the next time. */
 static void remember(nvmlDevice_t device, int column) {
-  lock_take(&gpu_lock);
+  if (!lock_try(&gpu_lock)) return;
   unsigned int count = atomic_load_explicit(&cached, memory_order_relaxed);
   if (count < CACHED) {
     cache[count].device = device;

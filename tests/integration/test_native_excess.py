@@ -277,3 +277,14 @@ def test_a_failing_nvml_changes_nothing(start, place):
     assert program.later_free() == GIB - CONTEXT - CODE
     assert alloc(program, "p", 32 * MIB) == SUCCESS
     assert program.later_free() == GIB - CONTEXT - CODE - 32 * MIB
+
+
+def test_a_handler_does_not_meet_nvml_in_the_midst_of_a_look(start):
+    """NVML has locks of its own, which the interrupted thread may hold."""
+    program = start(FAKEDRIVER_LATENCY="nvmlDeviceGetComputeRunningProcesses_v3=300ms")
+    program.do("keep(libc=ctypes.CDLL(None), times=[])")
+    program.do("keep(stamp=ctypes.CFUNCTYPE(None, c_int)(lambda _: times.append(time.monotonic())))")
+    program.do("libc.signal(14, stamp) and 0")
+    program.do("time.sleep(0.25)")
+    began, seen = program.do("(time.monotonic(), libc.ualarm(100000, 0), free(), times[0])[0::3]")
+    assert seen - began >= 0.3
