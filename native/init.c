@@ -20,6 +20,7 @@
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
+#include "os.h"
 #include "standalone.h"
 #include "watch.h"
 
@@ -158,14 +159,23 @@ static void prepare_and_attach(void) {
   long_lock_give(&attaching);
 }
 
+/* The driver comes back in while it is asked about its GPUs, and is not limited; a handler of the program's would look
+ * like that. */
+static void enter_first(void) {
+  uint64_t signals;
+  os_signals_block(&signals);
+  entered = 1;
+  prepare_and_attach();
+  entered = 0;
+  os_signals_restore(&signals);
+}
+
 enum guest_passage guest_enter(void) {
   int known = atomic_load_explicit(&state, memory_order_acquire);
   if (known == UNDECIDED) {
     if (entered) return GUEST_FORWARD;
     if (!guest_is_wanted()) return GUEST_FORWARD;
-    entered = 1;
-    prepare_and_attach();
-    entered = 0;
+    enter_first();
     known = atomic_load_explicit(&state, memory_order_acquire);
   }
   if (known == READY) return GUEST_HOOK;

@@ -485,3 +485,26 @@ def test_a_directory_made_anew_after_the_first_lookup_counts(place):
         mount(place, place.quota, 3 * GIB, 3 * GIB, ident=bytes(16), ledger=bytes(16))
         answers = program.communicate("\n", timeout=30)[0]
     assert answers.split() == ["0", "0", "0", "0", str(3 * GIB)]
+
+
+def test_a_handler_that_comes_in_the_midst_of_the_first_call_is_limited(place, python):
+    """It would look like the driver, which comes back in when it is asked about its GPUs."""
+    program = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+libc = ctypes.CDLL(None)
+context, block, codes = ctypes.c_void_p(), ctypes.c_uint64(), []
+init, retain, current, alloc = cuda.cuInit, cuda.cuDevicePrimaryCtxRetain, cuda.cuCtxSetCurrent, cuda.cuMemAlloc_v2
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def handle(number):
+    codes.extend((init(0), retain(ctypes.byref(context), 0), current(context)))
+    codes.append(alloc(ctypes.byref(block), ctypes.c_size_t(8 << 30)))
+libc.signal(14, handle)
+libc.ualarm(100000, 0)
+assert init(0) == 0
+while not codes: pass
+print(*codes)
+"""
+    env = place.env("1GiB") | {"FAKEDRIVER_LATENCY": "nvmlInit_v2=500ms"}
+    done = run((python, "-c", program), env)
+    assert done.stdout.split() == ["0", "0", "0", str(OUT_OF_MEMORY)], done.stderr
