@@ -19,6 +19,8 @@
 #include "charge.h"
 #include "device.h"
 #include "driver.h"
+#include "guest.h"
+#include "ledger.h"
 #include "lock.h"
 #include "log.h"
 #include "place.h"
@@ -83,17 +85,23 @@ static __attribute__((noinline, cold)) void say_over(uint64_t bytes) {
     log_line(LOG_ERROR, "the driver took %llu bytes more for a graph than was left", (unsigned long long)bytes);
 }
 
+static void charge_anyway(uint32_t column, uint64_t bytes) {
+  if (bytes <= held_in(column)) return;
+  say_over(bytes - held_in(column));
+  ledger_charge_anyway(guest_ledger, column, bytes - held_in(column));
+  hold(column, bytes);
+}
+
 /* Sets the charge to what the driver has, and what is pending. Returns the sum. Charging may trim, and so come back here
- * once, hence no number is kept across it. What does not fit is tried again after the next call. */
+ * once, hence no number is kept across it. What does not fit is held, and so charged, all the same. */
 static uint64_t adjust(uint32_t column) {
   uint64_t bytes;
   while ((bytes = reserved_in(column) + columns[column].pending) > held_in(column)) {
     uint64_t more = bytes - held_in(column);
-    if (charge_column(column, more) != CUDA_SUCCESS) {
-      say_over(more);
-      return bytes;
-    }
-    hold(column, held_in(column) + more);
+    if (charge_column(column, more) == CUDA_SUCCESS)
+      hold(column, held_in(column) + more);
+    else
+      charge_anyway(column, bytes = reserved_in(column) + columns[column].pending);
   }
   charge_return(column, held_in(column) - bytes);
   hold(column, bytes);

@@ -481,6 +481,22 @@ def test_a_driver_that_fails_a_launch_leaves_books_exact(start, tmp_path):
     assert charged(peer) == 100 * MIB
 
 
+def test_what_the_driver_takes_beyond_the_quota_is_charged_all_the_same(start, tmp_path):
+    """Nothing more is granted until it goes; how much comes was not to be known here."""
+    machine = Machine("two-24g", tmp_path / "machine")
+    peer, other = start(str(2 * CONTEXT + 300 * MIB)), start(str(2 * CONTEXT + 300 * MIB))
+    machine.order("fail", "nvmlDeviceGetComputeRunningProcesses_v3", 999, 10000)
+    graph = made(peer, 300 * MIB, 100 * MIB, freed=False)
+    machine.order("fail", "cuGraphMemAllocNodeGetParams", 999)
+    handle = peer(f"instantiate({graph}, 0)")
+    assert launch(peer, handle) == SUCCESS
+    assert peer("reserved()") == 400 * MIB
+    assert other(f"alloc({MIB})") == -OUT_OF_MEMORY
+    assert peer("call('cuDevicePrimaryCtxReset_v2', 0)") == SUCCESS
+    assert other("used()") == CONTEXT
+    assert other(f"alloc({300 * MIB})") > 0
+
+
 def test_threads_that_launch_and_trim_never_pass_the_limit(start):
     """Three graphs of 100 MiB in streams of their own where two fit: trims take pages from under relaunches."""
     room = 250 * MIB
