@@ -76,7 +76,7 @@ uint64_t os_now_ns(void);
 /* Sleeps while *WORD is EXPECTED, until somebody wakes it or NS have passed (0: without end). May return early. */
 void os_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t ns);
 void os_wake(_Atomic uint32_t *word);
-/* Blocks every signal, for a thread of ours that must not run the program's handlers; OLD: for os_signals_restore(). */
+/* Blocks every signal that somebody sends, so that no handler of the program's runs; OLD: for os_signals_restore(). */
 void os_signals_block(uint64_t *old);
 void os_signals_restore(const uint64_t *old);
 void os_thread_name(const char *name);

@@ -290,3 +290,22 @@ TEST(start_time_of_odd_names) {
   CHECK_STR(name, "a) R 1 (b 2");
   CHECK_EQ(os_start_time(0x7ffffff0), 0);
 }
+
+TEST(os_signals_are_blocked_but_for_faults) {
+  static const int left[] = {SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGKILL, SIGSTOP, 32, 33};
+  uint64_t before, now, again, expected = ~UINT64_C(0);
+  for (size_t i = 0; i < sizeof left / sizeof *left; i++) expected &= ~(UINT64_C(1) << (left[i] - 1));
+  os_signals_block(&before);
+  os_signals_block(&now);
+  os_signals_restore(&before);
+  CHECK_EQ(now, expected);
+  sigset_t fault;
+  sigemptyset(&fault);
+  sigaddset(&fault, SIGSEGV);
+  CHECK_EQ(pthread_sigmask(SIG_BLOCK, &fault, NULL), 0);
+  os_signals_block(&now);
+  os_signals_block(&again);
+  os_signals_restore(&before);
+  CHECK_EQ(now & UINT64_C(1) << (SIGSEGV - 1), UINT64_C(1) << (SIGSEGV - 1));
+  CHECK_EQ(again, expected | UINT64_C(1) << (SIGSEGV - 1));
+}
