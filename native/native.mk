@@ -101,7 +101,7 @@ native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests
 # Without the tests that fork or single-step thousands of processes: a sanitizer makes each of those a hundred times
 # dearer and finds nothing in the thousandth that it had not found in the first. Leaks are not looked for in forked
 # children that _Exit.
-FORK_HEAVY := kill_.*|step_killed_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
+FORK_HEAVY := kill_.*|step_(killed|who_empties)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
 # What has threads; everything else has nothing for the thread sanitizer to see.
 THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|ledger_exact_to_the_byte|log_.*
 

@@ -245,7 +245,8 @@ static struct instant look(const struct ledger *ledger, enum plane plane, uint32
       if ((int32_t)i == own) own_bytes = used_bytes(word);
       words[pass] = (words[pass] ^ word) * UINT64_C(0x9e3779b97f4a7c15);
       words[pass] ^= words[pass] >> 29;
-      if (word != 0) deciding |= slot_is_deciding(&ledger->file->slot[i]);
+      /* Where there is nothing there is nothing to be taken back; and an empty slot's marks may be a dead process's. */
+      if (used_bytes(word) != 0) deciding |= slot_is_deciding(&ledger->file->slot[i]);
     }
   }
   now.full = slots == ledger_slots_in_use(ledger) && words[0] == words[1] && !deciding &&

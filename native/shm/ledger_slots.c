@@ -99,11 +99,17 @@ static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged) {
   if (atomic_load(&slot->generation) != generation) return 0;
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) atomic_store_explicit(&slot->peak[g], 0, memory_order_relaxed);
   if (split != NULL) atomic_store_explicit(&split->busy, 0, memory_order_relaxed);
-  for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
-  atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->refused, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->flight, 0, memory_order_relaxed);
   return 1;
+}
+
+/* Marks are plain stores, and nothing makes them fail. So only the slot's new owner clears them, once nobody can take
+ * the slot for that of a dead process: whoever empties a slot and has lost its lock would clear those of an owner who
+ * decides by now, and what that one may yet take back would count as held. In an empty slot they say nothing (look). */
+static void clear_marks(struct ledger_slot *slot) {
+  for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
 }
 
 /* Nobody was there since the slot was judged at this generation and cleared. */
@@ -239,10 +245,13 @@ static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
       os_process_name(slot->name, sizeof slot->name);
       date_slot(slot, found.generation + 1, start_time);
       /* Who found the slot without a date, and so without an owner who lives, found it at an earlier generation. */
-      if (raise_again(slot, found.generation) && taking_holds(fd, index, slot, found.generation + 2)) {
-        atomic_store(&ledger->generation, found.generation + 2);
-        atomic_store(&ledger->slot, (int32_t)index);
-        return 1;
+      if (raise_again(slot, found.generation)) {
+        clear_marks(slot);
+        if (taking_holds(fd, index, slot, found.generation + 2)) {
+          atomic_store(&ledger->generation, found.generation + 2);
+          atomic_store(&ledger->slot, (int32_t)index);
+          return 1;
+        }
       }
     }
     atomic_compare_exchange_strong(&slot->pid, &pid, 0); /* with our PID it would look alive as long as we are */

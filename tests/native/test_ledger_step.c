@@ -27,14 +27,16 @@ static int ptrace_is_permitted(void) {
   return 0;
 }
 
-/* A child that is registered, and stands before the first instruction of WORK. */
-static pid_t begin(struct ledger *ledger, void (*work)(struct ledger *)) {
+/* A child that stands before the first instruction of WORK. */
+static pid_t begin_as(struct ledger *ledger, int registered, void (*work)(struct ledger *)) {
   int status;
   pid_t child = fork();
   if (child == 0) {
     ledger_after_fork(ledger);
-    CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
-    ledger_uncharge(ledger, 0, 1);
+    if (registered) {
+      CHECK_EQ(ledger_charge(ledger, 0, 1), 0);
+      ledger_uncharge(ledger, 0, 1);
+    }
     ptrace(PTRACE_TRACEME, 0, NULL, NULL);
     raise(SIGSTOP);
     work(ledger);
@@ -44,6 +46,10 @@ static pid_t begin(struct ledger *ledger, void (*work)(struct ledger *)) {
   CHECK(WIFSTOPPED(status));
   return child;
 }
+
+static pid_t begin(struct ledger *ledger, void (*work)(struct ledger *)) { return begin_as(ledger, 1, work); }
+
+static pid_t begin_as_nobody(struct ledger *ledger, void (*work)(struct ledger *)) { return begin_as(ledger, 0, work); }
 
 /* One instruction more. 0: it has ended. */
 static int step(pid_t child) {
@@ -170,6 +176,45 @@ TEST(step_a_slot_taken_again_by_another_thread) {
     long word = ptrace(PTRACE_PEEKDATA, child, &ledger->generation, NULL);
     CHECK_EQ(ptrace(PTRACE_POKEDATA, child, &ledger->generation, word + 2), 0);
     run_to_its_end(child);
+  }
+}
+
+static void reclaim(struct ledger *ledger) { (void)ledger_reclaim(ledger, NULL); }
+
+/* A dead process's slot is taken while somebody empties it, who lost the lock meanwhile: the new owner's marks stay. */
+TEST(step_who_empties_a_slot_clears_nobody_elses_marks) {
+  fixture_create(4 * PIECE);
+  struct ledger *ledger = fixture_attach();
+  if (!ptrace_is_permitted()) return;
+  pid_t holder = fork();
+  if (holder == 0) {
+    ledger_after_fork(ledger);
+    CHECK_EQ(ledger_charge(ledger, 0, PIECE), 0);
+    _Exit(0); /* as if killed: nothing is given back */
+  }
+  expect_exit(holder, 0);
+  struct ledger_slot *its = &ledger->file->slot[0];
+  CHECK_EQ(used_bytes(its->used[0]), PIECE);
+  int32_t dead = its->pid;
+  uint64_t start_time = its->start_time;
+  for (long count = 0, ended = 0; !ended; count += 5) {
+    atomic_store(&its->used[0], PIECE);
+    atomic_store(&its->start_time, start_time);
+    atomic_store(&its->pid, dead);
+    atomic_store(&its->mark[0], 0);
+    atomic_store(&its->shared_marks, 0);
+    uint32_t generation = its->generation;
+    pid_t child = begin_as_nobody(ledger, reclaim);
+    while (its->generation == generation) CHECK(step(child));
+    for (long i = 0; i < count && its->generation == generation + 1; i++) CHECK(step(child));
+    ended = its->generation != generation + 1;
+    atomic_fetch_add(&its->generation, 3);
+    atomic_store(&its->mark[0], 1);
+    atomic_store(&its->shared_marks, 1);
+    run_to_its_end(child);
+    CHECK_EQ(its->mark[0], 1);
+    CHECK_EQ(its->shared_marks, 1);
+    CHECK(count < 3000);
   }
 }
 
