@@ -102,7 +102,12 @@ byte written[SLOTS]; /* pid */
 byte dated[SLOTS];   /* whose start_time it is; a pid with another's names nobody */
 short bytes[SLOTS * PLANES]; /* used, real and managed[column]: the low 48 bits; below zero: wrapped, so that readers see
                               * more than any limit */
+#ifdef OLD_BLIND_MARKS
 bit touched[SLOTS * PLANES]; /* the high 16 bits are not 0 */
+#define TOUCH(w) touched[w] = 1
+#else
+#define TOUCH(w) skip
+#endif
 bit mark[SLOTS * CELLS];
 #if ALLOW
 byte level[SLOTS]; /* the word of allowance_cell: bytes */
@@ -142,6 +147,7 @@ byte lingers[(THREADS + 1) * PLANES]; /* let go of by the thread and still charg
 byte record_of;
 #endif
 bool finished[THREADS + 1];
+byte ending;                       /* of which thread end_steps speaks */
 bit watching[(THREADS + 1) * SLOTS * PLANES]; /* read a first time by look, and not yet again */
 bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 
@@ -180,7 +186,7 @@ bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 #define TICK_AT(w) skip
 #else
 #define TICK_AT(w)                                                                      \
-  touched[w] = 1;                                                                       \
+  TOUCH(w);                                                                             \
   note = 0;                                                                             \
   do                                                                                    \
   :: note <= THREADS ->                                                                 \
@@ -366,6 +372,15 @@ inline still_written(index) {
 #define STILL(index) (generation[index] == raised)
 #define BEGUN(index) (generation[index] == judged)
 #endif
+/* Stores, that nothing makes fail: so not before the slot is known to be the process's own. */
+inline clear_marks(index) {
+  d_step {
+    i = 0;
+    do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
+    i = 0
+  }
+}
+
 inline clear_slot(index) {
 #ifdef MUT_NO_GENERATION
   d_step { raised = generation[index]; cleared = 1 }
@@ -390,13 +405,13 @@ inline clear_slot(index) {
      d_step { cleared = (STILL(index) -> 1 : 0) }
      if
      :: cleared ->
-        d_step { /* marks are stores; others only ever wait for them */
-          i = 0;
-          do :: i < CELLS -> mark[index * CELLS + i] = 0; i++ :: else -> break od;
-          i = 0
-        }
+#ifdef OLD_BLIND_MARKS
+        clear_marks(index)
+#else
+        skip
+#endif
 #ifdef OLD_BLIND_CLEARING
-        raise_again(index)
+        ; raise_again(index)
 #endif
      :: else
      fi
@@ -481,9 +496,8 @@ inline reclaim_all(only_ours) {
      reclaim_slot(k);
      d_step { k++ }
   :: atomic { k < high_water && !(k != own_slot[me] && NEEDS_RECLAIM(k) && (!only_ours || written[k] == WHO(me))) -> k++ }
-  :: k >= high_water -> break
-  od;
-  k = 0
+  :: d_step { k >= high_water -> k = 0 } break
+  od
 }
 
 /* --- ledger_slots.c: confirm_own_lock ----------------------------------------------------------------------------- */
@@ -562,6 +576,9 @@ inline take_slot(index) {
               who = 0;
               whose = 0;
               raise_again(index);
+#endif
+#ifndef OLD_BLIND_MARKS
+              if :: cleared -> clear_marks(index) :: else fi;
 #endif
               /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
               d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
@@ -646,12 +663,11 @@ inline decide_by_allowance() {
   :: IS_OURS(mine) && MANY && allowed[me] >= READ(mine) + amount && COVERS(mine, READ(mine) + amount) ->
      d_step { before = READ(mine); bytes[mine] = bytes[mine] + amount; TICK(mine) } /* atomic_fetch_add */
 #ifdef MUT_NOT_LOOKED_AFTER
-     d_step { decided = 1 }
+     d_step { decided = 1; before = 0 }
 #else
      d_step { decided = COVERS(mine, before + amount) } /* allowance_holds, the word first */
-     d_step { decided = decided && allowed[me] >= before + amount }
+     d_step { decided = decided && allowed[me] >= before + amount; before = 0 }
 #endif
-     before = 0;
      if
      :: !decided -> subtract(mine, amount, false)
      :: d_step { decided && !IS_OURS(mine) -> outcome = LOST_SLOT }
@@ -704,9 +720,8 @@ inline ledger_revoke() {
   do
   :: k < high_water && k != own_slot[me] && level[k] != 0 -> d_step { decided = decided || level[k] != 0; level[k] = 0; k++ }
   :: atomic { k < high_water && !(k != own_slot[me] && level[k] != 0) -> k++ }
-  :: k >= high_water -> break
-  od;
-  k = 0
+  :: d_step { k >= high_water -> k = 0 } break
+  od
 }
 #endif
 
@@ -734,7 +749,7 @@ inline try_charge() {
 #endif
      if
 #if ALLOW
-     :: decided -> decided = 0
+     :: d_step { decided -> decided = 0 }
      :: d_step { !decided && !IS_OURS(mine) -> outcome = LOST_SLOT } /* slot_is_ours */
      :: d_step { !decided && IS_OURS(mine) -> skip }
 #elif !defined(FIXED)
@@ -792,34 +807,55 @@ inline try_charge() {
 }
 
 /* --- ledger.c: surely_full ---------------------------------------------------------------------------------------- */
-/* slot_is_deciding, one mark after the other; only where the word just read was not 0. */
-#define MARK(i, m) d_step { sure = sure && !(not_zero && mark[(i) * CELLS + (m)]) }
+/* Once it is certain that this look refuses nobody, what it would still read is of no interest: it ends there. */
+#define UNSURE                                                                          \
+  sure = 0; alone = 0; sum = 0; count = 0; mine_seen = 0; gens = 0;                     \
+  i = 0;                                                                                \
+  do :: i <= LAST_SLOT -> FORGET(i); i++ :: else -> break od;                           \
+  i = 0
+/* slot_is_deciding, one mark after the other; only where the word just read held something. */
+#define DECIDING(n, m) mark[(n) * CELLS + (m)]
+#define MARK(n, m)                                                                      \
+  if                                                                                    \
+  :: d_step { !DECIDING(n, m) -> skip }                                                 \
+  :: d_step { DECIDING(n, m) -> UNSURE } goto looked                                    \
+  fi
 #if CELLS > 1
-#define MARKS(i) MARK(i, 0); MARK(i, 1)
+#define MARKS(n) MARK(n, 0); MARK(n, 1)
 #else
-#define MARKS(i) MARK(i, 0)
+#define MARKS(n) MARK(n, 0)
 #endif
-#define COLLECT(i)                                                                      \
-  d_step {                                                                              \
-    not_zero = i < count && (bytes[W(i)] != 0 || touched[W(i)]);                        \
-    if :: i < count -> FIRST(i) :: else fi                                              \
-  };                                                                                    \
-  MARKS(i)
-#define COLLECT_AGAIN(i)                                                                \
-  d_step {                                                                              \
-    not_zero = i < count && (bytes[W(i)] != 0 || touched[W(i)]);                        \
-    if :: i < count -> sure = sure && SAME(i); sum = sum + READ(i) :: else fi;          \
-    if :: own_slot[me] == i -> mine_seen = READ(i) :: else fi;                          \
-    FORGET(i)                                                                           \
-  };                                                                                    \
-  MARKS(i)
+#ifdef OLD_BLIND_MARKS
+#define NOT_ZERO(w) (bytes[w] != 0 || touched[w])
+#else
+#define NOT_ZERO(w) (bytes[w] != 0)
+#endif
+#define COLLECT(n)                                                                      \
+  if                                                                                    \
+  :: (n) >= count                                                                       \
+  :: d_step { (n) < count && !NOT_ZERO(W(n)) -> FIRST(n) }                              \
+  :: d_step { (n) < count && NOT_ZERO(W(n)) -> FIRST(n) }                               \
+     MARKS(n)                                                                           \
+  fi
+#define COLLECT_AGAIN(n)                                                                \
+  if                                                                                    \
+  :: (n) >= count                                                                       \
+  :: d_step { (n) < count && !SAME(n) -> UNSURE } goto looked                           \
+  :: d_step { (n) < count && SAME(n) && !NOT_ZERO(W(n)) -> FORGET(n) }                  \
+  :: d_step { (n) < count && SAME(n) && NOT_ZERO(W(n)) ->                               \
+       sum = sum + READ(n);                                                             \
+       if :: own_slot[me] == (n) -> mine_seen = READ(n) :: else fi;                     \
+       FORGET(n)                                                                        \
+     }                                                                                  \
+     MARKS(n)                                                                           \
+  fi
 #ifdef MUT_NO_TICK
 #define FIRST(i) seen_bytes[i] = READ(i)
 #define SAME(i) (seen_bytes[i] == READ(i))
 #define FORGET(i) seen_bytes[i] = 0
 #else
 #define FIRST(i) watching[WATCH(t, W(i))] = 1
-#define SAME(i) !changed[WATCH(t, W(i))]
+#define SAME(i) (!changed[WATCH(t, W(i))])
 #define FORGET(i) watching[WATCH(t, W(i))] = 0; changed[WATCH(t, W(i))] = 0
 #endif
 #ifdef FIXED
@@ -828,45 +864,89 @@ inline try_charge() {
 #define LAST_SLOT (SLOTS - 1)
 #endif
 
-#define GENERATION(i) d_step { gens = gens + (i < count -> generation[i] : 0) }
-#define GENERATION_AGAIN(i) d_step { gens = gens - (i < count -> generation[i] : 0) }
+#define GENERATION(n) d_step { gens = gens + ((n) < count -> generation[n] : 0) }
+#define GENERATION_AGAIN(n) d_step { gens = gens - ((n) < count -> generation[n] : 0) }
+#ifdef FIXED /* who is alone reads all at once; and nobody raises a living process's own generation */
+#define ALL_GENERATIONS (generation[0] + generation[1] + (PROCS > 2 -> generation[2 % SLOTS] : 0))
+#endif
 
 /* No generation was raised since: gens is 0 again. */
 inline generations_again() {
+#ifdef FIXED
+  if
+  :: d_step { me == HEIR -> gens = gens - ALL_GENERATIONS }
+  :: d_step { me != HEIR -> gens = gens - generation[me] - generation[OTHER_1] }
+#if PROCS > 2
+     d_step { gens = gens - generation[OTHER_2] }
+#endif
+  fi
+#else
   d_step { count = high_water }
   GENERATION_AGAIN(0);
   GENERATION_AGAIN(1);
-#ifndef FIXED
   GENERATION_AGAIN(2);
-#elif PROCS > 2
-  GENERATION_AGAIN(2);
-#endif
-#if SLOTS > 3 && !defined(FIXED)
+#if SLOTS > 3
   GENERATION_AGAIN(3);
 #endif
   count = 0
+#endif
 }
 
 inline surely_full() {
-  d_step { count = high_water; sure = 1; sum = 0; gens = 0 }
+  d_step {
+    round = (ROUNDS > 0 -> round + 1 : 0);
+    count = high_water; sure = 1; sum = 0; gens = 0
+  }
 #if !defined(OLD_REFUSAL) && !defined(SETTLED)
+#ifdef FIXED
+  if
+  :: d_step { me == HEIR -> gens = ALL_GENERATIONS }
+  :: d_step { me != HEIR -> gens = generation[me] + generation[OTHER_1] }
+#if PROCS > 2
+     d_step { gens = gens + generation[OTHER_2] }
+#endif
+  fi;
+#else
   GENERATION(0);
   GENERATION(1);
-#ifndef FIXED
   GENERATION(2);
-#elif PROCS > 2
-  GENERATION(2);
-#endif
-#if SLOTS > 3 && !defined(FIXED)
+#if SLOTS > 3
   GENERATION(3);
 #endif
 #endif
+#endif
+#ifdef OWN_WORD_ALONE /* neither its own word nor its own mark changes while it looks */
+  if
+  :: d_step { me == HEIR -> /* alone */
+       i = 0;
+       do
+       :: i <= LAST_SLOT && i < count ->
+          sum = sum + READ(i);
+          sure = sure && !(NOT_ZERO(W(i)) && DECIDING(i, 0));
+          if :: own_slot[me] == i -> mine_seen = READ(i) :: else fi;
+          i++
+       :: else -> break
+       od;
+       i = 0
+     }
+  :: me != HEIR ->
+#ifndef MUT_ONE_COLLECTION
+     COLLECT(OTHER_1);
+#if PROCS > 2
+     COLLECT(OTHER_2);
+#endif
+#endif
+     COLLECT_AGAIN(OTHER_1);
+#if PROCS > 2
+     COLLECT_AGAIN(OTHER_2);
+#endif
+     d_step { mine_seen = READ(me); sum = sum + mine_seen }
+  fi;
+#else
 #ifndef MUT_ONE_COLLECTION
   COLLECT(0);
   COLLECT(1);
-#ifndef FIXED
-  COLLECT(2);
-#elif PROCS > 2
+#if !defined(FIXED) || PROCS > 2
   COLLECT(2);
 #endif
 #if SLOTS > 3 && !defined(FIXED)
@@ -875,13 +955,12 @@ inline surely_full() {
 #endif
   COLLECT_AGAIN(0);
   COLLECT_AGAIN(1);
-#ifndef FIXED
-  COLLECT_AGAIN(2);
-#elif PROCS > 2
+#if !defined(FIXED) || PROCS > 2
   COLLECT_AGAIN(2);
 #endif
 #if SLOTS > 3 && !defined(FIXED)
   COLLECT_AGAIN(3);
+#endif
 #endif
   d_step {
     sure = sure && count == high_water && sum + amount > LIMIT_OF(plane);
@@ -889,7 +968,7 @@ inline surely_full() {
     alone = (sum == mine_seen);
 #endif
     gens = (sure -> gens : 0);
-    sum = 0; count = 0; not_zero = 0; mine_seen = 0
+    sum = 0; count = 0; mine_seen = 0
   }
 }
 
@@ -983,13 +1062,11 @@ inline ledger_charge() {
         fi;
 #endif
         surely_full();
+looked:
 #ifdef OLD_REFUSAL
         sum_others(own_slot[me]);
         d_step { alone = (sum == 0); sum = 0 }
 #endif
-        d_step {
-          round = (ROUNDS > 0 -> round + 1 : 0)
-        }
         if
 #ifdef SETTLED /* nobody is dead: ledger_reclaim finds nothing and no generation changes */
         :: me != HEIR && !sure -> d_step { alone = 0; gens = 0 } PAUSE
@@ -1035,7 +1112,7 @@ inline ledger_charge() {
            d_step { alone = 0; gens = 0 }
            PAUSE
         fi
-     :: else -> slowly = 1; /* from ledger_charge to charge_slowly */
+     :: d_step { outcome != GRANTED && !slowly -> slowly = 1 } /* from ledger_charge to charge_slowly */
 #ifdef LINGER
         ledger_lapse()
 #endif
@@ -1149,13 +1226,12 @@ proctype thread(byte t; byte me) {
   byte end_slot, end_generation, end_bytes, end_of;
 #endif
   bit cleared;
-  bit lives, lost, took, sure, alone, halfway, slowly, not_zero, busy, emptied;
+  bit lives, lost, took, sure, alone, halfway, slowly, busy, emptied;
 #ifdef MUT_NO_TICK
   byte seen_bytes[SLOTS];
 #endif
   mtype outcome = GRANTED;
 
-  {
   do
   :: ops < (t == THREADS -> HEIRS_OPS : (t == 0 -> OPS_FIRST : (t == THREADS - 1 -> OPS_LAST : OPS))) ->
      ops++;
@@ -1215,18 +1291,63 @@ progress:
   fi;
 #endif
 #endif
-  finished[t] = true
-  } unless { !RUNS(me) } /* killed or stopped between any two steps */
+#if defined(KEEP) || defined(SPLIT)
+  skip; /* a loop must not end at a d_step */
+#endif
+  d_step { /* what is not read any more is forgotten: fewer states */
+    finished[t] = true;
+    ops = 0; amount = 0; mine = 0; as = 0; raised = 0; outcome = GRANTED
+  }
+  false /* not an end: processes end in order, and that is of no interest */
 }
 
 #define DROP(t, p) total[p] = total[p] - held[(t) * PLANES + p]; held[(t) * PLANES + p] = 0
 
 #define STOP_PAYING(t, p) total[p] = total[p] - lingers[(t) * PLANES + p]; lingers[(t) * PLANES + p] = 0
 
+/* Process p takes no more steps, whatever it was about to do. What only its own threads read is forgotten, so that
+ * states which differ in nothing else are one. (A thread at its last state does not end: later ones are still there.) */
+inline end_steps(p) {
+  x = 0;
+  do
+  :: x < THREADS ->
+     if
+     :: OF(x) == p ->
+        ending = x;
+        c_code {
+          P0 *ended = (P0 *)pptr(now.ending + 1), was = *ended;
+          memset(ended, 0, sizeof *ended);
+          ended->_pid = was._pid; ended->_t = was._t; ended->t = was.t; ended->me = was.me;
+          ended->_p = _endstate0;
+        };
+        ending = 0;
+        finished[x] = false;
+        y = 0;
+        do
+        :: y < SLOTS * PLANES -> watching[x * SLOTS * PLANES + y] = 0; changed[x * SLOTS * PLANES + y] = 0; y++
+        :: else -> break
+        od;
+        y = 0
+     :: else
+     fi;
+     x++
+  :: else -> break
+  od;
+  x = 0;
+  claiming[p] = 0;
+#if ALLOW
+  allowed[p] = 0;
+  renewing[p] = 0
+#endif
+}
+
 /* kill -9: the kernel drops the locks, the driver the memory. */
 inline kill_process(p) {
   d_step {
     alive[p] = false;
+    end_steps(p);
+    own_slot[p] = NONE;
+    own_generation[p] = 0;
     x = 0;
     do :: x < SLOTS -> if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi; x++ :: else -> break od;
     x = 0;
@@ -1244,6 +1365,9 @@ inline kill_process(p) {
           STOP_PAYING(x, REAL);
 #endif
 #endif
+#ifdef SPLIT
+          asked[x] = 0; books[x * PLANES + ALL] = 0; books[x * PLANES + REAL] = 0; books[x * PLANES + MANAGED] = 0;
+#endif
           asking[x] = 0; was_full[x] = false
        :: else
        fi;
@@ -1252,6 +1376,11 @@ inline kill_process(p) {
     od;
     x = 0
   }
+}
+
+/* SIGSTOP, for ever */
+inline stop_process(p) {
+  d_step { stopped[p] = true; end_steps(p) }
 }
 
 /* Closing any descriptor of the ledger drops all locks of the process. */
@@ -1263,24 +1392,36 @@ inline lose_lock(p) {
   }
 }
 
-#define ANYBODY_OF(p) ((p) < PROCS)
+#define ENDED(p, t) (!RUNS(p) || finished[t])
+#if THREADS > 3
+#error "write one line more for every thread"
+#elif THREADS > 2
+#define ALL_ENDED (ENDED(0, 0) && ENDED(OF(1), 1) && ENDED(OF(2), 2))
+#else
+#define ALL_ENDED (ENDED(0, 0) && ENDED(1, 1))
+#endif
 
+/* Does all that it may, at any time, or less of it: then it stops when there is nothing left to disturb. (Nobody waits for
+ * anything but a thread of its own process, so that what befalls another process ends no wait, and HANG is seen.) */
 proctype world() {
-  byte kills, stops, losses, x;
+  byte kills, stops, losses, x, y;
   do
-  :: kills < KILLS && alive[0] -> kills++; kill_process(0)
-  :: kills < KILLS && alive[1] -> kills++; kill_process(1)
+  :: atomic { kills < KILLS && alive[0] -> kills++; kill_process(0) }
+  :: atomic { kills < KILLS && alive[1] -> kills++; kill_process(1) }
 #if PROCS > 2
-  :: kills < KILLS && alive[2] -> kills++; kill_process(2)
+  :: atomic { kills < KILLS && alive[2] -> kills++; kill_process(2) }
 #endif
-  :: stops < STOPS && RUNS(0) -> stops++; stopped[0] = true
-  :: stops < STOPS && RUNS(1) -> stops++; stopped[1] = true
-  :: losses < LOSSES && RUNS(0) -> losses++; lose_lock(0)
-  :: losses < LOSSES && RUNS(1) -> losses++; lose_lock(1)
+  :: atomic { stops < STOPS && RUNS(0) -> stops++; stop_process(0) }
+  :: atomic { stops < STOPS && RUNS(1) -> stops++; stop_process(1) }
+  :: atomic { losses < LOSSES && RUNS(0) -> losses++; lose_lock(0) }
+  :: atomic { losses < LOSSES && RUNS(1) -> losses++; lose_lock(1) }
 #if PROCS > 2
-  :: losses < LOSSES && RUNS(2) -> losses++; lose_lock(2)
+  :: atomic { losses < LOSSES && RUNS(2) -> losses++; lose_lock(2) }
 #endif
-  :: break
+  :: d_step {
+       ALL_ENDED && (kills < KILLS || stops < STOPS || losses < LOSSES) ->
+       kills = KILLS; stops = STOPS; losses = LOSSES
+     }
   od
 }
 
@@ -1290,10 +1431,9 @@ proctype world() {
 #define STILL_PAID(p) 0
 #endif
 #define HELD_BY(p) (STILL_PAID(p) + held[(p) * PLANES] + ((p) == PROCS - 1 && THREADS > PROCS -> held[(THREADS - 1) * PLANES] : 0))
-#define ENDED(p, t) (!RUNS(p) || finished[t])
 
 init {
-  byte p, x;
+  byte p, x, y;
   atomic {
     p = 0;
     do :: p <= PROCS -> alive[p] = true; own_slot[p] = NONE; p++ :: else -> break od;
@@ -1308,8 +1448,9 @@ init {
     p = 0;
     high_water = PROCS;
 #endif
-#ifdef CORPSE /* the first slot is that of a process which was killed while it decided */
-    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = WHO(PROCS + 1); bytes[0] = LIMIT; touched[0] = 1; mark[0] = 1;
+#ifdef CORPSE /* the first slot is that of a process which was killed, maybe while it decided */
+    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = WHO(PROCS + 1); bytes[0] = LIMIT; TOUCH(0);
+    if :: mark[0] = 1 :: mark[0] = 0 fi;
 #ifdef SPLIT
     bytes[REAL * SLOTS] = PHYSICAL; bytes[MANAGED * SLOTS] = LIMIT - PHYSICAL;
 #endif
