@@ -272,9 +272,10 @@ static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t siz
 uint64_t os_start_time(int32_t pid) {
   char text[1024];
   ssize_t length = read_proc(pid, "./stat", text, sizeof text);
+  if (length <= 0) return 0;
   const char *p = text + length;
   while (p > text && p[-1] != ')') p--; /* the command name before it may contain anything */
-  if (length <= 0 || p == text) return 0;
+  if (p == text) return 0;
   for (int field = 2; field < 22; p++) { /* proc(5): starttime is field 22, the name field 2 */
     if (*p == 0) return 0;
     field += *p == ' ';
