@@ -50,12 +50,12 @@ int limits_check(const struct limits_page *page) {
   return VC_OK;
 }
 
-int limits_map(const char *path, const struct limits_page **out) {
+static int map_checked(const char *path, int writable, struct limits_page **out) {
   struct os_file file;
   void *address;
-  int status = os_open(path, 0, &file);
+  int status = os_open(path, writable, &file);
   if (status != VC_OK) return status;
-  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 0, &address) : VC_ECORRUPT;
+  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, writable, &address) : VC_ECORRUPT;
   os_close(file.fd);
   if (status != VC_OK) return status;
   status = limits_check(address);
@@ -63,6 +63,13 @@ int limits_map(const char *path, const struct limits_page **out) {
     os_unmap(address, LIMITS_BYTES);
   else
     *out = address;
+  return status;
+}
+
+int limits_map(const char *path, const struct limits_page **out) {
+  struct limits_page *page;
+  int status = map_checked(path, 0, &page);
+  if (status == VC_OK) *out = page;
   return status;
 }
 
@@ -152,16 +159,10 @@ int limits_read(const char *path, struct vc_limits *out) {
 
 /* Stores VALUE in the word that lies FIELD bytes into GPU 0's entry, STRIDE apart from one GPU's to the next. */
 static int change_at(const char *path, const uint8_t uuid[16], size_t field, size_t stride, uint64_t value) {
-  struct os_file file;
-  void *address;
-  int status = os_open(path, 1, &file);
+  struct limits_page *page;
+  int status = map_checked(path, 1, &page);
   if (status != VC_OK) return status;
-  status = file.size == LIMITS_BYTES ? os_map(file.fd, LIMITS_BYTES, 1, &address) : VC_ECORRUPT;
-  os_close(file.fd);
-  if (status != VC_OK) return status;
-  struct limits_page *page = address;
-  status = limits_check(page);
-  if (status == VC_OK) status = VC_ENOENT;
+  status = VC_ENOENT;
   for (uint32_t i = 0; status == VC_ENOENT && i < page->gpu_count; i++) {
     if (memcmp(page->gpu[i].uuid, uuid, 16) != 0) continue;
     sealed_t *word = (sealed_t *)(void *)((char *)page + field + i * stride);
@@ -169,7 +170,7 @@ static int change_at(const char *path, const uint8_t uuid[16], size_t field, siz
     atomic_fetch_add_explicit(&page->changes, 1, memory_order_release);
     status = VC_OK;
   }
-  os_unmap(address, LIMITS_BYTES);
+  limits_unmap(page);
   return status;
 }
 

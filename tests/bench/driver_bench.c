@@ -62,21 +62,35 @@ static void *symbol(void *handle, const char *name) {
   return address;
 }
 
-static void open_driver(void) {
-  CUdevice device;
-  CUcontext context;
+/* What a first allocation needs of the driver. */
+static struct {
   CUresult (*init)(unsigned);
   CUresult (*retain)(CUcontext *, CUdevice);
   CUresult (*set_current)(CUcontext);
+} starting;
+
+static void look_up_start(void) {
+  driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (!driver) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
+  *(void **)&starting.init = symbol(driver, "cuInit");
+  *(void **)&starting.retain = symbol(driver, "cuDevicePrimaryCtxRetain");
+  *(void **)&starting.set_current = symbol(driver, "cuCtxSetCurrent");
+  *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
+}
+
+static void make_context(void) {
+  CUcontext context;
+  check((int)starting.init(0), "cuInit");
+  check((int)starting.retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check((int)starting.set_current(context), "cuCtxSetCurrent");
+}
+
+static void open_driver(void) {
   nvmlReturn_t (*nvml_init)(void);
   nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
-  driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  look_up_start();
   nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-  if (!driver || !nvml) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
-  *(void **)&init = symbol(driver, "cuInit");
-  *(void **)&retain = symbol(driver, "cuDevicePrimaryCtxRetain");
-  *(void **)&set_current = symbol(driver, "cuCtxSetCurrent");
-  *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
+  if (!nvml) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
   *(void **)&api.mem_free = symbol(driver, "cuMemFree_v2");
   *(void **)&api.alloc_async = symbol(driver, "cuMemAllocAsync");
   *(void **)&api.free_async = symbol(driver, "cuMemFreeAsync");
@@ -90,31 +104,17 @@ static void open_driver(void) {
   *(void **)&by_index = symbol(nvml, "nvmlDeviceGetHandleByIndex_v2");
   *(void **)&api.nvml_memory = symbol(nvml, "nvmlDeviceGetMemoryInfo");
   *(void **)&api.nvml_memory_v2 = symbol(nvml, "nvmlDeviceGetMemoryInfo_v2");
-  check((int)init(0), "cuInit");
-  device = 0;
-  check((int)retain(&context, device), "cuDevicePrimaryCtxRetain");
-  check((int)set_current(context), "cuCtxSetCurrent");
+  make_context();
   check((int)nvml_init(), "nvmlInit");
   check((int)by_index(0, &nvml_device), "nvmlDeviceGetHandleByIndex");
 }
 
 /* cuInit, context and first allocation, and nothing else: the microseconds that these calls take. */
 static double first(void) {
-  CUcontext context;
   CUdeviceptr block;
-  CUresult (*init)(unsigned);
-  CUresult (*retain)(CUcontext *, CUdevice);
-  CUresult (*set_current)(CUcontext);
-  driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-  if (!driver) fprintf(stderr, "driver_bench: %s\n", dlerror()), exit(1);
-  *(void **)&init = symbol(driver, "cuInit");
-  *(void **)&retain = symbol(driver, "cuDevicePrimaryCtxRetain");
-  *(void **)&set_current = symbol(driver, "cuCtxSetCurrent");
-  *(void **)&api.mem_alloc = symbol(driver, "cuMemAlloc_v2");
+  look_up_start();
   double begin = now_ns();
-  check((int)init(0), "cuInit");
-  check((int)retain(&context, 0), "cuDevicePrimaryCtxRetain");
-  check((int)set_current(context), "cuCtxSetCurrent");
+  make_context();
   check((int)api.mem_alloc(&block, 4096), "cuMemAlloc");
   return (now_ns() - begin) / 1e3;
 }

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -460,10 +461,9 @@ def test_standard_streams_may_be_closed(place):
     assert place.run(*command, limit="nonsense").returncode == 0
 
 
-def test_a_directory_made_anew_after_the_first_lookup_counts(place):
-    """The page is looked at when the driver's functions are looked up, and the ledger attached at the first call."""
-    place.quota.mkdir()
-    mount(place, place.quota, 2 * GIB, 2 * GIB)
+def looked_then(place: Place, change: Callable[[], None]) -> list[str]:
+    """What a program answers that looks its functions up, lets CHANGE happen, and makes its first calls then: four
+    results and the size of the card."""
     code = (
         "import ctypes; d = ctypes.CDLL('libcuda.so.1'); init = d.cuInit; print('looked', flush=True); input();"
         "c = ctypes.c_void_p(); n = ctypes.c_size_t(); a = ctypes.c_size_t();"
@@ -480,11 +480,27 @@ def test_a_directory_made_anew_after_the_first_lookup_counts(place):
     with program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == "looked\n"
+        change()
+        return program.communicate("\n", timeout=30)[0].split()
+
+
+def test_the_page_that_was_looked_at_is_the_one_attached(place):
+    """It is opened once: when it has lost its name since, it is still there."""
+    place.quota.mkdir()
+    mount(place, place.quota, 2 * GIB, 2 * GIB)
+    assert looked_then(place, (place.quota / "limits").unlink) == ["0", "0", "0", "0", str(2 * GIB)]
+
+
+def test_a_directory_made_anew_after_the_first_lookup_counts(place):
+    place.quota.mkdir()
+    mount(place, place.quota, 2 * GIB, 2 * GIB)
+
+    def make_anew() -> None:
         shutil.rmtree(place.quota)
         place.quota.mkdir()
         mount(place, place.quota, 3 * GIB, 3 * GIB, ident=bytes(16), ledger=bytes(16))
-        answers = program.communicate("\n", timeout=30)[0]
-    assert answers.split() == ["0", "0", "0", "0", str(3 * GIB)]
+
+    assert looked_then(place, make_anew) == ["0", "0", "0", "0", str(3 * GIB)]
 
 
 def test_a_handler_that_comes_in_the_midst_of_the_first_call_is_limited(place, python):

@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -289,6 +290,32 @@ TEST(start_time_of_odd_names) {
   os_process_name(name, sizeof name);
   CHECK_STR(name, "a) R 1 (b 2");
   CHECK_EQ(os_start_time(0x7ffffff0), 0);
+}
+
+static struct timespec shown;
+
+static int shown_clock(int32_t clock, struct timespec *out) {
+  CHECK_EQ(clock, CLOCK_MONOTONIC_COARSE);
+  *out = shown;
+  return 0;
+}
+
+/* A stamp is good for differences: it grows over the end of a second too, and a fifth of one is as long as it says. */
+TEST(coarse_clock_that_was_given) {
+  uint64_t before = os_coarse_ms();
+  CHECK(before != 0 && os_coarse_stamp() != 0);
+  os_use_clock(shown_clock);
+  shown = (struct timespec){7, 999000000};
+  uint64_t late = os_coarse_stamp();
+  CHECK_EQ(os_coarse_ms(), 7999);
+  shown = (struct timespec){8, 1000000};
+  CHECK(os_coarse_stamp() > late);
+  CHECK_EQ(os_coarse_ms(), 8001);
+  late = os_coarse_stamp();
+  shown.tv_nsec += 200000000;
+  CHECK_EQ(os_coarse_stamp() - late, 200000000);
+  os_use_clock(NULL);
+  CHECK(os_coarse_ms() >= before);
 }
 
 TEST(os_signals_are_blocked_but_for_faults) {
