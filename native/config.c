@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,17 +22,20 @@
 #define VC_ROOT "/etc/vcuda"
 #endif
 
-/* Anything but "there is no such file" counts as present: what cannot be looked at must not mean unlimited. A container
- * is made with its page, so it is looked for once. */
+int config_is_gone(const char *path) {
+  int saved = errno;
+  int gone = syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
+  errno = saved;
+  return gone;
+}
+
+/* A container is made with its page, so it is looked for once. */
 static int container_page_exists(void) {
   enum { NOT_LOOKED, ABSENT, PRESENT };
   static _Atomic int settled;
   int known = atomic_load_explicit(&settled, memory_order_relaxed);
   if (known == NOT_LOOKED) {
-    int saved = errno;
-    long result = syscall(SYS_faccessat, AT_FDCWD, VC_ROOT "/limits", F_OK);
-    known = result != 0 && (errno == ENOENT || errno == ENOTDIR) ? ABSENT : PRESENT;
-    errno = saved;
+    known = config_is_gone(VC_ROOT "/limits") ? ABSENT : PRESENT;
     atomic_store_explicit(&settled, known, memory_order_relaxed);
   }
   return known == PRESENT;
@@ -40,9 +44,35 @@ static int container_page_exists(void) {
 /* A program with raised privileges does not take its limits from whoever started it. */
 static const char *variable(const char *name) { return secure_getenv(name); }
 
+static const char prefix[] = "VCUDA_";
+
+static int is_name(const char *setting, size_t length, const char *name) {
+  return strlen(name) == length && memcmp(setting, name, length) == 0;
+}
+
+/* A variable that is named like ours and is none: somebody meant a limit by it. Kubernetes makes some for a service that is
+ * called vcuda. */
+static int is_misspelt(const char *setting) {
+  static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES", "VCUDA_DIR", "VCUDA_LOG"};
+  size_t length = strcspn(setting, "=");
+  if (strncmp(setting, prefix, sizeof prefix - 1) != 0) return 0;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (is_name(setting, length, known[i])) return 0;
+  const char *service = strstr(setting, "_SERVICE_"), *port = strstr(setting, "_PORT");
+  return (service == NULL || service >= setting + length) && (port == NULL || port >= setting + length);
+}
+
+/* NULL: none. A program with raised privileges is not told by its environment. */
+static const char *misspelt(void) {
+  if (getauxval(AT_SECURE) != 0) return NULL;
+  for (char **setting = environ; setting != NULL && *setting != NULL; setting++)
+    if (is_misspelt(*setting)) return *setting;
+  return NULL;
+}
+
 int config_is_present(void) {
   return container_page_exists() || variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL ||
-         variable("VCUDA_PHYSICAL_LIMIT") != NULL;
+         variable("VCUDA_PHYSICAL_LIMIT") != NULL || variable("VCUDA_CORES") != NULL || misspelt() != NULL;
 }
 
 static int is_own_directory(const char *path) {
@@ -84,6 +114,13 @@ int config_read(struct config *out, char *why) {
     text_join(out->directory, sizeof out->directory, VC_ROOT, "", "");
     name_files(out);
     return VC_OK;
+  }
+  const char *wrong = misspelt();
+  if (wrong != NULL) {
+    size_t length = strcspn(wrong, "=");
+    snprintf(why, CONFIG_WHY, "%.*s is no variable of this library, which reads VCUDA_MEMORY_LIMIT, VCUDA_PHYSICAL_LIMIT, "
+             "VCUDA_CORES, VCUDA_DIR and VCUDA_LOG; correct or unset it", length < 64 ? (int)length : 64, wrong);
+    return VC_EINVAL;
   }
   out->memory_limit = variable("VCUDA_MEMORY_LIMIT");
   out->physical_limit = variable("VCUDA_PHYSICAL_LIMIT");

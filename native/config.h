@@ -25,6 +25,9 @@ struct config {
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
+/* Whether there is certainly no such file: what cannot be looked at must not mean unlimited. */
+int config_is_gone(const char *path);
+
 /* 1: something is configured, whether or not it can be used. */
 int config_is_present(void);
 

@@ -4,11 +4,12 @@
  * The first hooked call attaches. Nothing that runs the dynamic loader happens under a lock: a library being loaded by
  * another thread may call us from its constructor while that thread holds the loader's lock. So every thread that
  * comes first prepares by itself, which any number may do, and only the attachment is made once.
- * Tests: tests/integration/test_native_config.py. */
+ * Tests: tests/integration/test_native_config.py, test_native_root.py. */
 #define _GNU_SOURCE
 #include "init.h"
 
 #include <stddef.h>
+#include <stdio.h>
 
 #include "allocators.h"
 #include "config.h"
@@ -20,6 +21,7 @@
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
+#include "objects.h"
 #include "os.h"
 #include "standalone.h"
 #include "watch.h"
@@ -41,10 +43,17 @@ int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)
  * they bring a constructor. */
 void *__dso_handle __attribute__((visibility("hidden"))) = &__dso_handle;
 
+/* Nothing is configured where this process looks; but it may look from another root directory than the one that it was
+ * loaded in (chroot, pivot_root), or its mounts are gone. Then the path that the library came from leads nowhere. */
+static int root_has_changed(void) {
+  const char *path = objects_own_path();
+  return path[0] == '/' && config_is_gone(path);
+}
+
 int guest_is_wanted(void) {
   int known = atomic_load_explicit(&wanted, memory_order_relaxed);
   if (known == NOT_LOOKED) {
-    known = config_is_present() ? WANTED : NOT_WANTED;
+    known = config_is_present() || root_has_changed() ? WANTED : NOT_WANTED;
     atomic_store_explicit(&wanted, known, memory_order_relaxed);
   }
   return known == WANTED;
@@ -68,7 +77,7 @@ static int what_is_configured(void) {
   char why[CONFIG_WHY] = "";
   int found = 0;
   if (!guest_is_wanted()) return 0;
-  if (config_read(&config, why) != VC_OK) return HAS_SHARE | HAS_HOST;
+  if (config_read(&config, why) != VC_OK || config.kind == CONFIG_INERT) return HAS_SHARE | HAS_HOST;
   if (config.cores != NULL) found |= HAS_SHARE;
   if (config.physical_limit != NULL) found |= HAS_HOST;
   int status = limits_map(config.limits, &page);
@@ -96,9 +105,15 @@ int guest_may_have_shares(void) { return (configured() & HAS_SHARE) != 0; }
 
 int guest_may_be_held(void) { return (configured() & (HAS_SHARE | HAS_HOST)) != 0; }
 
-static void register_fork_handler(void) {
+/* Whoever does not see it done does it himself, since another thread may fork at any time: a child of which nobody has told
+ * us would find our locks taken for ever, and hold its parent's slot for its own. So it may be there twice, and what it does
+ * may be done twice. */
+int guest_may_lock(void) {
   static _Atomic int registered;
-  if (!atomic_exchange(&registered, 1)) __register_atfork(NULL, NULL, init_after_fork, &__dso_handle);
+  if (atomic_load_explicit(&registered, memory_order_acquire)) return 1;
+  if (__register_atfork(NULL, NULL, init_after_fork, &__dso_handle) != 0) return 0;
+  atomic_store_explicit(&registered, 1, memory_order_release);
+  return 1;
 }
 
 void init_after_fork(void) {
@@ -145,11 +160,30 @@ static void decide(int status, const struct config *config, const char *why) {
   }
 }
 
+/* guest_is_wanted(), and nothing is configured. */
+static int say_what_is_gone(char *why) {
+  if (root_has_changed())
+    snprintf(why, CONFIG_WHY, "%.128s, from which this library was loaded, is not there any more: the program has changed "
+             "its root directory and left its limits behind, or the file was removed; mount /etc/vcuda in the new root, use "
+             "CUDA before, or start the program again",
+             objects_own_path());
+  else
+    snprintf(why, CONFIG_WHY, "the limits that were there when the program first looked for CUDA have gone from its "
+             "environment; leave VCUDA_* set until cuInit");
+  return VC_ENOENT;
+}
+
+static int say_no_handler(char *why) {
+  snprintf(why, CONFIG_WHY, "the C library has no memory left to remember what a fork has to do; free some");
+  return VC_EIO;
+}
+
 static void prepare_and_attach(void) {
   struct config config;
   char why[CONFIG_WHY] = "";
-  register_fork_handler();
   int status = config_read(&config, why);
+  if (status == VC_OK && !guest_may_lock()) status = say_no_handler(why);
+  if (status == VC_OK && config.kind == CONFIG_INERT) status = say_what_is_gone(why);
   if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, why);
   if (!long_lock_take(&attaching, &entered)) return;
   if (atomic_load_explicit(&state, memory_order_relaxed) == UNDECIDED) {

@@ -9,9 +9,10 @@ CUDA_INCLUDE ?= $(shell $(PY) -c 'import nvidia, pathlib; print(next(p.parent fo
 NVML_INCLUDE ?= $(CUDA_INCLUDE)
 
 # Optimised, hidden, and nothing that a glibc of 2013 lacks: no fortified functions, no thread library. Messages are
-# cut to their buffers on purpose. Tables of typed pointers are filled through memcpy and void **.
+# cut to their buffers on purpose, and functions that NVIDIA calls deprecated are hooked like others. Tables of typed
+# pointers are filled through memcpy and void **.
 NATIVE_CFLAGS := -std=c17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror -ftls-model=initial-exec \
-  -Wno-format-truncation -U_FORTIFY_SOURCE -fno-strict-aliasing -MMD -MP
+  -Wno-format-truncation -Wno-deprecated-declarations -U_FORTIFY_SOURCE -fno-strict-aliasing -MMD -MP
 # Code and constants in one mapping: two mappings less in every process, and fewer page faults. Sections in the order of
 # their names, as base/place.h has it.
 NATIVE_LDFLAGS := -shared -nostartfiles -Wl,-z,nodelete -Wl,-z,defs -Wl,-Bsymbolic-functions -Wl,-z,relro -Wl,--version-script=native/exports.map \
@@ -79,14 +80,14 @@ native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) native/cuda/format.c native/cuda/ranges.c native/config.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) $(addprefix native/cuda/,format.c ranges.c lane.c lane_look.c lane_table.c) native/config.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests
 $(BUILD)/native/$(1)/tests/%.c.o: tests/native/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC  $$@"
-	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_shm) -Inative/books -Inative/cuda -Inative -Itests/native -c $$< -o $$@
+	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) -pthread $$(NATIVE_I_cuda) -Inative -Itests/native -c $$< -o $$@
 $(BUILD)/native/$(1)/run_tests: $(patsubst tests/native/%,$(BUILD)/native/$(1)/tests/%.o,$(NATIVE_TEST_SOURCES)) \
     $(addprefix $(BUILD)/native/$(1)/,$(NATIVE_TEST_OBJECTS))
 	@echo "  LD  $$@"
@@ -100,10 +101,10 @@ native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests
 
 # Without the tests that fork or single-step thousands of processes: a sanitizer makes each of those a hundred times
 # dearer and finds nothing in the thousandth that it had not found in the first. Leaks are not looked for in forked
-# children that _Exit.
-FORK_HEAVY := kill_.*|step_(killed|who_empties)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
+# children that _Exit. Nor without the one that takes away all memory, of which the sanitizer needs some itself.
+FORK_HEAVY := lane_without_memory_for_more|kill_.*|step_(killed|who_empties)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
 # What has threads; everything else has nothing for the thread sanitizer to see.
-THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|ledger_exact_to_the_byte|log_.*
+THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|lane_(race|every|of)_.*|ledger_exact_to_the_byte|log_.*
 
 native-asan: $(BUILD)/native/asan/run_tests  ## the same under address and undefined-behaviour sanitizers
 	VC_TEST_TIMEOUT=6 $< $$($< --list | grep -vxE '$(FORK_HEAVY)')
@@ -118,7 +119,7 @@ native-check: $(BUILD)/libvcuda.so  ## exports, glibc versions, constructors, in
 CLIENT_CFLAGS := -std=c17 -O2 -g -Wall -Wextra -Werror
 CLIENTS := $(addprefix $(BUILD)/native/clients/,client client-linked lookup proc_address chain.so next_user.so tail.so \
   load vmm-race ways plugin.so plugin-linked.so plugin-constructor.so second/libcuda.so.1 sandbox footprint witness.so runtime \
-  interposer.so ways-asan ways-tsan)
+  interposer.so atfork.so dynlink.so dynlink-table.so dynlink-sealed.so dynlink-open.so dynlink-main dynlink-user streams neighbours ways-asan ways-asan-static ways-tsan)
 
 .PHONY: native-clients
 native-clients: $(CLIENTS)
@@ -136,10 +137,14 @@ $(BUILD)/native/clients/client-linked: tests/native/clients/client.c tests/nativ
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -DLINKED $(NATIVE_HEADERS) -pthread -o $@ $(filter %.c,$^) -L$(BUILD)/fakedriver -lcuda -ldl
-$(BUILD)/native/clients/ways-asan $(BUILD)/native/clients/ways-tsan: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
+$(BUILD)/native/clients/streams: tests/native/clients/streams.c | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -fsanitize=$(if $(findstring asan,$@),address,thread) -pthread -o $@ $< -ldl
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -pthread -o $@ $< -ldl
+$(BUILD)/native/clients/ways-asan $(BUILD)/native/clients/ways-asan-static $(BUILD)/native/clients/ways-tsan: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(NATIVE_HEADERS) -fsanitize=$(if $(findstring asan,$@),address,thread) $(if $(findstring static,$@),-static-libasan) -pthread -o $@ $< -ldl
 # With the driver's place in the file, as a set-user-ID program has no LD_LIBRARY_PATH.
 $(BUILD)/native/clients/ways: tests/native/clients/ways.c tests/native/clients/ways.h | $(VENV)
 	@mkdir -p $(@D)
@@ -161,6 +166,22 @@ $(BUILD)/native/clients/footprint: tests/native/clients/footprint.c
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(CLIENT_CFLAGS) -pthread -o $@ $< -ldl
+# As a program may be linked: .so as the system does it, with everything sealed after start, with nothing.
+DYNLINK_table := -DBY_TABLE
+DYNLINK_sealed := -Wl,-z,relro,-z,now
+DYNLINK_open := -Wl,-z,norelro
+$(BUILD)/native/clients/dynlink-%.so: tests/native/clients/dynlink.c
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) $(DYNLINK_$*) -fPIC -shared -o $@ $< -ldl
+$(BUILD)/native/clients/dynlink-main: tests/native/clients/dynlink.c
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) -DMAIN -rdynamic -o $@ $< -ldl
+$(BUILD)/native/clients/dynlink-user: tests/native/clients/dynlink_user.c $(BUILD)/native/clients/dynlink.so
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(CLIENT_CFLAGS) -o $@ $^ -Wl,-rpath,$(abspath $(BUILD))/native/clients
 # A second copy of the driver, as the cuda-compat packages bring one.
 $(BUILD)/native/clients/second/libcuda.so.1: $(BUILD)/fakedriver/libcuda.so
 	@mkdir -p $(@D)

@@ -16,6 +16,10 @@
 
 enum { MAX_LISTED = 64, PAGE_MODE = 0644, LEDGER_MODE = 0666, DIRECTORY_MODE = 0700 };
 
+static const char not_ours[] =
+    "it is another user's: start vcuda run as the user of this program, let that user into the directory (chmod o+x), or "
+    "set VCUDA_DIR to a directory of its own, which has a quota of its own";
+
 static int fail(int status, char *why, const char *what, const char *path, const char *cause, const char *remedy) {
   snprintf(why, CONFIG_WHY, "%s %s: %s; %s", what, path, cause, remedy);
   return status;
@@ -59,7 +63,7 @@ static int list_machine(standalone_list_gpus *list_gpus, uint8_t (*gpus)[VC_UUID
              "nvidia-smi -L");
     return VC_ENODRIVER;
   }
-  *count = (uint32_t)listed;
+  *count = (uint32_t)(listed < MAX_LISTED ? listed : MAX_LISTED); /* more GPUs than that are not looked at */
   return VC_OK;
 }
 
@@ -78,7 +82,9 @@ static int create_page(const struct config *config, const struct wishes *wishes,
   status = limits_create(config->limits, id, grant, (uint32_t)count, PAGE_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->limits, status_text(status),
-              status == VC_ENOSPC ? "free some" : "set VCUDA_DIR to a directory of yours");
+              status == VC_ENOSPC    ? "free some"
+              : status == VC_EACCES ? not_ours
+                                    : "set VCUDA_DIR to a directory of yours");
 }
 
 static int check_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
@@ -99,6 +105,8 @@ static int read_page(const struct config *config, struct vc_limits *page, char *
   if (status == VC_ENOENT)
     return fail(status, why, "nothing is at", config->limits, "VCUDA_DIR names a directory without limits",
                 "set VCUDA_MEMORY_LIMIT too, or start the program with vcuda run");
+  if (status == VC_EACCES)
+    return fail(status, why, "limits page", config->limits, status_text(status), not_ours);
   return fail(status, why, "limits page", config->limits, status_text(status),
               "remove the directory, or set VCUDA_DIR to another one");
 }

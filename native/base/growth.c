@@ -2,9 +2,14 @@
  * Knows nobody. Tests: tests/native/test_growth.c. */
 #include "growth.h"
 
+static const struct growth_process *list_of(const struct growth_view *view) {
+  return view->many ? view->many : view->few;
+}
+
 static const struct growth_process *find(const struct growth_view *view, uint32_t pid) {
+  const struct growth_process *list = list_of(view);
   for (uint32_t i = 0; i < view->count; i++)
-    if (view->process[i].pid == pid) return &view->process[i];
+    if (list[i].pid == pid) return &list[i];
   return 0;
 }
 
@@ -15,7 +20,7 @@ uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct
   uint64_t smallest = 0;
   if (now) return less(now->bytes, then ? then->bytes : 0);
   for (uint32_t i = 0; i < after->count; i++) {
-    const struct growth_process *process = &after->process[i];
+    const struct growth_process *process = &list_of(after)[i];
     if (process->bytes == 0 || find(before, process->pid)) continue;
     if (smallest == 0 || process->bytes < smallest) smallest = process->bytes;
   }

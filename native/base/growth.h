@@ -11,14 +11,16 @@ struct growth_process {
   uint64_t bytes;
 };
 
-enum { GROWTH_MAX = 128 };
+enum { GROWTH_FEW = 64 };
 
 /* A GPU at one instant: its processes as NVML lists them, and all that is in use. */
 struct growth_view {
   uint32_t count;
-  struct growth_process process[GROWTH_MAX];
+  struct growth_process few[GROWTH_FEW];
   int listed; /* there is a list, complete */
   uint64_t total;
+  struct growth_process *many; /* where they lie when they are more than a few; else NULL. Whoever took the view owns it */
+  uint64_t many_bytes;
 };
 
 /* Bytes that the process SELF gained between two views in which it made its first context on the GPU:

@@ -11,11 +11,15 @@
 
 struct os_file {
   int fd;
+  int now; /* for readers: without waiting; os_open() sets it to 0 */
   uint64_t size, device, inode;
 };
 
-/* Opens a regular file, close-on-exec. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file) or VC_EIO. */
+/* Opens a regular file, close-on-exec, and never waits. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file), VC_EBUSY or
+ * VC_EIO. */
 int os_open(const char *path, int writable, struct os_file *out);
+/* The size of an open file, and what it takes of the disk: more where room was reserved beyond its end. */
+int os_stored(int fd, uint64_t *size, uint64_t *stored);
 void os_close(int fd);
 int os_exists(const char *path);
 /* Moves FD out of the range that programs close wholesale or expect to be free. Returns the descriptor to use. */
@@ -28,6 +32,11 @@ void os_unmap(void *address, size_t size);
 
 /* Reads exactly SIZE bytes from OFFSET on; VC_ECORRUPT when the file is shorter. */
 int os_read_all(int fd, void *buffer, size_t size, uint64_t offset);
+/* The same without waiting: VC_EBUSY where the disk would have to be asked, or somebody keeps the file to himself by writing
+ * it (XFS reads no file that is being written). Waits where kernel or file system know no other way. */
+int os_read_now(int fd, void *buffer, size_t size, uint64_t offset);
+/* One of the two, as the file says. */
+int os_read_from(const struct os_file *file, void *buffer, size_t size, uint64_t offset);
 /* Makes a new file of TOTAL bytes that begins with SIZE bytes of BUFFER and is zero beyond, with permission bits MODE
  * whatever the umask is, and with all blocks allocated, so that a full disk is an error here and not a SIGBUS later.
  * The file appears complete or not at all. VC_EEXIST. */
@@ -42,20 +51,28 @@ int os_truncate(int fd, uint64_t size);
 /* POSIX record locks on one byte: owned by the process, dropped by the kernel when it ends in whatever way. */
 int os_lock_try(int fd, uint64_t offset);    /* 1: ours now; 0: somebody else's; VC_EIO */
 void os_lock_release(int fd, uint64_t offset);
-/* 1: another process holds it, *pid = its PID in our namespace (0 when it has none there); 0: nobody but us. */
+/* 1: another process, or any open file, holds it, *pid = the process's PID in our namespace (0 when it has none there, and
+ * for open files); 0: neither. */
 int os_lock_owner(int fd, uint64_t offset, int32_t *pid);
 /* Whether another process holds a lock on any of LENGTH bytes. */
 int os_lock_any(int fd, uint64_t offset, uint64_t length);
 
+/* Open-file-description locks on one byte: they belong to the open file, whoever has descriptors or mappings of it, and
+ * go with the last of these. 1: ours now; 0: another open file's or process's; VC_ENOSYS: the kernel has none; VC_EIO. */
+int os_hold_try(int fd, uint64_t offset);
+void os_hold_release(int fd, uint64_t offset);
+/* Keeps the open file open, and its locks with it, without a descriptor: until os_unmap(page, OS_HOLD_BYTES) or the end of
+ * the process's memory. A forked child does not get the mapping. */
+enum { OS_HOLD_BYTES = 4096 };
+int os_map_hold(int fd, void **page);
+/* Whether a mapping is known to keep open the file that was opened; overlayfs maps the file below. */
+int os_mapping_keeps(int fd);
+
 int32_t os_pid(void);
 /* Number of the PID namespace; 0 when /proc does not say. */
 uint32_t os_pid_namespace(void);
-/* Whether there is a process of this number; cheaper than the next two, which see more. */
+/* Whether there is a process of this number in our PID namespace. */
 int os_process_exists(int32_t pid);
-/* Clock ticks between boot and the start of the process; 0 when /proc does not say. */
-uint64_t os_start_time(int32_t pid);
-/* Whether the process has a mapping of the file. Used to tell a live owner that lost its lock from a dead one. */
-int os_process_maps(int32_t pid, uint64_t device, uint64_t inode);
 /* Command name of the calling process (at most SIZE - 1 characters). */
 void os_process_name(char *out, size_t size);
 

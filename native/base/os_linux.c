@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include "os.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -17,7 +16,8 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,6 +42,9 @@ static int status_of_errno(int error) {
     case ENOSPC:
     case EDQUOT:
       return VC_ENOSPC;
+    case EAGAIN:
+    case ETXTBSY:
+      return VC_EBUSY;
     default:
       return VC_EIO;
   }
@@ -59,7 +62,7 @@ static int file_stat(int fd, struct stat *out) { return (int)syscall(SYS_fstat, 
 
 int os_open(const char *path, int writable, struct os_file *out) {
   struct stat st;
-  /* O_NONBLOCK: opening a FIFO planted under this name must not hang. */
+  /* O_NONBLOCK: opening a FIFO planted under this name must not hang, nor wait for the end of somebody's lease. */
   int fd = file_open(path, (writable ? O_RDWR : O_RDONLY) | O_NOCTTY | O_NONBLOCK, 0);
   if (fd < 0) return errno == EISDIR || errno == ENXIO ? VC_ECORRUPT : status_of_errno(errno);
   if (file_stat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
@@ -67,9 +70,18 @@ int os_open(const char *path, int writable, struct os_file *out) {
     return VC_ECORRUPT;
   }
   out->fd = fd;
+  out->now = 0;
   out->size = (uint64_t)st.st_size;
   out->device = (uint64_t)st.st_dev;
   out->inode = (uint64_t)st.st_ino;
+  return VC_OK;
+}
+
+int os_stored(int fd, uint64_t *size, uint64_t *stored) {
+  struct stat st;
+  if (file_stat(fd, &st) != 0) return VC_EIO;
+  *size = (uint64_t)st.st_size;
+  *stored = (uint64_t)st.st_blocks * 512;
   return VC_OK;
 }
 
@@ -110,6 +122,38 @@ int os_read_all(int fd, void *buffer, size_t size, uint64_t offset) {
   return VC_OK;
 }
 
+/* Old kernels lack a call, sandboxes forbid what their authors had not heard of: there is always an older way. */
+static int is_unavailable(int error) { return error == ENOSYS || error == EPERM; }
+
+/* Of old headers: preadv2 and its flag, Linux 4.6 and 4.14. */
+#if defined(__x86_64__)
+enum { READ_VECTOR = 327 };
+#else
+enum { READ_VECTOR = 286 };
+#endif
+enum { READ_NOWAIT = 8, READ_TRIES = 3 }; /* the first has the kernel fetch what is not in memory; holes are there at once */
+
+int os_read_now(int fd, void *buffer, size_t size, uint64_t offset) {
+  size_t done = 0;
+  int tries = READ_TRIES;
+  while (done < size) {
+    struct iovec part = {.iov_base = (char *)buffer + done, .iov_len = size - done};
+    ssize_t n = syscall(READ_VECTOR, fd, &part, 1L, (long)(offset + done), 0L, (long)READ_NOWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EOPNOTSUPP || errno == EINVAL || is_unavailable(errno)))
+      return os_read_all(fd, buffer, size, offset);
+    if (n < 0 && errno == EAGAIN && --tries > 0) continue;
+    if (n < 0) return status_of_errno(errno);
+    if (n == 0) return VC_ECORRUPT;
+    done += (size_t)n;
+  }
+  return VC_OK;
+}
+
+int os_read_from(const struct os_file *file, void *buffer, size_t size, uint64_t offset) {
+  return file->now ? os_read_now(file->fd, buffer, size, offset) : os_read_all(file->fd, buffer, size, offset);
+}
+
 static int write_all(int fd, const void *buffer, size_t size) {
   size_t done = 0;
   while (done < size) {
@@ -120,9 +164,6 @@ static int write_all(int fd, const void *buffer, size_t size) {
   }
   return VC_OK;
 }
-
-/* Old kernels lack a call, sandboxes forbid what their authors had not heard of: there is always an older way. */
-static int is_unavailable(int error) { return error == ENOSYS || error == EPERM; }
 
 /* Zeroes up to TOTAL: without writing them where the file system can (a tenth of the time), else by writing. */
 static int fill(int fd, size_t size, size_t total) {
@@ -218,6 +259,40 @@ int os_lock_any(int fd, uint64_t offset, uint64_t length) {
   return lock_call(fd, F_GETLK, F_WRLCK, offset, length, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
+/* Of old headers: F_OFD_SETLK, Linux 3.15. */
+enum { HOLD_SET = 37 };
+
+static int hold_call(int fd, short type, uint64_t offset) {
+  struct flock lock;
+  if (lock_call(fd, HOLD_SET, type, offset, 1, &lock) == 0) return 1;
+  if (errno == EACCES || errno == EAGAIN) return 0;
+  return errno == EINVAL ? VC_ENOSYS : VC_EIO;
+}
+
+int os_hold_try(int fd, uint64_t offset) { return hold_call(fd, F_WRLCK, offset); }
+
+void os_hold_release(int fd, uint64_t offset) { hold_call(fd, F_UNLCK, offset); }
+
+int os_map_hold(int fd, void **page) {
+  long address = syscall(SYS_mmap, NULL, OS_HOLD_BYTES, PROT_NONE, MAP_SHARED, fd, 0);
+  if (address == -1) return status_of_errno(errno);
+  if (madvise((void *)address, OS_HOLD_BYTES, MADV_DONTFORK) != 0) {
+    munmap((void *)address, OS_HOLD_BYTES);
+    return VC_EIO;
+  }
+  *page = (void *)address;
+  return VC_OK;
+}
+
+int os_mapping_keeps(int fd) {
+  static const unsigned long known[] = {0xef53, 0x58465342, 0x9123683e, 0x01021994}; /* ext4, xfs, btrfs, tmpfs: magic.h */
+  struct statfs system;
+  if (syscall(SYS_fstatfs, fd, &system) != 0) return 0;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if ((unsigned long)system.f_type == known[i]) return 1;
+  return 0;
+}
+
 int32_t os_pid(void) { return (int32_t)syscall(SYS_getpid); }
 
 /* Parses digits of BASE at *P and leaves *P behind them. Not strtoul: newer headers bind it to GLIBC_2.38. */
@@ -244,111 +319,6 @@ uint32_t os_pid_namespace(void) {
 }
 
 int os_process_exists(int32_t pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
-
-enum { PROC_PATH = 64 };
-
-static void proc_path(int32_t pid, const char *name, char path[PROC_PATH]) {
-  char number[TEXT_NUMBER];
-  size_t length = text_join(path, PROC_PATH, "/proc/", text_number((uint32_t)pid, number), "/");
-  text_join(path + length, PROC_PATH - length, name, "", "");
-}
-
-/* Reads a small /proc file of one process; returns its length, -1 when there is none. */
-static ssize_t read_proc(int32_t pid, const char *name, char *buffer, size_t size) {
-  char path[PROC_PATH];
-  proc_path(pid, name, path);
-  int fd = file_open(path, O_RDONLY, 0);
-  if (fd < 0) return -1;
-  ssize_t n = file_read(fd, buffer, size - 1);
-  file_close(fd);
-  if (n < 0) return -1;
-  buffer[n] = '\0';
-  return n;
-}
-
-/* "./": emulators of other processors (qemu-user) know the file's usual name and make it up for the process itself, with
- * a time that nobody else reads. The kernel passes over the point; by way of task/ it would make three directories more,
- * in every process that starts. */
-uint64_t os_start_time(int32_t pid) {
-  char text[1024];
-  ssize_t length = read_proc(pid, "./stat", text, sizeof text);
-  if (length <= 0) return 0;
-  const char *p = text + length;
-  while (p > text && p[-1] != ')') p--; /* the command name before it may contain anything */
-  if (p == text) return 0;
-  for (int field = 2; field < 22; p++) { /* proc(5): starttime is field 22, the name field 2 */
-    if (*p == 0) return 0;
-    field += *p == ' ';
-  }
-  return parse_digits(&p, 10);
-}
-
-/* One line of /proc/PID/maps: "start-end perms offset major:minor inode path". */
-static int line_is_file(const char *line, uint64_t device, uint64_t inode) {
-  for (int field = 0; field < 3; field++) {
-    line = strchr(line, ' ');
-    if (!line) return 0;
-    line++;
-  }
-  uint64_t major_number = parse_digits(&line, 16);
-  if (*line++ != ':') return 0;
-  uint64_t minor_number = parse_digits(&line, 16);
-  if (*line++ != ' ') return 0;
-  return parse_digits(&line, 10) == inode && major_number == major(device) && minor_number == minor(device);
-}
-
-/* *EMPTY becomes 0 when anything is mapped there at all. */
-static int task_maps(int32_t task, uint64_t device, uint64_t inode, int *empty) {
-  char buffer[4096], path[PROC_PATH];
-  size_t filled = 0;
-  int found = 0;
-  proc_path(task, "maps", path);
-  int fd = file_open(path, O_RDONLY, 0);
-  if (fd < 0) return 0;
-  while (!found) {
-    ssize_t n = file_read(fd, buffer + filled, sizeof buffer - 1 - filled);
-    if (n <= 0) break;
-    *empty = 0;
-    filled += (size_t)n;
-    buffer[filled] = '\0';
-    char *line = buffer, *end;
-    while (!found && (end = strchr(line, '\n')) != NULL) {
-      *end = '\0';
-      found = line_is_file(line, device, inode);
-      line = end + 1;
-    }
-    filled = strlen(line);
-    if (filled == sizeof buffer - 1) filled = 0; /* a path longer than the buffer: not ours */
-    memmove(buffer, line, filled);
-  }
-  file_close(fd);
-  return found;
-}
-
-/* Of a thread that has ended the kernel shows no memory. When it was the process's first one, any other tells. */
-static int other_thread_maps(int32_t pid, uint64_t device, uint64_t inode) {
-  _Alignas(struct dirent64) char entries[1024];
-  char path[PROC_PATH];
-  int found = 0, empty = 1;
-  proc_path(pid, "task", path);
-  int fd = file_open(path, O_RDONLY | O_DIRECTORY, 0);
-  if (fd < 0) return 0;
-  long length = syscall(SYS_getdents64, fd, entries, sizeof entries);
-  const struct dirent64 *entry = (const void *)entries;
-  for (long at = 0; at < length && empty; at += entry->d_reclen) {
-    entry = (const void *)(entries + at);
-    const char *name = entry->d_name;
-    int32_t task = (int32_t)parse_digits(&name, 10); /* 0: this directory and the one above */
-    if (task != 0 && task != pid) found = task_maps(task, device, inode, &empty);
-  }
-  file_close(fd);
-  return found;
-}
-
-int os_process_maps(int32_t pid, uint64_t device, uint64_t inode) {
-  int empty = 1;
-  return task_maps(pid, device, inode, &empty) || (empty && other_thread_maps(pid, device, inode));
-}
 
 void os_process_name(char *out, size_t size) {
   char name[17] = "";

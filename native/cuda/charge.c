@@ -78,16 +78,14 @@ static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, ui
 
 CUresult charge_begin_at(struct charge *charge, int column, uint32_t owner, uint64_t bytes) {
   charge->taken = 0;
-  if (column == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
-  return column < 0 ? CUDA_SUCCESS : begin(charge, (uint32_t)column, owner, bytes);
+  return VC_LIKELY(column >= 0) ? begin(charge, (uint32_t)column, owner, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult charge_begin(struct charge *charge, uint64_t bytes) {
   struct place place;
   charge->taken = 0;
-  int status = context_place(&place);
-  if (status == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
-  return status != VC_OK ? CUDA_SUCCESS : begin(charge, place.column, place.owner, bytes);
+  CUresult result = context_place(&place);
+  return VC_LIKELY(result == CUDA_SUCCESS) ? begin(charge, place.column, place.owner, bytes) : result;
 }
 
 /* One try without reclaiming. COUNTED: a refusal is one, there is no other way left. */
@@ -123,9 +121,8 @@ static __attribute__((noinline)) CUresult begin_wish(struct charge *charge, cons
 CUresult charge_begin_wish(struct charge *charge, uint64_t bytes, enum charge_wish wish) {
   struct place place;
   charge->taken = 0;
-  int status = context_place(&place);
-  if (status == VC_ENOENT) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (status != VC_OK) return CUDA_SUCCESS;
+  CUresult result = context_place(&place);
+  if (result != CUDA_SUCCESS) return result;
   if (VC_LIKELY(!ledger_is_split(guest_ledger))) return begin(charge, place.column, place.owner, bytes);
   return begin_wish(charge, &place, bytes, wish);
 }

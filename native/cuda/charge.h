@@ -30,17 +30,17 @@ typedef CUresult charge_call(CUdeviceptr key);
 
 /* An allocation on its way. */
 struct charge {
-  int taken; /* 0: nothing was charged, because the driver will refuse the call anyway */
+  int taken; /* 0: nothing is charged: it was given back, or costs nothing */
   uint32_t column;
   uint32_t owner;
   uint64_t bytes;
 };
 
-/* Charges BYTES (rounded up to the grain) to the current context's device. CUDA_ERROR_OUT_OF_MEMORY: no room, nothing
- * happened. Without a current context nothing is charged and the driver's own error is the answer. */
+/* Charges BYTES (rounded up to the grain) to the current context's device. Anything but CUDA_SUCCESS is the program's
+ * answer, nothing happened: CUDA_ERROR_OUT_OF_MEMORY, no room; else context_place()'s errors. */
 CUresult charge_begin(struct charge *charge, uint64_t bytes);
 
-/* The same for a column (device_column(); negative: its errors decide as they do for the current context) and owner. */
+/* The same for a column (negative: there is no share, and so no room) and owner. */
 CUresult charge_begin_at(struct charge *charge, int column, uint32_t owner, uint64_t bytes);
 
 /* The same as charge_begin() for memory that may be managed instead. CHARGE_EITHER: the card's own while the physical

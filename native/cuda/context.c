@@ -61,29 +61,37 @@ static uint32_t primary_owner(struct gpu *gpu) {
 
 /* Green contexts, and contexts from calls that are not hooked, count as the primary one, whose memory green contexts
  * share; they are not remembered, because not every end of one is seen. */
-static __attribute__((noinline, cold)) int place_slowly(CUcontext context, uint32_t seen, struct place *out) {
+static __attribute__((noinline, cold)) CUresult place_slowly(CUcontext context, uint32_t seen, struct place *out) {
   struct table_entry entry;
   CUdevice dev;
   if (table_small_get(&contexts, (uintptr_t)context, &entry)) {
     *out = (struct place){entry.column, entry.owner};
     seat = (struct seat){context, seen, *out};
-    return VC_OK;
+    return CUDA_SUCCESS;
   }
-  if (real_cuda.cuCtxGetDevice == NULL || real_cuda.cuCtxGetDevice(&dev) != CUDA_SUCCESS) return VC_EINVAL;
+  if (real_cuda.cuCtxGetDevice == NULL) return CUDA_ERROR_NOT_SUPPORTED;
+  CUresult result = real_cuda.cuCtxGetDevice(&dev);
+  if (result != CUDA_SUCCESS) return result;
   int column = device_column(dev);
-  if (column < 0) return column;
+  if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = (struct place){(uint32_t)column, primary_owner(&gpus[column])};
-  return VC_OK;
+  return CUDA_SUCCESS;
 }
 
-int context_place(struct place *out) {
+static __attribute__((noinline, cold)) CUresult no_place(CUresult result) {
+  return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult context_place(struct place *out) {
   CUcontext context = NULL;
   uint32_t seen = atomic_load_explicit(&epoch, memory_order_acquire);
-  if (real_cuda.cuCtxGetCurrent == NULL || real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
-    return VC_EINVAL;
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  if (real_cuda.cuCtxGetCurrent == NULL || (result = real_cuda.cuCtxGetCurrent(&context)) != CUDA_SUCCESS ||
+      context == NULL)
+    return no_place(result);
   if (VC_LIKELY(context == seat.context && seen == seat.epoch)) {
     *out = seat.place;
-    return VC_OK;
+    return CUDA_SUCCESS;
   }
   return place_slowly(context, seen, out);
 }
@@ -130,6 +138,8 @@ static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct cre
     teach(gpu, column, &before);
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
+  } else {
+    measure_drop(&measure);
   }
   excess_release(column);
   return result;
@@ -143,10 +153,12 @@ static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creati
   if (result != CUDA_SUCCESS) return result;
   if (!excess_is_measurable()) measure_begin(&measure, column);
   result = creation->make(creation, context);
-  if (result != CUDA_SUCCESS)
+  if (result != CUDA_SUCCESS) {
     charge_return(column, gpu->cost);
-  else
+    measure_drop(&measure);
+  } else {
     measure_end(&measure, &measured);
+  }
   return result;
 }
 
@@ -169,11 +181,21 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   contexts_changed();
 }
 
+/* On a device that the driver says it does not have: its own error is the answer. Were it to make a context all the same,
+ * nobody would pay for that. */
+static CUresult make_nowhere(CUcontext *pctx, const struct creation *creation) {
+  CUcontext context = NULL;
+  CUresult result = creation->make(creation, pctx != NULL ? &context : NULL);
+  if (result != CUDA_SUCCESS || pctx == NULL) return result;
+  creation->unmake(creation, context);
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
 CUresult context_create(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
   uint64_t cost;
   int column = device_column(creation->dev);
-  if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx); /* the driver's own error */
+  if (pctx == NULL || column == VC_EINVAL) return make_nowhere(pctx, creation);
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
   prepare(gpu, (uint32_t)column);
@@ -216,14 +238,15 @@ CUresult vc_cuCtxDestroy(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDes
 
 CUresult vc_cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDestroy_v2); }
 
-/* Others may still be attached. The context must have been current, so it is gone when it no longer is. */
+/* Others may still be attached. The context must have been current, so it is gone when it no longer is; if the
+ * driver does not say, it is still paid. */
 CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
   int known = table_small_take(&contexts, (uintptr_t)ctx, &entry);
   lane_touch();
   CUresult result = real_cuda.cuCtxDetach(ctx);
-  int attached = result != CUDA_SUCCESS || (real_cuda.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == ctx);
+  int attached = result != CUDA_SUCCESS || real_cuda.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now == ctx;
   if (!attached) forget_work(ctx);
   lane_touch_end();
   if (!known) return result;
@@ -263,7 +286,7 @@ static CUresult retain(struct gpu *gpu, uint32_t column, const struct creation *
 CUresult context_retain(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
   int column = device_column(creation->dev);
-  if (pctx == NULL || column == VC_EINVAL) return creation->make(creation, pctx);
+  if (pctx == NULL || column == VC_EINVAL) return make_nowhere(pctx, creation);
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
   prepare(gpu, (uint32_t)column);

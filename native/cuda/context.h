@@ -11,8 +11,9 @@ struct place {
   uint32_t owner; /* serial number of the context, never reused within a process */
 };
 
-/* VC_ENOENT: the current device has no share (or is unknown to the ledger); VC_EINVAL: no current context. */
-int context_place(struct place *out);
+/* Anything but CUDA_SUCCESS is what an allocation has to be answered: CUDA_ERROR_OUT_OF_MEMORY, the current device has no
+ * share; CUDA_ERROR_INVALID_CONTEXT, no context is current; or the driver's own error, when it does not say which one is. */
+CUresult context_place(struct place *out);
 
 /* 1: CONTEXT (NULL: the current one) is on the column's device, and no other one of this process is. */
 int context_is_only(CUcontext context, uint32_t column);

@@ -15,13 +15,18 @@ struct graph_need {
   uint64_t unfreed; /* those that are still allocated when the graph has run */
 };
 
+enum {
+  GRAPH_NO_SHARE = 1, /* it allocates on a device of which the container has no share */
+  GRAPH_UNREAD = 2,   /* the driver did not tell what it allocates */
+};
+
 struct graph_exec {
   struct graph_exec *next, *previous;
   _Atomic uint64_t stream; /* of the last launch or upload: graph_stream_key() */
   _Atomic uint64_t epoch;  /* of graph_memory.c at that time; 0: none yet */
   _Atomic uint32_t mapped; /* one bit per column: pages there may be the graph's */
   uint32_t columns;        /* one bit per column in which it needs any */
-  int denied;              /* it allocates on a device of which the container has no share */
+  int denied;              /* why it is never launched, of the following; 0: it may be */
   struct graph_need need[VC_MAX_GPUS];
 };
 

@@ -137,8 +137,16 @@ static uint64_t finish(uint32_t column) {
   return adjust(column);
 }
 
+static __attribute__((noinline, cold)) CUresult deny(const struct graph_exec *exec) {
+  static _Atomic int said;
+  if ((exec->denied & GRAPH_UNREAD) && !atomic_exchange_explicit(&said, 1, memory_order_relaxed))
+    log_line(LOG_ERROR, "the driver does not tell what a graph allocates: it is not launched; make the graph again, or "
+                        "allocate outside of it");
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult reserve_all(const struct graph_exec *exec, uint64_t stream) {
-  CUresult result = exec->denied ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  CUresult result = exec->denied ? deny(exec) : CUDA_SUCCESS;
   for (uint32_t column = 0; column < VC_MAX_GPUS && result == CUDA_SUCCESS; column++)
     if (exec->columns >> column & 1) result = reserve(exec, column, stream);
   for (uint32_t column = 0; column < VC_MAX_GPUS && result != CUDA_SUCCESS; column++)

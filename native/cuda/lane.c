@@ -1,8 +1,7 @@
-/* See lane.h: the table, and marks. What a look asks the driver is in lane_look.c.
- * Knows the driver, neither buckets nor time. Tests: tests/integration/test_native_share.py. */
+/* See lane.h: whose lane it is, marks, and how lanes end. The table is in lane_table.c, what a look asks the driver in
+ * lane_look.c.
+ * Knows the driver, neither buckets nor time. Tests: tests/native/test_lane.c, tests/integration/test_native_share.py. */
 #include "lane.h"
-
-#include <string.h>
 
 #include "capture_mode.h"
 #include "context.h"
@@ -11,44 +10,29 @@
 #include "os.h"
 #include "place.h"
 
-enum { PROBES = 16, KEY_LEGACY = 1, KEY_THREAD = 2 };
+enum { KEY_LEGACY = 1, KEY_THREAD = 2 };
 
-VC_LARGE struct lane lanes[LANES];
+VC_LARGE struct lane lane_crowds[VC_MAX_GPUS];
 _Atomic int lanes_stopped;
 static struct long_lock touching;
-static struct lock table;
 static _Thread_local char seat; /* its address names the thread */
 
-static unsigned int place_of(uintptr_t key) {
-  return (unsigned int)(((uint64_t)key * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
-}
-
-_Static_assert(LANES == 256, "place_of() gives eight bits");
-
-static struct lane *find_key(uintptr_t key) {
-  unsigned int place = place_of(key);
-  for (unsigned int i = 0; i < PROBES; i++) {
-    struct lane *lane = &lanes[(place + i) % LANES];
-    if (VC_LIKELY(atomic_load_explicit(&lane->key, memory_order_acquire) == key)) return lane;
-  }
-  return NULL;
-}
-
+/* Under the lock of lane_touch(). */
 static int is_idle(const struct lane *lane) {
-  return !atomic_load(&lane->dirty) && !lane->busy &&
+  return !atomic_load(&lane->dirty) && !atomic_load(&lane->busy) &&
          atomic_load(&lane->launched) == atomic_load(&lane->passed);
 }
 
 /* Empties a lane. Events are kept for the next user of the same context. */
 static void clear(struct lane *lane) {
-  atomic_store(&lane->key, 0);
+  lane_table_free(lane);
   atomic_store(&lane->dirty, 0);
   atomic_store(&lane->launched, 0);
   atomic_store(&lane->passed, 0);
   atomic_store(&lane->next_mark, 1);
   atomic_store(&lane->marks_due, 0);
   lane->mark_count = 0;
-  lane->busy = 0;
+  atomic_store(&lane->busy, 0);
   lane->seen = 0;
   window_reset(&lane->window);
   atomic_store(&lane->allowed, lane->window.allowed);
@@ -62,43 +46,38 @@ static void drop_events(struct lane *lane) {
   lane->events_of = NULL;
 }
 
-/* Under the table's lock: a free place for KEY, or one whose work is done. */
-static struct lane *make_place(uintptr_t key) {
-  unsigned int place = place_of(key);
-  for (int evict = 0; evict < 2; evict++)
-    for (unsigned int i = 0; i < PROBES; i++) {
-      struct lane *lane = &lanes[(place + i) % LANES];
-      if (atomic_load(&lane->key) == 0 || (evict && is_idle(lane))) return lane;
-    }
-  return NULL;
+static void fill(struct lane *lane, CUstream stream, CUcontext context, enum lane_kind kind, uint32_t column) {
+  lock_take(&lane->lock);
+  clear(lane);
+  lane->stream = stream;
+  lane->context = context;
+  lane->kind = kind;
+  lane->column = column;
+  lock_give(&lane->lock);
 }
 
-static struct lane *enter(uintptr_t key, CUstream stream, CUcontext context, enum lane_kind kind, uint32_t column) {
-  lock_take(&table);
-  struct lane *lane = find_key(key);
-  if (lane == NULL && (lane = make_place(key)) != NULL) {
-    lock_take(&lane->lock);
-    clear(lane);
-    lane->stream = stream;
-    lane->context = context;
-    lane->kind = kind;
-    lane->column = column;
-    atomic_store_explicit(&lane->key, key, memory_order_release);
-    lock_give(&lane->lock);
-  }
-  lock_give(&table);
+/* No marks are set for it and no queue is kept short: there is not one stream whose they could be. */
+static struct lane *crowd_of(uint32_t column) {
+  struct lane *lane = &lane_crowds[column];
+  if (lane->kind == LANE_CROWD) return lane;
+  fill(lane, NULL, NULL, LANE_CROWD, column);
+  atomic_store(&lane->allowed, UINT32_MAX);
+  atomic_store(&lane->next_mark, UINT64_MAX);
   return lane;
 }
 
-/* A table full of streams that all have work: the default stream, which waits for all but those that do not block, has to
- * stand for the rest. */
-static struct lane *enter_somewhere(uintptr_t key, CUstream stream, CUcontext context, enum lane_kind kind) {
+static struct lane *enter(uintptr_t key, CUstream stream, CUcontext context, enum lane_kind kind) {
   struct place place;
-  if (context_place(&place) != VC_OK) return NULL;
-  struct lane *lane = enter(key, stream, context, kind, place.column);
-  uintptr_t legacy = (uintptr_t)context | KEY_LEGACY;
-  if (lane == NULL) lane = find_key(legacy);
-  return lane != NULL ? lane : enter(legacy, CU_STREAM_LEGACY, context, LANE_LEGACY, place.column);
+  if (context_place(&place) != CUDA_SUCCESS) return NULL;
+  lock_take(&lane_table_lock);
+  struct lane *lane = lane_table_find(key, kind == LANE_STREAM ? NULL : context);
+  if (lane == NULL && (lane = lane_table_place(key)) != NULL) {
+    fill(lane, stream, context, kind, place.column);
+    lane_table_enter(lane, key);
+  }
+  if (lane == NULL) lane = crowd_of(place.column);
+  lock_give(&lane_table_lock);
+  return lane;
 }
 
 static int current_context(CUcontext *out) {
@@ -113,7 +92,7 @@ static __attribute__((noinline)) struct lane *find_slowly(uintptr_t key, CUstrea
   if (kind == LANE_STREAM && real_cuda.cuStreamGetCtx != NULL && real_cuda.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS) return NULL;
   /* The stream's context decides about the device, whatever is current. */
   if (context != current && real_cuda.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return NULL;
-  struct lane *lane = enter_somewhere(key, stream, context, kind);
+  struct lane *lane = enter(key, stream, context, kind);
   if (context != current) real_cuda.cuCtxPopCurrent_v2(&context);
   return lane;
 }
@@ -122,31 +101,35 @@ static uintptr_t key_of_thread(CUcontext context) {
   return ((uintptr_t)&seat ^ (uintptr_t)context << 1) | KEY_THREAD;
 }
 
+static int is_default(CUstream stream) {
+  return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
 struct lane *lane_find(CUstream stream, int per_thread) {
   CUcontext context;
   uintptr_t key = (uintptr_t)stream;
-  if (stream != NULL && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD) {
-    struct lane *lane = find_key(key);
+  if (!is_default(stream)) {
+    struct lane *lane = lane_table_find(key, NULL);
     return VC_LIKELY(lane != NULL) ? lane : find_slowly(key, stream, LANE_STREAM);
   }
   int own = stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread);
   if (!current_context(&context)) return NULL;
   key = own ? key_of_thread(context) : (uintptr_t)context | KEY_LEGACY;
-  struct lane *lane = find_key(key);
-  if (VC_LIKELY(lane != NULL && lane->context == context)) return lane;
+  struct lane *lane = lane_table_find(key, context);
+  if (VC_LIKELY(lane != NULL)) return lane;
   return find_slowly(key, own ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY, own ? LANE_THREAD : LANE_LEGACY);
 }
 
 void lane_thread_is_done(CUcontext context) {
   if (context == NULL && !current_context(&context)) return;
-  struct lane *lane = find_key(key_of_thread(context));
-  if (lane == NULL || lane->kind != LANE_THREAD || lane->context != context) return;
+  struct lane *lane = lane_table_find(key_of_thread(context), context);
+  if (lane == NULL || lane->kind != LANE_THREAD) return;
   lane_raise_passed(lane, atomic_load_explicit(&lane->launched, memory_order_relaxed));
 }
 
 int lane_is_capturing(const struct lane *lane) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (real_cuda.cuStreamIsCapturing == NULL) return 0;
+  if (real_cuda.cuStreamIsCapturing == NULL || lane->kind == LANE_CROWD) return 0;
   return real_cuda.cuStreamIsCapturing(lane->stream, &status) != CUDA_SUCCESS ||
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -229,6 +212,7 @@ static void forget_events(struct lane *lane) {
   lane->events_of = NULL;
 }
 
+/* Under the table's lock. */
 static void forget(struct lane *lane) {
   lock_take(&lane->lock);
   forget_events(lane);
@@ -241,69 +225,90 @@ void lanes_stop(unsigned int limit_ms) {
   if (long_lock_try(&touching, &self, limit_ms)) long_lock_give(&touching);
 }
 
-struct lane *lane_before_end(CUstream stream) {
-  struct lane *lane = find_key((uintptr_t)stream);
-  if (lane == NULL || lane->kind != LANE_STREAM || is_idle(lane) || lane_is_capturing(lane)) return lane;
-  if (real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) return lane;
+static void mark_the_rest(struct lane *lane) {
+  if (is_idle(lane) || lane_is_capturing(lane)) return;
+  if (real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) return;
   lock_take(&lane->lock);
   if (lane->mark_count == LANE_MARKS) lane->mark_count--; /* set anew, behind all */
-  lane_mark_on(lane, stream);
+  lane_mark_on(lane, lane->stream);
   lock_give(&lane->lock);
   pop_context();
+}
+
+struct lane *lane_before_end(CUstream stream) {
+  struct lane *lane = is_default(stream) ? NULL : lane_table_find((uintptr_t)stream, NULL);
+  if (lane == NULL || lane->kind != LANE_STREAM) return NULL;
+  mark_the_rest(lane);
+  lane_table_enter(lane, KEY_ENDED);
   return lane;
 }
 
-/* Nobody finds the lane any more, but looks go on while it has work. */
-void lane_ended(struct lane *lane) {
-  if (lane == NULL || lane->kind != LANE_STREAM) return;
-  lock_take(&table);
+void lane_free(struct lane *lane) {
+  lock_take(&lane_table_lock);
   lock_take(&lane->lock);
-  if (is_idle(lane)) {
-    clear(lane);
+  clear(lane);
+  lock_give(&lane->lock);
+  lock_give(&lane_table_lock);
+}
+
+/* Looks go on while the lane has work; the last one frees it. */
+void lane_after_end(struct lane *lane, int gone) {
+  if (lane == NULL) return;
+  if (!gone) {
+    lane_table_enter(lane, (uintptr_t)lane->stream);
+  } else if (is_idle(lane)) {
+    lane_free(lane);
   } else {
     lane->kind = LANE_ENDED;
-    atomic_store(&lane->key, (uintptr_t)lane | KEY_THREAD | KEY_LEGACY);
+    atomic_store(&lane->dirty, 1);
   }
+}
+
+static int has_events_of(struct lane *lane, CUcontext context) {
+  lock_take(&lane->lock);
+  int has = lane->events_of == context;
   lock_give(&lane->lock);
-  lock_give(&table);
+  return has;
 }
 
 void lanes_forget_context(CUcontext context) {
-  lock_take(&table);
-  for (int i = 0; i < LANES; i++)
-    if (lanes[i].context == context || lanes[i].events_of == context) forget(&lanes[i]);
-  lock_give(&table);
+  struct lane_cursor cursor = {0, 0};
+  lock_take(&lane_table_lock);
+  for (struct lane *lane; (lane = lane_table_next(&cursor)) != NULL;)
+    if (lane->context == context || has_events_of(lane, context)) forget(lane);
+  lock_give(&lane_table_lock);
 }
 
 void lanes_forget_column(uint32_t column, int (*keeps)(CUcontext context)) {
-  lock_take(&table);
-  for (int i = 0; i < LANES; i++) {
-    struct lane *lane = &lanes[i];
+  struct lane_cursor cursor = {0, 0};
+  lock_take(&lane_table_lock);
+  for (struct lane *lane; (lane = lane_table_next(&cursor)) != NULL;) {
     if (lane->column == column && lane->context != NULL && !keeps(lane->context)) forget(lane);
-    if (lane->events_of == lane->context || keeps(lane->events_of)) continue;
-    lock_take(&lane->lock); /* of its last user, who may have been on this card */
-    forget_events(lane);
+    lock_take(&lane->lock); /* events of its last user, who may have been on this card */
+    if (lane->events_of != lane->context && !keeps(lane->events_of)) forget_events(lane);
     lock_give(&lane->lock);
   }
-  lock_give(&table);
+  lock_give(&lane_table_lock);
 }
 
 /* Should the context live on, the next look asks the streams themselves. */
 void lanes_drop_events(CUcontext context) {
-  for (int i = 0; i < LANES; i++) {
-    struct lane *lane = &lanes[i];
-    if (lane->events_of != context) continue;
+  struct lane_cursor cursor = {0, 0};
+  for (struct lane *lane; (lane = lane_table_next(&cursor)) != NULL;) {
     lock_take(&lane->lock);
-    drop_events(lane);
-    if (lane->mark_count != 0) atomic_store(&lane->dirty, 1);
-    lane->mark_count = 0;
+    if (lane->events_of == context) {
+      drop_events(lane);
+      if (lane->mark_count != 0) atomic_store(&lane->dirty, 1);
+      lane->mark_count = 0;
+    }
     lock_give(&lane->lock);
   }
 }
 
 void lanes_after_fork(void) {
-  memset(lanes, 0, sizeof lanes);
-  lock_give(&table);
+  lane_table_after_fork();
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (lane_crowds[column].kind == LANE_CROWD) lane_crowds[column] = (struct lane){.kind = LANE_STREAM};
   long_lock_give(&touching);
   atomic_store(&lanes_stopped, 0);
 }

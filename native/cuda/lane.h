@@ -6,8 +6,9 @@
  * alone; there events say it, which the thread sets behind its launches (marks), and what it waited for itself. After a
  * look a few launches in a row are marked, so that of a thread that launches seldom all is known, and one that launches
  * often does not pay for more.
+ * A lane is found without a lock, so a stream keeps it until it ends: docs/adr/0044-a-stream-keeps-its-lane.md.
  * Marks also measure every stream's queue, for the window that bounds it: shm/window.c.
- * Knows the driver, neither buckets nor time. Tests: tests/integration/test_native_share.py. */
+ * Knows the driver, neither buckets nor time. Tests: tests/native/test_lane.c, tests/integration/test_native_share.py. */
 #ifndef VC_CUDA_LANE_H
 #define VC_CUDA_LANE_H
 
@@ -18,13 +19,14 @@
 #include "nvidia.h"
 #include "shm.h"
 
-enum { LANES = 256, LANE_MARKS = 4 };
+enum { LANE_MARKS = 4 };
 
 enum lane_kind {
   LANE_STREAM, /* the program's own */
   LANE_LEGACY, /* the default stream that all threads share */
   LANE_THREAD, /* the default stream of one thread */
   LANE_ENDED,  /* destroyed, with work left */
+  LANE_CROWD,  /* all for which there is no memory: known to have work while they are launched into, no further */
 };
 
 struct lane_mark {
@@ -35,7 +37,7 @@ struct lane_mark {
 };
 
 struct lane {
-  _Atomic uintptr_t key; /* 0: free */
+  _Atomic uintptr_t *key; /* its place in the table */
   _Atomic uint32_t dirty;    /* launches since the last look */
   _Atomic uint64_t launched; /* a plain counter: threads that share a stream may lose some */
   _Atomic uint64_t passed;   /* of them, known to be done */
@@ -53,8 +55,8 @@ struct lane {
   uint32_t mark_count, first_mark;
   struct lane_mark mark[LANE_MARKS];
   /* Of the looking thread. */
-  int busy;      /* at the last look */
-  uint64_t seen; /* launches then */
+  _Atomic int busy; /* at the last look */
+  uint64_t seen;    /* launches then */
 };
 
 /* The lane of a launch into STREAM by this thread; NULL: the current context's GPU has no entry in the page, or there is
@@ -102,9 +104,11 @@ void lane_touch(void);
 void lane_touch_end(void);
 /* No look from now on, as soon as the present one is over; waits at most so long for that. */
 void lanes_stop(unsigned int limit_ms);
-/* Within, before a stream is destroyed: marks the work it has left. And after: the stream is gone, its work may not be. */
+/* Within, before a stream is destroyed: marks the work it has left, and nobody finds its lane any more, since the driver may
+ * give the handle to another thread's new stream at once. And after: the stream is gone (its work may not be), or it is
+ * not, and its lane is found again. */
 struct lane *lane_before_end(CUstream stream);
-void lane_ended(struct lane *lane);
+void lane_after_end(struct lane *lane, int gone);
 /* Within, before a context ends that may leave its events behind: they go first. */
 void lanes_drop_events(CUcontext context);
 /* Within: the context is gone, or all of the column that KEEPS does not name, and all work with it. */

@@ -1,5 +1,5 @@
 /* A look at all lanes: which streams have work under way. In the thread of watch.c, whose capture mode is relaxed.
- * Knows the driver, neither buckets nor time. Tests: tests/integration/test_native_share.py. */
+ * Knows the driver, neither buckets nor time. Tests: tests/native/test_lane.c, tests/integration/test_native_share.py. */
 #include "driver.h"
 #include "lane_priv.h"
 
@@ -60,12 +60,15 @@ static int ask(struct lane *lane, int launches) {
       return ask_thread(lane, launches);
     case LANE_ENDED:
       return ask_marks(lane);
+    case LANE_CROWD:
+      lane_raise_passed(lane, atomic_load(&lane->launched));
+      return launches;
     default:
       return ask_stream(lane);
   }
 }
 
-static int look(struct lane *lane, int launches) {
+static int ask_within(struct lane *lane, int launches) {
   CUcontext none;
   if (real_cuda.cuCtxPushCurrent_v2(lane->context) != CUDA_SUCCESS) {
     atomic_store(&lane->passed, atomic_load(&lane->launched));
@@ -77,26 +80,40 @@ static int look(struct lane *lane, int launches) {
   return busy;
 }
 
+static int needs_look(const struct lane *lane) {
+  return atomic_load_explicit(&lane->dirty, memory_order_relaxed) ||
+         atomic_load_explicit(&lane->busy, memory_order_relaxed);
+}
+
+static void look(struct lane *lane, struct lane_view *view) {
+  int launches = (int)atomic_exchange(&lane->dirty, 0);
+  int busy = lane->kind == LANE_CROWD ? ask(lane, launches) : ask_within(lane, launches);
+  atomic_store(&lane->busy, busy);
+  if (busy) view->busy |= UINT32_C(1) << lane->column;
+  view->any |= launches || busy;
+  if (!busy && lane->kind == LANE_ENDED) lane_free(lane);
+}
+
 /* The lock is taken for each lane anew: who waits for it waits for a microsecond. */
 struct lane_view lanes_look(void) {
   struct lane_view view = {0, 0};
-  for (int i = 0; i < LANES; i++) {
-    struct lane *lane = &lanes[i];
-    if (!atomic_load_explicit(&lane->dirty, memory_order_relaxed) && !lane->busy) continue;
+  struct lane_cursor cursor = {0, 0};
+  for (struct lane *lane; (lane = lane_table_next(&cursor)) != NULL;) {
+    if (!needs_look(lane)) continue;
     lane_touch();
-    if (atomic_load(&lane->key) != 0 && !atomic_load(&lanes_stopped)) {
-      int launches = (int)atomic_exchange(&lane->dirty, 0);
-      lane->busy = look(lane, launches);
-      if (lane->busy) view.busy |= UINT32_C(1) << lane->column;
-      view.any |= launches || lane->busy;
-    }
+    if (lane_table_has(lane) && !atomic_load(&lanes_stopped)) look(lane, &view);
     lane_touch_end();
   }
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (needs_look(&lane_crowds[column])) look(&lane_crowds[column], &view);
   return view;
 }
 
 int lanes_are_dirty(void) {
-  for (int i = 0; i < LANES; i++)
-    if (atomic_load(&lanes[i].dirty)) return 1;
+  struct lane_cursor cursor = {0, 0};
+  for (struct lane *lane; (lane = lane_table_next(&cursor)) != NULL;)
+    if (atomic_load(&lane->dirty)) return 1;
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
+    if (atomic_load(&lane_crowds[column].dirty)) return 1;
   return 0;
 }

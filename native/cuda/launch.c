@@ -87,7 +87,7 @@ static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {
   lane_touch();
   struct lane *lane = lane_before_end(stream);
   CUresult result = call(stream);
-  if (result == CUDA_SUCCESS) lane_ended(lane);
+  lane_after_end(lane, result == CUDA_SUCCESS);
   lane_touch_end();
   return result;
 }

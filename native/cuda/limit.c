@@ -126,12 +126,12 @@ static CUresult set_measured(const struct place *place, CUlimit limit, size_t be
   return result;
 }
 
-/* A reserving limit that cannot be read is not set: its memory would be in no book. */
+/* A reserving limit that cannot be read, or of a context that nobody names, is not set: its memory would be in no book. */
 CUresult vc_cuCtxSetLimit(CUlimit limit, size_t value) {
   struct change change = {.limit = limit};
   int reserves = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
-  if (real_cuda.cuCtxGetLimit == NULL || context_place(&change.place) != VC_OK)
-    return real_cuda.cuCtxSetLimit(limit, value);
+  CUresult place = real_cuda.cuCtxGetLimit != NULL ? context_place(&change.place) : CUDA_ERROR_NOT_SUPPORTED;
+  if (place != CUDA_SUCCESS) return reserves ? place : real_cuda.cuCtxSetLimit(limit, value);
   excess_prepare();
   change.alone = long_lock_try(&changing, &self, PATIENCE_MS);
   CUresult result = real_cuda.cuCtxGetLimit(&change.before, limit);

@@ -18,6 +18,8 @@ struct measure {
 
 /* After gauge_prepare(). Without NVML nothing is measured. */
 void measure_begin(struct measure *measure, uint32_t column);
+/* Instead of measure_end(). */
+void measure_drop(struct measure *measure);
 /* 1: *COST is the growth since measure_begin(), 0 to 2 GiB. 0: it could not be measured and *COST is 0. */
 int measure_end(struct measure *measure, uint64_t *cost);
 

@@ -12,7 +12,7 @@
 /* A library can be loaded without a context; what it takes appears when it is used in one. */
 static CUresult settle(void) {
   struct place place;
-  if (!excess_is_measurable() || context_place(&place) != VC_OK) return CUDA_SUCCESS;
+  if (!excess_is_measurable() || context_place(&place) != CUDA_SUCCESS) return CUDA_SUCCESS;
   excess_prepare();
   return excess_take(place.column, charge_column);
 }

@@ -245,16 +245,34 @@ static inline CUresult call_current(CUdeviceptr *out, size_t bytes, CUmemoryPool
                     : real_cuda.cuMemAllocAsync(out, bytes, line->stream);
 }
 
+/* The first time from this device's pool. */
+static __attribute__((noinline, cold)) CUresult allocate_first(CUdeviceptr *dptr, size_t bytes, const struct line *line) {
+  struct pool *pool = NULL;
+  CUresult found = pool_of_stream(line->stream, &pool);
+  return found == CUDA_SUCCESS ? allocate(dptr, bytes, pool, NULL, line, call_current) : found;
+}
+
 static inline CUresult allocate_current(CUdeviceptr *dptr, size_t bytes, CUstream stream, int ptsz) {
   const struct line line = {stream, ptsz};
-  struct pool *pool = dptr != NULL && bytes != 0 ? pool_of_stream(stream) : NULL;
-  return allocate(dptr, bytes, pool, NULL, &line, call_current);
+  int asks = dptr != NULL && bytes != 0;
+  struct pool *pool = asks ? pool_of_stream_known(stream) : NULL;
+  return VC_LIKELY(pool != NULL || !asks) ? allocate(dptr, bytes, pool, NULL, &line, call_current)
+                                          : allocate_first(dptr, bytes, &line);
+}
+
+static __attribute__((noinline, cold)) CUresult allocate_first_from(CUdeviceptr *dptr, size_t bytes, CUmemoryPool handle,
+                                                                    const struct line *line) {
+  struct pool *pool = NULL;
+  CUresult found = pool_of_handle(handle, &pool);
+  return found == CUDA_SUCCESS ? allocate(dptr, bytes, pool, handle, line, call_from) : found;
 }
 
 static inline CUresult allocate_from(CUdeviceptr *dptr, size_t bytes, CUmemoryPool handle, CUstream stream, int ptsz) {
   const struct line line = {stream, ptsz};
-  struct pool *pool = dptr != NULL && bytes != 0 ? pool_of_handle(handle) : NULL;
-  return allocate(dptr, bytes, pool, handle, &line, call_from);
+  int asks = dptr != NULL && bytes != 0;
+  struct pool *pool = asks ? pool_known(handle) : NULL;
+  return VC_LIKELY(pool != NULL || !asks) ? allocate(dptr, bytes, pool, handle, &line, call_from)
+                                          : allocate_first_from(dptr, bytes, handle, &line);
 }
 
 CUresult vc_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream) {

@@ -8,6 +8,7 @@
 #include "context.h"
 #include "device.h"
 #include "driver.h"
+#include "log.h"
 #include "place.h"
 #include "table.h"
 
@@ -95,63 +96,101 @@ void pool_ended(CUmemoryPool handle, struct pool *pool, uint32_t birth) {
 /* --- places ------------------------------------------------------------------------------------------------------ */
 
 static enum pool_kind kind_of_device(CUdevice dev, uint32_t *column) {
-  int found = device_column(dev);
+  int found = device_place_column(dev);
   *column = found < 0 ? 0 : (uint32_t)found;
-  return found >= 0 ? POOL_COUNTED : found == VC_ENOENT ? POOL_NO_SHARE : POOL_FREE;
+  return found >= 0 ? POOL_COUNTED : POOL_NO_SHARE;
 }
 
 /* Managed memory is charged in full wherever it prefers to be, as cuMemAllocManaged is: without a device of its own, to
  * the current context's. */
 static enum pool_kind kind_of_managed(uint32_t *column) {
   struct place place = {0, 0};
-  int status = context_place(&place);
+  CUresult result = context_place(&place);
   *column = place.column;
-  return status == VC_ENOENT ? POOL_NO_SHARE : POOL_COUNTED;
+  return result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT ? POOL_COUNTED : POOL_NO_SHARE;
 }
 
 enum pool_kind pool_place(const CUmemLocation *location, CUmemAllocationType type, uint32_t *column) {
   CUdevice dev = device_of_place(location);
   *column = 0;
-  if (dev >= 0) return kind_of_device(dev, column);
+  if (dev != PLACE_HOST) return kind_of_device(dev, column);
   return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? kind_of_managed(column) : POOL_FREE;
 }
 
+/* What a driver answers that has no such pool. */
+static int is_refusal(CUresult result) {
+  return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE ||
+         result == CUDA_ERROR_INVALID_DEVICE;
+}
+
+/* 1: HANDLE is this default pool; 0: it is not; UNSAID: the driver does not say. */
+enum { UNSAID = -1 };
 static int is_default(CUmemoryPool handle, CUmemLocationType where, int id, CUmemAllocationType type) {
   CUmemoryPool found = NULL;
   CUmemLocation location = {.type = where, .id = id};
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   if (type == CU_MEM_ALLOCATION_TYPE_PINNED)
-    return real_cuda.cuDeviceGetDefaultMemPool(&found, id) == CUDA_SUCCESS && found == handle;
-  return real_cuda.cuMemGetDefaultMemPool != NULL &&
-         real_cuda.cuMemGetDefaultMemPool(&found, &location, type) == CUDA_SUCCESS && found == handle;
+    result = real_cuda.cuDeviceGetDefaultMemPool(&found, id);
+  else if (real_cuda.cuMemGetDefaultMemPool != NULL)
+    result = real_cuda.cuMemGetDefaultMemPool(&found, &location, type);
+  if (result == CUDA_SUCCESS) return found == handle;
+  return is_refusal(result) ? 0 : UNSAID;
 }
 
-/* Whatever is none of these is host memory, and costs nothing. */
+/* The device whose default pool HANDLE is, *COUNT: none, UNSAID: the driver does not say. */
+static CUdevice find_device(CUmemoryPool handle, int *count) {
+  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(count) != CUDA_SUCCESS) return UNSAID;
+  for (CUdevice dev = 0; dev < *count; dev++) {
+    int pinned = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_PINNED);
+    int managed = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_MANAGED);
+    if (pinned == 1 || managed == 1) return dev;
+    if (pinned == UNSAID || managed == UNSAID) return UNSAID;
+  }
+  return *count;
+}
+
+/* Whatever is none of these is host memory, and costs nothing. POOL_UNUSED: nobody can say. */
 static enum pool_kind find_default(CUmemoryPool handle, uint32_t *column) {
-  int count = 0;
-  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
-  for (CUdevice dev = 0; dev < count; dev++)
-    if (is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_PINNED) ||
-        is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_MANAGED))
-      return kind_of_device(dev, column);
   static const CUmemLocationType elsewhere[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST};
-  for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
-    if (is_default(handle, elsewhere[i], 0, CU_MEM_ALLOCATION_TYPE_MANAGED)) return kind_of_managed(column);
+  int count = 0;
+  CUdevice dev = find_device(handle, &count);
   *column = 0;
+  if (dev == UNSAID) return POOL_UNUSED;
+  if (dev < count) return kind_of_device(dev, column);
+  for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++) {
+    int found = is_default(handle, elsewhere[i], 0, CU_MEM_ALLOCATION_TYPE_MANAGED);
+    if (found == UNSAID) return POOL_UNUSED;
+    if (found) return kind_of_managed(column);
+  }
   return POOL_FREE;
 }
 
-struct pool *pool_of_handle(CUmemoryPool handle) {
+static __attribute__((noinline, cold)) CUresult refuse_unknown(void) {
+  static _Atomic int said;
+  if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
+    log_line(LOG_ERROR, "the driver does not say whose memory a pool has: allocations from it are refused; take memory "
+                        "from a pool that the program makes itself, or without pools");
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static __attribute__((noinline)) CUresult find_handle(CUmemoryPool handle, struct pool **out) {
   uint32_t column;
-  struct pool *pool = pool_known(handle);
-  if (VC_LIKELY(pool != NULL) || handle == NULL) return pool;
-  if (real_cuda.cuDeviceGetDefaultMemPool == NULL || real_cuda.cuMemPoolGetAttribute == NULL) return NULL;
+  if (real_cuda.cuDeviceGetDefaultMemPool == NULL || real_cuda.cuMemPoolGetAttribute == NULL)
+    return CUDA_ERROR_NOT_SUPPORTED;
   enum pool_kind kind = find_default(handle, &column);
-  if (kind == POOL_FREE) return NULL;
+  if (kind == POOL_FREE) return CUDA_SUCCESS;
+  if (kind == POOL_UNUSED) return refuse_unknown();
   lock_take(&entering);
-  pool = pool_known(handle); /* another thread may have come first */
-  if (pool == NULL) pool = enter(handle, kind, column);
+  *out = pool_known(handle); /* another thread may have come first */
+  if (*out == NULL) *out = enter(handle, kind, column);
   lock_give(&entering);
-  return pool;
+  return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult pool_of_handle(CUmemoryPool handle, struct pool **out) {
+  *out = pool_known(handle);
+  if (VC_LIKELY(*out != NULL)) return CUDA_SUCCESS;
+  return handle != NULL ? find_handle(handle, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* --- the current pool of a device -------------------------------------------------------------------------------- */
@@ -163,16 +202,17 @@ void pool_current_changed(void) {
   lock_give(&entering);
 }
 
-static __attribute__((noinline)) struct pool *ask_current(CUdevice dev) {
+static __attribute__((noinline)) CUresult ask_current(CUdevice dev, struct pool **out) {
   CUmemoryPool handle = NULL;
   uint32_t seen = atomic_load(&epoch);
-  if (real_cuda.cuDeviceGetMemPool == NULL || real_cuda.cuDeviceGetMemPool(&handle, dev) != CUDA_SUCCESS) return NULL;
-  struct pool *pool = pool_of_handle(handle);
-  if (pool == NULL || dev < 0 || dev >= DEVICES) return pool;
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  if (real_cuda.cuDeviceGetMemPool != NULL) result = real_cuda.cuDeviceGetMemPool(&handle, dev);
+  if (result == CUDA_SUCCESS) result = pool_of_handle(handle, out);
+  if (result != CUDA_SUCCESS || *out == NULL || dev < 0 || dev >= DEVICES) return result;
   lock_take(&entering);
-  if (atomic_load(&epoch) == seen) atomic_store_explicit(&current[dev], pool_number(pool) + 1, memory_order_release);
+  if (atomic_load(&epoch) == seen) atomic_store_explicit(&current[dev], pool_number(*out) + 1, memory_order_release);
   lock_give(&entering);
-  return pool;
+  return CUDA_SUCCESS;
 }
 
 static __attribute__((noinline)) int count_devices(void) {
@@ -202,16 +242,22 @@ static CUresult device_of_stream(CUstream stream, CUdevice *dev) {
                                              : device_of_context(stream, dev);
 }
 
-struct pool *pool_of_stream(CUstream stream) {
+struct pool *pool_of_stream_known(CUstream stream) {
   CUdevice dev = 0;
   int devices = atomic_load_explicit(&single, memory_order_relaxed);
+  if (devices == 0 || (devices != 1 && device_of_stream(stream, &dev) != CUDA_SUCCESS)) return NULL;
+  if (dev < 0 || dev >= DEVICES) return NULL;
+  uint32_t known = atomic_load_explicit(&current[dev], memory_order_acquire);
+  return VC_LIKELY(known != 0) ? &pools[known - 1] : NULL;
+}
+
+__attribute__((noinline, cold)) CUresult pool_of_stream(CUstream stream, struct pool **out) {
+  CUdevice dev = 0;
+  int devices = atomic_load_explicit(&single, memory_order_relaxed);
+  *out = NULL;
   if (devices == 0) devices = count_devices();
-  if (devices != 1 && device_of_stream(stream, &dev) != CUDA_SUCCESS) return NULL;
-  if (VC_LIKELY(dev >= 0 && dev < DEVICES)) {
-    uint32_t known = atomic_load_explicit(&current[dev], memory_order_acquire);
-    if (VC_LIKELY(known != 0)) return &pools[known - 1];
-  }
-  return ask_current(dev);
+  CUresult result = devices != 1 ? device_of_stream(stream, &dev) : CUDA_SUCCESS;
+  return result == CUDA_SUCCESS ? ask_current(dev, out) : result;
 }
 
 void pool_find_after_fork(void) {

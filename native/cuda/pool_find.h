@@ -7,14 +7,18 @@
 
 enum { POOLS = 4096 };
 
-/* The pool of a handle that the program got somewhere, NULL: no pool of ours; the driver will say what it thinks. */
-struct pool *pool_of_handle(CUmemoryPool handle);
+/* The pool of a handle that the program got somewhere; *OUT is NULL for one of host memory, which costs nothing. Anything
+ * but CUDA_SUCCESS is what the allocation has to be answered: nobody knows which pool it is. */
+CUresult pool_of_handle(CUmemoryPool handle, struct pool **out);
 
 /* The same without asking the driver: NULL also for a pool that was never allocated from. */
 struct pool *pool_known(CUmemoryPool handle);
 
-/* The pool that cuMemAllocAsync takes from. Needs no current context where the stream has one. NULL as above. */
-struct pool *pool_of_stream(CUstream stream);
+/* The pool that cuMemAllocAsync takes from, if it has been found before: else NULL. */
+struct pool *pool_of_stream_known(CUstream stream);
+
+/* Finds it. Needs no current context where the stream has one. As above. */
+CUresult pool_of_stream(CUstream stream, struct pool **out);
 
 /* Another handle: KIND and COLUMN (of POOL_COUNTED) are known. NULL: too many pools. */
 struct pool *pool_enter(CUmemoryPool handle, enum pool_kind kind, uint32_t column);

@@ -144,7 +144,7 @@ static void bound_queue(uint32_t column, CUstream stream, int per_thread) {
 
 void turn_wait(CUstream stream, int per_thread) {
   struct place place;
-  if (context_place(&place) != VC_OK) return;
+  if (context_place(&place) != CUDA_SUCCESS) return;
   int turn = ledger_turn(guest_ledger, place.column);
   if (turn != VC_TURN_FREE && !is_capturing(stream, per_thread)) {
     if (turn == VC_TURN_HELD) {

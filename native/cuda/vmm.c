@@ -17,13 +17,39 @@
  * something there before that call is back. */
 static VC_LARGE struct table mappings, leaving;
 
+/* The host's memory is not ours to count. */
+static __attribute__((noinline)) CUresult create_free(CUmemGenericAllocationHandle *handle, size_t size,
+                                                      const CUmemAllocationProp *prop, unsigned long long flags) {
+  CUmemGenericAllocationHandle made = 0;
+  CUresult result = real_cuda.cuMemCreate(&made, size, prop, flags);
+  if (result == CUDA_SUCCESS && !holding_open(made, NULL, PLACE_HOST)) {
+    real_cuda.cuMemRelease(made);
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result == CUDA_SUCCESS) *handle = made;
+  return result;
+}
+
+/* On a device that the driver says it does not have: its error is the answer, and nothing else is. */
+static __attribute__((noinline, cold)) CUresult create_nowhere(size_t size, const CUmemAllocationProp *prop,
+                                                               unsigned long long flags) {
+  CUmemGenericAllocationHandle made = 0;
+  CUresult result = real_cuda.cuMemCreate(&made, size, prop, flags);
+  if (result != CUDA_SUCCESS) return result;
+  real_cuda.cuMemRelease(made);
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
 VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                         unsigned long long flags) {
   struct charge charge;
   CUmemGenericAllocationHandle made = 0;
   if (handle == NULL || size == 0 || prop == NULL) return real_cuda.cuMemCreate(handle, size, prop, flags);
-  CUdevice dev = device_of_place(&prop->location); /* -1: the host's memory, which is not ours to count */
-  CUresult result = charge_begin_at(&charge, dev < 0 ? VC_EINVAL : device_column(dev), OWNER_PROCESS, size);
+  CUdevice dev = device_of_place(&prop->location);
+  if (dev == PLACE_HOST) return create_free(handle, size, prop, flags);
+  int column = device_place_column(dev);
+  if (column == VC_EINVAL) return create_nowhere(size, prop, flags);
+  CUresult result = charge_begin_at(&charge, column, OWNER_PROCESS, size);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemCreate(&made, size, prop, flags);
   if (VC_LIKELY(result == CUDA_SUCCESS) && !holding_open(made, &charge, dev)) {

@@ -77,17 +77,18 @@ static void publish(enum driver_kind kind, const struct object *object, void *co
 }
 
 static void *find_member(const struct object *object, const struct member *member) {
-  const struct objects_name name = {symbol_text(member->name), member->name.length, member->hash};
+  const struct objects_name name = {symbol_text(member->name), member->name.length, member->hash, 0};
   return objects_named(object, &name);
 }
 
-/* The first object that is adopted is the driver for good. */
+/* The first object that is adopted is the driver for good. None is while a forked child could find the lock taken. */
 static void adopt(enum driver_kind kind, const struct object *object) {
   void *functions[COUNT(cuda_members) + COUNT(nvml_members)];
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     functions[i] = find_member(object, &drivers[kind].members[i]);
   void *handle = pin(object);
   uint64_t signals;
+  if (!guest_may_lock()) return;
   guest_may_be_held();         /* reads a file: not under the lock */
   os_signals_block(&signals); /* a handler that comes here would wait for its own thread */
   lock_take(&lock);
@@ -104,7 +105,7 @@ static int find_loaded(enum driver_kind kind) {
   struct object object;
   if (!objects_find_soname(drivers[kind].soname, &object)) return 0;
   adopt(kind, &object);
-  return 1;
+  return atomic_load_explicit(&known[kind], memory_order_acquire);
 }
 
 /* No lock is held while the loader runs: constructors of the library it loads may call back in, and another thread may

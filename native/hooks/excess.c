@@ -74,15 +74,24 @@ static uint64_t whole_units(uint64_t bytes) {
   return bytes < most ? bytes : most;
 }
 
+/* What NVML gives for this process. Negative: nothing. */
+static int look_at_self(uint32_t column, uint64_t *held) {
+  struct growth_view view;
+  if (!gauge_look(column, &view)) return -1;
+  *held = growth_held((uint32_t)os_pid(), &view);
+  gauge_drop(&view);
+  return view.listed ? 0 : -1;
+}
+
 /* One look. 1: nothing was charged or given back meanwhile. Negative: nothing can be said. */
 static int look(uint32_t column, uint64_t counted, uint64_t *excess) {
   struct ledger_holding before, after;
-  struct growth_view view;
-  if (ledger_holding(guest_ledger, column, &before) != VC_OK || !gauge_look(column, &view) || !view.listed ||
+  uint64_t held;
+  if (ledger_holding(guest_ledger, column, &before) != VC_OK || look_at_self(column, &held) < 0 ||
       ledger_holding(guest_ledger, column, &after) != VC_OK)
     return -1;
   uint64_t charged = before.bytes > after.bytes ? before.bytes : after.bytes;
-  uint64_t beyond = less(growth_held((uint32_t)os_pid(), &view), less(charged, counted));
+  uint64_t beyond = less(held, less(charged, counted));
   *excess = whole_units(less(beyond, ledger_unhooked(guest_ledger, column)));
   return before.state == after.state;
 }

@@ -1,8 +1,10 @@
 /* See gauge.h.
  * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_excess.py. */
+#define _GNU_SOURCE
 #include "gauge.h"
 
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 #include "driver.h"
 #include "guest.h"
@@ -10,8 +12,13 @@
 #include "objects.h"
 #include "os.h"
 #include "place.h"
+#include "starts.h"
+
+/* More processes than a machine can have PIDs are a number that a driver did not mean. */
+enum { LIST_TRIES = 4, MOST_LISTED = 1 << 22 };
 
 static _Atomic int started;
+static _Atomic int32_t held; /* starts of NVML */
 static VC_LARGE _Atomic(nvmlDevice_t) devices[VC_MAX_GPUS]; /* by column; valid while NVML is started */
 
 /* The clock is read at every glance. The loader lists the kernel's object among its own. */
@@ -25,10 +32,11 @@ static void find_clock(void) {
   if (objects_find_soname(object_name, &object)) os_use_clock((os_clock *)objects_function(&object, function_name));
 }
 
-/* NVML counts its users: two threads that come here at once start it twice, which does no harm. */
+/* Two threads that come here at once start it twice, which both end. */
 static int start(void) {
   if (atomic_load_explicit(&started, memory_order_acquire)) return 1;
-  if (!driver_nvml_is_known() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlInit_v2() != NVML_SUCCESS) return 0;
+  if (!driver_nvml_is_known() || !starts_take()) return 0;
+  atomic_fetch_add(&held, 1);
   find_clock();
   atomic_store_explicit(&started, 1, memory_order_release);
   return 1;
@@ -39,38 +47,97 @@ static void forget_devices(void) {
     atomic_store_explicit(&devices[column], NULL, memory_order_relaxed);
 }
 
-static nvmlDevice_t device_of(uint32_t column) {
-  nvmlDevice_t device = atomic_load_explicit(&devices[column], memory_order_relaxed);
+/* By calls that do not pass here the program has ended NVML more often than it had started it, and with it our own start;
+ * or another thread has just stopped it. */
+static int start_again(void) {
+  int32_t lost = atomic_exchange(&held, 0);
+  if (lost != 0) starts_lost(lost);
+  atomic_store_explicit(&started, 0, memory_order_release);
+  forget_devices();
+  return start();
+}
+
+void gauge_stop(void) {
+  int32_t taken = atomic_exchange(&held, 0);
+  atomic_store_explicit(&started, 0, memory_order_release);
+  forget_devices();
+  if (taken != 0) starts_drop(taken);
+}
+
+static nvmlReturn_t device_of(uint32_t column, nvmlDevice_t *out) {
   uint8_t uuid[VC_UUID_BYTES];
   uint32_t flags;
   char text[48];
-  if (device != NULL) return device;
+  *out = atomic_load_explicit(&devices[column], memory_order_relaxed);
+  if (*out != NULL) return NVML_SUCCESS;
   ledger_column_uuid(guest_ledger, column, uuid, &flags);
-  if (real_nvml.nvmlDeviceGetHandleByUUID == NULL || uuid_format(uuid, flags, text, sizeof text) < 0) return NULL;
-  if (real_nvml.nvmlDeviceGetHandleByUUID(text, &device) != NVML_SUCCESS) return NULL;
-  atomic_store_explicit(&devices[column], device, memory_order_relaxed);
-  return device;
+  if (real_nvml.nvmlDeviceGetHandleByUUID == NULL || uuid_format(uuid, flags, text, sizeof text) < 0)
+    return NVML_ERROR_NOT_FOUND;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetHandleByUUID(text, out);
+  if (result == NVML_SUCCESS) atomic_store_explicit(&devices[column], *out, memory_order_relaxed);
+  return result;
 }
 
-static void look_at_processes(nvmlDevice_t device, struct growth_view *view) {
-  nvmlProcessInfo_t infos[GROWTH_MAX];
-  unsigned int count = GROWTH_MAX;
+static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) {
+  return real_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+}
+
+/* What has no number (NVML_VALUE_NOT_AVAILABLE) is left out. The list may take the place of what it is made from: an entry
+ * is no longer than NVML's. */
+static void take_list(struct growth_view *view, struct growth_process *to, const nvmlProcessInfo_t *infos,
+                      unsigned int count) {
+  for (unsigned int i = 0; i < count; i++) {
+    const struct growth_process process = {infos[i].pid, infos[i].usedGpuMemory};
+    if (process.bytes <= VC_MAX_BYTES) to[view->count++] = process;
+  }
+  view->listed = 1;
+}
+
+_Static_assert(sizeof(struct growth_process) <= sizeof(nvmlProcessInfo_t), "see take_list()");
+
+/* Room for more than NVML has just said: others start while it is asked again. */
+static nvmlReturn_t look_at_many(nvmlDevice_t device, unsigned int count, struct growth_view *view) {
+  nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
+  for (int tries = 0; tries < LIST_TRIES && count < MOST_LISTED; tries++) {
+    unsigned int room = count + count / 4 + GROWTH_FEW;
+    view->many_bytes = room * sizeof(nvmlProcessInfo_t);
+    void *memory = mmap(NULL, view->many_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) break;
+    view->many = memory;
+    count = room;
+    result = list(device, &count, memory);
+    if (result == NVML_SUCCESS && count <= room) take_list(view, memory, memory, count);
+    if (view->listed) break;
+    gauge_drop(view);
+    if (result != NVML_ERROR_INSUFFICIENT_SIZE) break;
+    if (count < room) count = room * 2; /* a driver that does not say how many there are */
+  }
+  return result;
+}
+
+static nvmlReturn_t look_at_processes(nvmlDevice_t device, struct growth_view *view) {
+  nvmlProcessInfo_t infos[GROWTH_FEW];
+  unsigned int count = GROWTH_FEW;
   view->count = 0;
   view->listed = 0;
-  if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3 == NULL) return;
-  if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos) != NVML_SUCCESS) return;
-  view->listed = 1;
-  for (unsigned int i = 0; i < count && i < GROWTH_MAX; i++) {
-    if (infos[i].usedGpuMemory > VC_MAX_BYTES) continue; /* NVML_VALUE_NOT_AVAILABLE */
-    view->process[view->count++] = (struct growth_process){infos[i].pid, infos[i].usedGpuMemory};
-  }
+  if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3 == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
+  nvmlReturn_t result = list(device, &count, infos);
+  if (result == NVML_SUCCESS && count <= GROWTH_FEW) take_list(view, view->few, infos, count);
+  return result == NVML_ERROR_INSUFFICIENT_SIZE ? look_at_many(device, count, view) : result;
+}
+
+void gauge_drop(struct growth_view *view) {
+  if (view->many != NULL) munmap(view->many, view->many_bytes);
+  view->many = NULL;
 }
 
 static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
   nvmlMemory_t memory;
-  nvmlDevice_t device = device_of(column);
-  if (device == NULL || real_nvml.nvmlDeviceGetMemoryInfo == NULL) return NVML_ERROR_NOT_FOUND;
-  nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, &memory);
+  nvmlDevice_t device;
+  nvmlReturn_t result = device_of(column, &device);
+  if (real_nvml.nvmlDeviceGetMemoryInfo == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
+  if (result != NVML_SUCCESS) return result;
+  result = real_nvml.nvmlDeviceGetMemoryInfo(device, &memory);
   if (result == NVML_SUCCESS) *total = memory.used;
   return result;
 }
@@ -91,9 +158,13 @@ void gauge_prepare(void) {
   if (!driver_nvml_is_known()) find_nvml();
 }
 
+/* A card without a list is half a view; that NVML was ended between two of the questions, by another thread, is none. */
 static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
+  nvmlDevice_t device;
   nvmlReturn_t result = look_at_total(column, &view->total);
-  if (result == NVML_SUCCESS) look_at_processes(device_of(column), view);
+  if (result == NVML_SUCCESS) result = device_of(column, &device);
+  if (result == NVML_SUCCESS && look_at_processes(device, view) == NVML_ERROR_UNINITIALIZED)
+    result = NVML_ERROR_UNINITIALIZED;
   return result;
 }
 
@@ -101,19 +172,14 @@ static int look_at_all(uint32_t column, struct growth_view *out) {
   if (!start()) return 0;
   nvmlReturn_t result = look(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
-  /* The program ended NVML more often than it had started it, and with it our own start. */
-  atomic_store_explicit(&started, 0, memory_order_release);
-  forget_devices();
-  return start() && look(column, out) == NVML_SUCCESS;
+  return start_again() && look(column, out) == NVML_SUCCESS;
 }
 
 static int look_at_card(uint32_t column, uint64_t *out) {
   if (!start()) return 0;
   nvmlReturn_t result = look_at_total(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
-  atomic_store_explicit(&started, 0, memory_order_release);
-  forget_devices();
-  return start() && look_at_total(column, out) == NVML_SUCCESS;
+  return start_again() && look_at_total(column, out) == NVML_SUCCESS;
 }
 
 /* NVML has locks of its own, which a handler of the program's would meet that asks it for something while this thread
@@ -121,7 +187,10 @@ static int look_at_card(uint32_t column, uint64_t *out) {
 int gauge_look(uint32_t column, struct growth_view *out) {
   uint64_t signals;
   os_signals_block(&signals);
+  out->many = NULL;
+  starts_inside++;
   int seen = look_at_all(column, out);
+  starts_inside--;
   os_signals_restore(&signals);
   return seen;
 }
@@ -129,7 +198,9 @@ int gauge_look(uint32_t column, struct growth_view *out) {
 int gauge_total(uint32_t column, uint64_t *out) {
   uint64_t signals;
   os_signals_block(&signals);
+  starts_inside++;
   int seen = look_at_card(column, out);
+  starts_inside--;
   os_signals_restore(&signals);
   return seen;
 }

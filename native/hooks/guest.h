@@ -24,6 +24,10 @@ int guest_may_have_shares(void);
 /* The same, or host memory, for which containers take turns: whether its work ever has to wait. */
 int guest_may_be_held(void);
 
+/* Before the first lock of the library is taken: from then on a forked child gives them all. 0: it would not, and nobody
+ * may lock. */
+int guest_may_lock(void);
+
 /* Attaches on the first call, then answers from memory. Thread-safe; a call that comes back in on the same thread
  * while attaching is answered with GUEST_FORWARD. */
 enum guest_passage guest_enter(void);

@@ -12,6 +12,7 @@
 #include "driver.h"
 #include "guest.h"
 #include "loader.h"
+#include "place.h"
 #include "plain.h"
 #include "pointers.h"
 
@@ -50,7 +51,7 @@ _Static_assert(HOOKS * 3 < POINTER_SLOTS * 2, "and that of the drivers' function
 
 _Static_assert(sizeof wrappers / sizeof *wrappers == HOOKS, "one wrapper each");
 
-static _Atomic char firsts[HOOKS];
+static VC_LARGE _Atomic char firsts[HOOKS]; /* few programs ask RTLD_DEFAULT */
 static _Atomic uint16_t slots[SLOTS]; /* 1 + index into hooks, 0: empty */
 static _Atomic int built;
 

@@ -31,6 +31,8 @@ static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynami
     if (dynamic->d_tag == DT_STRSZ) out->strings_size = value;
     if (dynamic->d_tag == DT_GNU_HASH) out->gnu_hash = dynamic_pointer(info, value);
     if (dynamic->d_tag == DT_HASH) out->sysv_hash = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_RELA) out->relocations = dynamic_pointer(info, value);
+    if (dynamic->d_tag == DT_RELASZ) out->relocation_count = value / sizeof(ElfW(Rela));
     if (dynamic->d_tag == DT_SONAME) soname = value;
   }
   if (out->symbols == NULL || out->strings == NULL) return 0;
@@ -41,6 +43,10 @@ static int read_dynamic(const struct dl_phdr_info *info, const ElfW(Dyn) *dynami
 static void measure(const struct dl_phdr_info *info, struct object *out) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    if (segment->p_type == PT_GNU_RELRO) {
+      out->sealed_begin = info->dlpi_addr + segment->p_vaddr;
+      out->sealed_end = out->sealed_begin + segment->p_memsz;
+    }
     if (segment->p_type != PT_LOAD) continue; /* they come in the order of their addresses */
     if (out->begin == 0) out->begin = info->dlpi_addr + segment->p_vaddr;
     out->end = info->dlpi_addr + segment->p_vaddr + segment->p_memsz;
@@ -85,9 +91,34 @@ int objects_find_initial(const char *soname, struct object *out) {
   return 0;
 }
 
+extern ElfW(Dyn) own_dynamic[] __asm__("_DYNAMIC") __attribute__((visibility("hidden")));
+
+const char *objects_own_path(void) {
+  for (const struct link_map *map = _r_debug.r_map; map != NULL; map = map->l_next)
+    if (map->l_ld == own_dynamic) return map->l_name != NULL ? map->l_name : "";
+  return "";
+}
+
 int objects_find_address(const void *address, struct object *out) {
   struct search search = {.address = (uintptr_t)address, .out = out};
   return address != NULL && dl_iterate_phdr(visit, &search);
+}
+
+struct tour {
+  objects_visit *visit;
+  void *data;
+};
+
+static int tour_on(struct dl_phdr_info *info, size_t size, void *data) {
+  const struct tour *tour = data;
+  struct object object;
+  struct search any = {.out = &object};
+  return visit(info, size, &any) ? tour->visit(&object, info->dlpi_adds, tour->data) : 0;
+}
+
+int objects_each(objects_visit *visit_one, void *data) {
+  struct tour tour = {visit_one, data};
+  return dl_iterate_phdr(tour_on, &tour);
 }
 
 struct walk {
@@ -114,9 +145,9 @@ int objects_next_is(const void *from, const void *to, const char *function) {
   return walk.reached;
 }
 
-static void *function_if(const struct object *object, uint32_t index, const struct objects_name *name) {
+static void *symbol_if(const struct object *object, uint32_t index, const struct objects_name *name) {
   const ElfW(Sym) *symbol = &object->symbols[index];
-  if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != STT_FUNC) return NULL;
+  if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != (name->variable ? STT_OBJECT : STT_FUNC)) return NULL;
   if (symbol->st_name + name->length >= object->strings_size) return NULL;
   if (!plain_same_bytes(object->strings + symbol->st_name, name->text, name->length + 1)) return NULL;
   return (void *)(object->base + symbol->st_value);
@@ -133,7 +164,7 @@ static void *find_gnu(const struct object *object, const struct objects_name *na
   if (index < table[1]) return NULL;
   for (;; index++) {
     uint32_t chained = chains[index - table[1]];
-    void *found = ((chained ^ name->hash) >> 1) == 0 ? function_if(object, index, name) : NULL;
+    void *found = ((chained ^ name->hash) >> 1) == 0 ? symbol_if(object, index, name) : NULL;
     if (found != NULL) return found;
     if (chained & 1) return NULL;
   }
@@ -142,7 +173,7 @@ static void *find_gnu(const struct object *object, const struct objects_name *na
 static void *find_sysv(const struct object *object, const struct objects_name *name) {
   uint32_t symbol_count = object->sysv_hash[1];
   for (uint32_t index = 1; index < symbol_count; index++) {
-    void *found = function_if(object, index, name);
+    void *found = symbol_if(object, index, name);
     if (found != NULL) return found;
   }
   return NULL;
@@ -153,8 +184,12 @@ void *objects_named(const struct object *object, const struct objects_name *name
   return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
 }
 
-void *objects_function(const struct object *object, const char *text) {
-  struct objects_name name = {text, plain_length(text), 5381};
+static void *find_text(const struct object *object, const char *text, int variable) {
+  struct objects_name name = {text, plain_length(text), 5381, variable};
   for (const unsigned char *c = (const unsigned char *)text; *c != 0; c++) name.hash = name.hash * 33 + *c;
   return objects_named(object, &name);
 }
+
+void *objects_function(const struct object *object, const char *text) { return find_text(object, text, 0); }
+
+void *objects_variable(const struct object *object, const char *text) { return find_text(object, text, 1); }

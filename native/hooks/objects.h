@@ -18,6 +18,9 @@ struct object {
   size_t strings_size; /* bytes */
   const uint32_t *gnu_hash; /* at least one of the two tables is there in any object that exports something */
   const uint32_t *sysv_hash;
+  const ElfW(Rela) *relocations; /* but those of calls */
+  size_t relocation_count;
+  uintptr_t sealed_begin, sealed_end; /* what the loader has made read-only since; both 0: nothing */
 };
 
 /* The first loaded object with this DT_SONAME; 0: not loaded. */
@@ -25,6 +28,8 @@ int objects_find_soname(const char *soname, struct object *out);
 /* The same for an object that the program was started with, without a call to the C library: some sanitizers have a
  * dl_iterate_phdr of their own that does not work before they have started. Its memory is not measured. */
 int objects_find_initial(const char *soname, struct object *out);
+/* Where this library was loaded from, as objects_find_initial() sees it; "" when it is in another namespace. */
+const char *objects_own_path(void);
 /* The loaded object that ADDRESS lies in; 0: none. */
 int objects_find_address(const void *address, struct object *out);
 /* Whether a search that starts behind the object of FROM meets the object of TO before any other one that defines the
@@ -37,8 +42,16 @@ struct objects_name {
   const char *text;
   size_t length;
   uint32_t hash; /* as SYMBOL_HASH() */
+  int variable;  /* a variable of this name is looked for, else a function */
 };
 /* The same for a name whose hash is known. */
 void *objects_named(const struct object *object, const struct objects_name *name);
+/* Address of a variable that the object defines, or NULL. */
+void *objects_variable(const struct object *object, const char *name);
+
+/* Every loaded object, while no other one is loaded. LOADED: how many there ever were. The first answer other than 0 ends it
+ * and is returned. */
+typedef int objects_visit(const struct object *object, uint64_t loaded, void *data);
+int objects_each(objects_visit *visit, void *data);
 
 #endif

@@ -59,10 +59,10 @@ static inline void *pointers_at(uint32_t key, void *real) {
   }
 }
 
-/* The hook's wrapper, or REAL itself. NULL is NULL. */
-static inline void *pointers_replace(void *real) {
+/* The hook's wrapper; NULL: REAL is no function that a hook takes the place of, or not by this address. */
+static inline void *pointers_wrapper(void *real) {
   uint32_t key = pointers_key(real);
-  return VC_LIKELY(key != 0) ? pointers_at(key, real) : real;
+  return VC_LIKELY(key != 0) ? pointers_at(key, NULL) : NULL;
 }
 
 #endif

@@ -17,6 +17,7 @@
 #include "loader.h"
 #include "names.h"
 #include "pointers.h"
+#include "rebind.h"
 
 /* Returned in two registers on both architectures. */
 struct route {
@@ -49,15 +50,21 @@ static int is_real(const struct hook *hook, void *found) {
   return hook->kind != HOOK_LOADER && driver_recognise(driver_of(hook), found) != DRIVER_NOT;
 }
 
-/* Whether the object that asks was loaded together with a library that has the function. */
-static int came_with(const struct hook *hook, const void *caller) {
+/* FOUND is a library's own variable of this name, and no function. */
+static int is_variable(const struct hook *hook, const void *found) {
   struct object object;
-  if (!objects_find_address(caller, &object) || object.path[0] == 0) return 0;
+  return found != NULL && objects_find_address(found, &object) && objects_variable(&object, names_text(hook)) == found;
+}
+
+/* What a library has that the object that asks was loaded together with; NULL: nothing but ours. */
+static void *came_with(const struct hook *hook, const void *caller) {
+  struct object object;
+  if (!objects_find_address(caller, &object) || object.path[0] == 0) return NULL;
   void *handle = loader_real.dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
-  if (handle == NULL) return 0;
+  if (handle == NULL) return NULL;
   void *found = loader_real.dlsym(handle, names_text(hook));
   loader_real.dlclose(handle);
-  return found != NULL && found != names_wrapper(hook);
+  return found != names_wrapper(hook) ? found : NULL;
 }
 
 /* By kind: the driver has been found behind us in the global scope. It stays there: it is never unloaded. */
@@ -79,7 +86,9 @@ static void *find_behind_us(const struct hook *hook, const struct lookup *lookup
   void *next = ask_behind_us(hook, lookup);
   if (next != NULL) return next;
   if (lookup->handle != RTLD_DEFAULT || hook->kind == HOOK_LOADER || !driver_is_loaded(driver_of(hook))) return NULL;
-  if (!came_with(hook, caller) || !(driver_of(hook) == DRIVER_CUDA ? driver_cuda() : driver_nvml())) {
+  next = came_with(hook, caller);
+  if (is_variable(hook, next)) return next;
+  if (next == NULL || !(driver_of(hook) == DRIVER_CUDA ? driver_cuda() : driver_nvml())) {
     ask(lookup, RTLD_NEXT); /* for its dlerror() */
     return NULL;
   }
@@ -121,7 +130,8 @@ static void *look_closer(const struct hook *hook, const struct lookup *lookup, c
   int ours = hook != NULL && found == names_wrapper(hook);
   if (ours) found = find_behind_us(hook, lookup, caller);
   if (found == NULL || !guest_is_wanted()) return found;
-  return ours ? names_place(hook) : replace(hook, lookup->name, found);
+  if (!ours) return replace(hook, lookup->name, found);
+  return found == names_real(hook) || !is_variable(hook, found) ? names_place(hook) : found;
 }
 
 /* In the global scope objects come in the order of loading and new ones come last. So once our wrapper was found first
@@ -146,15 +156,17 @@ static void *find_default(const struct hook *hook, const struct lookup *lookup, 
 static struct route decide(const struct lookup *lookup, const void *caller, void *real) {
   const struct hook *hook = names_find(lookup->name);
   if (hook == NULL) return (struct route){real, NULL};
+  if (hook->kind != HOOK_LOADER) rebind(caller);
   if (lookup->handle == RTLD_NEXT) return decide_next(hook, lookup, caller, real);
   if (is_settled(hook, lookup)) return (struct route){NULL, names_place(hook)};
   return (struct route){NULL, find_default(hook, lookup, caller)};
 }
 
 static __attribute__((noinline)) void *look_at_name(void *handle, const char *name, const char *version_text,
-                                                    void *found) {
+                                                    void *found, const void *caller) {
   const struct lookup lookup = {handle, name, version_text};
   if (found == NULL || names_owner(name) < 0) return found;
+  if (names_owner(name) != HOOK_LOADER) rebind(caller);
   return look_closer(names_find(name), &lookup, NULL, found);
 }
 
@@ -162,14 +174,18 @@ void *resolve_by_handle(void *handle, const char *name) {
   if (loader_real.dlsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlsym(handle, name);
   uint32_t key = pointers_key(found);
-  return VC_LIKELY(key != 0) ? pointers_at(key, found) : look_at_name(handle, name, NULL, found);
+  if (!VC_LIKELY(key != 0)) return look_at_name(handle, name, NULL, found, __builtin_return_address(0));
+  rebind(__builtin_return_address(0));
+  return pointers_at(key, found);
 }
 
 void *resolve_version_by_handle(void *handle, const char *name, const char *version_text) {
   if (loader_real.dlvsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlvsym(handle, name, version_text);
   uint32_t key = pointers_key(found);
-  return VC_LIKELY(key != 0) ? pointers_at(key, found) : look_at_name(handle, name, version_text, found);
+  if (!VC_LIKELY(key != 0)) return look_at_name(handle, name, version_text, found, __builtin_return_address(0));
+  rebind(__builtin_return_address(0));
+  return pointers_at(key, found);
 }
 
 struct route resolve_dlsym(void *handle, const char *name, const void *caller) {

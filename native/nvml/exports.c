@@ -5,6 +5,7 @@
 #include "nvml_bodies.h"
 #include "driver.h"
 #include "guest.h"
+#include "starts.h"
 
 static guest_gate gate;
 
@@ -23,6 +24,18 @@ static inline enum passage enter_LIMITED(void) {
   return VC_LIKELY(atomic_load_explicit(&gate, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
 }
 
+static inline enum passage enter_ANYTIME(void) { return enter_LIMITED(); }
+
+/* What these do depends on no limit, and a process that only asks for NVML's version is not to be attached for it. */
+static inline enum passage enter_START(void) { return driver_nvml() ? PASS_HOOK : PASS_NO_DRIVER; }
+static inline enum passage enter_STARTED(void) { return enter_START(); }
+
+#define WHEN_STARTED(call) (starts_may_pass() ? (call) : NVML_ERROR_UNINITIALIZED)
+#define BODY_LIMITED(symbol, args) WHEN_STARTED(vc_##symbol args)
+#define BODY_ANYTIME(symbol, args) vc_##symbol args
+#define BODY_START(symbol, args) vc_##symbol args
+#define BODY_STARTED(symbol, args) WHEN_STARTED(real_nvml.symbol args)
+
 #define NEED(symbol)
 #define HOOK(body, symbol, params, args)                                    \
   VC_EXPORT nvmlReturn_t DECLDIR symbol params {                            \
@@ -30,7 +43,7 @@ static inline enum passage enter_LIMITED(void) {
     if (passage == PASS_NO_DRIVER) return NVML_ERROR_LIBRARY_NOT_FOUND;     \
     if (passage == PASS_REFUSE) return NVML_ERROR_NOT_READY;                \
     if (real_nvml.symbol == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;     \
-    return passage == PASS_HOOK ? vc_##symbol args : real_nvml.symbol args; \
+    return passage == PASS_HOOK ? BODY_##body(symbol, args) : real_nvml.symbol args; \
   }
 #include "nvml.def"
 #undef HOOK

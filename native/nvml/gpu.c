@@ -9,6 +9,7 @@
 #include "ledger.h"
 #include "lock.h"
 #include "place.h"
+#include "starts.h"
 #include "view.h"
 
 enum { CACHED = 64, UUID_TEXT = 96 };
@@ -70,12 +71,13 @@ static int list(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
 }
 
 int gpu_list(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
-  if (!driver_nvml() || real_nvml.nvmlInit_v2 == NULL || real_nvml.nvmlShutdown == NULL ||
-      real_nvml.nvmlDeviceGetCount_v2 == NULL || real_nvml.nvmlDeviceGetHandleByIndex_v2 == NULL)
+  if (!driver_nvml() || real_nvml.nvmlDeviceGetCount_v2 == NULL || real_nvml.nvmlDeviceGetHandleByIndex_v2 == NULL)
     return VC_ENODRIVER;
-  if (real_nvml.nvmlInit_v2() != NVML_SUCCESS) return VC_ENODRIVER;
+  if (!starts_take()) return VC_ENODRIVER;
+  starts_inside++;
   int count = list(uuids, max);
-  real_nvml.nvmlShutdown();
+  starts_inside--;
+  starts_drop(1);
   return count;
 }
 

@@ -7,7 +7,7 @@
  *   Both the addition and the reading are sequentially consistent, so of two processes that race at least one sees the
  *   other's addition. Still within the limit: granted. Over it: take the addition back and go the slow way.
  *   A grant is therefore never over the limit, and a process killed between any two instructions leaves at worst its
- *   addition behind in a slot whose lock the kernel has dropped.
+ *   addition behind in a slot whose locks the kernel has dropped.
  * - Slow way: refuse only on certain ground. Two equal collections of all words are a snapshot of one instant, thanks to
  *   the change counts; if it leaves no room and no other process was deciding (a mark), the memory is really taken.
  *   Otherwise some addition seen may be about to be taken back: try again, with growing pauses. After a bounded time a
@@ -36,7 +36,7 @@ enum {
   SLEEP_ROUNDS = 400,   /* then sleep: 144 × 200 µs ≈ 30 ms until a mark that never goes counts as taken */
   SLEEP_US = 200,
   PEAK_EVERY = 64,      /* changes between two looks at others by a process that need not look */
-  CONFIRM_EVERY = 1024, /* changes between two looks whether we still hold our lock */
+  CONFIRM_EVERY = 1024, /* changes between two looks whether our record lock still names us */
 };
 
 static _Thread_local uint32_t thread_number; /* 1 + mark cell; 0: not yet given */

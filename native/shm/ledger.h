@@ -139,8 +139,8 @@ struct ledger_process {
 /* Live processes that hold memory of the GPU: writes at most MAX, returns how many there are. */
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
 
-/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it closed
- * our descriptor, and with it its lock, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the
+/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it unmapped
+ * what holds it, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the
  * part of it that is managed, is asked only where the books are split. */
 void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage);
 

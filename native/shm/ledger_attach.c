@@ -8,7 +8,12 @@
 #include "plain.h"
 #include "text.h"
 
-static const char recreate[] = "recreate the pod, or the directory that vcuda run made";
+/* A file that may not be opened is not mended by making it anew. */
+static const char *remedy(int status) {
+  return status == VC_EACCES ? "this user may not open it: start vcuda run as the user of this program; in a pod see what "
+                               "forbids it (SELinux, a user namespace)"
+                             : "recreate the pod, or the directory that vcuda run made";
+}
 
 static int fail(int status, char *why, size_t size, const char *what, const char *path, const char *remedy) {
   if (why) snprintf(why, size, "%s %s: %s; %s", what, path, status_text(status), remedy);
@@ -77,6 +82,7 @@ static int match_columns(struct ledger *ledger) {
 static int attach_under(const struct limits_page *limits, const char *path, struct ledger *ledger) {
   ledger->limits = limits;
   atomic_init(&ledger->slot, -1);
+  ledger_hold_init(&ledger->hold);
   int status = attach_ledger(path, ledger);
   if (status == VC_OK) status = match_columns(ledger);
   if (status != VC_OK && ledger->file) {
@@ -101,13 +107,13 @@ int ledger_attach_under(const struct limits_page *limits, const char *ledger_pat
     return VC_OK;
   }
   free(ledger);
-  return fail(status, why, why_size, "ledger", ledger_path, recreate);
+  return fail(status, why, why_size, "ledger", ledger_path, remedy(status));
 }
 
 int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size) {
   const struct limits_page *limits;
   int status = limits_map(limits_path, &limits);
-  if (status != VC_OK) return fail(status, why, why_size, "limits page", limits_path, recreate);
+  if (status != VC_OK) return fail(status, why, why_size, "limits page", limits_path, remedy(status));
   status = ledger_attach_under(limits, ledger_path, out, why, why_size);
   if (status != VC_OK) limits_unmap(limits);
   return status;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "checksum.h"
+#include "ledger_hold.h"
 #include "ledger_layout.h"
 #include "limits_layout.h"
 #include "os.h"
@@ -103,12 +104,13 @@ static int read_slot(int fd, const struct ledger_file_split *copy, uint32_t inde
     any |= out->used[g];
   }
   if (slot->pid == 0 && any == 0) return 0;
-  if (os_lock_owner(fd, LEDGER_LOCKS + index, &owner) != 1) owner = 0;
-  if (owner == 0 && any == 0) return 0;
+  out->alive = os_lock_owner(fd, LEDGER_LOCKS + index, &owner) != 0 || ledger_is_held(fd, index) != 0 ||
+               ledger_may_live(slot->hold, slot->pid, 0);
+  if (!out->alive && any == 0) return 0;
   out->slot = index;
   out->pid = owner;
   out->pid_inside = slot->pid;
-  out->start_time = slot->start_time;
+  out->generation = slot->generation;
   out->refused = slot->refused;
   copy_name(out->name, slot->name);
   return 1;
@@ -128,8 +130,8 @@ static void read_info(const struct ledger_file *file, struct vc_ledger_info *inf
  * beyond them. */
 static uint32_t slots_to_read(int fd, const struct ledger_file *file) {
   uint32_t used = file->high_water < VC_MAX_SLOTS ? file->high_water : VC_MAX_SLOTS;
-  if (used < VC_MAX_SLOTS && os_lock_any(fd, LEDGER_LOCKS + used, VC_MAX_SLOTS - used)) return VC_MAX_SLOTS;
-  return used;
+  uint32_t rest = VC_MAX_SLOTS - used;
+  return rest != 0 && (os_lock_any(fd, LEDGER_LOCKS + used, rest) || ledger_any_held(fd, used, rest)) ? VC_MAX_SLOTS : used;
 }
 
 /* Fills COPY as far as it matters and *USED with the number of slots in it. A file that grew is still readable: what is
@@ -137,20 +139,25 @@ static uint32_t slots_to_read(int fd, const struct ledger_file *file) {
 static int read_file(const struct os_file *file, struct ledger_file_split *copy, uint32_t *used) {
   struct ledger_file *first = &copy->file;
   if (file->size < sizeof *first) return VC_ECORRUPT;
-  int status = os_read_all(file->fd, first, LEDGER_HEADER_BYTES, 0);
+  int status = os_read_from(file, first, LEDGER_HEADER_BYTES, 0);
   if (status == VC_OK) status = ledger_check(first, file->size);
   if (status != VC_OK) return status;
   *used = slots_to_read(file->fd, first);
-  status = os_read_all(file->fd, first->slot, *used * sizeof *first->slot, LEDGER_HEADER_BYTES);
+  status = os_read_from(file, first->slot, *used * sizeof *first->slot, LEDGER_HEADER_BYTES);
   if (status != VC_OK || first->version == LEDGER_VERSION) return status;
-  return os_read_all(file->fd, copy->split, *used * sizeof *copy->split, sizeof *first);
+  status = os_read_from(file, copy->split, *used * sizeof *copy->split, sizeof *first);
+  /* Not needed here: but who reads it without waiting finds it in memory afterwards. */
+  if (status == VC_OK) status = os_read_from(file, copy->turn, sizeof copy->turn, offsetof(struct ledger_file_split, turn));
+  return status;
 }
 
-int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max) {
+static int read_ledger(const char *path, int now, struct vc_ledger_info *info, struct vc_slot_usage *slots,
+                       uint32_t max) {
   struct os_file file;
   uint32_t used = 0, count = 0;
   int status = os_open(path, 0, &file);
   if (status != VC_OK) return status;
+  file.now = now;
   struct ledger_file_split *copy = calloc(1, sizeof *copy); /* what is not read was never used */
   status = copy ? read_file(&file, copy, &used) : VC_EIO;
   if (status == VC_OK) {
@@ -164,6 +171,14 @@ int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_us
   return status;
 }
 
+int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max) {
+  return read_ledger(path, 0, info, slots, max);
+}
+
+int ledger_read_now(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max) {
+  return read_ledger(path, 1, info, slots, max);
+}
+
 /* The version is the container's word: it decides between two sizes. */
 static uint64_t size_to_keep(const struct os_file *file) {
   struct {
@@ -175,16 +190,46 @@ static uint64_t size_to_keep(const struct os_file *file) {
   return ledger_size(LEDGER_VERSION_SPLIT);
 }
 
+/* What file systems keep beside the data, and reserve beyond a file's end of their own accord. */
+enum { LEDGER_SLACK = 256 * 1024 };
+
+static int is_too_large(uint64_t size, uint64_t stored, uint64_t keep) {
+  return size > keep || stored > keep + LEDGER_SLACK;
+}
+
+int ledger_trim_open(int fd) {
+  const struct os_file file = {.fd = fd};
+  uint64_t size, before, after, keep = size_to_keep(&file);
+  int status = os_stored(fd, &size, &before);
+  if (status != VC_OK || !is_too_large(size, before, keep)) return status;
+  /* Room reserved beyond the end does not show in the size, and where that stays the same it may stay too. */
+  if (size <= keep) status = os_truncate(fd, keep + 1);
+  if (status == VC_OK) status = os_truncate(fd, keep);
+  if (status == VC_OK) status = os_stored(fd, &size, &after);
+  if (status != VC_OK) return status;
+  return !is_too_large(size, after, keep) || after < before;
+}
+
 int ledger_trim(const char *path) {
   struct os_file file;
   int status = os_open(path, 1, &file);
   if (status != VC_OK) return status;
-  status = 0;
-  uint64_t size = size_to_keep(&file);
-  if (file.size > size) {
-    status = os_truncate(file.fd, size);
-    if (status == VC_OK) status = 1;
-  }
+  status = ledger_trim_open(file.fd);
   os_close(file.fd);
   return status;
+}
+
+int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max) {
+  struct os_file file;
+  int status = os_open(path, 0, &file);
+  if (status != VC_OK) return status;
+  int any = os_lock_any(file.fd, LEDGER_LOCKS, VC_MAX_SLOTS) || ledger_any_held(file.fd, 0, VC_MAX_SLOTS);
+  uint32_t count = 0, slots = any ? VC_MAX_SLOTS : 0;
+  for (uint32_t i = 0; i < slots && count < max; i++) {
+    int32_t pid = 0;
+    if ((os_lock_owner(file.fd, LEDGER_LOCKS + i, &pid) == 1 && pid > 0) || ledger_is_held(file.fd, i) == 1)
+      owners[count++] = (struct vc_slot_owner){.slot = i, .pid = pid};
+  }
+  os_close(file.fd);
+  return (int)count;
 }

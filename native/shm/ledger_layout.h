@@ -1,8 +1,8 @@
 /* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page.
  * Version 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the
  * card and the host. It is made for containers that may use host memory, and for nobody else.
- * The slot's lock byte lies beyond the data at LEDGER_LOCKS + slot: locks need no bytes there, and no read of the file
- * can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+ * The slot's two lock bytes lie beyond the data at LEDGER_LOCKS + slot and LEDGER_HOLDS + slot (ledger_hold.h): locks need
+ * no bytes there, and no read of the file can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #ifndef VC_SHM_LEDGER_LAYOUT_H
 #define VC_SHM_LEDGER_LAYOUT_H
 
@@ -15,7 +15,8 @@
 #define LEDGER_VERSION 1u
 #define LEDGER_VERSION_SPLIT 2u
 #define LEDGER_HEADER_BYTES 4096u
-#define LEDGER_LOCKS (UINT64_C(1) << 32)
+#define LEDGER_LOCKS (UINT64_C(1) << 32) /* record locks: who owns the slot */
+#define LEDGER_HOLDS (UINT64_C(1) << 33) /* open-file-description locks: the owner lives */
 
 /* Word of a usage cell: 48 bits of bytes under a 16-bit count of changes. Two equal readings therefore mean that
  * nothing happened in between (up to 65536 changes between two loads), which is what makes a sum over several words a
@@ -51,7 +52,7 @@ enum { LEDGER_ALLOWANCES = 1 };
 struct ledger_slot {
   _Atomic uint32_t generation; /* raised whenever the slot changes hands */
   _Atomic int32_t pid;         /* in the owner's PID namespace; 0: the slot was never used or was given back */
-  _Atomic uint64_t start_time;
+  _Atomic uint64_t hold;       /* 0: the owner holds the slot as long as it lives; else ledger_hold.c */
   _Atomic uint64_t refused;
   char name[16];
   _Atomic uint8_t mark[LEDGER_MARKS]; /* one per thread: not 0 while that thread decides a charge */

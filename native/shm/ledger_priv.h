@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "ledger.h"
+#include "ledger_hold.h"
 #include "ledger_layout.h"
 #include "limits_layout.h"
 #include "lock.h"
@@ -33,6 +34,7 @@ struct ledger {
   char path[256];             /* to open the file again when the program closed our descriptor */
   _Atomic int32_t slot;       /* ours; -1: none yet */
   _Atomic uint32_t generation; /* of our slot when we took it */
+  struct ledger_hold hold;    /* under claiming, like the slot */
   struct long_lock claiming;  /* around slot changes; POSIX locks do not exclude threads of one process */
   _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
   _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
@@ -62,12 +64,15 @@ int ledger_own_slot(struct ledger *ledger);
  * never need a slot. */
 void ledger_forget_former_program(struct ledger *ledger);
 
-/* Empties the slots of dead processes and confirms our own lock. Returns how many were emptied. *UNSURE (may be NULL)
- * becomes 1 when a slot is locked by somebody else than the process that wrote its PID there: that may be its owner in
- * another PID namespace, or somebody who is emptying it at this moment. */
+/* Our descriptor of the file, opened again when the program closed it; -1: it cannot be. Called under claiming. */
+int ledger_fd(struct ledger *ledger);
+
+/* Empties the slots of dead processes and confirms our own record lock. Returns how many were emptied. *UNSURE (may be
+ * NULL) becomes 1 when another process than the writer of the slot's PID has the slot's record lock, and no owner holds the
+ * slot: that process is emptying or taking it at this moment. */
 int ledger_reclaim(struct ledger *ledger, int *unsure);
 
-/* Takes our slot's lock again if the program closed a descriptor of the ledger and thereby dropped it. */
+/* Takes our slot's record lock again if the program closed a descriptor of the ledger and thereby dropped it. */
 __attribute__((noinline, cold)) void ledger_confirm_lock(struct ledger *ledger);
 
 /* Owner of another process's slot: 1 alive (*pid in our namespace, 0 when invisible), 0 dead or free. */

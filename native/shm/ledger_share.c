@@ -89,7 +89,7 @@ void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseco
 }
 
 /* Slots are read a few at a time, those that were ever used: the file is not ours to map. */
-static int read_flying(int fd, const struct ledger_file *header, struct vc_share_usage *out, uint32_t count) {
+static int read_flying(const struct os_file *file, const struct ledger_file *header, struct vc_share_usage *out, uint32_t count) {
   struct ledger_slot slots[16];
   uint32_t used = header->high_water < VC_MAX_SLOTS ? header->high_water : VC_MAX_SLOTS;
   uint32_t most = sizeof slots / sizeof *slots;
@@ -97,7 +97,7 @@ static int read_flying(int fd, const struct ledger_file *header, struct vc_share
   for (uint32_t first = 0; first < used; first += most) {
     uint32_t some = used - first < most ? used - first : most;
     uint64_t at = offsetof(struct ledger_file, slot) + first * sizeof *slots;
-    int status = os_read_all(fd, slots, some * sizeof *slots, at);
+    int status = os_read_from(file, slots, some * sizeof *slots, at);
     if (status != VC_OK) return status;
     for (uint32_t c = 0; c < count; c++) out[c].flying += count_flying(slots, some, c, now_ms);
   }
@@ -108,7 +108,7 @@ static int read_flying(int fd, const struct ledger_file *header, struct vc_share
 static __attribute__((noinline)) int read_shares(const struct os_file *file, struct ledger_file *header,
                                                  struct vc_share_usage *out, uint32_t max) {
   if (file->size < sizeof *header) return VC_ECORRUPT;
-  int status = os_read_all(file->fd, header, LEDGER_HEADER_BYTES, 0);
+  int status = os_read_from(file, header, LEDGER_HEADER_BYTES, 0);
   if (status == VC_OK) status = ledger_check(header, file->size);
   if (status != VC_OK) return status;
   uint32_t count = header->gpu_count < max ? header->gpu_count : max;
@@ -119,7 +119,7 @@ static __attribute__((noinline)) int read_shares(const struct os_file *file, str
         .spent_us = share->bucket.spent_ns / 1000, .throttled_us = share->throttled_us, .waiting = waiting};
     memcpy(out[c].uuid, header->uuid[c], sizeof out[c].uuid);
   }
-  status = read_flying(file->fd, header, out, count);
+  status = read_flying(file, header, out, count);
   return status == VC_OK ? (int)count : status;
 }
 
@@ -128,13 +128,22 @@ static int read_file(const struct os_file *file, struct vc_share_usage *out, uin
   return read_shares(file, (struct ledger_file *)(void *)header, out, max);
 }
 
-int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max) {
+static int read_shares_of(const char *path, int now, struct vc_share_usage *out, uint32_t max) {
   struct os_file file;
   int status = os_open(path, 0, &file);
   if (status != VC_OK) return status;
+  file.now = now;
   status = read_file(&file, out, max);
   os_close(file.fd);
   return status;
+}
+
+int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max) {
+  return read_shares_of(path, 0, out, max);
+}
+
+int ledger_read_shares_now(const char *path, struct vc_share_usage *out, uint32_t max) {
+  return read_shares_of(path, 1, out, max);
 }
 
 int ledger_open_shares(const char *path) {
@@ -145,7 +154,7 @@ int ledger_open_shares(const char *path) {
 
 /* That a file has become shorter is found out by reading it. */
 int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max) {
-  const struct os_file file = {.fd = fd, .size = UINT64_MAX};
+  const struct os_file file = {.fd = fd, .now = 1, .size = UINT64_MAX};
   return read_file(&file, out, max);
 }
 

@@ -1,11 +1,12 @@
-/* Who owns a slot. Holding the POSIX record lock on the slot's byte is owning it: the kernel drops the lock when the
- * process ends, however it ends, and tells anybody who asks (F_GETLK) the owner's PID in the asker's namespace.
+/* Who owns a slot, and who takes it over. A slot's owner holds two locks on it: one that proves that it lives, which nothing
+ * but its end drops, and a record lock that tells its PID to anybody who asks (ledger_hold.h). A slot that is not held is
+ * emptied by whoever needs room, under the record lock.
  *
- * Such a lock is also dropped when its owner closes any descriptor of the file: a daemon that closes everything it
- * inherited loses its slot while it lives. Therefore (1) a slot is not reclaimed while /proc shows a process of the
- * written PID and start time that still maps the ledger; (2) whoever takes a slot raises its generation, and the old
- * owner, who compares generations on every charge, registers again with what it really holds.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_kill.c. */
+ * The record lock does not last: its process drops it by closing any descriptor of the file. So every step that changes a
+ * slot is one that fails when somebody else was there meanwhile: whoever empties or takes a slot raises its generation,
+ * and the owner compares generations on every charge. An owner cannot lose a held slot. One that has lost its hold (the
+ * program unmapped what it does not know) and then its slot registers again with what it really holds.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
 #include <string.h>
 
 #include "ledger_allowance.h"
@@ -21,8 +22,8 @@ static int claim_lock(struct ledger *ledger) { return long_lock_take(&ledger->cl
 
 static void claim_unlock(struct ledger *ledger) { long_lock_give(&ledger->claiming); }
 
-/* Our descriptor, opened again when the program closed it (and perhaps put something else in its place). */
-static int ledger_fd(struct ledger *ledger) {
+/* When the program closed it, it may have put something else in its place. */
+int ledger_fd(struct ledger *ledger) {
   struct os_file again;
   if (os_is_file(ledger->fd, ledger->device, ledger->inode)) return ledger->fd;
   if (os_open(ledger->path, 1, &again) != VC_OK) return -1;
@@ -34,46 +35,33 @@ static int ledger_fd(struct ledger *ledger) {
   return ledger->fd;
 }
 
-/* Whether the process that wrote PID and start time into the slot still runs and uses the ledger, lock or no lock. */
-static int writer_still_maps(const struct ledger *ledger, const struct ledger_slot *slot) {
-  int32_t pid = atomic_load_explicit(&slot->pid, memory_order_acquire);
-  uint64_t start = atomic_load_explicit(&slot->start_time, memory_order_acquire);
-  return pid > 0 && start != 0 && os_process_exists(pid) && os_start_time(pid) == start &&
-         os_process_maps(pid, ledger->device, ledger->inode);
+/* A slot that is not held; where holds do not last. */
+static int may_live(struct ledger *ledger, const struct ledger_slot *slot) {
+  return ledger_may_live(atomic_load(&slot->hold), atomic_load(&slot->pid), atomic_load(&ledger->pid_namespace));
 }
 
-/* Whether the slot carries our own PID and start time: left behind by the program that this process was before exec,
- * or ours after we lost it. Either way nobody else's. */
-static int written_by_us(const struct ledger_slot *slot) {
-  int32_t pid = os_pid();
-  return atomic_load(&slot->pid) == pid && atomic_load(&slot->start_time) == os_start_time(pid);
-}
+enum life { DEAD, ALIVE, BUSY /* its record lock is another's: that one empties or takes it */ };
 
-static int written_by_another(const struct ledger *ledger, const struct ledger_slot *slot) {
-  return !written_by_us(slot) && writer_still_maps(ledger, slot);
-}
-
-static int slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
-  const struct ledger_slot *slot = &ledger->file->slot[index];
+/* Another process's slot. *PID: of who has its record lock. When it cannot be told the slot is alive: never take what may
+ * be somebody's. */
+static enum life slot_life(struct ledger *ledger, uint32_t index, int32_t *pid) {
   int fd = ledger_fd(ledger);
-  if (fd < 0) return 1; /* cannot tell: never take what may be somebody's */
-  int held = os_lock_owner(fd, LEDGER_LOCKS + index, pid);
-  if (held != 0) return 1;
-  if (!written_by_another(ledger, slot)) return 0;
-  *pid = atomic_load(&slot->pid);
-  return 1;
+  if (fd < 0) return ALIVE;
+  int named = os_lock_owner(fd, LEDGER_LOCKS + index, pid);
+  if (ledger_is_held(fd, index) != 0 || may_live(ledger, &ledger->file->slot[index])) return ALIVE;
+  if (named == 0) return DEAD;
+  return *pid == atomic_load(&ledger->file->slot[index].pid) ? ALIVE : BUSY;
 }
 
 int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   int ours = claim_lock(ledger);
-  int alive = slot_alive(ledger, index, pid);
+  enum life life = slot_life(ledger, index, pid);
   if (ours) claim_unlock(ledger);
-  return alive;
+  return life != DEAD;
 }
 
-/* The lock on a slot does not last: another thread of the program may close a descriptor of the ledger, and drop it, between
- * any two steps below, and then somebody else may empty the slot, take it and use it. So every step that changes a slot
- * is one that fails when that has happened: each begins with the generation that was read before the slot was judged. */
+/* Between any two steps below the record lock may be gone and somebody else there. So each step that changes a slot begins
+ * with the generation that was read before the slot was judged. */
 static void clear_word(const struct ledger_slot *slot, uint32_t generation, used_t *cell) {
   uint64_t word = atomic_load(cell);
   do {
@@ -122,20 +110,17 @@ static int raise_again(struct ledger_slot *slot, uint32_t judged) {
 struct finding {
   uint32_t generation; /* read first */
   int32_t pid;
-  uint64_t start_time;
 };
 
 static struct finding find_owner(const struct ledger_slot *slot) {
   struct finding found = {.generation = atomic_load(&slot->generation)};
   found.pid = atomic_load(&slot->pid);
-  found.start_time = atomic_load(&slot->start_time);
   return found;
 }
 
 static int empty_slot(struct ledger *ledger, uint32_t index, struct finding found) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   if (!clear_slot(ledger, index, found.generation) || !raise_again(slot, found.generation)) return 0;
-  atomic_compare_exchange_strong(&slot->start_time, &found.start_time, 0);
   atomic_compare_exchange_strong(&slot->pid, &found.pid, 0);
   return 1;
 }
@@ -144,20 +129,19 @@ static int empty_slot(struct ledger *ledger, uint32_t index, struct finding foun
 static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   int32_t pid = 0;
-  if (slot_alive(ledger, index, &pid)) {
-    if (unsure != NULL && pid != atomic_load(&slot->pid)) *unsure = 1;
-    return 0;
-  }
+  enum life life = slot_life(ledger, index, &pid);
+  if (life == ALIVE) return 0;
   int fd = ledger_fd(ledger);
-  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) {
+  if (life == BUSY || fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) {
     if (unsure != NULL) *unsure = 1;
     return 0;
   }
   /* Between the question and the lock another process may have reclaimed the slot, used it and died: still dead. Or
-   * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it uses it
-   * and lost its lock already: that is why we ask again, now that nobody else can take it. */
+   * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it owns the
+   * slot and lost the record lock already: that is why we ask again, now that nobody else can take it. */
   struct finding found = find_owner(slot);
-  int dead = !written_by_another(ledger, slot) && empty_slot(ledger, index, found);
+  int alive = ledger_is_held(fd, index) != 0 || may_live(ledger, slot);
+  int dead = !alive && empty_slot(ledger, index, found);
   os_lock_release(fd, LEDGER_LOCKS + index);
   return dead;
 }
@@ -185,8 +169,11 @@ static int slot_is_current(const struct ledger *ledger) {
 static void confirm_own_lock(struct ledger *ledger) {
   int32_t own = atomic_load(&ledger->slot);
   int fd = own >= 0 ? ledger_fd(ledger) : -1;
-  if (fd < 0 || os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own) != 1) return;
-  if (!slot_is_current(ledger)) os_lock_release(fd, LEDGER_LOCKS + (uint32_t)own);
+  if (fd < 0 || !slot_is_current(ledger)) return;
+  if (!ledger_hold_confirm(ledger, (uint32_t)own))
+    atomic_store(&ledger->file->slot[own].hold, ledger_hold_word(ledger));
+  if (os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own) == 1 && !slot_is_current(ledger))
+    os_lock_release(fd, LEDGER_LOCKS + (uint32_t)own);
 }
 
 void ledger_confirm_lock(struct ledger *ledger) {
@@ -222,41 +209,41 @@ static int taking_holds(int fd, uint32_t index, const struct ledger_slot *slot, 
          atomic_load(&slot->pid) == os_pid();
 }
 
-/* The PID alone is no name: with another process's start time it would be that of a dead one. */
-static void date_slot(struct ledger_slot *slot, uint32_t generation, uint64_t start_time) {
-  uint64_t written = atomic_load(&slot->start_time);
-  do {
-    if (atomic_load(&slot->generation) != generation) return;
-  } while (!atomic_compare_exchange_weak(&slot->start_time, &written, start_time));
-}
-
-/* Takes a free slot: its lock, then its PID field, which only one can fill. The slot's words are cleared even though
+/* Fills in a slot of which both locks are ours, and whose PID field only one can fill. The words are cleared even though
  * they are zero, except for what a process that lost the slot may have added since. */
-static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
+static int fill_slot(struct ledger *ledger, int fd, uint32_t index, struct finding found) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   int32_t nobody = 0, pid = os_pid();
-  struct finding found = find_owner(slot);
-  if (found.pid != 0) return 0;
-  if (os_lock_try(fd, LEDGER_LOCKS + index) != 1) return 0;
-  uint64_t start_time = os_start_time(pid);
-  if (atomic_compare_exchange_strong(&slot->pid, &nobody, pid)) {
-    if (clear_slot(ledger, index, found.generation)) {
-      raise_high_water(ledger, index + 1);
-      os_process_name(slot->name, sizeof slot->name);
-      date_slot(slot, found.generation + 1, start_time);
-      /* Who found the slot without a date, and so without an owner who lives, found it at an earlier generation. */
-      if (raise_again(slot, found.generation)) {
-        clear_marks(slot);
-        if (taking_holds(fd, index, slot, found.generation + 2)) {
-          atomic_store(&ledger->generation, found.generation + 2);
-          atomic_store(&ledger->slot, (int32_t)index);
-          return 1;
-        }
+  if (!atomic_compare_exchange_strong(&slot->pid, &nobody, pid)) return 0;
+  if (clear_slot(ledger, index, found.generation)) {
+    raise_high_water(ledger, index + 1);
+    os_process_name(slot->name, sizeof slot->name);
+    if (raise_again(slot, found.generation)) {
+      clear_marks(slot);
+      atomic_store(&slot->hold, ledger_hold_word(ledger));
+      if (taking_holds(fd, index, slot, found.generation + 2)) {
+        atomic_store(&ledger->generation, found.generation + 2);
+        atomic_store(&ledger->slot, (int32_t)index);
+        return 1;
       }
     }
-    atomic_compare_exchange_strong(&slot->pid, &pid, 0); /* with our PID it would look alive as long as we are */
   }
-  os_lock_release(fd, LEDGER_LOCKS + index); /* taken and died, or lost its lock, just now: it, or we */
+  atomic_compare_exchange_strong(&slot->pid, &pid, 0);
+  return 0;
+}
+
+/* 1: ours now; 0: another process was quicker, or it is not free; negative: slots cannot be held. The record lock comes
+ * second, because taking the other one closes a descriptor. */
+static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
+  struct finding found = find_owner(&ledger->file->slot[index]);
+  if (found.pid != 0) return 0;
+  int held = ledger_hold_take(ledger, index);
+  if (held != 1) return held;
+  if (os_lock_try(fd, LEDGER_LOCKS + index) == 1) {
+    if (fill_slot(ledger, fd, index, found)) return 1;
+    os_lock_release(fd, LEDGER_LOCKS + index);
+  }
+  ledger_hold_release(ledger, index);
   return 0;
 }
 
@@ -274,21 +261,28 @@ static void sweep_some(struct ledger *ledger) {
   }
 }
 
-/* Our own leftovers first: after exec the kernel released our lock but the old program's bytes are still there, and
- * os_process_maps would let everybody else believe that they are alive. */
+/* Our own leftovers first: after exec the kernel dropped our locks but the old program's bytes are still there. */
 static void drop_own_leftovers(struct ledger *ledger) {
   int32_t pid = os_pid();
-  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++) {
-    const struct ledger_slot *slot = &ledger->file->slot[i];
-    if (atomic_load(&slot->pid) == pid && written_by_us(slot)) reclaim_slot(ledger, i, NULL);
-  }
+  for (uint32_t i = 0; i < ledger_slots_in_use(ledger); i++)
+    if (atomic_load(&ledger->file->slot[i].pid) == pid) reclaim_slot(ledger, i, NULL);
 }
 
-/* Others cannot tell: the process has the PID and start time of before, and maps the ledger again. */
 void ledger_forget_former_program(struct ledger *ledger) {
   if (!claim_lock(ledger)) return;
   drop_own_leftovers(ledger);
   claim_unlock(ledger);
+}
+
+static int take_any_slot(struct ledger *ledger, int fd) {
+  for (int round = 0; round < 2; round++) {
+    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) {
+      int taken = take_slot(ledger, fd, i);
+      if (taken != 0) return taken == 1 ? VC_OK : taken;
+    }
+    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) reclaim_slot(ledger, i, NULL);
+  }
+  return VC_EFULL;
 }
 
 static int claim_slot(struct ledger *ledger) {
@@ -296,12 +290,9 @@ static int claim_slot(struct ledger *ledger) {
   if (fd < 0) return VC_EIO;
   drop_own_leftovers(ledger);
   sweep_some(ledger);
-  for (int round = 0; round < 2; round++) {
-    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++)
-      if (take_slot(ledger, fd, i)) return VC_OK;
-    for (uint32_t i = 0; i < VC_MAX_SLOTS; i++) reclaim_slot(ledger, i, NULL);
-  }
-  return VC_EFULL;
+  int status = take_any_slot(ledger, fd);
+  if (status == VC_OK) confirm_own_lock(ledger);
+  return status;
 }
 
 static void restore_word(used_t *cell, uint64_t bytes) {
@@ -328,10 +319,10 @@ int ledger_own_slot(struct ledger *ledger) {
   int status = VC_OK;
   if (!claim_lock(ledger)) return VC_ENOMEM;
   if (!slot_is_current(ledger)) {
-    int lost = atomic_load(&ledger->slot) >= 0;
-    atomic_store(&ledger->slot, -1);
+    int32_t lost = atomic_exchange(&ledger->slot, -1);
+    if (lost >= 0) ledger_hold_forget(ledger);
     status = claim_slot(ledger);
-    if (status == VC_OK && lost) restore_usage(ledger);
+    if (status == VC_OK && lost >= 0) restore_usage(ledger);
   }
   claim_unlock(ledger);
   return status;
@@ -340,6 +331,7 @@ int ledger_own_slot(struct ledger *ledger) {
 void ledger_after_fork(struct ledger *ledger) {
   /* The parent's locks are not ours, its slot keeps its bytes; threads that held the lock do not exist here. */
   atomic_store(&ledger->slot, -1);
+  ledger_hold_forget(ledger);
   long_lock_give(&ledger->claiming);
   atomic_store(&ledger->pid_namespace, 0);
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {

@@ -68,12 +68,12 @@ static void add_slot(const struct ledger_split *split, struct vc_turn_usage *out
   }
 }
 
-static int read_slots(int fd, uint32_t used, struct vc_turn_usage *out, uint32_t count) {
+static int read_slots(const struct os_file *file, uint32_t used, struct vc_turn_usage *out, uint32_t count) {
   int32_t pid;
   for (uint32_t i = 0; i < used; i++) {
     struct ledger_split split;
-    if (os_lock_owner(fd, LEDGER_LOCKS + i, &pid) != 1) continue;
-    int status = os_read_all(fd, &split, sizeof split, offsetof(struct ledger_file_split, split) + i * sizeof split);
+    if (os_lock_owner(file->fd, LEDGER_LOCKS + i, &pid) == 0 && ledger_is_held(file->fd, i) == 0) continue;
+    int status = os_read_from(file, &split, sizeof split, offsetof(struct ledger_file_split, split) + i * sizeof split);
     if (status != VC_OK) return status;
     add_slot(&split, out, count);
   }
@@ -83,10 +83,10 @@ static int read_slots(int fd, uint32_t used, struct vc_turn_usage *out, uint32_t
 static int read_turns(const struct os_file *file, struct ledger_file *header, struct vc_turn_usage *out, uint32_t max) {
   struct ledger_turn turn[VC_MAX_GPUS];
   if (file->size < sizeof *header) return VC_ECORRUPT;
-  int status = os_read_all(file->fd, header, LEDGER_HEADER_BYTES, 0);
+  int status = os_read_from(file, header, LEDGER_HEADER_BYTES, 0);
   if (status == VC_OK) status = ledger_check(header, file->size);
   if (status != VC_OK || header->version != LEDGER_VERSION_SPLIT) return status;
-  status = os_read_all(file->fd, turn, sizeof turn, offsetof(struct ledger_file_split, turn));
+  status = os_read_from(file, turn, sizeof turn, offsetof(struct ledger_file_split, turn));
   if (status != VC_OK) return status;
   uint32_t count = header->gpu_count < max ? header->gpu_count : max;
   for (uint32_t c = 0; c < count; c++) {
@@ -94,17 +94,26 @@ static int read_turns(const struct os_file *file, struct ledger_file *header, st
     out[c] = (struct vc_turn_usage){.progress = turn[c].progress, .held_us = turn[c].held_us, .waiting = waiting};
   }
   uint32_t used = header->high_water < VC_MAX_SLOTS ? header->high_water : VC_MAX_SLOTS;
-  status = read_slots(file->fd, used, out, count);
+  status = read_slots(file, used, out, count);
   return status == VC_OK ? (int)count : status;
 }
 
-int ledger_read_turns(const char *path, struct vc_turn_usage *out, uint32_t max) {
+static int read_turns_of(const char *path, int now, struct vc_turn_usage *out, uint32_t max) {
   struct os_file file;
   int status = os_open(path, 0, &file);
   if (status != VC_OK) return status;
+  file.now = now;
   struct ledger_file *header = calloc(1, sizeof *header); /* its slots stay untouched */
   status = header != NULL ? read_turns(&file, header, out, max) : VC_EIO;
   free(header);
   os_close(file.fd);
   return status;
+}
+
+int ledger_read_turns(const char *path, struct vc_turn_usage *out, uint32_t max) {
+  return read_turns_of(path, 0, out, max);
+}
+
+int ledger_read_turns_now(const char *path, struct vc_turn_usage *out, uint32_t max) {
+  return read_turns_of(path, 1, out, max);
 }

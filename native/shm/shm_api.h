@@ -84,9 +84,10 @@ struct vc_share_usage {
 /* One process that has charged something, or did until it died. */
 struct vc_slot_usage {
   uint32_t slot;
-  int32_t pid;        /* owner's PID in the reader's PID namespace, from the kernel (F_GETLK); 0: nobody holds the slot */
+  int32_t pid;        /* owner's PID in the reader's PID namespace, from the kernel (F_GETLK); 0: dead, or not told */
+  int32_t alive;      /* 1: the owner lives. Without a PID it closed a descriptor of the file: it will name itself again */
   int32_t pid_inside; /* the PID the process wrote itself: its own namespace's, and only its word */
-  uint64_t start_time; /* of that process, clock ticks since boot, likewise only its word */
+  uint32_t generation; /* raised whenever the slot changes hands, likewise only the container's word */
   uint64_t used[16];   /* declared, and excess */
   uint64_t excess[16]; /* the part of used that no call declared: measured by the process on itself; never more than used */
   uint64_t managed[16]; /* the part of used that may lie in host memory; never more than used */
@@ -107,9 +108,19 @@ uint64_t ledger_file_bytes(void);
  * nobody owns and that hold nothing are left out. A file of the wrong size or with a damaged header is VC_ECORRUPT;
  * numbers above 2^48 - 1 cannot be represented and so never come out. */
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
+/* The same without waiting for the disk, or for a container that writes the file all the time: VC_EBUSY instead. */
+int ledger_read_now(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
+/* Who holds slots, by the kernel's word alone: on a ledger whose bytes are damaged, too. Returns how many, at most MAX. */
+struct vc_slot_owner {
+  uint32_t slot;
+  int32_t pid; /* in the reader's PID namespace */
+};
+int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
-/* The same of an open ledger, for those who look again and again: a descriptor, to be given to ledger_close(). */
+int ledger_read_shares_now(const char *path, struct vc_share_usage *out, uint32_t max);
+/* The same of an open ledger and without waiting, for those who look again and again: a descriptor, to be given to
+ * ledger_close(). */
 int ledger_open_shares(const char *path);
 int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max);
 void ledger_close(int fd);
@@ -126,11 +137,14 @@ struct vc_turn_usage {
 };
 /* The same of a ledger, in the order of its GPUs, at most MAX: returns how many, 0 for one without host memory. */
 int ledger_read_turns(const char *path, struct vc_turn_usage *out, uint32_t max);
+int ledger_read_turns_now(const char *path, struct vc_turn_usage *out, uint32_t max);
 /* Milliseconds of CLOCK_MONOTONIC, as turns count them. */
 uint64_t turn_now_ms(void);
 
-/* Cuts a ledger that grew back to its size. Returns 1 when it had to, 0 when there was nothing to do. */
+/* Cuts a ledger that grew back to its size, also where it only takes more room than it shows. Returns 1 when it had to, 0
+ * when there was nothing to do. It waits for whoever writes the file at this moment. */
 int ledger_trim(const char *path);
+int ledger_trim_open(int fd);
 
 /* The compute share of a container on one GPU: a bucket of GPU time that all its processes fill and empty, without a lock.
  * Pure: time is an argument. Theory in bucket.c; Python runs the same code in simulated time. */
