@@ -17,10 +17,12 @@ from vcuda.ledger import (
     create_ledger,
     fill_ledger,
     ledger_file_bytes,
+    ledger_owners,
     read_ledger,
     read_shares,
     reserve_ledger,
     trim_ledger,
+    trim_open_ledger,
 )
 from vcuda.limits import (
     GpuLimit,
@@ -73,6 +75,7 @@ __all__ = [
     "hold_turn",
     "install_library",
     "ledger_file_bytes",
+    "ledger_owners",
     "library_path",
     "memory_available",
     "parse_size",
@@ -92,5 +95,6 @@ __all__ = [
     "set_unhooked",
     "shorten_queues",
     "trim_ledger",
+    "trim_open_ledger",
     "turn_clock",
 ]

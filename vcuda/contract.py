@@ -26,6 +26,7 @@ __all__ = [
     "LIMITS_MODE",
     "OWNER_FILE",
     "PRELOAD_FILE",
+    "PRELOAD_LINKS",
     "PRELOAD_MODE",
 ]
 
@@ -41,6 +42,7 @@ LIMITS_FILE = "limits"
 LEDGER_FILE = "ledger"
 PRELOAD_FILE = "ld.so.preload"
 COMMAND_FILE = "command.json"  # of vcuda run: what quotas.Command says
+PRELOAD_LINKS = "preload"  # of vcuda run: where the loader finds the library
 OWNER_FILE = "owner.json"  # of an agent, optional: {"namespace": …, "pod": …, "container": …}
 
 # The host's side of an agent.

@@ -130,11 +130,17 @@ def _judge_managed(answer: Mapping[str, object]) -> Finding:
 
 
 def check_locks(directory: Path, remedy: str) -> Finding:
-    """Whether the kernel tells who holds a record lock on a file in DIRECTORY, on which the ledger's slots rest."""
+    """Whether the file system of DIRECTORY has the two kinds of locks on which the ledger's slots rest.
+
+    The kernel must tell who holds a record lock, and a lock of an open file must keep out other open files.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
             fcntl.fcntl(file, fcntl.F_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0))
             owner = _lock_owner(file.name)
+            if not _open_files_exclude(file.fileno(), Path(file.name)):
+                text = f"the file system of {directory} does not keep two open files apart"
+                return Finding("fail", "record locks", text, remedy)
     except OSError as error:
         return Finding("fail", "record locks", f"cannot lock a file in {directory}: {error.strerror}", remedy)
     if owner == os.getpid():
@@ -155,6 +161,17 @@ def _check_directory(base: Path) -> Iterator[Finding]:
         return
     yield Finding("ok", "permissions", f"{base} is yours alone")
     yield check_locks(base, "set XDG_RUNTIME_DIR to a directory on a local file system")
+
+
+def _open_files_exclude(descriptor: int, path: Path) -> bool:
+    ask = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 33, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, ask)
+    with path.open("rb+") as other:
+        try:
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, ask)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _lock_owner(path: str) -> int:

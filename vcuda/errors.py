@@ -13,7 +13,8 @@
     │   ├── CorruptError              VC_ECORRUPT
     │   ├── VersionError              VC_EVERSION
     │   ├── MismatchError             VC_EMISMATCH: page and ledger belong to different allocations
-    │   └── FullError                 VC_EFULL: no process slot left
+    │   ├── FullError                 VC_EFULL: no process slot left
+    │   └── BusyError                 VC_EBUSY: another process keeps the file to itself
     ├── NoRoomError               1   VC_ENOMEM: the quota has no room
     ├── SystemError_              1   the operating system refused: VC_EIO
     │   └── NoSpaceError              VC_ENOSPC: the file system is full
@@ -35,6 +36,7 @@ __all__ = [
     "STATUS",
     "BadSizeError",
     "BadUuidError",
+    "BusyError",
     "CorruptError",
     "EnvironmentMissingError",
     "ExistsError",
@@ -148,6 +150,12 @@ class FullError(FileStateError):
     remedy = "end some of the processes that share the quota"
 
 
+class BusyError(FileStateError):
+    """VC_EBUSY: another process writes the file, has a lease on it, or executes it."""
+
+    remedy = "try again; the kernel ends a lease after /proc/sys/fs/lease-break-time (45 seconds)"
+
+
 class NoRoomError(VcudaError):
     """VC_ENOMEM: the quota has no room for the request."""
 
@@ -208,6 +216,7 @@ STATUS: dict[str, type[VcudaError]] = {
     "VC_EFULL": FullError,
     "VC_EIO": SystemError_,
     "VC_ENOSPC": NoSpaceError,
+    "VC_EBUSY": BusyError,
     "VC_ENOSYS": UnsupportedError,
     "VC_ENODRIVER": NoDriverError,
 }

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from vcuda import contract, errors
 from vcuda.limits import StrPath
 from vcuda.version import VERSION
 
-__all__ = ["install_library", "library_path"]
+__all__ = ["install_library", "is_open_to_all", "is_readable_by_all", "library_path"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS}
@@ -62,6 +63,24 @@ def install_library(directory: StrPath, source: StrPath | None = None) -> Path:
         ) from error
     except OSError as error:
         raise errors.SystemError_(f"cannot install the library in {folder}", error.strerror or "") from error
+
+
+def is_readable_by_all(path: Path) -> bool:
+    """Whether every user can read PATH, by the permission bits of it and of the directories above it."""
+    try:
+        real = path.resolve(strict=True)
+        return bool(real.stat().st_mode & stat.S_IROTH) and is_open_to_all(real.parent)
+    except OSError:
+        return False
+
+
+def is_open_to_all(directory: Path) -> bool:
+    """Whether every user can enter DIRECTORY and all above it, by their permission bits."""
+    try:
+        real = directory.resolve(strict=True)
+        return all(place.stat().st_mode & stat.S_IXOTH for place in (real, *real.parents))
+    except OSError:
+        return False
 
 
 def _read(source: Path) -> bytes:

@@ -23,10 +23,12 @@ __all__ = [
     "create_ledger",
     "fill_ledger",
     "ledger_file_bytes",
+    "ledger_owners",
     "read_ledger",
     "read_shares",
     "reserve_ledger",
     "trim_ledger",
+    "trim_open_ledger",
 ]
 
 
@@ -37,27 +39,34 @@ _FEW_SLOTS = 16
 class ProcessUsage:
     """One process that charged something. Sizes are bytes by GPU UUID.
 
-    ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process measured
-    on itself, ``managed`` the part that may lie in host memory. ``pid`` is the owner's PID in the reader's namespace
-    according to the kernel; 0: it is dead and its slot is free to be taken over. ``pid_inside`` (in its own namespace),
-    ``start_time`` (clock ticks since boot), ``name`` and all sizes are only the process's word. ``refused`` counts
-    charges that were answered with "out of memory".
+    ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process
+    measured on itself, ``managed`` the part that may lie in host memory. ``alive``: the kernel says that the owner
+    lives; the slot of a dead one is free to be taken over. ``pid`` is the owner's PID in the reader's namespace
+    according to the kernel; 0: it is dead, or it closed a descriptor of the ledger and has not named itself again.
+    ``pid_inside`` (in its own namespace), ``generation`` (raised whenever the slot changes hands), ``name`` and all
+    sizes are only the container's word. ``refused`` counts charges that were answered with "out of memory".
     """
 
     slot: int
     pid: int
     pid_inside: int
-    start_time: int
+    generation: int
     used: dict[str, int]
     peak: dict[str, int]
     refused: int
     name: str
     excess: dict[str, int] = field(default_factory=dict)
     managed: dict[str, int] = field(default_factory=dict)
+    alive: bool = True
+
+    @property
+    def nameless(self) -> bool:
+        """Whether it lives, and the kernel does not say under which PID."""
+        return self.alive and self.pid == 0
 
     def declared(self, uuid: str) -> int:
         """Bytes of one GPU that its calls declared."""
-        return self.used[uuid] - self.excess.get(uuid, 0)
+        return self.used.get(uuid, 0) - self.excess.get(uuid, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +93,15 @@ class LedgerUsage:
 
     def used(self, uuid: str) -> int:
         """Bytes that the living processes hold of one GPU."""
-        return sum(process.used[uuid] for process in self.processes if process.pid)
+        return sum(process.used.get(uuid, 0) for process in self.processes if process.alive)
 
     def excess(self, uuid: str) -> int:
         """The part of that which the processes measured on themselves and never declared."""
-        return sum(process.excess.get(uuid, 0) for process in self.processes if process.pid)
+        return sum(process.excess.get(uuid, 0) for process in self.processes if process.alive)
 
     def managed(self, uuid: str) -> int:
         """The part of it that may lie in host memory."""
-        return sum(process.managed.get(uuid, 0) for process in self.processes if process.pid)
+        return sum(process.managed.get(uuid, 0) for process in self.processes if process.alive)
 
 
 def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit], mode: int = 0o666) -> None:
@@ -119,17 +128,19 @@ def ledger_file_bytes() -> int:
     return int(lib.ledger_file_bytes())
 
 
-def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
-    """Reads a snapshot. GPUS of the limits page tell which UUIDs are MIG instances; without them all are "GPU-…"."""
+def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = True) -> LedgerUsage:
+    """Reads a snapshot. GPUS of the limits page tell which UUIDs are MIG instances; without them all are "GPU-…".
+
+    Without WAIT it raises BusyError where the disk would have to be asked, or somebody writes the file all the time.
+    """
+    read = lib.ledger_read if wait else lib.ledger_read_now
     info, raw_path = ffi.new("struct vc_ledger_info *"), path_bytes(path)
     for room in (
         _FEW_SLOTS,
         lib.VC_MAX_SLOTS,
     ):  # clearing half a megabyte would take longer than all the rest
         slots = ffi.new("struct vc_slot_usage[]", room)
-        count = checked(
-            lib.ledger_read(raw_path, info, slots, room), f"cannot read the ledger {os.fspath(path)}"
-        )
+        count = checked(read(raw_path, info, slots, room), f"cannot read the ledger {os.fspath(path)}")
         if count < room:
             break
     known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
@@ -140,7 +151,8 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
             slot=slot.slot,
             pid=slot.pid,
             pid_inside=slot.pid_inside,
-            start_time=slot.start_time,
+            generation=slot.generation,
+            alive=bool(slot.alive),
             used=dict(zip(uuids, slot.used, strict=False)),
             peak=dict(zip(uuids, slot.peak, strict=False)),
             refused=slot.refused,
@@ -154,16 +166,35 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> LedgerUsage:
     return LedgerUsage(info.version, bytes(ffi.buffer(info.id)), uuids, peak, processes)
 
 
+def ledger_owners(path: StrPath) -> tuple[tuple[int, int], ...]:
+    """Slots and the PIDs of the processes that own them, 0 where the kernel knows only that there is one.
+
+    By the kernel's word alone: the file may be damaged.
+    """
+    array = ffi.new("struct vc_slot_owner[]", lib.VC_MAX_SLOTS)
+    count = checked(
+        lib.ledger_owners(path_bytes(path), array, lib.VC_MAX_SLOTS),
+        f"cannot read the ledger {os.fspath(path)}",
+    )
+    return tuple((one.slot, one.pid) for one in array[0:count])
+
+
 def trim_ledger(path: StrPath) -> bool:
     """Cuts a ledger that grew back to its fixed size; tells whether it had to."""
     return checked(lib.ledger_trim(path_bytes(path)), f"cannot trim the ledger {os.fspath(path)}") > 0
 
 
-def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = ()) -> dict[str, ShareUsage]:
+def trim_open_ledger(fd: int) -> bool:
+    """The same of a ledger that is open for writing as FD."""
+    return checked(lib.ledger_trim_open(fd), "cannot trim a ledger") > 0
+
+
+def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = True) -> dict[str, ShareUsage]:
     """The compute shares of a ledger, by GPU UUID as in read_ledger(). Cheap enough to be asked often."""
+    read = lib.ledger_read_shares if wait else lib.ledger_read_shares_now
     array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
     count = checked(
-        lib.ledger_read_shares(path_bytes(path), array, lib.VC_MAX_GPUS),
+        read(path_bytes(path), array, lib.VC_MAX_GPUS),
         f"cannot read the ledger {os.fspath(path)}",
     )
     known = {sizes.parse_uuid(gpu.uuid)[0]: gpu.uuid for gpu in gpus}
@@ -188,7 +219,7 @@ class ShareReader:
         self._columns = [(ffi.buffer(one.uuid), one) for one in self._array]
 
     def read(self) -> ShareUsage | None:
-        """What it says now; None: the ledger has no such GPU."""
+        """What it says now; None: the ledger has no such GPU. Never waits: BusyError."""
         if self._file < 0:
             self._file = self._checked(lib.ledger_open_shares(path_bytes(self._path)))
         count = lib.ledger_read_open_shares(self._file, self._array, lib.VC_MAX_GPUS)

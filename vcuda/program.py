@@ -14,7 +14,10 @@ import stat
 import struct
 from pathlib import Path
 
-__all__ = ["find_program", "why_not_caught"]
+__all__ = ["MUSL", "find_program", "why_not_caught"]
+
+MUSL = "it uses the musl C library instead of glibc"
+"""The reason for a program that would not even start with the library preloaded."""
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF specification
 _PT_INTERP = 3
@@ -66,7 +69,7 @@ def _why_not_elf(head: bytes) -> str:
             if struct.unpack_from("<I", head, at)[0] == _PT_INTERP:
                 offset, size = struct.unpack_from("<Q16xQ", head, at + 8)
                 loader = head[offset : offset + size].rstrip(b"\0")
-                return "it uses the musl C library instead of glibc" if b"musl" in loader else ""
+                return MUSL if b"musl" in loader else ""
     except (IndexError, struct.error):
         return "its ELF headers are damaged"
     return "it is statically linked, so there is no loader that could load a library into it"

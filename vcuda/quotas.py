@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vcuda import contract, errors
+from vcuda import contract, errors, files
 from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
 from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
 from vcuda.sizes import format_size
@@ -37,6 +37,7 @@ __all__ = [
     "write_command",
 ]
 
+_MOST_JSON = 1 << 20
 _RUN_PREFIX = "run-"
 _NEW_PREFIX = ".new-"
 _DEAD_PREFIX = ".dead-"
@@ -68,9 +69,11 @@ class Quota:
 
 
 def private_base(base: Path) -> Path:
-    """Makes sure that BASE is a directory that only this user can enter. Raises PermissionDeniedError.
+    """Makes sure that BASE is a directory in which only this user can look around. Raises PermissionDeniedError.
 
-    /tmp is everybody's: a directory or link that somebody else put there is refused, not used.
+    /tmp is everybody's: a directory or link that somebody else put there is refused, not used. Others can enter root's,
+    since a program that root starts may become another user; what they would find there they have to know by its name,
+    of which 96 bits are random.
     """
     what = f"cannot use {base} for quota directories"
     try:
@@ -84,14 +87,18 @@ def private_base(base: Path) -> Path:
         raise errors.PermissionDeniedError(
             what, "it belongs to somebody else", "remove it or set XDG_RUNTIME_DIR"
         )
-    if info.st_mode & 0o077:
-        base.chmod(0o700)
+    if stat.S_IMODE(info.st_mode) != _directory_mode():
+        base.chmod(_directory_mode())
     return base
+
+
+def _directory_mode() -> int:
+    return 0o711 if os.geteuid() == 0 else 0o700
 
 
 def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> Path:
     """A fresh directory below BASE with page, ledger and the launcher's word about COMMAND."""
-    token = secrets.token_hex(4)
+    token = secrets.token_hex(12)
     prepared = base / f"{_NEW_PREFIX}{os.getpid()}-{token}"
     final = base / f"{_RUN_PREFIX}{os.getpid()}-{token}"
     try:
@@ -100,6 +107,7 @@ def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> P
         _write_json(
             prepared, Command(tuple(command), 0, os.getpid(), _start_time(os.getpid()) or 0, time.time())
         )
+        prepared.chmod(_directory_mode())
         prepared.rename(final)
     except OSError as error:
         shutil.rmtree(prepared, ignore_errors=True)
@@ -202,7 +210,7 @@ def remove_if_unused(directory: Path, *, launcher_done: bool = False) -> bool:
     except errors.VcudaError:
         pass  # a ledger that cannot be read serves nobody; the environment below still counts
     else:
-        if any(process.pid for process in usage.processes):
+        if any(process.alive for process in usage.processes):
             return False
     if _is_in_an_environment(directory):
         return False
@@ -235,7 +243,7 @@ def _write_json(directory: Path, command: Command) -> None:
 def _read_json(path: Path) -> dict[str, object]:
     """The object in a file that only serves people: what is missing or damaged counts as empty."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(files.read_regular(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -7,6 +7,7 @@ quota directories live; creates nothing.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ def read_settings() -> Settings:
     """Settings of the calling process.
 
     Quota directories live in ``$XDG_RUNTIME_DIR/vcuda`` where that directory exists and is the user's own (under sudo
-    it may be somebody else's), and in ``/tmp/vcuda-<uid>`` otherwise.
+    it may be somebody else's), and in ``/tmp/vcuda-<uid>`` otherwise. So do root's where nobody else may enter the
+    first: what root starts may become somebody else (su, gosu, a server that drops its privileges).
     """
     return Settings(
         base_directory=_base_directory(os.environ.get("XDG_RUNTIME_DIR", "")),
@@ -85,8 +87,12 @@ def _own_directory(named: str) -> Path | None:
 
 def _base_directory(runtime: str) -> Path:
     try:
-        if runtime.startswith("/") and Path(runtime).stat().st_uid == os.geteuid():
+        if runtime.startswith("/") and _may_hold_quotas(Path(runtime).stat(), os.geteuid()):
             return Path(runtime) / "vcuda"
     except OSError:
         pass  # it does not exist: the other place it is
     return Path(f"/tmp/vcuda-{os.geteuid()}")
+
+
+def _may_hold_quotas(directory: os.stat_result, user: int) -> bool:
+    return directory.st_uid == user and (user != 0 or bool(directory.st_mode & stat.S_IXOTH))

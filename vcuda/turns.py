@@ -32,10 +32,12 @@ class TurnUsage:
     held_us: int
 
 
-def read_turns(path: StrPath, uuids: Sequence[str]) -> dict[str, TurnUsage]:
-    """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory."""
+def read_turns(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dict[str, TurnUsage]:
+    """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory. WAIT: as in
+    read_ledger()."""
+    read = lib.ledger_read_turns if wait else lib.ledger_read_turns_now
     usage = ffi.new("struct vc_turn_usage[]", lib.VC_MAX_GPUS)
-    status = lib.ledger_read_turns(path_bytes(path), usage, len(usage))
+    status = read(path_bytes(path), usage, len(usage))
     count = checked(status, f"cannot read the ledger {os.fspath(path)}")
     found = (
         TurnUsage(one.progress, bool(one.waiting), one.busy, one.alive, one.managed, one.real, one.held_us)

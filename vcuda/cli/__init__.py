@@ -14,11 +14,16 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from vcuda import errors
+from vcuda import errors, manual
 from vcuda.cli import doctor, limits, ps, run
 from vcuda.version import VERSION
 
 __all__ = ["main"]
+
+_EXIT_STATUS = (
+    "0: done. 1: what was asked failed. 2: a mistake in usage or configuration. 3: the machine lacks something, such "
+    "as a driver or a permission. vcuda run passes on the program's own, 128 + n for signal n."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,4 +74,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     for module in (run, ps, doctor, limits):
         module.configure(subparsers)
+    page = subparsers.add_parser(
+        "man", help="print the manual page", description="vcuda man | man -l -", allow_abbrev=False
+    )
+    page.set_defaults(action=lambda _: _shown(manual.man_page(parser, VERSION, _EXIT_STATUS)))
+    script = subparsers.add_parser(
+        "completion",
+        help="print a script that completes this command in a shell",
+        description="source <(vcuda completion bash)",
+        allow_abbrev=False,
+    )
+    script.add_argument("shell", metavar="SHELL", choices=manual.SHELLS, help="bash")
+    script.set_defaults(action=lambda _: _shown(manual.bash_completion(parser)))
     return parser
+
+
+def _shown(text: str) -> int:
+    print(text, end="")
+    return 0

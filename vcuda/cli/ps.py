@@ -21,7 +21,8 @@ line::
                   "drift_bytes": 0,      measured less declared; where NVML does not say, excess and unhooked
                   "managed_bytes": 0,    the part of used_bytes that may lie in host memory
                   "peak_bytes": 0}],     largest sum of the processes so far
-        "processes": [{"pid": 1, "pid_inside": 1, "name": "python", "start_time": 0, "refused": 0,
+        "processes": [{"pid": 1,               0: not known at this moment
+                       "pid_inside": 1, "name": "python", "refused": 0,
                        "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "excess_bytes": 0,
                                  "managed_bytes": 0, "measured_bytes": 0, "drift_bytes": 0,
                                  "peak_bytes": 0}]}]}],
@@ -186,11 +187,11 @@ def _look(directories: list[Path], config: settings.Settings) -> _Look:
 def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mapping[str, Mapping[int, int]]:
     """What NVML says of the cards on which something runs; nothing where the library would answer in its place."""
     cards = {
-        uuid
+        gpu.uuid
         for quota in seen
         for process in quota.usage.processes
-        for uuid in quota.usage.gpu_uuids
-        if process.pid and process.used[uuid]
+        for gpu in quota.limits.gpus
+        if process.alive and process.used.get(gpu.uuid)
     }
     if not cards or config.own_directory is not None:
         return {}
@@ -201,13 +202,14 @@ def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mappin
 
 def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
     measured = look.measured.get(uuid, {}).get(process.pid)
+    used = process.used.get(uuid, 0)
     return _Memory(
-        process.used[uuid],
+        used,
         process.declared(uuid),
         process.excess.get(uuid, 0),
         0,
-        0 if measured is None and not process.used[uuid] else measured,
-        process.peak[uuid],
+        0 if measured is None and not used else measured,
+        process.peak.get(uuid, 0),
         process.managed.get(uuid, 0),
     )
 
@@ -215,17 +217,21 @@ def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
 def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
     """The living processes together, and what an agent measured beyond them."""
     usage = quota.usage
-    each = [_of_process(look, process, gpu.uuid).measured for process in usage.processes if process.pid]
+    each = [_of_process(look, process, gpu.uuid).measured for process in usage.processes if process.alive]
     known = [bytes_ for bytes_ in each if bytes_ is not None]
+    measured = sum(known) if each and len(known) == len(each) else None
     used, excess = usage.used(gpu.uuid), usage.excess(gpu.uuid)
+    if measured is not None:  # the ledger is the container's word, which counts for no more than it can have
+        used = min(used, max(gpu.memory_bytes, measured))
+        excess = min(used, excess)
     return _Memory(
         used + gpu.unhooked_bytes,
         used - excess,
         excess,
         gpu.unhooked_bytes,
-        sum(known) if each and len(known) == len(each) else None,
-        usage.peak[gpu.uuid],
-        usage.managed(gpu.uuid),
+        measured,
+        usage.peak.get(gpu.uuid, 0),
+        min(used, usage.managed(gpu.uuid)),
     )
 
 
@@ -267,15 +273,14 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
                 "pid": process.pid,
                 "pid_inside": process.pid_inside,
                 "name": process.name,
-                "start_time": process.start_time,
                 "refused": process.refused,
                 "gpus": [
-                    {"uuid": uuid, **_of_process(look, process, uuid).as_json()}
-                    for uuid in quota.usage.gpu_uuids
+                    {"uuid": gpu.uuid, **_of_process(look, process, gpu.uuid).as_json()}
+                    for gpu in quota.limits.gpus
                 ],
             }
             for process in quota.usage.processes
-            if process.pid
+            if process.alive
         ],
     }
 
@@ -300,9 +305,9 @@ def _table(look: _Look, columns: int) -> Table:
             table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
             for process in quota.usage.processes:
                 memory = _of_process(look, process, gpu.uuid)
-                if process.pid and (memory.peak or memory.used):
+                if process.alive and (memory.peak or memory.used):
                     cells = {"LIMIT": "", **_cells(memory)}
-                    name, pid = _plain(f"  {process.name}"), str(process.pid)
+                    name, pid = _plain(f"  {process.name}"), str(process.pid or "?")
                     table.add_row(name, pid, gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
     return table
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vcuda import contract, errors, install, program, quotas, settings, shares, sizes
+from vcuda import contract, errors, install, preload, program, quotas, settings, shares, sizes
 from vcuda.limits import GpuLimit
 
 __all__ = ["configure", "split_command"]
@@ -103,7 +103,7 @@ def _run(parsed: argparse.Namespace) -> int:
             f"{contract.CONTAINER_LIMITS} counts and nothing else",
             "run the command directly",
         )
-    library = _preloadable_library()
+    library = _preloadable(install.library_path())
     compute = shares.compute(parsed.cores, elastic=parsed.elastic)
     gpus, visible = _gpu_limits(parsed.gpu, share, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
@@ -113,11 +113,22 @@ def _run(parsed: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return _NOT_FOUND
-    if reason := program.why_not_caught(executable):
+    reason = program.why_not_caught(executable)
+    if reason == program.MUSL:
+        print(
+            f"vcuda run: error: {errors.printable(words[0])} cannot be limited: {reason}; "
+            "take a build for glibc, or run it without vcuda run",
+            file=sys.stderr,
+        )
+        return _NOT_EXECUTABLE
+    if reason:
         print(f"vcuda run: warning: the limit will not hold for {executable}: {reason}", file=sys.stderr)
     directory = _quota_directory(parsed.dir, config.base_directory, gpus, words)
     environment = settings.child_environment(
-        config, library=library, directory=directory, visible_devices=visible
+        config,
+        library=_preload_entry(library, config.base_directory, None if parsed.dir else directory),
+        directory=directory,
+        visible_devices=visible,
     )
     try:
         return _supervise(executable, words, environment, None if parsed.dir else directory)
@@ -126,11 +137,34 @@ def _run(parsed: argparse.Namespace) -> int:
             quotas.remove_if_unused(directory, launcher_done=True)
 
 
-def _preloadable_library() -> Path:
-    library = install.library_path()
+def _preloadable(library: Path) -> Path:
     if reason := settings.not_preloadable(library):
         raise errors.LibraryMissingError(f"cannot preload {library}", reason, "install gigaslice elsewhere")
     return library
+
+
+def _library_for_all(library: Path, base: Path) -> Path:
+    """LIBRARY, or a copy of it that every user can read: what root starts may become another user, whose programs the
+    loader would start without a library that it cannot read.
+    """
+    if os.geteuid() != 0 or install.is_readable_by_all(library):
+        return library
+    copy = install.install_library(quotas.private_base(base) / "lib", library)
+    if install.is_readable_by_all(copy) and not os.statvfs(copy).f_flag & os.ST_NOEXEC:
+        return _preloadable(copy)
+    print(
+        f"vcuda run: warning: the limit will not hold for children of other users: they cannot read {library}; "
+        "install gigaslice where everybody can read it",
+        file=sys.stderr,
+    )
+    return library
+
+
+def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
+    """What LD_PRELOAD names. OWN: the command's own quota directory; one of --dir may be other people's to write."""
+    library = _library_for_all(library, base)
+    home = own if own is not None else quotas.private_base(base) / preload.shared_name(library)
+    return preload.entry_for(library, home)
 
 
 def _gpu_limits(

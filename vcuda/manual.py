@@ -1,0 +1,148 @@
+"""Manual pages and shell completion, made from a command's own argparse parser: what --help says, in two other forms.
+
+Made when somebody asks (`gigaslice man`, `vcuda completion bash`), so neither can differ from the program that is
+installed. Pure: a parser in, text out. Tests: tests/unit/vcuda/test_manual.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+
+__all__ = ["SHELLS", "bash_completion", "man_page"]
+
+SHELLS = ("bash",)
+_FILES, _DIRECTORIES = ("FILE", "FILE|nvml", "SOCKET", "PATH"), ("DIR", "DIRECTORY")
+
+
+def man_page(parser: argparse.ArgumentParser, version: str, exit_status: str) -> str:
+    """The page of section 1 for the command of PARSER, in the macros of man(7). EXIT_STATUS: one paragraph."""
+    name = parser.prog
+    lines = [
+        f'.TH {_roff(name.upper())} 1 "" "{_roff(name)} {_roff(version)}" "User Commands"',
+        ".SH NAME", _roff(f"{name} - {parser.description or ''}".rstrip(" .")),
+        ".SH SYNOPSIS", f".B {_roff(name)}", r"[\fIOPTION\fR...] \fICOMMAND\fR [\fIARGUMENT\fR...]",
+        ".SH OPTIONS", *_options(parser),
+        ".SH COMMANDS",
+    ]  # fmt: skip
+    for word, help_text, one in _commands(parser):
+        lines += [f".SS {_roff(word)}", _roff(_usage(one)), ".PP", _roff(_sentence(help_text))]
+        if one.description and one.description != help_text:
+            lines.append(_roff(_sentence(one.description)))
+        lines += _options(one)
+    lines += [".SH EXIT STATUS", _roff(exit_status)]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def bash_completion(parser: argparse.ArgumentParser) -> str:
+    """A script for bash: `source <(COMMAND completion bash)`."""
+    name = parser.prog
+    function = "_" + re.sub(r"\W", "_", name)
+    commands = list(_commands(parser))
+    cases = "\n".join(f"    {word})\n{_case(one)}\n      ;;" for word, _, one in commands)
+    words = " ".join([*(word for word, _, _ in commands), *_flags(parser)])
+    return f"""# bash completion of {name}; made by `{name} completion bash`
+{function}() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word
+  COMPREPLY=()
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    case $word in -*) ;; *) command=$word; break ;; esac
+  done
+  case $command in
+    "")
+      COMPREPLY=($(compgen -W {_quoted(words)} -- "$current"))
+      ;;
+{cases}
+  esac
+}}
+complete -o default -F {function} {name}
+"""
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Every subcommand with its line of help and its parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action._choices_actions:
+                yield choice.dest, choice.help or "", action.choices[choice.dest]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    hidden = (argparse._SubParsersAction, argparse._HelpAction)
+    for action in parser._actions:
+        if not isinstance(action, hidden) and action.help != argparse.SUPPRESS:
+            yield action
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [
+        flag for one in (*_arguments(parser),) for flag in one.option_strings if flag.startswith("--")
+    ] + ["--help"]
+
+
+def _value(action: argparse.Action) -> str:
+    """How the value of ACTION is written; empty for one that takes none."""
+    if action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        return action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
+    return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    return " ".join(parser.format_usage().removeprefix("usage: ").split())
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    lines = []
+    for action in _arguments(parser):
+        names = ", ".join(rf"\fB{_roff(one)}\fR" for one in action.option_strings)
+        value = rf"\fI{_roff(_value(action))}\fR" if _value(action) else ""
+        text = parser._get_formatter()._expand_help(action) if action.help else ""
+        lines += [".TP", " ".join(filter(None, (names, value))), _roff(_sentence(text))]
+    return lines
+
+
+def _case(parser: argparse.ArgumentParser) -> str:
+    """What comes next after a subcommand: a value of the flag before, or a flag."""
+    branches = []
+    for action in _arguments(parser):
+        flags = "|".join(action.option_strings)
+        if not flags or action.nargs == 0:
+            continue
+        if action.choices:
+            wanted = f"-W {_quoted(' '.join(map(str, action.choices)))}"
+        elif _value(action) in _DIRECTORIES:
+            wanted = "-d"
+        elif _value(action) in _FILES:
+            wanted = "-f"
+        elif set(_value(action)) <= set("abcdefghijklmnopqrstuvwxyz-|") and "|" in _value(action):
+            wanted = f"-W {_quoted(_value(action).replace('|', ' '))}"
+        else:
+            branches.append(f"        {flags}) ;;")
+            continue
+        branches.append(f'        {flags}) COMPREPLY=($(compgen {wanted} -- "$current")) ;;')
+    rest = " ".join(_flags(parser))
+    choices = [
+        str(one) for action in _arguments(parser) if not action.option_strings for one in action.choices or ()
+    ]
+    rest = " ".join([*choices, rest])
+    branches.append(f'        *) COMPREPLY=($(compgen -W {_quoted(rest)} -- "$current")) ;;')
+    return "      case $previous in\n" + "\n".join(branches) + "\n      esac"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _sentence(text: str) -> str:
+    """TEXT with a capital and a full stop, as paragraphs of a page have them."""
+    text = " ".join(text.split())
+    return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".!?" else ".")
+
+
+def _roff(text: str) -> str:
+    """TEXT as man(7) shows it: no escapes of its own, and no line that is a request."""
+    safe = text.replace("\\", r"\e").replace("-", r"\-")
+    return r"\&" + safe if safe[:1] in (".", "'") else safe
