@@ -15,7 +15,6 @@ import gc
 import json
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -23,10 +22,17 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from agent.files import remedy
+from agent.text import plain
+from vcuda import manual
 
 __all__ = ["main"]
 
 _DRAWINGS = ("text", "dot", "svg")  # of the topology
+_EXIT_STATUS = (
+    "0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine "
+    "lacks something, such as a driver or a permission."
+)
 _OK, _FAILED, _MISTAKE, _MISSING = 0, 1, 2, 3
 
 
@@ -54,18 +60,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return _FAILED
+    except OSError as error:  # of the machine, not of this program
+        _log(error, "console" if "debug" in arguments else "")
+        name = f"{error.filename}: " if error.filename else ""
+        return _report(_FAILED, f"{name}{error.strerror or error}; {remedy(error)}")
     except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
-        if "debug" in arguments:
-            traceback.print_exc()
+        _log(error, "console")
         detail = " ".join(str(error).split())
         return _report(
-            _FAILED, f"internal error: {type(error).__name__}: {detail}; --log-level debug shows where"
+            _FAILED,
+            f"internal error: {type(error).__name__}: {detail}; please report it with the lines above",
         )
+
+
+def _log(error: Exception, style: str) -> None:
+    """Logs ERROR with its stack: as the agent's settings have it where it has begun, else in STYLE, if any."""
+    from agent.telemetry import logs
+    from agent.telemetry.lean import structlog
+
+    if not structlog.is_configured():
+        if not style:
+            return
+        logs.set_up("error", style)
+    logs.internal_error(error)
 
 
 def _report(code: int, *lines: str) -> int:
     for line in lines:
-        print(f"gigaslice: {line}", file=sys.stderr)
+        print(f"gigaslice: {plain(line)}", file=sys.stderr)
     return code
 
 
@@ -85,6 +107,12 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(mistakes)
     if known.command == "version":
         print(f"gigaslice {vcuda.__version__}")
+        return _OK
+    if known.command == "man":
+        print(manual.man_page(parser, vcuda.__version__, _EXIT_STATUS), end="")
+        return _OK
+    if known.command == "completion":
+        print(manual.bash_completion(parser), end="")
         return _OK
     _COMMANDS[known.command](known)
     return _OK
@@ -186,6 +214,9 @@ def _add_resize(commands: argparse._SubParsersAction[_Parser], state_dir: str) -
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
+    parser.add_argument(
+        "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
         ("node", "serve the GPUs of this node to the kubelet"),
@@ -228,6 +259,21 @@ def _parser() -> argparse.ArgumentParser:
     topology_parser.set_defaults(flags=["--inventory", "--slice", "--format"])
     version_parser = commands.add_parser("version", help="show the version", allow_abbrev=False)
     version_parser.set_defaults(flags=[])
+    man_parser = commands.add_parser(
+        "man",
+        help="print the manual page",
+        description="gigaslice man | man -l -",
+        allow_abbrev=False,
+    )
+    man_parser.set_defaults(flags=[])
+    completion_parser = commands.add_parser(
+        "completion",
+        help="print a script that completes this command in a shell",
+        description="source <(gigaslice completion bash)",
+        allow_abbrev=False,
+    )
+    completion_parser.add_argument("shell", metavar="SHELL", choices=manual.SHELLS, help="bash")
+    completion_parser.set_defaults(flags=[])
     return parser
 
 

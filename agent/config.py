@@ -20,10 +20,13 @@ import yaml
 
 from agent import units
 from agent.errors import ConfigError
+from agent.files import read_file
 
 __all__ = ["ENV_PREFIX", "FIELDS", "Config", "Field", "environment", "load", "socket_name"]
 
 ENV_PREFIX = "GIGASLICE_"
+_MAX_PATH_BYTES = 3800  # of Linux's 4,095: what is made below it has names, too
+_MAX_FILE_BYTES = 1 << 20
 _SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
 # What the kubelet adds for a Service called "gigaslice" in the pod's namespace; not meant for this program.
 _SERVICE_LINK = re.compile(r"GIGASLICE_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)")
@@ -46,6 +49,7 @@ class Config:
     host_memory: Mapping[str, int]
     inventory: str
     without_gpus: str
+    standby: str
     visible_devices: str
     placement: str
     poll_interval: float
@@ -58,6 +62,7 @@ class Config:
     evict_above: int
     evict_over_limit: str
     metrics_address: tuple[str | None, int] | None
+    metrics_token_file: Path | None
     kube_api: str
     kubeconfig: Path | None
     node_name: str
@@ -102,7 +107,12 @@ class Field:
 def _absolute_path(text: str) -> Path:
     if "\0" in text or not text.startswith("/"):
         raise ValueError("must be an absolute path: mount sources and sockets are named by it on the host")
-    return Path(os.path.normpath(text))
+    path = os.path.normpath(text)
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES or any(
+        len(os.fsencode(one)) > 255 for one in path.split("/")
+    ):
+        raise ValueError(f"is too long: {_MAX_PATH_BYTES} bytes are possible, and 255 between two slashes")
+    return Path(path)
 
 
 def _optional_path(text: str) -> Path | None:
@@ -129,7 +139,7 @@ def _resource_name(text: str) -> str:
 
 
 def _resource_or_off(text: str) -> str:
-    return "" if text == "off" else _resource_name(text)
+    return "" if _is_off(text) else _resource_name(text)
 
 
 def _count(text: str) -> int:
@@ -147,7 +157,7 @@ def _inventory(text: str) -> str:
 def _lending(text: str) -> Mapping[str, int]:
     """Bytes by UUID, and for all cards of the node together under the empty name."""
     found: dict[str, int] = {}
-    for item in text.split(",") if text not in ("off", "") else ():
+    for item in text.split(",") if text and not _is_off(text) else ():
         name, equals, size = item.strip().rpartition("=")
         if equals and not re.fullmatch(r"GPU(-[0-9a-fA-F]+){5}", name):
             raise ValueError(f"{name!r} is no GPU; write UUIDs as nvidia-smi -L shows them")
@@ -167,7 +177,7 @@ def _seconds(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str | None, int] | None:
-    if text == "off":
+    if _is_off(text):
         return None
     host, colon, port = text.rpartition(":")
     if (
@@ -178,6 +188,23 @@ def _address(text: str) -> tuple[str | None, int] | None:
     ):
         raise ValueError('must be "off", ":9445", "127.0.0.1:9445" or "[::1]:9445"')
     return host.strip("[]") or None, int(port)
+
+
+def _is_off(text: str) -> bool:
+    """Whether TEXT turns a setting off. What YAML makes of a plain off, as Helm does with its values, counts too."""
+    return text.lower() in ("off", "false", "no")
+
+
+def _on_off(text: str) -> str:
+    if not _is_off(text) and text.lower() not in ("on", "true", "yes"):
+        raise ValueError("must be one of on, off")
+    return "off" if _is_off(text) else "on"
+
+
+def _auto_off(text: str) -> str:
+    if not _is_off(text) and text != "auto":
+        raise ValueError("must be one of auto, off")
+    return "off" if _is_off(text) else "auto"
 
 
 def _choice(*options: str) -> Callable[[str], str]:
@@ -206,6 +233,9 @@ FIELDS: tuple[Field, ...] = (
           "where GPUs come from: the NVIDIA driver, or a file that lists them"),
     Field("without-gpus", "without_gpus", "wait|exit", _choice("wait", "exit"), "wait",
           "what to do on a node on which NVML finds no GPU: wait until it does, or end with exit code 3"),
+    Field("standby", "standby", "on|off", _on_off, "off",
+          "what to do where another agent serves the same state directory: get ready and go on when it ends, as in "
+          "an upgrade, or end with exit code 1"),
     Field("visible-devices", "visible_devices", "env|cdi", _choice("env", "cdi"), "env",
           "how the runtime is told which GPUs to mount: NVIDIA_VISIBLE_DEVICES or CDI device names"),
     Field("placement", "placement", "NAME", _choice("gaia", "best-effort", "max-sum", "binpack", "spread"), "gaia",
@@ -217,7 +247,7 @@ FIELDS: tuple[Field, ...] = (
     Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
     Field("health-probation", "health_probation", "TIME", _seconds, "10m",
           "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
-    Field("bind-cpus", "bind_cpus", "on|off", _choice("on", "off"), "off",
+    Field("bind-cpus", "bind_cpus", "on|off", _on_off, "off",
           "whether processes of containers are kept on the CPUs nearest to their GPUs; needs the capability SYS_NICE"),
     Field("overuse", "overuse", "report|dry-run|evict", _choice("report", "dry-run", "evict"), "report",
           "what to do with a pod whose programs pass the library by and take more than they may"),
@@ -225,11 +255,13 @@ FIELDS: tuple[Field, ...] = (
           "how long overuse must last, after the pod was told, until the pod is evicted"),
     Field("evict-above", "evict_above", "SIZE", units.parse_bytes, "256MiB",
           "how much beyond its quota a container must hold for that"),
-    Field("evict-over-limit", "evict_over_limit", "on|off", _choice("on", "off"), "off",
+    Field("evict-over-limit", "evict_over_limit", "on|off", _on_off, "off",
           "whether a pod is evicted too for holding more than a limit that was lowered under it"),
     Field("metrics-address", "metrics_address", "HOST:PORT|off", _address, ":9445",
           "where /metrics, /healthz and /readyz are served; without a host on every address"),
-    Field("kube-api", "kube_api", "auto|off", _choice("auto", "off"), "auto",
+    Field("metrics-token-file", "metrics_token_file", "FILE", _optional_path, "",
+          "a token without which /metrics, which names all pods with slices, is refused (Authorization: Bearer …)"),
+    Field("kube-api", "kube_api", "auto|off", _auto_off, "auto",
           "whether the API server is asked for this node's pods and told events, where there is access to it"),
     Field("kubeconfig", "kubeconfig", "FILE", _optional_path, "",
           "how to reach the API server from outside a pod; in one, its service account is used"),
@@ -299,34 +331,47 @@ def _look_up(
 
 
 def _read_file(path: str, found: list[str]) -> dict[str, _Given]:
+    """What the file says, each value as the text that stands there: YAML's own ideas of on, 010 and 1:30 stay out."""
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = read_file(path, _MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise ValueError("larger than 1 MiB; that is no configuration")
+        root = yaml.compose(raw.decode("utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         found.append(f"--config {_quoted(path)}: {error.strerror}; name a readable YAML file")
         return {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         found.append(f"--config {_quoted(path)}: not YAML: {' '.join(str(error).split())}")
         return {}
-    if document is None:
+    if root is None or _is_null(root):
         return {}
-    if not isinstance(document, dict):
+    if not isinstance(root, yaml.MappingNode):
         found.append(f'--config {_quoted(path)}: must be a mapping such as "slice: 1GiB"')
         return {}
-    return _checked_keys(path, document, found)
+    return _checked_keys(path, root, found)
 
 
-def _checked_keys(path: str, document: dict[object, object], found: list[str]) -> dict[str, _Given]:
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and str(node.tag).endswith(":null")
+
+
+def _checked_keys(path: str, root: yaml.MappingNode, found: list[str]) -> dict[str, _Given]:
     known = [field.key for field in FIELDS]
     values: dict[str, _Given] = {}
-    for key, value in document.items():
+    for name, node in root.value:
+        key = str(name.value) if isinstance(name, yaml.ScalarNode) else "…"
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
+            near = difflib.get_close_matches(key, known, n=1)
             hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
-            found.append(f"file {path}: unknown key {_quoted(str(key))}; {hint}")
-        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            found.append(f"file {path}: unknown key {_quoted(key)}; {hint}")
+        elif key in values:
+            found.append(f"file {path}: {key} stands there twice; leave one of the two lines")
+        elif not isinstance(node, yaml.ScalarNode):
             found.append(f"file {path}: {key} must be a text or a number")
+        elif _is_null(node):
+            found.append(f"file {path}: {key} has no value; write one, or leave the line out for the default")
         else:
-            values[str(key)] = _Given(str(value), f"file {path}: {key}")
+            values[key] = _Given(str(node.value), f"file {path}: {key}")
     return values
 
 
@@ -352,7 +397,8 @@ def _contradictions(config: Config) -> list[str]:
 
 def _kubernetes_service(environ: Mapping[str, str]) -> str:
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
-    return f"{host}:{port}" if host and port.isdigit() else ""
+    usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
+    return f"{host}:{port}" if usable else ""
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:

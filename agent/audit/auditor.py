@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from agent import units
 from agent.audit.policy import Kind, Offence, Policy, Watches, due, follow
 from agent.audit.processes import PROC, Sighting, sight
-from agent.audit.rules import Finding, Survey, examine
+from agent.audit.rules import Finding, Survey, credible, examine, named, undeclared
 from agent.kube import Cluster
 from agent.model import Pod
 from agent.state.ledgers import Reading
@@ -57,12 +57,28 @@ class Auditor:
         self._asked: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._before = {grant.id for grant in store.book.grants}  # and not counted yet
         self._log = get_logger("audit")
 
-    def look(self, measured: Mapping[str, Mapping[int, int]]) -> tuple[Sighting, ...]:
-        """Looks at every process that was MEASURED. Reads files; for the thread that has measured."""
-        pids = {pid for processes in measured.values() for pid in processes if pid > 0}
+    def look(
+        self, measured: Mapping[str, Mapping[int, int]], claimed: Collection[int] = ()
+    ) -> tuple[Sighting, ...]:
+        """Looks at every process that was MEASURED, or is CLAIMED by a ledger. Reads files; for the thread that has
+        measured."""
+        pids = {pid for processes in measured.values() for pid in processes if pid > 0} | {*claimed}
         return tuple(seen for pid in sorted(pids) if (seen := sight(pid, self._proc)))
+
+    def named(
+        self, readings: Mapping[str, Reading], sightings: tuple[Sighting, ...], claimed: Collection[int]
+    ) -> Mapping[str, Reading]:
+        """READINGS with the PIDs of owners that locks do not name: see `rules.named`."""
+        return named(readings, sightings, claimed)
+
+    def owners(
+        self, claims: Mapping[int, Collection[str]], sightings: tuple[Sighting, ...]
+    ) -> Mapping[int, str]:
+        """Whose the processes are that hold slots, by PID: see `rules.credible`."""
+        return credible(claims, sightings, self._store.book.grants, self._pods())
 
     def judge(
         self,
@@ -73,35 +89,76 @@ class Auditor:
     ) -> Mapping[str, Mapping[str, int]]:
         """What processes without the library hold, by grant id and GPU. OWNERS: grant ids by PID of all others."""
         grants = self._store.book.grants
-        pods = {pod.uid: name for name, pod in self._cluster.pods.items()}
         limits = {key: reading.limits for key, reading in readings.items()}
-        self.survey = examine(measured, owners, sightings, grants, pods, limits=limits)
-        self._weigh(self.survey, readings)
+        self.survey = examine(measured, owners, sightings, grants, self._pods(), limits=limits)
+        self._weigh(self.survey, readings, measured)
         self._report_silent(grants, readings)
+        self._count(grants, readings)
         return self.survey.strangers
 
-    def _weigh(self, survey: Survey, readings: Mapping[str, Reading]) -> None:
+    def _count(self, grants: tuple[Grant, ...], readings: Mapping[str, Reading]) -> None:
+        """Adds up what the containers' processes count; those of one nobody knows yet count once it is known."""
+        totals = self._counters.totals
+        for grant in grants:
+            reading = readings.get(grant.id)
+            if reading is None or reading.problem is not None or grant.ref is None:
+                continue
+            who = (grant.ref.namespace, grant.ref.pod, grant.ref.container)
+            refused = {(one.slot, one.pid_inside, one.generation): one.refused for one in reading.processes}
+            totals.note(
+                "gigaslice_container_refusals_total", who, grant.id, refused, begin=grant.id in self._before
+            )
+            self._before.discard(grant.id)
+            for gpu, use in reading.shares.items():
+                if reading.cores.get(gpu):
+                    labels = (gpu, *who)
+                    totals.note(
+                        "gigaslice_container_compute_seconds_total", labels, grant.id, {"": use.spent}
+                    )
+                    totals.note(
+                        "gigaslice_container_throttled_seconds_total", labels, grant.id, {"": use.throttled}
+                    )
+        totals.keep({grant.id for grant in grants})
+
+    def _pods(self) -> dict[str, tuple[str, str]]:
+        return {pod.uid: name for name, pod in self._cluster.pods.items()}
+
+    def _weigh(
+        self, survey: Survey, readings: Mapping[str, Reading], measured: Mapping[str, Mapping[int, int]]
+    ) -> None:
         """Speaks of what lasts, and has evicted what lasts too long."""
         findings = {one.grant.id: one for one in survey.findings}
-        beyond = {key: found for key, reading in readings.items() if (found := _beyond_limit(reading))}
+        over = {key: one.over for key, one in findings.items() if one.over}
+        for one in self._store.book.grants:
+            silent = undeclared(one, readings[one.id], measured) if one.id in readings else {}
+            if silent:  # with processes without the library besides, what is known already counts both
+                over[one.id] = {**silent, **over.get(one.id, {})}
+        beyond = {
+            key: found
+            for key, reading in readings.items()
+            if key not in over and (found := _beyond_limit(reading))
+        }
         offences = [Offence(key, Kind.UNHOOKED) for key in findings]
-        offences += [
-            Offence(key, Kind.OVER, sum(one.over.values())) for key, one in findings.items() if one.over
-        ]
+        offences += [Offence(key, Kind.OVER, sum(found.values())) for key, found in over.items()]
         offences += [Offence(key, Kind.LIMIT, sum(found.values())) for key, found in beyond.items()]
+        offences += [
+            Offence(key, Kind.GROWTH, reading.grew) for key, reading in readings.items() if reading.grew
+        ]
         now = self._now()
         self._watches, fresh = follow(self._watches, offences, now)
         for offence in fresh:
             if offence.kind is Kind.UNHOOKED:
                 self._say_unhooked(findings[offence.grant])
             elif offence.kind is Kind.OVER:
-                self._say_over(findings[offence.grant])
+                self._say_over(offence.grant, over[offence.grant], with_library=offence.grant not in findings)
+            elif offence.kind is Kind.GROWTH:
+                self._say_growth(offence)
             else:
                 self._say_beyond(offence.grant, beyond[offence.grant])
         for offence in due(self._policy, self._watches, offences, now):
             grant = self._store.book.find(offence.grant)
             if grant is not None:
-                self._evict(grant, offence.excess)
+                self._evict(grant, offence)
 
     def _say_unhooked(self, finding: Finding) -> None:
         text = finding.text(units.format_bytes)
@@ -115,12 +172,21 @@ class Auditor:
             "against the container's quota, and nothing limits it",
         )
 
-    def _say_over(self, finding: Finding) -> None:
-        text = _amounts(finding.over)
-        self._log.error("container uses more than it may", allocation=finding.grant.id,
-                        container=finding.grant.name, over=text, policy=self._policy.mode)  # fmt: skip
-        ends = self._threat(Kind.OVER, finding.over) or "its neighbours may run out of memory"
-        self._event(finding.grant, "Warning", "GigasliceOveruse", f"holds {text} beyond its quota; {ends}")
+    def _say_over(self, grant_id: str, over: Mapping[str, int], *, with_library: bool) -> None:
+        grant = self._store.book.find(grant_id)
+        if grant is None:
+            return
+        text = _amounts(over)
+        self._log.error("container uses more than it may", allocation=grant.id, container=grant.name,
+                        over=text, policy=self._policy.mode)  # fmt: skip
+        why = (
+            ", taken by a part of its programs that passes the library by (a plug-in opened with dlmopen or "
+            "RTLD_DEEPBIND)"
+            if with_library
+            else ""
+        )
+        ends = self._threat(Kind.OVER, over) or "its neighbours may run out of memory"
+        self._event(grant, "Warning", "GigasliceOveruse", f"holds {text} beyond its quota{why}; {ends}")
 
     def _say_beyond(self, grant_id: str, beyond: Mapping[str, int]) -> None:
         grant = self._store.book.find(grant_id)
@@ -136,6 +202,20 @@ class Auditor:
             "GigasliceOverLimit",
             f"holds {text} beyond its limit, which was lowered or is passed by memory that no call declares; its "
             f"programs get no more until they have freed as much; {ends}",
+        )
+
+    def _say_growth(self, offence: Offence) -> None:
+        grant = self._store.book.find(offence.grant)
+        if grant is None:
+            return
+        size = units.format_bytes(offence.excess)
+        ends = self._threat(Kind.GROWTH, {"": offence.excess}) or "nothing is ended"
+        self._event(
+            grant,
+            "Warning",
+            "GigasliceLedger",
+            f"makes its ledger grow on the node's disk again and again, by up to {size}; it is cut back each time; "
+            f"{ends}",
         )
 
     def _threat(self, kind: Kind, over: Mapping[str, int]) -> str:
@@ -178,7 +258,7 @@ class Auditor:
                 "(static programs, musl)",
             )
 
-    def _evict(self, grant: Grant, excess: int) -> None:
+    def _evict(self, grant: Grant, offence: Offence) -> None:
         pod = self._pod(grant)
         now = self._now()
         if pod is None:
@@ -190,8 +270,13 @@ class Auditor:
             return
         self._asked[pod.uid] = now
         if self._policy.mode == "evict":
-            size = units.format_bytes(excess)
-            text = f"evicted: holds {size} more than it may for {self._policy.grace:g} seconds"
+            size = units.format_bytes(offence.excess)
+            what = (
+                f"has made its ledger grow by {size}"
+                if offence.kind is Kind.GROWTH
+                else f"holds {size} more than it may"
+            )
+            text = f"evicted: {what} for {self._policy.grace:g} seconds"
             self._event(grant, "Warning", "GigasliceEvicting", text)
         task = asyncio.get_running_loop().create_task(self._have_evicted(pod))
         self._tasks.add(task)
@@ -199,14 +284,16 @@ class Auditor:
 
     async def _have_evicted(self, pod: Pod) -> None:
         trial = self._policy.mode == "dry-run"
-        refusal = await self._cluster.evict(pod, dry_run=trial)
-        if refusal is not None:
-            if self._refusals.get(pod.uid) != refusal:  # it is asked again for as long as it lasts
-                self._refusals[pod.uid] = refusal
-                self._log.warning("pod not evicted", pod=str(pod), detail=refusal)
+        eviction = await self._cluster.evict(pod, dry_run=trial)
+        if eviction.problem:
+            if self._refusals.get(pod.uid) != eviction.problem:  # it is asked again for as long as it lasts
+                self._refusals[pod.uid] = eviction.problem
+                self._log.warning("pod not evicted", pod=str(pod), detail=eviction.problem)
             return
         self._refusals.pop(pod.uid, None)
-        if trial:
+        if eviction.gone:
+            self._log.info("pod to be evicted is gone", pod=str(pod))
+        elif trial:
             self._asked[pod.uid] = float("inf")  # said once
             self._log.warning("pod would be evicted for overuse", pod=str(pod), detail="--overuse=dry-run")
         else:
@@ -224,7 +311,7 @@ class Auditor:
 
 def _beyond_limit(reading: Reading) -> dict[str, int]:
     """Bytes that the container's own processes hold beyond what its page says, by GPU."""
-    if reading.problem is not None or not reading.pids:
+    if reading.problem is not None or not reading.living:
         return {}
     over = {gpu: count - reading.limits[gpu] for gpu, count in reading.used.items() if gpu in reading.limits}
     return {gpu: count for gpu, count in over.items() if count > 0}

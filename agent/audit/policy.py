@@ -24,6 +24,8 @@ class Kind(Enum):
     """Has processes without the library."""
     OVER = "over"
     """Holds more than it may, because of these."""
+    GROWTH = "growth"
+    """Makes its ledger grow on the node's disk, again and again."""
     LIMIT = "limit"
     """Its processes hold more than the limit of now: that was lowered, or no call has declared the memory."""
 
@@ -43,12 +45,14 @@ class Policy:
 
     def evicts(self, kind: Kind) -> bool:
         """Whether an offence of that kind can end a pod, or would in a dry run."""
-        return self.mode != "report" and (kind is Kind.OVER or (kind is Kind.LIMIT and self.over_limit))
+        return self.mode != "report" and (
+            kind in (Kind.OVER, Kind.GROWTH) or (kind is Kind.LIMIT and self.over_limit)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Offence:
-    """One container's, in one round. excess: bytes too many on all its cards."""
+    """One container's, in one round. excess: bytes too many on all its cards, or on the disk."""
 
     grant: str
     kind: Kind

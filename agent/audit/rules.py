@@ -1,20 +1,26 @@
 """Whose the memory on the cards is, and what is wrong with that. Pure.
 
-A process that owns a slot of a ledger belongs to that ledger's container; the kernel says so. Every other one is
-searched by its cgroup, which the container cannot choose, and by its mounts where that leaves a question.
+A process that owns a slot of a ledger belongs to that ledger's container; the kernel says so. A container can make the
+kernel say it of others, though: the number it names is that of the process that took the lock, which may have ended and
+left lock and number behind, and a descriptor can be passed on. So what it says is held against the process's cgroup and
+mounts, which its container cannot choose. Every other process is searched by these two alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from agent.audit.processes import Sighting
+from agent.state.ledgers import Reading
 from agent.state.records import Grant
+from vcuda import ProcessUsage
 
-__all__ = ["Finding", "Survey", "examine", "whose"]
+__all__ = ["CONTEXT_BYTES", "Finding", "Survey", "credible", "examine", "named", "undeclared", "whose"]
 
 Memory = Mapping[str, Mapping[int, int]]  # GPU -> host PID -> bytes, as measured
+CONTEXT_BYTES = 1 << 30
+"""What a process may hold of a GPU undeclared without a suspicion: contexts, module code and libraries' workspaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,96 @@ def whose(
         return seen.mounted
     if not mine and name is None:
         return seen.mounted if seen.mounted in known else None
-    living = [grant for grant in mine if not grant.gone and grant.held]
+    living = [grant for grant in mine if grant.kept]
     return living[0].id if len(living) == 1 else None
+
+
+def named(
+    readings: Mapping[str, Reading], sightings: Iterable[Sighting], claimed: Collection[int]
+) -> dict[str, Reading]:
+    """READINGS, by grant id, with the PIDs of living owners whose record locks are lost. CLAIMED: PIDs that locks name.
+
+    Without them what is measured of such a process would be held against its container a second time.
+
+    Such an owner is the process that has the allocation's files mounted and, inside, the number that its slot says. The
+    container chooses that number, but not who has its files mounted.
+    """
+    unclaimed: dict[tuple[str, int], list[int]] = {}
+    for one in sightings:
+        if one.pid not in claimed:
+            unclaimed.setdefault((one.mounted, one.inner), []).append(one.pid)
+
+    def name(key: str, process: ProcessUsage) -> ProcessUsage:
+        found = unclaimed.get((key, process.pid_inside), [])
+        return replace(process, pid=found.pop()) if process.nameless and len(found) == 1 else process
+
+    return {
+        key: replace(reading, processes=tuple(name(key, one) for one in reading.processes))
+        if any(one.nameless for one in reading.processes)
+        else reading
+        for key, reading in readings.items()
+    }
+
+
+def credible(
+    claims: Mapping[int, Collection[str]],
+    sightings: Iterable[Sighting],
+    grants: Sequence[Grant],
+    pods: Mapping[str, tuple[str, str]],
+) -> dict[int, str]:
+    """Whose each process is that holds a slot: grant ids by PID, of grants that have ended too. CLAIMS: ids of those
+    whose ledgers it has slots of. One that runs in another pod, or has another allocation's files mounted, is not
+    theirs; one of which several could say so is nobody's.
+    """
+    seen = {one.pid: one for one in sightings}
+    by_id = {grant.id: grant for grant in grants}
+    found = {}
+    for pid, keys in claims.items():
+        left = [key for key in keys if not _contradicts(seen.get(pid), key, by_id, pods)]
+        mounted = [key for key in left if pid in seen and seen[pid].mounted == key]
+        if len(mounted or left) == 1:
+            found[pid] = (mounted or left)[0]
+    return found
+
+
+def _contradicts(
+    seen: Sighting | None, key: str, by_id: Mapping[str, Grant], pods: Mapping[str, tuple[str, str]]
+) -> bool:
+    """Whether what is SEEN of a process says that it is not of the grant KEY; what is not known says nothing."""
+    if seen is None:
+        return False
+    if seen.mounted in by_id and seen.mounted != key:
+        return True
+    grant = by_id.get(key)
+    if grant is None or grant.ref is None or seen.place is None:
+        return False
+    uid, name = seen.place.uid, pods.get(seen.place.uid)
+    if grant.owner is not None:
+        return grant.owner.uid != uid
+    return name is not None and (grant.ref.namespace, grant.ref.pod) != name
+
+
+def undeclared(grant: Grant, reading: Reading, measured: Memory) -> dict[str, int]:
+    """Bytes by GPU that GRANT's processes with slots hold beyond its limit because no call has declared them: plug-ins
+    that pass the library by. What contexts take is let pass: the library cannot know it beforehand everywhere.
+
+    READING: its ledger as far as it counts. A limit that was lowered below what was declared is another matter.
+    """
+    found = {}
+    may_shrink = grant.policy.elastic or grant.resizes > 0
+    for gpu, limit in {} if grant.whole or reading.problem else reading.limits.items():
+        sizes = {pid: measured.get(gpu, {}).get(pid, 0) for pid in reading.pids}
+        declared = dict.fromkeys(sizes, 0)
+        for one in reading.processes:
+            if one.pid in declared:
+                declared[one.pid] += one.used.get(gpu, 0) - one.excess.get(gpu, 0)
+        held = sum(sizes.values())
+        silent = sum(max(0, count - declared[pid]) for pid, count in sizes.items())
+        if not may_shrink:  # nobody was ever allowed to declare more than that
+            silent = max(silent, held - limit)
+        if held > limit and silent > CONTEXT_BYTES * sum(count > 0 for count in sizes.values()):
+            found[gpu] = min(held - limit, silent)
+    return found
 
 
 def examine(

@@ -11,6 +11,7 @@ from agent.control.pb import control_v1_pb2 as api
 from agent.control.pb import control_v1_pb2_grpc as rpc
 from agent.control.server import socket_path
 from agent.errors import ConfigError, ControlError, MissingError
+from agent.files import remedy
 
 __all__ = ["resize"]
 
@@ -34,7 +35,7 @@ def _check(path: Path) -> None:
     except FileNotFoundError as error:
         raise MissingError(f"no agent listens on {path}; name its --state-dir, or start it") from error
     except OSError as error:
-        raise MissingError(f"{path}: {error.strerror}; run as root") from error
+        raise MissingError(f"{path}: {error.strerror}; {remedy(error)}") from error
     if not os.access(path, os.R_OK | os.W_OK):
         raise MissingError(f"no permission for {path}; run as root")
 

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from agent.audit.cgroups import parse
 from agent.discovery.source import Inventory
 from agent.discovery.sysfs import SYSFS, node_cpus
+from agent.state.breaks import with_breaks
 from agent.state.records import Grant
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
@@ -57,31 +59,49 @@ class CpuBinder:
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
-            self.round()
+            await self.round()
             await asyncio.sleep(self._interval)
 
-    def round(self) -> None:
-        """Looks once."""
-        owners = {key: reading.pids for key, reading in self._store.readings().items() if reading.alive}
-        members = self._members(owners.values())
-        for grant in self._store.book.grants:
-            near = self._near(grant) if grant.id in owners else frozenset[int]()
-            if not near:
-                continue
-            pids = set(owners[grant.id])
-            for pid in owners[grant.id]:
-                pids.update(members.get(_cgroup(self._proc, pid), ()))
-            self._bind(grant, pids, near)
+    async def round(self) -> None:
+        """Looks once. The book is read here, everything else in a thread: a node has thousands of processes."""
+        owners: dict[str, tuple[int, ...]] = {}
+        async for grant in with_breaks(self._store.book.grants):
+            reading = self._store.reading(grant.id)
+            if reading.alive:
+                owners[grant.id] = reading.pids
+        grants = tuple(grant for grant in self._store.book.grants if grant.id in owners)
+        if grants:
+            nodes = {gpu.uuid: gpu.numa_node for gpu in self._inventory().gpus}
+            await asyncio.to_thread(self._look, grants, owners, nodes)
         self._said &= {grant.id for grant in self._store.book.grants}
 
-    def _near(self, grant: Grant) -> frozenset[int]:
-        cards = set(grant.quota())
-        nodes = [gpu.numa_node for gpu in self._inventory().gpus if gpu.uuid in cards]
-        if None in nodes:
+    def _look(
+        self,
+        grants: tuple[Grant, ...],
+        owners: Mapping[str, tuple[int, ...]],
+        nodes: Mapping[str, int | None],
+    ) -> None:
+        members = self._members(owners.values())
+        for grant in grants:
+            near = self._near(grant, nodes)
+            if not near:
+                continue
+            own = [pid for pid in owners[grant.id] if not self._is_elsewhere(grant, pid)]
+            pids = set(own)
+            for pid in own:
+                pids.update(members.get(_cgroup(self._proc, pid), ()))
+            self._bind(grant, pids, near)
+
+    def _is_elsewhere(self, grant: Grant, pid: int) -> bool:
+        """Whether a process that holds a slot of GRANT's ledger runs in another pod: see `audit.rules.credible`."""
+        place = parse(_cgroup(self._proc, pid)) if grant.owner else None
+        return place is not None and grant.owner is not None and place.uid != grant.owner.uid
+
+    def _near(self, grant: Grant, nodes: Mapping[str, int | None]) -> frozenset[int]:
+        of_cards = {nodes[gpu] for gpu in grant.quota() if gpu in nodes}
+        if None in of_cards:
             return frozenset()
-        return frozenset(
-            cpu for node in set(nodes) if node is not None for cpu in node_cpus(node, self._sysfs)
-        )
+        return frozenset(cpu for node in of_cards if node is not None for cpu in node_cpus(node, self._sysfs))
 
     def _bind(self, grant: Grant, pids: Iterable[int], near: frozenset[int]) -> None:
         bound = 0

@@ -80,7 +80,7 @@ class LimitKeeper:
             try:
                 self.refresh()
                 self._follow_annotations()
-                await self._withhold(live.withheld(self._store.book, self._inventory.gpus))
+                await self._withhold(live.withheld(self._store.book, self._inventory.gpus, self._uncounted()))
             except GigasliceError as error:
                 self._say("", "limits not kept", str(error))
             waits = {
@@ -93,6 +93,22 @@ class LimitKeeper:
                 for task in waits:
                     task.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
+
+    def _uncounted(self) -> frozenset[str]:
+        """Grants that neither the kubelet nor the scheduler counts: forgotten by the one, and their pods are no more.
+
+        The requests of a pod that the API server shows are subtracted by the scheduler, whatever the kubelet believes.
+        """
+        if not (self._cluster.expected and self._cluster.synced):
+            return frozenset()
+        found = set()
+        for grant in self._store.book.grants:
+            if grant.forgotten and grant.kept and grant.ref is not None:
+                pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod)
+                same = pod is not None and (grant.owner is None or grant.owner.uid == pod.uid or pod.mirror)
+                if pod is None or not same or pod.terminal:
+                    found.add(grant.id)
+        return frozenset(found)
 
     def refresh(self, *, every: bool = False) -> None:
         """Makes the pages say what follows from the book. EVERY: those too that nothing has ever changed."""
@@ -179,7 +195,7 @@ class LimitKeeper:
             for grant in self._store.book.grants
             if grant.ref
             and (grant.ref.namespace, grant.ref.pod) == (ask.namespace, ask.pod)
-            and grant.held
+            and grant.kept
             and not grant.whole
         ]
         if not of_pod:
@@ -208,7 +224,7 @@ class LimitKeeper:
         known = {grant.id for grant in self._store.book.grants}
         self._followed = {key: seen for key, seen in self._followed.items() if key in known}
         for grant in self._store.book.grants:
-            if grant.ref is None or grant.undecided or grant.whole or not grant.held:
+            if grant.ref is None or grant.undecided or grant.whole or not grant.kept:
                 continue
             pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod)
             if pod is None or (grant.owner and grant.owner.uid != pod.uid) or not _is_app(pod, grant):

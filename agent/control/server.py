@@ -20,6 +20,7 @@ from agent.errors import GigasliceError
 from agent.state.live import Refusal
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
+from agent.text import plain
 
 __all__ = ["SOCKET", "ControlServer"]
 
@@ -80,14 +81,14 @@ class ControlServer(rpc.ControlServicer):
             await asyncio.to_thread(self._store.sync)
         except GigasliceError as error:
             self._log.error("resize failed", detail=str(error))
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
             raise
         if isinstance(outcome, Refusal):
             self._log.info("resize refused", pod=f"{ask.namespace}/{ask.pod}", detail=outcome.detail)
             code = (
                 grpc.StatusCode.INVALID_ARGUMENT if outcome.mistake else grpc.StatusCode.FAILED_PRECONDITION
             )
-            await context.abort(code, outcome.detail)
+            await context.abort(code, plain(outcome.detail))
             raise AssertionError("abort returns")
         return _answer(outcome)
 

@@ -3,8 +3,8 @@
 Only cards on which somebody could gain are looked at: those with two containers that have shares, or with one that
 may borrow. While any of them has work the look is taken about every five milliseconds, at instants that programs
 cannot fall into step with, else twenty times a second. Everything that containers say about themselves is read with
-checked sizes (``vcuda.ShareReader``) and bounded by the arbiter. Without this part shares are upper bounds; nothing
-waits for it.
+checked sizes (``vcuda.ShareReader``) and bounded by `state.trust` and the arbiter. Without this part shares are upper
+bounds; nothing waits for it.
 
 Containers without a share say nothing of their work. Where one is beside somebody who may borrow, the driver is asked
 twice a second what its processes used, in another thread; a driver that cannot say so is as one that shows no work.
@@ -24,6 +24,7 @@ from agent.model import PRIORITIES
 from agent.state.arbiter import Arbiter, Sighting, Verdict
 from agent.state.records import Book, Grant
 from agent.state.store import Store
+from agent.state.trust import believed_flying
 from agent.telemetry.logs import get_logger
 from vcuda import contract
 
@@ -90,13 +91,20 @@ class ShareKeeper:
         self._used: dict[str, float] = {}  # the largest of them
         self._cards: dict[str, _Card] = {}
         self._said: set[str] = set()
+        self._last: dict[tuple[str, str], vcuda.ShareUsage] = {}  # what ledgers said last, by grant and GPU
         self._book: Book | None = None
         self._sharers: dict[str, dict[str, _Sharer]] = {}
         self._log = get_logger("shares")
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await asyncio.gather(self._keep_looking(), self._keep_asking())
+        tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_asking())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one that fails leaves the other, and both are started again
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_looking(self) -> None:
         while True:
@@ -121,6 +129,7 @@ class ShareKeeper:
             for ledger in ledgers:
                 with contextlib.suppress(vcuda.VcudaError):  # the measuring round says what is wrong with it
                     pids.update(one.pid for one in vcuda.read_ledger(ledger).processes if one.pid > 0)
+                pids -= self._store.disowned.get(ledger.parent.name, frozenset())
             parts = (self._busy(gpu) or {}) if pids else {}
             used[gpu] = sum(part for pid, part in parts.items() if pid in pids)
         return used
@@ -131,7 +140,9 @@ class ShareKeeper:
         self._follow_book()
         for gpu, sharers in self._sharers.items():
             seen = {
-                name: sighting for name, one in sharers.items() if (sighting := self._sight(one)) is not None
+                name: sighting
+                for name, one in sharers.items()
+                if (sighting := self._sight(one, gpu)) is not None
             }
             if seen:
                 self._publish(gpu, sharers, seen, now)
@@ -145,13 +156,14 @@ class ShareKeeper:
             return
         cards: dict[str, dict[str, _Sharer]] = {}
         for grant in book.grants:
-            if grant.whole or grant.gone or not grant.held:
+            if grant.whole or not grant.kept:
                 continue
             for gpu in grant.quota():
                 if grant.cores_of(gpu):
                     cards.setdefault(gpu, {})[grant.id] = self._sharer(grant, gpu)
         self._book = book
         self._said &= {grant.id for grant in book.grants}
+        self._last = {key: use for key, use in self._last.items() if book.find(key[0])}
         self._sharers = {
             gpu: found
             for gpu, found in cards.items()
@@ -169,7 +181,7 @@ class ShareKeeper:
         found: dict[str, list[Path]] = {}
         for grant in book.grants:
             for gpu in borrowed_on.intersection(grant.quota()):
-                if not grant.whole and not grant.gone and grant.held and not grant.cores_of(gpu):
+                if not grant.whole and grant.kept and not grant.cores_of(gpu):
                     found.setdefault(gpu, []).append(self._store.dirs.path(grant.id) / contract.LEDGER_FILE)
         return {gpu: tuple(ledgers) for gpu, ledgers in found.items()}
 
@@ -185,16 +197,20 @@ class ShareKeeper:
             PRIORITIES[grant.policy.priority],
         )
 
-    def _sight(self, one: _Sharer) -> Sighting | None:
+    def _sight(self, one: _Sharer, gpu: str) -> Sighting | None:
         """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
         try:
             use = one.reader.read()
+        except vcuda.errors.BusyError:  # nobody waits for a container, or for the disk
+            use = self._last.get((one.id, gpu))
         except vcuda.VcudaError as error:
             self._say(one, str(error))
             return None
         if use is None:
             return None
-        return Sighting(one.share, use.flying, use.spent, use.waiting, one.elastic, one.weight)
+        self._last[one.id, gpu] = use
+        flying = believed_flying(use.flying, self._store.listed.get(one.id, {}).get(gpu))
+        return Sighting(one.share, flying, use.spent, use.waiting, one.elastic, one.weight)
 
     def _publish(
         self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, Sighting], now: float

@@ -21,7 +21,9 @@ from agent.discovery.paging import read as read_paging
 from agent.discovery.source import Inventory
 from agent.model import Gpu
 from agent.state.records import Grant
+from agent.state.shared import real_part
 from agent.state.store import Store
+from agent.state.trust import believed_turns
 from agent.state.turns import Sighting, Turns
 from agent.telemetry.logs import get_logger
 from vcuda import contract
@@ -65,6 +67,8 @@ class TurnKeeper:
         self._now = now
         self._counters = counters
         self._written: set[tuple[str, str]] = set()  # pages that say something, by grant and card
+        self._given: Mapping[str, tuple[int, float]] = {}  # as `given`, by cards whose containers have ended
+        self._used: dict[str, Mapping[str, vcuda.TurnUsage]] = {}  # what ledgers said last, by grant
         self._looked = now()
         self._log = get_logger("turns")
 
@@ -84,6 +88,14 @@ class TurnKeeper:
             return SOON
         return BUSY if any(not card.fits for card in self.cards.values()) else QUIET
 
+    def given(self) -> dict[str, tuple[int, float]]:
+        """Turns, and seconds in turns, since the agent started, by card; for every card that ever had containers."""
+        found = dict(self._given)
+        for uuid, card in self.cards.items():
+            turns, seconds = found.get(uuid, (0, 0.0))
+            found[uuid] = (turns + card.arbiter.changes, seconds + card.seconds)
+        return found
+
     def free_all(self) -> None:
         """Nobody has to wait any more."""
         for grant_id, gpu in tuple(self._written):
@@ -97,12 +109,14 @@ class TurnKeeper:
         cards = {gpu.uuid: gpu for gpu in self._inventory().gpus}
         wanted = {uuid for grant in grants for uuid in grant.physical} & cards.keys()
         for uuid in self.cards.keys() - wanted:
+            self._given = self.given()
             del self.cards[uuid]
         usage = {grant.id: self._usage(grant) for grant in grants}
         for uuid in wanted:
             self._card(now, passed, cards[uuid], [grant for grant in grants if uuid in grant.physical], usage)
         known = {(grant.id, uuid) for grant in grants for uuid in grant.physical}
         there = {grant.id for grant in self._store.book.grants}
+        self._used = {key: used for key, used in self._used.items() if key in there}
         self.held_us = {key: count for key, count in self.held_us.items() if key[0] in there}
         for grant_id, uuid in tuple(self._written):
             if (grant_id, uuid) not in known or uuid not in wanted:
@@ -156,21 +170,28 @@ class TurnKeeper:
         taken = 0
         for grant in self._store.book.grants:
             one = usage.get(grant.id, {}).get(gpu.uuid)
-            taken += one.real if one is not None else grant.promised.get(gpu.uuid, 0)
+            promised = real_part(grant, gpu.uuid, grant.promised.get(gpu.uuid, 0))
+            taken += (
+                one.real if one is not None else promised
+            )  # a ledger that cannot be read lays claim to no more
         return max(0, gpu.memory_bytes - taken)
 
     def _usage(self, grant: Grant) -> Mapping[str, vcuda.TurnUsage]:
         ledger = self._store.dirs.path(grant.id) / contract.LEDGER_FILE
         try:
-            return vcuda.read_turns(ledger, list(grant.quota()))
+            said = vcuda.read_turns(ledger, list(grant.quota()), wait=False)
+        except vcuda.errors.BusyError:
+            return self._used.get(grant.id, {})  # nobody waits for a container, or for the disk
         except vcuda.VcudaError:
             return {}  # the ledger is the container's; the measuring round says what is wrong with it
+        self._used[grant.id] = believed_turns(said, grant, self._store.measured.get(grant.id))
+        return self._used[grant.id]
 
     def _is_stopped(self, grant: Grant) -> bool:
         """Whether every process of the container is stopped: nobody can wait for it."""
         with contextlib.suppress(vcuda.VcudaError):
             path = self._store.dirs.path(grant.id) / contract.LEDGER_FILE
-            pids = [one.pid for one in vcuda.read_ledger(path).processes if one.pid > 0]
+            pids = [one.pid for one in vcuda.read_ledger(path, wait=False).processes if one.pid > 0]
             return bool(pids) and all(_state(pid) in "TtZX" for pid in pids)
         return False
 

@@ -2,11 +2,14 @@
 
 Drivers answer single queries with errors (a card that fell off the bus, a link that is not supported), and a node must
 not be lost to one of them: what fails is left out with a warning, and only a driver that cannot be reached, or shows
-no usable card at all, is an error. Every method may block.
+no usable card at all, is an error. A driver that answers with nothing but errors is opened anew: after it was reloaded
+nothing else helps. Every method may block.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ import pynvml
 
 from agent import units
 from agent.discovery import nvml_health, sysfs
+from agent.discovery.session import BusyError, Session
 from agent.discovery.source import CardEvent, Inventory, Vitals
 from agent.errors import MissingError
 from agent.model import Gpu, Topology, count_slices
@@ -27,6 +31,8 @@ _REMEDY = (
     "install the NVIDIA driver and give this process its libraries and devices (runtimeClassName nvidia), "
     "or list GPUs in a file with --inventory FILE"
 )
+_SAMPLE_TRIES = 4
+_MISMATCHES = 3  # questions in a row
 _AFFINITY_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
 _NOT_SUPPORTED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 _NO_SUCH_LINK = (*_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -44,17 +50,85 @@ class NvmlSource:
     def __init__(self, slice_bytes: int, sysfs_root: Path = sysfs.SYSFS) -> None:
         self._slice_bytes = slice_bytes
         self._sysfs_root = sysfs_root
-        self._cards: dict[
-            str, Any
-        ] = {}  # every card that was ever found: a lost one is still asked how it is
+        self._cards: dict[str, Any] = {}  # handles of this session: a lost card is still asked how it is
+        self._known: frozenset[str] = frozenset()  # every card that was ever found
         self._listener = nvml_health.Listener()
+        self._session = Session(self._enter, self._leave)
         self._lost: frozenset[str] = frozenset()
+        self._silent: frozenset[str] = frozenset()  # for these the driver was opened anew already
+        self._mismatches = 0
         self._sampled: dict[str, int] = {}  # time of the last sample of processes that was seen
-        self._open = False
 
     def scan(self) -> Inventory:
         """Asks for every card, its memory, place and links. Raises MissingError without a driver or a usable card."""
-        self._initialise()
+        try:
+            self._session.open()
+        except pynvml.NVMLError as error:
+            raise MissingError(f"the NVIDIA driver cannot be reached (NVML: {error}): {_REMEDY}") from error
+        except BusyError:
+            pass
+        with self._session.use() as ready:
+            if not ready:
+                raise MissingError("the NVIDIA driver is just being opened anew")
+            return self._scan()
+
+    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
+        """Bytes per card and host PID; a card that does not answer is left out, None when none does."""
+        with self._session.use() as ready:
+            answers = {uuid: _processes(handle) for uuid, handle in self._cards.items()} if ready else {}
+        known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
+        return known or None
+
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """What the driver has sampled since the last question. No sample is no work; a card that cannot say is None."""
+        with self._session.use() as ready:
+            handle = self._cards.get(gpu) if ready else None
+            if handle is None:
+                return None
+            try:
+                samples = _samples(handle, self._sampled.get(gpu, 0))
+            except pynvml.NVMLError_NotFound:
+                return {}
+            except pynvml.NVMLError:
+                return None
+        found: dict[int, float] = {}
+        for one in samples:
+            self._sampled[gpu] = max(one.timeStamp, self._sampled.get(gpu, 0))
+            found[one.pid] = max(found.get(one.pid, 0.0), min(one.smUtil, 100) / 100)
+        return found
+
+    def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
+        """Waits for Xids and memory errors."""
+        with self._session.use() as ready:
+            if ready:
+                return self._listener.wait(self._cards, seconds)
+        time.sleep(seconds)
+        return ()
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """Asks every card how it is. One that is back is listened to again.
+
+        Where cards do not answer, or no event can be waited for, the driver is opened anew and they are asked again:
+        at every question while none answers, else once for the same cards, since events are missed meanwhile. Raises
+        MissingError when the driver was replaced and this process keeps the library of the old one.
+        """
+        found = self._vitals("the NVIDIA driver is not open")
+        silent, lost = _silent(found), _lost(found)
+        nothing = bool(self._known) and silent | lost == self._known
+        if nothing or silent - self._silent or self._listener.deaf:
+            found = self._vitals(self._reopen())
+            silent, lost = _silent(found), _lost(found)
+        if self._lost - lost or self._silent - silent:
+            self._listener.renew()
+        self._lost, self._silent = lost, silent
+        return found
+
+    def close(self) -> None:
+        """Lets go of the driver, unless a call hangs in it: then it goes with this process."""
+        with contextlib.suppress(BusyError):
+            self._session.close()
+
+    def _scan(self) -> Inventory:
         warnings: list[str] = []
         cards = [card for index in range(self._count()) if (card := self._card(index, warnings))]
         if not cards:
@@ -64,60 +138,51 @@ class NvmlSource:
         if not found.keys() <= self._cards.keys():
             self._listener.renew()
         self._cards = {**self._cards, **found}
+        self._known |= found.keys()
+        if self._listener.deaf:
+            warnings.append("errors of the GPUs cannot be heard: NVML's events fail")
         topology = Topology.build(_levels(cards), _nvlinks(cards, warnings))
         return Inventory(tuple(card.gpu for card in cards), topology, (*warnings, *topology.degraded))
 
-    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
-        """Bytes per card and host PID; a card that does not answer is left out, None when none does."""
-        answers = {uuid: _processes(handle) for uuid, handle in self._cards.items()}
-        known = {uuid: answer for uuid, answer in answers.items() if answer is not None}
-        return known or None
+    def _vitals(self, closed: str) -> dict[str, Vitals]:
+        """The cards' answers; CLOSED says why there are none."""
+        with self._session.use() as ready:
+            if not ready:
+                return {uuid: Vitals(silent=closed) for uuid in self._known}
+            gone = Vitals(silent="the driver does not show it any more")
+            return {
+                uuid: nvml_health.vitals(self._cards[uuid]) if uuid in self._cards else gone
+                for uuid in self._known
+            }
 
-    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
-        """What the driver has sampled since the last question. No sample is no work; a card that cannot say is None."""
-        handle = self._cards.get(gpu)
-        if handle is None:
-            return None
+    def _reopen(self) -> str:
+        """Opens the driver anew; what kept it from that, in words."""
         try:
-            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled.get(gpu, 0))
-        except pynvml.NVMLError_NotFound:
-            return {}
-        except pynvml.NVMLError:
-            return None
-        found: dict[int, float] = {}
-        for one in samples:
-            self._sampled[gpu] = max(one.timeStamp, self._sampled.get(gpu, 0))
-            found[one.pid] = max(found.get(one.pid, 0.0), min(one.smUtil, 100) / 100)
-        return found
-
-    def events(self, seconds: float) -> tuple[CardEvent, ...] | None:
-        """Waits for Xids and memory errors."""
-        return self._listener.wait(self._cards, seconds)
-
-    def vitals(self) -> Mapping[str, Vitals] | None:
-        """Asks every card how it is. One that is back is listened to again."""
-        found = {uuid: nvml_health.vitals(handle) for uuid, handle in self._cards.items()}
-        lost = frozenset(uuid for uuid, one in found.items() if one.lost)
-        if self._lost - lost:
-            self._listener.renew()
-        self._lost = lost
-        return found
-
-    def close(self) -> None:
-        """Lets go of the driver."""
-        if self._open:
-            self._listener.close()
-            self._open = False
-            _asked(pynvml.nvmlShutdown)
-
-    def _initialise(self) -> None:
-        if self._open:
-            return
-        try:
-            pynvml.nvmlInit()
+            self._session.renew()
+        except BusyError:
+            return "a call of the NVIDIA driver does not come back"
         except pynvml.NVMLError as error:
-            raise MissingError(f"the NVIDIA driver cannot be reached (NVML: {error}): {_REMEDY}") from error
-        self._open = True
+            mismatch = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            self._mismatches = self._mismatches + 1 if mismatch else 0
+            if self._mismatches >= _MISMATCHES:
+                raise MissingError(
+                    f"the NVIDIA driver was replaced, and this process has the library of the old one (NVML: {error}); "
+                    "ending, so that the container is made anew and gets the new one"
+                ) from error
+            return f"the NVIDIA driver cannot be reached (NVML: {error})"
+        self._mismatches = 0
+        return "the NVIDIA driver is not open"
+
+    def _enter(self) -> None:
+        pynvml.nvmlInit()
+        if self._known:  # not for the first time: from the first moment on errors are to be heard
+            self._cards = _handles()
+            self._listener.begin(self._cards)
+
+    def _leave(self) -> None:
+        self._listener.close()
+        self._cards, self._sampled = {}, {}
+        _asked(pynvml.nvmlShutdown)
 
     def _count(self) -> int:
         try:
@@ -153,6 +218,25 @@ class NvmlSource:
         return _Card(handle, Gpu(uuid, index, model, memory, slices, self._slice_bytes, 0, node, bus_id))
 
 
+def _silent(found: Mapping[str, Vitals]) -> frozenset[str]:
+    return frozenset(uuid for uuid, one in found.items() if one.silent)
+
+
+def _lost(found: Mapping[str, Vitals]) -> frozenset[str]:
+    return frozenset(uuid for uuid, one in found.items() if one.lost)
+
+
+def _handles() -> dict[str, Any]:
+    """The cards that the driver shows now, by UUID."""
+    found = {}
+    for index in range(_asked(pynvml.nvmlDeviceGetCount) or 0):
+        handle = _asked(lambda index=index: pynvml.nvmlDeviceGetHandleByIndex(index))  # type: ignore[misc]
+        uuid = None if handle is None else _asked(lambda handle=handle: pynvml.nvmlDeviceGetUUID(handle))  # type: ignore[misc]
+        if uuid is not None:
+            found[_text(uuid)] = handle
+    return found
+
+
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -163,6 +247,17 @@ def _asked(query: Callable[[], _T]) -> _T | None:
         return query()
     except pynvml.NVMLError:
         return None
+
+
+def _samples(handle: Any, since: int) -> Sequence[Any]:
+    """Utilisation of processes since SINCE, in the driver's microseconds. Raises NVMLError.
+
+    pynvml makes room for as many as there were a moment ago, and samples are taken meanwhile.
+    """
+    for _ in range(_SAMPLE_TRIES - 1):
+        with contextlib.suppress(pynvml.NVMLError_InsufficientSize):
+            return list(pynvml.nvmlDeviceGetProcessUtilization(handle, since))
+    return list(pynvml.nvmlDeviceGetProcessUtilization(handle, since))
 
 
 def _usable_memory(handle: Any) -> int:

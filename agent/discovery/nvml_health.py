@@ -7,6 +7,7 @@ single card, and a card that fails has no answer or is lost.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ __all__ = ["Listener", "vitals"]
 
 _T = TypeVar("_T")
 _WANTED = int(pynvml.nvmlEventTypeXidCriticalError) | int(pynvml.nvmlEventTypeDoubleBitEccError)
+_DEAF_AFTER = 6  # waits in a row that end with an error
+_REGISTER_AGAIN = 30.0  # seconds
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 _ACTIONS = {
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "reset of the GPU",
@@ -34,7 +37,9 @@ def vitals(handle: Any) -> Vitals:
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
-        return Vitals(lost=error.value in _LOST)
+        if error.value in _LOST:
+            return Vitals(lost=True)
+        return Vitals(silent=f"the driver does not answer for it (NVML: {error})")
     rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     count = _asked(
         lambda: pynvml.nvmlDeviceGetTotalEccErrors(
@@ -65,6 +70,13 @@ class Listener:
         self._set: Any = None
         self._names: dict[int, str] = {}
         self._stale = threading.Event()
+        self._failures = 0
+        self._register_at = math.inf  # some cards could not be listened to: then again
+
+    @property
+    def deaf(self) -> bool:
+        """Whether waiting fails again and again."""
+        return self._failures >= _DEAF_AFTER
 
     def renew(self) -> None:
         """Has every card registered anew before the next wait: some may be new, or back."""
@@ -73,21 +85,32 @@ class Listener:
     def wait(self, cards: Mapping[str, Any], seconds: float) -> tuple[CardEvent, ...]:
         """The events of CARDS (handles by UUID) that come within SECONDS: as soon as there is one."""
         try:
-            if self._set is None or self._stale.is_set():
+            if self._set is None or self._stale.is_set() or time.monotonic() >= self._register_at:
                 self._register(cards)
             data = pynvml.nvmlEventSetWait(self._set, int(seconds * 1000))
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                self._failures += 1
                 self.close()  # a lost card can end every wait at once: begin again without it, and not at full speed
                 time.sleep(seconds)
+            else:
+                self._failures = 0
             return ()
+        self._failures = 0
         name = self._names.get(_address(data.device), "")
         if int(data.eventType) == pynvml.nvmlEventTypeXidCriticalError:
             return (CardEvent(name, int(data.eventData)),)
         return (CardEvent(name, None),)
 
+    def begin(self, cards: Mapping[str, Any]) -> None:
+        """Registers CARDS now. Not while another thread waits; where it fails, the next wait does it."""
+        try:
+            self._register(cards)
+        except pynvml.NVMLError:
+            self.close()
+
     def close(self) -> None:
-        """Lets go of the event set."""
+        """Lets go of the event set. Not while another thread waits."""
         found, self._set = self._set, None
         if found is not None:
             _asked(lambda: pynvml.nvmlEventSetFree(found))
@@ -97,15 +120,18 @@ class Listener:
         self._stale.clear()
         self._set = pynvml.nvmlEventSetCreate()
         self._names = {_address(handle): uuid for uuid, handle in cards.items()}
-        for handle in cards.values():
-            types = _asked(lambda handle=handle: pynvml.nvmlDeviceGetSupportedEventTypes(handle))  # type: ignore[misc]
-            wanted = _WANTED & int(types or 0)
+        registered = [self._registered(handle) for handle in cards.values()]
+        self._register_at = math.inf if all(registered) else time.monotonic() + _REGISTER_AGAIN
+
+    def _registered(self, handle: Any) -> bool:
+        """Whether the card is listened to, or has nothing to say."""
+        try:
+            wanted = _WANTED & int(pynvml.nvmlDeviceGetSupportedEventTypes(handle) or 0)
             if wanted:
-                _asked(
-                    lambda handle=handle, wanted=wanted: pynvml.nvmlDeviceRegisterEvents(
-                        handle, wanted, self._set
-                    )  # type: ignore[misc]
-                )
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+        except pynvml.NVMLError as error:
+            return bool(error.value == pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return True
 
 
 def _address(handle: Any) -> int:

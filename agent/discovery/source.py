@@ -48,13 +48,15 @@ class CardEvent:
 class Vitals:
     """What a card says of itself. uncorrectable: memory errors since its last reset, None where it does not count.
 
-    recovery: what the driver asks for, in words; empty: nothing, or it cannot tell.
+    recovery: what the driver asks for, in words; empty: nothing, or it cannot tell. silent: why there is no answer for
+    this card at all, though nobody says that it is lost; then the other fields say nothing.
     """
 
     lost: bool = False
     uncorrectable: int | None = None
     remap_failed: bool = False
     recovery: str = ""
+    silent: str = ""
 
 
 class Source(Protocol):
@@ -77,7 +79,10 @@ class Source(Protocol):
         ...
 
     def vitals(self) -> Mapping[str, Vitals] | None:
-        """The vital signs of every card that was ever found, by UUID; None where there are none."""
+        """The vital signs of every card that was ever found, by UUID; None where there are none.
+
+        Raises MissingError when this process can never have an answer again.
+        """
         ...
 
     def close(self) -> None:

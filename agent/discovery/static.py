@@ -27,6 +27,7 @@ import yaml
 from agent import units
 from agent.discovery.source import CardEvent, Inventory, Vitals
 from agent.errors import GigasliceError, InventoryError, TopologyTextError
+from agent.files import read_file
 from agent.model import Gpu, Topology, TopoMatrix, count_slices, parse_topo_matrix
 
 __all__ = ["StaticSource", "parse_inventory"]
@@ -47,8 +48,7 @@ class StaticSource:
     def scan(self) -> Inventory:
         """Reads the file. Raises InventoryError with every mistake in it."""
         try:
-            with self._path.open("rb") as file:
-                raw = file.read(_MAX_BYTES + 1)
+            raw = read_file(self._path, _MAX_BYTES + 1)
         except OSError as error:
             raise InventoryError(
                 [f"inventory {self._path}: {error.strerror}; name a readable file"]

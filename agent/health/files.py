@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import StateError, StorageError
+from agent.files import is_directory, open_file, read_file, remedy
 from agent.health.rules import Ailment, CardHealth
 
 __all__ = [
@@ -86,7 +87,7 @@ def change_cordons(
     state_dir: Path, change: Callable[[dict[str, Cordon]], Mapping[str, Cordon]]
 ) -> Mapping[str, Cordon]:
     """Replaces the cordons by what CHANGE makes of them; two commands at once both count. Raises StateError."""
-    if not state_dir.is_dir():
+    if not is_directory(state_dir):
         raise StorageError(f"{state_dir} is no directory; name the agent's with --state-dir")
     with _locked(state_dir / f".{CORDON}.lock"):
         after = change(read_cordons(state_dir))
@@ -126,13 +127,11 @@ def _card_health(one: Mapping[str, Any]) -> CardHealth:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-        document = json.loads(raw)
+        document = json.loads(read_file(path, _MAX_BYTES + 1))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        raise StorageError(f"cannot read {path}: {error.strerror}; {remedy(error)}") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(path) from error
     if not isinstance(document, dict) or not isinstance(document.get("version"), int):
@@ -149,7 +148,10 @@ def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
         f".{path.name}.new"
     )  # one writer each: the agent, or whoever has the cordons' lock
     try:
-        with fresh.open("w", encoding="utf-8") as file:
+        fresh.unlink(missing_ok=True)  # whatever it is: its name is ours
+        fd = open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o644)
             json.dump({"version": _VERSION, **content}, file, indent=1)
             file.flush()
             if sync:
@@ -158,19 +160,20 @@ def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        raise StorageError(
-            f"cannot write {path}: {error.strerror}; make room and check permissions"
-        ) from error
+        raise StorageError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     try:
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-    except PermissionError as error:
-        raise StorageError(f"no permission to write {path.parent}; run as root") from error
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StorageError(f"cannot open {path}: {error.strerror}; {remedy(error)}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _damaged(path: Path) -> StateError:

@@ -1,13 +1,14 @@
 """Keeps the health of the node's cards: listens, asks, reads cordons, and says which cards may be given out.
 
 Stands between the scanner, which knows what is there, and the plugin, which tells the kubelet: every inventory passes
-here and leaves with sick and cordoned cards unhealthy. What it knows outlives the agent in health.json; after a reboot
-the cards are new.
+here and leaves with sick and cordoned cards unhealthy, and with those for which the driver does not answer. What it
+knows outlives the agent in health.json; after a reboot the cards are new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from pathlib import Path
 from agent.discovery.source import CardEvent, Inventory, Source
 from agent.errors import StateError
 from agent.health.files import CORDON, Card, Cordon, Report, read_cordons, read_report, write_report
-from agent.health.rules import Ailment, CardHealth, settled, standing, struck
-from agent.health.xids import Verdict, judge
+from agent.health.rules import SILENCES, Ailment, CardHealth, Silence, settled, silences, standing, struck
+from agent.health.xids import judge
 from agent.model import Gpu
 from agent.telemetry.logs import get_logger
 
@@ -25,6 +26,7 @@ __all__ = ["BOOT_ID", "Keeper"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LISTEN_SECONDS = 0.5  # an end of the agent waits as long at most
 _LOOK_SECONDS = 0.5
+_HANGS_SECONDS = 60.0  # without an answer of any kind
 _WELL = CardHealth()
 
 
@@ -33,7 +35,7 @@ class Keeper:
 
     PROBATION: seconds. INTERVAL: seconds between two questions for vital signs. NOW gives Unix time. CHANGED is awaited
     with each other inventory to work with; TOLD is called with UUID, whether it is well, and a sentence, when a card
-    falls sick or is well again.
+    falls sick or is well again. HANGS: seconds after which a question without an answer is taken for a silent driver.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Keeper:
         changed: Callable[[Inventory], Awaitable[None]],
         told: Callable[[str, bool, str], None],
         boot_id: Path = BOOT_ID,
+        hangs: float = _HANGS_SECONDS,
     ) -> None:
         self.cordons: Mapping[str, Cordon] = {}
         self.cards: Mapping[str, CardHealth] = {}
+        self.silent: Mapping[str, Silence] = {}
         self.xids: dict[tuple[str, int], int] = {}
         self._source = source
         self._state_dir = state_dir
@@ -59,6 +63,8 @@ class Keeper:
         self._changed = changed
         self._told = told
         self._boot = _boot_id(boot_id)
+        self._hangs = hangs
+        self._asked_at: float | None = None  # by the monotonic clock; None: nobody asks
         self._raw: Inventory | None = None
         self._effective: Inventory | None = None
         self._stamp: tuple[int, int] | None = None
@@ -93,9 +99,16 @@ class Keeper:
     async def run(self) -> None:
         """Works until cancelled: asks for vital signs, looks for cordons, ends probations.
 
-        A driver that never answers costs the vital signs alone: people cordon a card because it hangs.
+        A driver that never answers costs the vital signs and then the cards, and keeps nothing else from going on.
+        Raises MissingError when only another process can have an answer.
         """
-        await asyncio.gather(self._keep_examining(), self._keep_reviewing())
+        tasks = [asyncio.create_task(self._keep_examining()), asyncio.create_task(self._keep_reviewing())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_examining(self) -> None:
         while True:
@@ -126,16 +139,14 @@ class Keeper:
         level = self._log.warning if row.verdict.fatal else self._log.info
         level("xid", gpu=event.gpu, xid=row.number, meaning=row.meaning, verdict=row.verdict.value)
         if row.verdict.fatal:
-            todo = {
-                Verdict.RESET: "; reset the GPU when it is empty",
-                Verdict.REBOOT: "; start the machine anew",
-            }
-            text = f"Xid {row.number}: {row.meaning}{todo.get(row.verdict, '')}"
-            await self._strike({event.gpu: (Ailment(f"xid-{row.number}", text),)})
+            await self._strike({event.gpu: (Ailment(f"xid-{row.number}", row.text),)})
 
     async def examine(self) -> None:
         """Asks every card how it is."""
+        self._asked_at = time.monotonic()
         found = await asyncio.to_thread(self._source.vitals)
+        self._asked_at = None
+        await self._silences(silences(self.silent, found or {}))
         strikes: dict[str, tuple[Ailment, ...]] = {}
         cards = dict(self.cards)
         for uuid, vitals in (found or {}).items():
@@ -148,6 +159,9 @@ class Keeper:
 
     async def review(self) -> None:
         """Ends probations that are over, and reads the cordons when they have changed."""
+        if self._asked_at is not None and time.monotonic() - self._asked_at > self._hangs and self._raw:
+            hangs = Silence(SILENCES, f"the driver has not answered for {self._hangs:g} seconds: it hangs")
+            await self._silences(dict.fromkeys(self._raw.uuids, hangs))
         now = self._now()
         after = {uuid: settled(card, self._probation, now) for uuid, card in self.cards.items()}
         well = [uuid for uuid, card in after.items() if self.cards[uuid].sick and not card.sick]
@@ -161,11 +175,27 @@ class Keeper:
 
     def reason(self, uuid: str) -> str:
         """Why that card gets no new containers; empty when nothing is known against it."""
-        card, cordon = self.cards.get(uuid, _WELL), self.cordons.get(uuid)
+        card, cordon, silence = self.cards.get(uuid, _WELL), self.cordons.get(uuid), self.silent.get(uuid)
         parts = [card.text] if card.sick else []
+        if silence is not None and silence.lasting:
+            parts.append(silence.text)
         if cordon is not None:
             parts.append("cordoned" + (f": {cordon.reason}" if cordon.reason else ""))
         return "; ".join(parts)
+
+    async def _silences(self, after: Mapping[str, Silence]) -> None:
+        before, self.silent = self.silent, after
+        known = self._raw.uuids if self._raw else ()
+        began = [uuid for uuid in known if _lasts(after, uuid) and not _lasts(before, uuid)]
+        ended = [uuid for uuid in known if _lasts(before, uuid) and not _lasts(after, uuid)]
+        if began or ended:
+            await self._publish()
+        for uuid in began:
+            self._log.error("gpu is silent", gpu=uuid, detail=after[uuid].text)
+            self._told(uuid, False, f"{uuid}: {after[uuid].text}; no new containers until it answers")
+        for uuid in ended:
+            self._log.warning("gpu answers again", gpu=uuid)
+            self._told(uuid, True, f"{uuid} answers again")
 
     async def _strike(self, strikes: Mapping[str, tuple[Ailment, ...]]) -> None:
         now = self._now()
@@ -186,7 +216,9 @@ class Keeper:
         for uuid, (text, wait) in news.items():
             self._log.error("gpu is sick", gpu=uuid, detail=text, probation_seconds=wait)
             self._told(
-                uuid, False, f"{uuid}: {text}; no new containers until it was quiet for {wait} seconds"
+                uuid,
+                False,
+                f"{uuid}: {text}; no new containers while this goes on and for {wait} seconds after it",
             )
 
     async def _publish(self) -> None:
@@ -202,6 +234,9 @@ class Keeper:
 
     def _overlay(self, found: Inventory) -> Inventory:
         sick = {uuid: card.text for uuid, card in self.cards.items() if card.sick and uuid in found.uuids}
+        for uuid in found.uuids:
+            if _lasts(self.silent, uuid):
+                sick[uuid] = "; ".join([*([sick[uuid]] if uuid in sick else []), self.silent[uuid].text])
         out = frozenset(uuid for uuid in found.uuids if uuid in self.cordons)
         gpus = tuple(
             replace(gpu, healthy=False) if gpu.uuid in sick or gpu.uuid in out else gpu for gpu in found.gpus
@@ -264,6 +299,10 @@ class Keeper:
         if self._problems.get(about) != text:
             self._problems[about] = text
             self._log.error("health file cannot be used", detail=text)
+
+
+def _lasts(silent: Mapping[str, Silence], uuid: str) -> bool:
+    return uuid in silent and silent[uuid].lasting
 
 
 def _boot_id(path: Path) -> str:

@@ -3,19 +3,25 @@
 A strike makes a card sick at once. It is well again when nothing has struck it for the probation. One that falls sick
 again within a day of that waits twice as long, and so on: a card that errs every quarter of an hour must not come and
 go with each. A state that lasts (lost, a reset is due) strikes at every look, so probation begins when it ends.
+
+A driver that does not answer says nothing about the card, so silence is no strike: the card is out of service while it
+lasts, and back with the first answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.discovery.source import Vitals
 
-__all__ = ["Ailment", "CardHealth", "settled", "standing", "struck"]
+__all__ = ["SILENCES", "Ailment", "CardHealth", "Silence", "settled", "silences", "standing", "struck"]
 
 _REMEMBERED = 86400.0  # seconds from a recovery in which a new strike is a relapse
 _MOST_RELAPSES = 7  # 10 minutes become 21 hours
+SILENCES = 2
+"""Questions in a row without an answer until a card is out of service: a driver that is being opened anew answers the
+next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,28 @@ class CardHealth:
         return float(seconds * 2**self.relapses)
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A card for which the driver did not answer. count: questions in a row. text: why, for people."""
+
+    count: int
+    text: str
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the card gets no new containers for it."""
+        return self.count >= SILENCES
+
+
+def silences(before: Mapping[str, Silence], vitals: Mapping[str, Vitals]) -> dict[str, Silence]:
+    """The silences after the driver was asked for VITALS, by UUID."""
+    return {
+        uuid: Silence(before[uuid].count + 1 if uuid in before else 1, one.silent)
+        for uuid, one in vitals.items()
+        if one.silent
+    }
+
+
 def struck(card: CardHealth, ailments: Iterable[Ailment], now: float) -> CardHealth:
     """The card after AILMENTS were seen at NOW; unchanged by none."""
     found = {ailment.code: ailment for ailment in ailments}
@@ -86,9 +114,13 @@ def standing(card: CardHealth, vitals: Vitals) -> tuple[CardHealth, tuple[Ailmen
     A count that was never seen before is where counting begins: errors of the past are no news. One that is smaller
     than before was reset with the card.
     """
+    if vitals.silent:
+        return card, ()
     found = []
     if vitals.lost:
-        found.append(Ailment("lost", "the card does not answer (lost); the machine has to be started anew"))
+        found.append(
+            Ailment("lost", "the card does not answer (lost); only a new start of the machine mends it")
+        )
     if vitals.recovery:
         found.append(Ailment("recovery", f"the driver asks for: {vitals.recovery}"))
     if vitals.remap_failed:

@@ -48,6 +48,15 @@ class Xid:
     action: str
     note: str = ""
 
+    @property
+    def text(self) -> str:
+        """For people: what it is, and what mends it where something does. Says nothing about how long that takes."""
+        mends = {
+            Verdict.RESET: "; a reset of the GPU when it is empty mends it",
+            Verdict.REBOOT: "; only a new start of the machine mends it",
+        }
+        return f"Xid {self.number}: {self.meaning}{mends.get(self.verdict, '')}"
+
 
 _APP, _NOTICE, _SICK, _RESET = Verdict.APPLICATION, Verdict.NOTICE, Verdict.SICK, Verdict.RESET
 _ENGINES = {

@@ -5,6 +5,6 @@ pods are unknown, and everything goes on with defaults.
 """
 
 from agent.kube.access import Access, find_access
-from agent.kube.cluster import Cluster, KubeCluster, NoCluster
+from agent.kube.cluster import Cluster, Eviction, KubeCluster, NoCluster
 
-__all__ = ["Access", "Cluster", "KubeCluster", "NoCluster", "find_access"]
+__all__ = ["Access", "Cluster", "Eviction", "KubeCluster", "NoCluster", "find_access"]

@@ -1,7 +1,9 @@
 """Where the API server is and who we are to it: from a kubeconfig file, or from what a pod is given.
 
 Nothing secret is kept longer than needed: tokens, certificates and keys that are files are read again for every
-connection, since the cluster renews them while the agent runs.
+connection, since the cluster renews them while the agent runs. And nothing secret is shown: no message quotes a value
+of a kubeconfig that may be a credential, which includes an address that is not known to hold none, and YAML's own
+messages, which quote the line they stumbled over.
 """
 
 from __future__ import annotations
@@ -28,6 +30,16 @@ __all__ = ["SERVICE_ACCOUNT", "Access", "find_access"]
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_BYTES = 64 << 10
 _TOKEN = re.compile(r"[ -~]+")  # what may stand in a header
+_PATH = re.compile(r"[!-~]*")
+_HOST = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?")
+_UNSUPPORTED = {
+    "exec": "credentials by a command (exec) are not supported; use a token, tokenFile or a client certificate",
+    "auth-provider": "an auth-provider is not supported; use a token, tokenFile or a client certificate",
+    "username": "user name and password are not supported; use a token or a client certificate",
+    "password": "user name and password are not supported; use a token or a client certificate",
+    "proxy-url": "proxies are not supported; name a server that is reached directly",
+    "as": "acting as somebody else is not supported; use credentials of its own",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +94,13 @@ class Access:
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+
+        def no_passphrase() -> str:  # without an answer of ours OpenSSL asks on the terminal, and waits
+            raise OSError(errno.EINVAL, "the client key has a passphrase; write it without one")
+
         with _as_file(self.cert_file, self.cert_data) as cert, _as_file(self.key_file, self.key_data) as key:
             if cert is not None:
-                context.load_cert_chain(cert, key)
+                context.load_cert_chain(cert, key, no_passphrase)
         return context
 
 
@@ -120,8 +136,12 @@ def _from_kubeconfig(path: Path) -> Access:
         raise ConfigError(
             [f'--kubeconfig "{path}": {error.strerror}; name a readable kubeconfig file']
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError([f'--kubeconfig "{path}": not YAML: {" ".join(str(error).split())}']) from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            [f'--kubeconfig "{path}": not YAML{where}; kubectl config view shows why']
+        ) from None
     document = document if isinstance(document, dict) else {}
     context = _named(document, "contexts", "context", document.get("current-context"), mistakes)
     cluster = _named(document, "clusters", "cluster", context.get("cluster"), mistakes)
@@ -147,49 +167,86 @@ def _named(
 def _access(
     folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any], mistakes: list[str]
 ) -> Access | None:
-    server = str(cluster.get("server", ""))
-    try:
-        url = urlsplit(server)
-        port = url.port or (443 if url.scheme == "https" else 80)
-    except ValueError:
-        mistakes.append(f'server "{server}" is no URL')
+    def text(table: Mapping[str, Any], key: str) -> str | None:
+        value = table.get(key)
+        if value is None or isinstance(value, str):
+            return value or None
+        mistakes.append(f"{key} is not a text; put it into quotes")
         return None
-    if url.scheme not in ("http", "https") or not url.hostname:
-        mistakes.append(f'server "{server}" must look like https://host:6443')
-        return None
-    if "exec" in user or "auth-provider" in user:
-        mistakes.append(
-            "credentials by a command (exec) are not supported; use a token, tokenFile or a client certificate"
-        )
-    if "username" in user:
-        mistakes.append("user name and password are not supported; use a token or a client certificate")
 
     def file(table: Mapping[str, Any], key: str) -> Path | None:
-        return folder / str(table[key]) if table.get(key) else None
+        name = text(table, key)
+        return folder / name if name else None
 
     def data(table: Mapping[str, Any], key: str) -> bytes | None:
         try:
-            return base64.b64decode(str(table[key]), validate=True) if table.get(key) else None
+            return base64.b64decode(text(table, key) or "", validate=True) or None
         except (binascii.Error, ValueError):
             mistakes.append(f"{key} is not base64")
             return None
 
+    mistakes.extend(_unsupported({*cluster, *user}))
+    insecure = cluster.get("insecure-skip-tls-verify", False)
+    if not isinstance(insecure, bool):
+        mistakes.append("insecure-skip-tls-verify must be true or false, without quotes")
+    token = (text(user, "token") or "").strip()
+    if user.get("token") and not _TOKEN.fullmatch(token) and isinstance(user["token"], str):
+        mistakes.append(
+            "token is not one line of printable characters, which a header can carry; write it anew"
+        )
+    server = _server(text(cluster, "server") or "", mistakes)
+    if server is None:
+        return None
+    tls, host, port, prefix = server
     return Access(
-        host=url.hostname,
+        host=host,
         port=port,
-        tls=url.scheme == "https",
-        prefix=url.path.rstrip("/"),
+        tls=tls,
+        prefix=prefix,
         ca_file=file(cluster, "certificate-authority"),
         ca_data=data(cluster, "certificate-authority-data"),
-        insecure=cluster.get("insecure-skip-tls-verify") is True,
-        server_name=cluster.get("tls-server-name"),
+        insecure=insecure is True,
+        server_name=text(cluster, "tls-server-name"),
         token_file=file(user, "tokenFile"),
-        token=user.get("token"),
+        token=token or None,
         cert_file=file(user, "client-certificate"),
         key_file=file(user, "client-key"),
         cert_data=data(user, "client-certificate-data"),
         key_data=data(user, "client-key-data"),
     )
+
+
+def _unsupported(given: set[object]) -> list[str]:
+    """Sentences about the keys GIVEN that would change whom one asks, or as whom, and do not here."""
+    names = {"as" if str(key).startswith("as-") else str(key) for key in given}
+    return list(dict.fromkeys(sentence for key, sentence in _UNSUPPORTED.items() if key in names))
+
+
+def _server(server: str, mistakes: list[str]) -> tuple[bool, str, int, str] | None:
+    """Whether by TLS, host, port and path of an address; None with a mistake where it is none.
+
+    It is shown only where nothing in it can be a password.
+    """
+    shown = f' "{server}"' if server.isprintable() and not set(server) & set("@?#") else ""
+    try:
+        url = urlsplit(server)
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:
+        mistakes.append(f"server{shown} is no URL")
+        return None
+    if "@" in url.netloc:
+        mistakes.append("server has a user name or password in it, which is not supported; use a token")
+    elif url.query or url.fragment:
+        mistakes.append("server has something after a ? or #; it must look like https://host:6443")
+    elif url.scheme not in ("http", "https") or not url.hostname:
+        mistakes.append(f"server{shown} must look like https://host:6443")
+    elif not _HOST.fullmatch(url.hostname) or not _PATH.fullmatch(url.path):
+        mistakes.append(
+            f"server{shown} has characters that no address has; it must look like https://host:6443"
+        )
+    else:
+        return url.scheme == "https", url.hostname, port, url.path.rstrip("/")
+    return None
 
 
 @contextlib.contextmanager

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from agent.kube.events import EventSender
 from agent.kube.watch import PodWatch
-from agent.kube.wire import Api, ApiError
+from agent.kube.wire import Api, ApiError, path_of
 from agent.model import Pod
 
-__all__ = ["Cluster", "KubeCluster", "NoCluster"]
+__all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What came of asking for one. problem: a sentence that says why not. gone: there was no such pod any more."""
+
+    problem: str = ""
+    gone: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it is on its way because we asked, or would be after a dry run."""
+        return not self.problem and not self.gone
 
 
 class Cluster(Protocol):
@@ -41,9 +55,8 @@ class Cluster(Protocol):
         """Says TEXT on POD as an event; KIND is "Normal" or "Warning". Returns at once; repetitions are counted."""
         ...
 
-    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
-        """Has POD evicted, or asks whether that could be. None when that is on its way or it is gone, else a
-        sentence that says why not."""
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Has POD evicted, or asks whether that could be."""
         ...
 
     async def news(self, timeout: float) -> bool:
@@ -70,10 +83,10 @@ class NoCluster:
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Does nothing."""
 
-    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """Says that it cannot."""
         del dry_run
-        return f"pod {pod} cannot be evicted without access to the API server"
+        return Eviction(f"pod {pod} cannot be evicted without access to the API server")
 
     async def news(self, timeout: float) -> bool:
         """Waits in vain."""
@@ -118,7 +131,7 @@ class KubeCluster:
         """Hands an event over to be sent."""
         self._events.say(pod, kind, reason, text, container)
 
-    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """Asks for the eviction of exactly this pod, not of a later one of its name.
 
         A dry run is the API server's: permissions and disruption budgets are looked at as for a real one.
@@ -129,16 +142,21 @@ class KubeCluster:
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})},
         }
-        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         try:
+            path = path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction")
             reply = await self._api.request("POST", path, None, body)
-        except ApiError as error:
-            return f"pod {pod} not evicted: {error}"
-        if reply.status < 300 or reply.status in (404, 409):
-            return None
+        except (ApiError, ValueError) as error:
+            return Eviction(f"pod {pod} not evicted: {error}")
+        if reply.status < 300:
+            return Eviction()
+        if reply.status in (404, 409):  # no pod of that name, or another one: its UID is a precondition
+            return Eviction(gone=True)
+        if reply.status == 403:
+            remedy = "the agent has no right to evict pods; deploy/eviction.yaml or the chart's rbac.evict gives it"
+            return Eviction(f"pod {pod} not evicted: {remedy}: {reply.reason()}")
         if reply.status == 429:
-            return f"pod {pod} not evicted: a PodDisruptionBudget does not allow it now"
-        return f"pod {pod} not evicted: {reply.status} {reply.reason()}"
+            return Eviction(f"pod {pod} not evicted: a PodDisruptionBudget does not allow it now")
+        return Eviction(f"pod {pod} not evicted: {reply.status} {reply.reason()}")
 
     async def news(self, timeout: float) -> bool:
         """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""

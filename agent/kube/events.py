@@ -14,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.kube.wire import Api, ApiError
+from agent.kube.wire import Api, ApiError, path_of
 from agent.model import Pod
 from agent.telemetry.logs import get_logger
+from agent.text import plain
 
 __all__ = ["EventSender", "Throttle"]
 
@@ -111,8 +112,8 @@ class EventSender:
 
     def say(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Notes an event of POD; KIND is "Normal" or "Warning". Returns at once, and forgets it when there are many."""
-        news = _News(pod, kind, reason, _cut(" ".join(text.split())), container, self._now())
-        if self._throttle.due(pod.uid, (reason, container), self._clock()) and not self._queue.full():
+        news = _News(pod, kind, reason, _cut(plain(text)), container, self._now())
+        if not self._queue.full() and self._throttle.due(pod.uid, (reason, container), self._clock()):
             self._queue.put_nowait(news)
 
     async def run(self) -> None:
@@ -124,32 +125,32 @@ class EventSender:
                     await self._send(news)
                     self._failing = False
                     break
-                except (ApiError, UnicodeError) as error:
+                except (ApiError, ValueError) as error:  # a name that is none, or text that no encoding takes
                     if not self._failing:
                         self._failing = True
                         self._log.warning(
                             "event not sent", reason=news.reason, pod=str(news.pod), detail=str(error)
                         )
-                    if isinstance(error, ApiError) and 400 <= error.status < 500 and error.status != 429:
+                    if not isinstance(error, ApiError) or (400 <= error.status < 500 and error.status != 429):
                         break
-                    await asyncio.sleep(self._pause * 4**attempt)
+                    await asyncio.sleep(max(error.retry_after, self._pause * 4**attempt))
 
     async def _send(self, news: _News) -> None:
-        path = f"/api/v1/namespaces/{news.pod.namespace}/events"
+        path = path_of("api", "v1", "namespaces", news.pod.namespace, "events")
         name, count = self._sent.get(news.identity, ("", 0))
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(news.at))
         if name:
             patch = {"count": count + 1, "lastTimestamp": stamp}
-            reply = await self._api.request("PATCH", f"{path}/{name}", None, patch, _MERGE)
+            reply = await self._api.request("PATCH", path + path_of(name), None, patch, _MERGE)
             if reply.status < 300:
                 _remember(self._sent, news.identity, (name, count + 1))
                 return
             if reply.status != 404:  # it has expired, usually after an hour
-                raise ApiError(f"{reply.status} {reply.reason()}", reply.status)
+                raise reply.failure("event not counted")
         name = f"{news.pod.name[:200].rstrip('.-')}.{news.identity}{time.time_ns():x}"
         reply = await self._api.request("POST", path, None, self._document(news, name, stamp))
         if reply.status >= 300:
-            raise ApiError(f"{reply.status} {reply.reason()}", reply.status)
+            raise reply.failure("event not taken")
         _remember(self._sent, news.identity, (name, 1))
 
     def _document(self, news: _News, name: str, stamp: str) -> dict[str, object]:

@@ -1,14 +1,17 @@
 """This node's pods, kept as the API server changes them: one list, then a watch, again after every end.
 
 What goes wrong with watches: the server ends them (often, on purpose), forgets the version one was at (410), goes
-silent without closing, or refuses. Each has its answer here; meanwhile the last known pods stay, and `synced` says that
-they may be old.
+silent without closing, refuses, or says what makes no sense. Each has its answer here; meanwhile the last known pods
+stay, and `synced` says that they may be old. However a watch ends, the next one waits: at once after one that lived,
+longer and longer after those that did not, and never sooner than the server has asked for (`Retry-After`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -23,6 +26,11 @@ _PATH = "/api/v1/pods"
 _WATCH_SECONDS = 300  # asked of the server; bookmarks come every minute
 _IDLE_SECONDS = 330.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow at once
+_OVERTIME = 60.0  # seconds that a watch may last beyond what was asked for
+_PAGE = 250  # pods of one page of a list
+_MAX_PAGES = 400
+_MAX_LIST_BYTES = 32 << 20  # of one page; a server that answers from memory sends all pods of the node as one
 _REFUSED = (401, 403)
 _REFUSALS = 3
 """In a row until a server that let us in before is believed: one that starts refuses everybody for some seconds, and
@@ -51,6 +59,9 @@ class PodWatch:
         self._watch_seconds = watch_seconds
         self._idle = idle
         self._pause = pause
+        self._lived = min(_LIVED_SECONDS, watch_seconds / 2)
+        self._begun = math.inf  # when the watch was let in
+        self._short = 0  # attempts in a row that came to nothing, however they ended
         self._failures = self._refusals = 0
         self._listed = False  # at any time
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
@@ -75,32 +86,44 @@ class PodWatch:
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
+            wait = 0.0
+            self._begun = math.inf
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
             except Gone:
                 self._version = ""
-                await self._rest()  # a server that forgets at once must not be asked in a circle
-            except (ApiError, ValueError, KeyError, TypeError) as error:
+            except (ApiError, ValueError) as error:
+                wait = error.retry_after if isinstance(error, ApiError) else 0.0
                 if not isinstance(error, ApiError) or error.status:
                     self._version = ""  # anything but a connection that broke: start anew
                 self._failed(error)
-                await self._rest()
+            await self._rest(time.monotonic() - self._begun, wait)
 
     async def _list(self) -> None:
         # "0": what the server has in memory, as the kubelet asks. Another server's may be older than what was seen, so
         # that is for the beginning alone: a pod must not turn into the one that had its name before.
         first = not self._listed and self._failures == 0
-        query = {**self._query, "resourceVersion": "0"} if first else dict(self._query)
-        reply = await self._api.request("GET", _PATH, query)
-        if reply.status != 200:
-            raise ApiError(f"list of pods: {reply.status} {reply.reason()}", reply.status)
-        found = await asyncio.to_thread(parse_list, reply.body)
-        self._pods = {(pod.namespace, pod.name): pod for pod in found.pods}
+        query = {**self._query, "limit": str(_PAGE), **({"resourceVersion": "0"} if first else {})}
+        pods: dict[tuple[str, str], Pod] = {}
+        for _ in range(_MAX_PAGES):
+            reply = await self._api.request("GET", _PATH, query, most=_MAX_LIST_BYTES)
+            if reply.status == GONE:
+                raise Gone  # between two pages
+            if reply.status != 200:
+                raise reply.failure("list of pods")
+            page = await asyncio.to_thread(parse_list, reply.body)
+            pods.update({(pod.namespace, pod.name): pod for pod in page.pods})
+            if not page.more:
+                break
+            query = {**self._query, "limit": str(_PAGE), "continue": page.more}
+        else:
+            raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", reply.status)
+        self._pods = pods
         self._listed = True
         self._changed()
-        self._version = found.version
+        self._version = page.version
 
     async def _watch(self) -> None:
         query = {
@@ -110,11 +133,13 @@ class PodWatch:
             "timeoutSeconds": str(self._watch_seconds),
             "resourceVersion": self._version,
         }
-        async with self._api.stream("GET", _PATH, query, idle=self._idle) as answer:
+        longest = self._watch_seconds + _OVERTIME
+        async with self._api.stream("GET", _PATH, query, idle=self._idle, longest=longest) as answer:
             if answer.status == GONE:
                 raise Gone
             if answer.status != 200:
-                raise ApiError(f"watch of pods: {answer.status}", answer.status)
+                raise ApiError(f"watch of pods: {answer.status}", answer.status, answer.retry_after)
+            self._begun = time.monotonic()
             self._recovered()
             async for line in answer.lines():
                 if not line.strip():
@@ -123,6 +148,9 @@ class PodWatch:
                 self._version = change.version
                 if change.pod is not None:
                     self._apply(change.kind, change.pod)
+                elif change.key in self._pods:  # it is something now that nobody here understands
+                    del self._pods[change.key]
+                    self._changed()
 
     def _apply(self, kind: str, pod: Pod) -> None:
         key = (pod.namespace, pod.name)
@@ -159,6 +187,8 @@ class PodWatch:
                 "API server not reached; going on with the pods known so far", detail=self._said
             )
 
-    async def _rest(self) -> None:
-        longest = min(_LONGEST_PAUSE, self._pause * 2 ** min(self._failures, 10))
-        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+    async def _rest(self, lasted: float, wait: float) -> None:
+        """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""
+        self._short = 0 if lasted >= self._lived else self._short + 1
+        longest = min(_LONGEST_PAUSE, self._pause * 2 ** min(self._short, 10)) if self._short else 0.0
+        await asyncio.sleep(math.ceil(wait) + longest * random.uniform(0.5, 1.0))

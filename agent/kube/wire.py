@@ -1,7 +1,8 @@
 """HTTP/1.1 to the API server: one connection per request, every step with a time limit.
 
 The agent asks rarely (one watch for minutes, an event now and then), so connections are not kept: credentials are then
-always the newest, and there is no pool of half-dead ones. The protocol itself is h11's.
+always the newest, and there is no pool of half-dead ones. The protocol itself is h11's. Every answer has a bound that
+holds while it is read: nothing that a server sends can take more of the agent's memory than that.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import h11
 
@@ -22,31 +25,48 @@ import vcuda
 from agent.errors import GigasliceError
 from agent.kube.access import Access
 
-__all__ = ["Api", "ApiError", "Reply", "Stream", "within"]
+__all__ = ["Api", "ApiError", "Reply", "Stream", "path_of", "within"]
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
-_MAX_BODY_BYTES = 256 << 20
-_MAX_LINE_BYTES = 16 << 20  # etcd takes objects up to 1.5 MiB
+_MAX_BODY_BYTES = 1 << 20  # unless the caller expects more
+_MAX_LINE_BYTES = 8 << 20  # etcd takes objects up to 1.5 MiB, as JSON they are some times as long
+_MAX_INTERIM = 16  # answers 1xx before the answer itself
+_LONGEST_RETRY_AFTER = 300.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 class ApiError(GigasliceError):
-    """The API server was not reached, or its answer was no use; `status` is 0 without an answer."""
+    """The API server was not reached, or its answer was no use; `status` is 0 without an answer.
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    retry_after: seconds that the server asks to be left alone, at most five minutes; 0 where it does not say.
+    """
+
+    def __init__(self, text: str, status: int = 0, retry_after: float = 0.0) -> None:
         super().__init__(text)
         self.status = status
+        self.retry_after = retry_after
+
+
+def path_of(*segments: str) -> str:
+    """The path of these SEGMENTS, each quoted: a name can never become another path. Raises ValueError for a name that
+    no quoting makes one segment.
+    """
+    for one in segments:
+        if one in ("", ".", ".."):
+            raise ValueError(f"{one!r} is no name")
+    return "".join(f"/{quote(one, safe='')}" for one in segments)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer."""
+    """A whole answer. retry_after: as in `ApiError`."""
 
     status: int
     body: bytes
+    retry_after: float = 0.0
 
     def reason(self) -> str:
         """What the server says about a failure, in its words."""
@@ -55,29 +75,42 @@ class Reply:
         except (ValueError, KeyError, TypeError, RecursionError):
             return self.body[:200].decode("utf-8", "replace").strip()
 
+    def failure(self, what: str) -> ApiError:
+        """The error that this answer to WHAT is."""
+        return ApiError(f"{what}: {self.status} {self.reason()}", self.status, self.retry_after)
+
 
 class Stream:
     """An answer that goes on: its status, and its lines as they come."""
 
-    def __init__(self, status: int, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, status: int, chunks: AsyncIterator[bytes], retry_after: float = 0.0) -> None:
         self.status = status
+        self.retry_after = retry_after
         self._chunks = chunks
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Complete lines until the server ends the answer. Raises ApiError when it is cut short or falls silent."""
         rest = bytearray()
+        searched = 0
         async for chunk in self._chunks:
             rest += chunk
-            while (end := rest.find(b"\n")) >= 0:
+            while (end := rest.find(b"\n", searched)) >= 0:
                 line = bytes(rest[:end])
                 del rest[: end + 1]
+                searched = 0
                 yield line
-            if len(rest) > _MAX_LINE_BYTES:
-                raise ApiError("the API server sent a line without an end")
+            searched = len(rest)
+            if searched > _MAX_LINE_BYTES:
+                raise ApiError(f"the API server sent a line of more than {_MAX_LINE_BYTES >> 20} MiB")
 
-    async def body(self) -> bytes:
-        """All of it."""
-        return b"".join([chunk async for chunk in self._chunks])[:_MAX_BODY_BYTES]
+    async def body(self, most: int = _MAX_BODY_BYTES) -> bytes:
+        """All of it. Raises ApiError, and reads no further, when that is more than MOST bytes."""
+        found = bytearray()
+        async for chunk in self._chunks:
+            found += chunk
+            if len(found) > most:
+                raise ApiError(f"the API server's answer has more than {most} bytes", self.status)
+        return bytes(found)
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
@@ -116,11 +149,14 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: object = None,
         content: str = "application/json",
+        *,
+        most: int = _MAX_BODY_BYTES,
     ) -> Reply:
-        """Sends one request and takes the whole answer. Raises ApiError when there is none."""
+        """Sends one request and takes the whole answer, of MOST bytes. Raises ApiError when there is none."""
         async with self.stream(method, path, query, body, content, idle=self._answer) as answer:
             try:
-                return Reply(answer.status, await within(answer.body(), self._answer))
+                found = await within(answer.body(most), self._answer)
+                return Reply(answer.status, found, answer.retry_after)
             except asyncio.TimeoutError as error:
                 raise ApiError(f"{self.access}: no complete answer in {self._answer:g} s") from error
 
@@ -134,31 +170,41 @@ class Api:
         content: str = "application/json",
         *,
         idle: float,
+        longest: float = math.inf,
     ) -> AsyncIterator[Stream]:
-        """Sends one request and gives the answer as it comes; silence longer than IDLE seconds is an error."""
+        """Sends one request and gives the answer as it comes.
+
+        Silence longer than IDLE seconds is an error, and so is an answer that has not ended after LONGEST.
+        """
         sent = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         target = self.access.prefix + path + (f"?{urlencode(query)}" if query else "")
         opened: list[asyncio.StreamWriter] = []
         try:
             try:
-                headers = self._headers(sent, content)
+                head = h11.Request(method=method, target=target, headers=self._headers(sent, content))
                 reader, writer = await within(self._open(opened), self._connect)
-            except (asyncio.TimeoutError, OSError) as error:
+            except h11.LocalProtocolError:  # its text quotes what it refuses, which may be the token
+                raise ApiError(
+                    f"{self.access}: no request can be made of the credentials and the address"
+                ) from None
+            except (asyncio.TimeoutError, OSError, ValueError) as error:
                 raise _failure(str(self.access), error) from error
             talk = _Talk(reader, str(self.access))
-            head = h11.Request(method=method, target=target, headers=headers)
-            status = await self._ask(talk, writer, head, sent)
-            yield Stream(status, talk.chunks(idle))
+            answer = await self._ask(talk, writer, head, sent)
+            retry_after = _retry_after(answer.headers)
+            yield Stream(int(answer.status_code), talk.chunks(idle, longest), retry_after)
         finally:
             for one in opened:
                 one.transport.abort()
 
-    async def _ask(self, talk: _Talk, writer: asyncio.StreamWriter, head: h11.Request, sent: bytes) -> int:
+    async def _ask(
+        self, talk: _Talk, writer: asyncio.StreamWriter, head: h11.Request, sent: bytes
+    ) -> h11.Response:
         try:
             for event in (head, h11.Data(data=sent), h11.EndOfMessage()):
                 writer.write(talk.protocol.send(event) or b"")
             await within(writer.drain(), self._answer)
-            return await within(talk.status(), self._answer)
+            return await within(talk.head(), self._answer)
         except (asyncio.TimeoutError, OSError, h11.ProtocolError) as error:
             raise _failure(str(self.access), error) from error
 
@@ -203,20 +249,25 @@ class _Talk:
         self._reader = reader
         self._server = server
 
-    async def status(self) -> int:
-        """Reads up to the end of the answer's head."""
-        while True:
+    async def head(self) -> h11.Response:
+        """Reads up to the end of the answer's head, which h11 bounds to 16 KiB."""
+        for _ in range(_MAX_INTERIM):
             event = await self._next()
             if isinstance(event, h11.Response):
-                return int(event.status_code)
+                return event
             if not isinstance(event, h11.InformationalResponse):
                 raise ApiError(f"{self._server}: the connection was closed without an answer")
+        raise ApiError(f"{self._server}: no answer after {_MAX_INTERIM} announcements of one")
 
-    async def chunks(self, idle: float) -> AsyncIterator[bytes]:
+    async def chunks(self, idle: float, longest: float = math.inf) -> AsyncIterator[bytes]:
         """The answer's content."""
+        end = time.monotonic() + longest
         while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise ApiError(f"{self._server}: the answer has not ended in {longest:g} s")
             try:
-                event = await within(self._next(), idle)
+                event = await within(self._next(), min(idle, left))
             except (asyncio.TimeoutError, OSError, h11.ProtocolError) as error:
                 raise _failure(self._server, error) from error
             if isinstance(event, h11.Data):
@@ -232,6 +283,14 @@ class _Talk:
             if event is not h11.NEED_DATA:
                 return event
             self.protocol.receive_data(await self._reader.read(1 << 16))
+
+
+def _retry_after(headers: Iterable[tuple[bytes, bytes]]) -> float:
+    """Seconds that the server asks to be left alone. API servers never send the other form, a date."""
+    for name, value in headers:
+        if name.lower() == b"retry-after" and value.strip().isdigit():
+            return min(float(value.strip()[:9]), _LONGEST_RETRY_AFTER)
+    return 0.0
 
 
 def _failure(server: str, error: Exception) -> ApiError:

@@ -8,18 +8,20 @@ fails its pod for good. That goes for annotations too, which a person can change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent import units
 from agent.discovery.lent import host_memory_left
 from agent.discovery.source import Inventory
 from agent.errors import TokenError
-from agent.kubelet.whose import Admitted, Verdict
+from agent.kubelet.together import beside_own, on_same_cards
+from agent.kubelet.whose import Admitted, Ended, Verdict, owner_of
 from agent.model import (
     Infeasible,
     NodeState,
     Placement,
+    Pod,
     Request,
     SliceUnit,
     Wish,
@@ -29,13 +31,16 @@ from agent.model import (
 from agent.placement import Policy, place, place_waiting, preferred_tokens
 from agent.providers.provider import RefusedError
 from agent.state import gate, shared
-from agent.state.records import Book, Grant, GrantPolicy, assign_tokens
+from agent.state.reconcile import Answered, from_answer
+from agent.state.records import Book, ContainerRef, Grant, GrantPolicy, assign_tokens
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
 __all__ = ["Allocator", "ImpossibleError", "Settled"]
 
 _RESOURCE = "gigaslice.io/vgpu-memory"
+_NOBODY = Ended()
+_ONE_POD_SECONDS = 30.0  # far more than a kubelet ever takes between two containers of a pod
 
 
 class ImpossibleError(RefusedError):
@@ -88,6 +93,7 @@ class Allocator:
     ) -> None:
         self.inventory = inventory
         self.resource = resource
+        store.gpu_bytes = lambda: {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in self.inventory.gpus}
         self._store = store
         self._policy = policy
         self._now = now
@@ -103,15 +109,18 @@ class Allocator:
         must_include: Sequence[str],
         size: int,
         admitted: Admitted | None = None,
+        ended: Ended = _NOBODY,
     ) -> tuple[str, ...]:
         """SIZE tokens named after the cards that placement would choose; fewer or none when in doubt.
 
-        The call also tells which tokens the kubelet holds free, so whoever had one of them in the book is gone.
+        The call also tells which tokens the kubelet holds free. ENDED tells which of their holders are gone; the others
+        are forgotten by the kubelet, and count.
         """
-        book = self._store.book.given_back(frozenset(available) - frozenset(must_include))
+        free = frozenset(available) - frozenset(must_include)
+        book = self._store.book.counted_out(ended.over).given_back(free, ended.over)
         self._store.remember(book)
         uid = admitted.pod.uid if admitted else ""
-        after, _ = book.taken_over(must_include, pod=uid)
+        after, _ = self._taken_over(book, must_include, uid, ended)
         node = self._node(after, uid, self._wants_host(admitted), max(1, size))
         asked = self._asked(node, after, admitted, max(1, size))
         if isinstance(asked, Infeasible):
@@ -121,17 +130,21 @@ class Allocator:
         )
 
     def allocate(
-        self, requests: Sequence[Sequence[str]], verdict: Verdict | None = None
+        self,
+        requests: Sequence[Sequence[str]],
+        verdict: Verdict | None = None,
+        ended: Ended = _NOBODY,
     ) -> tuple[Grant, ...]:
         """One grant per request, recorded and with its directory made. All or none.
 
-        VERDICT says for whom the only request is; None where nobody can know. Raises ImpossibleError for what can never
-        fit, StorageError when nothing can be recorded.
+        VERDICT says for whom the only request is; None where nobody can know. ENDED: who is gone. Raises
+        ImpossibleError for what can never fit, StorageError when nothing can be recorded.
         """
-        book = self._store.book
+        wanted = frozenset(token for tokens in requests for token in tokens)
+        book = self._store.book.counted_out(ended.over - self._lenders(wanted, verdict, ended))
         fresh: list[Grant] = []
         for tokens in requests:
-            book, grant = self._add(book, frozenset(tokens), verdict)
+            book, grant = self._add(book, frozenset(tokens), verdict, ended)
             fresh.append(grant)
         self._store.commit(book, fresh)
         for grant in fresh:
@@ -175,11 +188,31 @@ class Allocator:
         since = self._now() - grant.created
         return since if since >= 0 else math.inf
 
-    def remarks(self, admitted: Admitted) -> tuple[str, ...]:
-        """What its people should know about its annotations: mistakes in one sentence, and what has no effect."""
+    def remarks(self, admitted: Admitted, grant: Grant | None = None) -> tuple[str, ...]:
+        """What people should know about its annotations: mistakes in one sentence, and what has no effect on GRANT."""
         wish = self._wish(admitted)
         mistakes = wish.mistakes + wish.contradictions(admitted.container.requests.get(self.resource, 1))
-        return (*([_to_correct(mistakes)] if mistakes else []), *wish.notes)
+        if mistakes:
+            return (_to_correct(mistakes), *wish.notes)
+        given = [len(hold.tokens) for hold in grant.holds] if grant else []
+        return (*wish.notes, *wish.idle(given, any(gpu.host_bytes for gpu in self.inventory.gpus)))
+
+    def unaligned(self, grant: Grant) -> str | None:
+        """What people should know when the kubelet chose devices of one NUMA node and they are served from another.
+
+        None where they agree, where a GPU's node is not known, and where the devices are of several nodes: then the
+        kubelet has aligned nothing.
+        """
+        node = {gpu.uuid: gpu.numa_node for gpu in self.inventory.gpus}
+        named = {node.get(_card_name(token)) for token in grant.tokens}
+        away = [hold.gpu for hold in grant.holds if node.get(hold.gpu) not in named]
+        if len(named) != 1 or None in named or not away or any(node.get(gpu) is None for gpu in away):
+            return None
+        cards = ", ".join(f"{gpu} is on NUMA node {node[gpu]}" for gpu in away)
+        return (
+            f"{cards}, and the kubelet chose devices of node {named.pop()}: CPUs that it has aligned with them are not "
+            "near this GPU; annotations ask for it, or the near ones have no room"
+        )
 
     def settle(self, grant: Grant, admitted: Admitted | None) -> Settled:
         """Looks at an undecided grant again, now that ADMITTED is whom it is for; None: nobody will ever know.
@@ -213,14 +246,49 @@ class Allocator:
         self._store.remake(shared.split(others, changed, self.inventory.gpus))
         return Settled()
 
-    def _add(self, book: Book, tokens: frozenset[str], verdict: Verdict | None) -> tuple[Book, Grant]:
+    def restore(self, answer: Answered, pods: Mapping[tuple[str, str], Pod]) -> bool:
+        """Takes up the allocation that ANSWER is of, which the book has lost, under its old id and with its old GPUs.
+
+        PODS: those of this node, as far as known. False where the answer does not say which GPU has how much.
+        """
+        pod = next((one for one in pods.values() if one.uid == answer.pod), None)
+        ref = ContainerRef(pod.namespace, pod.name, answer.container) if pod else None
+        gpus = self.inventory.gpus
+        grant = from_answer(answer, ref, gpus, self._store.library, round(self._now(), 3))
+        if grant is None:
+            return False
+        self._store.restore(grant)
+        return True
+
+    def settle_known(self, grant: Grant, lookup: Callable[[str, str], Pod | None]) -> None:
+        """Brings a grant that was made up for a running container into agreement with its pod, where that is known."""
+        if grant.undecided and not grant.foreign:
+            admitted = owner_of(grant, lookup, self._store.book, self.resource)
+            if admitted is not None:
+                self.settle(grant, admitted)
+
+    def _lenders(self, tokens: frozenset[str], verdict: Verdict | None, ended: Ended) -> frozenset[str]:
+        """Those who have TOKENS and may be init containers of the pod that gets them: they are never listed."""
+        admitted = verdict.admitted if verdict else None
+        since = self._now() - _ONE_POD_SECONDS
+        return self._store.book.lenders(tokens, admitted.pod.uid if admitted else "", ended.started, since)
+
+    def _taken_over(
+        self, book: Book, tokens: Iterable[str], uid: str, ended: Ended
+    ) -> tuple[Book, tuple[str, ...]]:
+        since = self._now() - _ONE_POD_SECONDS
+        return book.taken_over(tokens, pod=uid, over=ended.over, started=ended.started, since=since)
+
+    def _add(
+        self, book: Book, tokens: frozenset[str], verdict: Verdict | None, ended: Ended
+    ) -> tuple[Book, Grant]:
         if not tokens:
             raise ImpossibleError(
                 "the kubelet asked for a container without devices; report this with its version"
             )
         admitted = verdict.admitted if verdict else None
         uid = admitted.pod.uid if admitted else ""
-        after, superseded = book.taken_over(tokens, pod=uid)
+        after, superseded = self._taken_over(book, tokens, uid, ended)
         host = self._wants_host(admitted)
         node = self._node(after, uid, host, len(tokens))
         asked = self._asked(node, after, admitted, len(tokens))
@@ -294,7 +362,10 @@ class Allocator:
         request = wish.request(slices, only)
         own = frozenset(gpu for grant in book.of_pod(admitted.pod.uid) for gpu in grant.quota())
         if wish.same_gpu:
-            request = self._together(node, request, own, admitted, slices)
+            together = self._together(node, book, request, admitted, slices)
+            if isinstance(together, Infeasible):
+                return together
+            request = together
         if wish.exclusive and own:
             beside = replace(request, exclusive=False, only=own & only if only else own)
             if beside.only and isinstance(place(node, beside, self._policy), Placement):
@@ -302,21 +373,23 @@ class Allocator:
         return _Asked(request, wish, mistakes)
 
     def _together(
-        self, node: NodeState, request: Request, own: frozenset[str], admitted: Admitted, slices: int
-    ) -> Request:
+        self, node: NodeState, book: Book, request: Request, admitted: Admitted, slices: int
+    ) -> Request | Infeasible:
         """REQUEST on the cards that the pod has already, or on those that have room for all its containers."""
-        gpus = request.gpus if request.gpus or request.parts else 1
-        request = replace(request, gpus=gpus)
-        if own:
-            return replace(request, only=own)
-        most = max(slices, admitted.pod.most_at_once(self.resource))
-        whole = replace(request, gpus=len(request.parts) or gpus, parts=(), total=most)
-        found = place_waiting(node, whole, self._policy)
-        return (
-            request
-            if isinstance(found, Infeasible)
-            else replace(request, only=frozenset(found.placement.uuids))
+        request = replace(request, gpus=request.gpus if request.gpus or request.parts else 1)
+        pod = book.of_pod(admitted.pod.uid)
+        if not pod:
+            most = max(slices, admitted.pod.most_at_once(self.resource))
+            return on_same_cards(node, request, most, self._policy)
+        staying = {grant.id for grant in pod if not (grant.owner and grant.owner.init)}
+        alone = self._node(
+            book.without([grant.id for grant in book.grants if grant.id not in staying]),
+            admitted.pod.uid,
+            self._wants_host(admitted),
+            slices,
         )
+        own = frozenset(gpu for grant in pod for gpu in grant.quota())
+        return beside_own(alone, request, own, slices, self._policy)
 
     def _choose(self, node: NodeState, tokens: frozenset[str], request: Request) -> _Chosen:
         named = frozenset(uuid for token in tokens if (uuid := _card_name(token)))

@@ -17,11 +17,10 @@ class MeasuredPlugin(DevicePlugin):
 
     counters: Counters
 
-    async def ListAndWatch(self, request: api.Empty, context: Any) -> Any:  # noqa: N802
+    def watched(self, count: int) -> None:
         """A stream is what a registration is for; each begins with one."""
-        self.counters.registrations += 1
-        async for response in super().ListAndWatch(request, context):
-            yield response
+        self.counters.registrations += max(0, count - self.streams)
+        super().watched(count)
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
         """Timed, whatever comes of it."""

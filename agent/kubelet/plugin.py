@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 
 from agent import units
 from agent.discovery.source import Inventory
-from agent.errors import GigasliceError
+from agent.errors import GigasliceError, StorageError
 from agent.kube import Cluster, NoCluster
 from agent.kubelet import translate
 from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator, ImpossibleError
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.servicer import Servicer
-from agent.kubelet.whose import Verdict, owner_of
+from agent.kubelet.whose import Ended, Verdict, owner_of
 from agent.model import Pod, gpu_tokens
 from agent.providers.provider import Answer, NotYetError, Provider, RefusedError
+from agent.state.reconcile import Answered
 from agent.state.records import Grant
 from agent.state.store import Store
 
@@ -35,7 +36,9 @@ _GATE_PATIENCE = (
 _GATE_INTERVAL = 0.1
 _GATE_PART = 0.05  # of this thread's time for all that wait: each look reads the ledgers of all neighbours
 _EVICT_AGAIN = 60.0
+_ROUNDED = 0.002  # the time of a grant is kept in milliseconds
 _UNKNOWN_SECONDS = 60.0  # how long a container is held back because its annotations cannot be read
+_GIVEN_AWAY = "the kubelet has given this container's devices to another one; delete the pod"
 
 
 class DevicePlugin(Servicer, Provider):
@@ -43,6 +46,7 @@ class DevicePlugin(Servicer, Provider):
 
     ALLOCATED is called when the kubelet's list of containers is worth a look, STREAMS_CHANGED when a stream opened or
     ended. ADMISSIONS finds out whom a call is for, and CLUSTER tells people; without them nobody knows or is told.
+    KEPT_ANSWERS gives what the kubelet keeps of our answers, None where that cannot be read; it blocks.
     """
 
     prefers = True
@@ -58,6 +62,7 @@ class DevicePlugin(Servicer, Provider):
         *,
         admissions: Admissions | None = None,
         cluster: Cluster | None = None,
+        kept_answers: Callable[[], Sequence[Answered] | None] = lambda: None,
     ) -> None:
         super().__init__(self, streams_changed)
         self.resource = allocator.resource
@@ -67,6 +72,7 @@ class DevicePlugin(Servicer, Provider):
         self._allocated = allocated
         self._admissions = admissions
         self._cluster: Cluster = cluster or NoCluster()
+        self._kept_answers = kept_answers
         self._evict_again: dict[str, float] = {}  # when, by grant
         self._waiting = 0  # containers at the start gate
         self._withheld: frozenset[str] = frozenset()
@@ -110,7 +116,10 @@ class DevicePlugin(Servicer, Provider):
         verdict = Verdict()
         if self._admissions is not None and self._cluster.expected:
             verdict = await self._admissions.whose(size)
-        tokens = self._allocator.prefer(available, must_include, size, verdict.admitted)
+        ended = Ended()
+        if self._admissions is not None:
+            ended = await self._admissions.ended(set(available) - set(must_include))
+        tokens = self._allocator.prefer(available, must_include, size, verdict.admitted, ended)
         if self._admissions is not None:
             self._admissions.prefers(tokens, verdict)
         return tokens
@@ -120,34 +129,90 @@ class DevicePlugin(Servicer, Provider):
         verdict = None
         if len(wanted) == 1 and self._admissions is not None and self._cluster.expected:
             verdict = await self._admissions.of_tokens(wanted[0])
+        ended = Ended()
+        if self._admissions is not None:
+            ended = await self._admissions.ended(token for tokens in wanted for token in tokens)
         try:
-            grants = self._allocator.allocate(wanted, verdict)
+            grants = self._allocator.allocate(wanted, verdict, ended)
         except ImpossibleError as error:
             self._say(verdict, "Warning", "GigasliceImpossible", str(error))
+            raise
+        except StorageError as error:
+            self._say(
+                verdict, "Warning", "GigasliceStorage", f"the node cannot record an allocation: {error}"
+            )
             raise
         self._allocated()
         self._announce(verdict, grants)
         return [self._answer(grant) for grant in grants]
 
+    async def allocate_again(self, wanted: Sequence[Sequence[str]], age: float) -> list[Answer]:
+        """Answers what was recorded during the call, if it was; a grant from before it is somebody else's."""
+        book = self._store.book
+        newest = max(book.grants, key=lambda grant: grant.number, default=None)
+        asked = [frozenset(tokens) for tokens in wanted]
+        if newest is None or asked != [newest.tokens] or self._allocator.age(newest) > age + _ROUNDED:
+            return list(await self.allocate(wanted))
+        self._store.ensure(newest)
+        self._allocated()
+        self._log.info("allocation found", allocation=newest.id, container=newest.name)
+        return [self._answer(newest)]
+
     async def start(self, devices: Sequence[str], remaining: float | None) -> None:
         """Returns when the container's memory is free and its allocation is safe on disk; else says why not."""
-        found = self._allocator.find(devices)
-        if not found:
-            raise RefusedError(
-                f"no record of this container's {len(devices)} devices in {self._store.state_dir}; "
-                "delete the pod, so that it is allocated again"
-            )
+        found = await self._meant(devices)
         try:
             for grant in found:
                 self._store.ensure(grant)
-            await asyncio.to_thread(self._store.sync)
             reason = await self._wait_until_ready(found[0].id, remaining)
+            if reason is None:  # and not before: what the gate has decided must be on the disk, too
+                await asyncio.to_thread(self._store.sync)
+                reason = None if self._store.book.find(found[0].id) else _GIVEN_AWAY
         except GigasliceError as error:
             self._log.error("start gate failed", detail=str(error))
             reason = str(error)
         if reason:
             self._hold_back(found[0].id, reason)
             raise NotYetError(reason)
+
+    async def _meant(self, devices: Sequence[str]) -> tuple[Grant, ...]:
+        """The allocations that the kubelet can mean by DEVICES, newest first: those whose mounts it is about to replay.
+
+        What it was answered is in its checkpoint. Where that can be read it decides, and an allocation that the book
+        has lost is restored where those mounts point. A runtime makes a directory of each source that is missing, and
+        the container runs without limits: so nothing starts from files that are not the ones its mounts name.
+        """
+        kept = await asyncio.to_thread(self._kept_answers)
+        named = [one for one in kept or () if one.tokens == frozenset(devices)]
+        for one in named:
+            self._restore(one, len(devices))
+        found = self._allocator.find(devices)
+        if named:
+            ids = {one.allocation for one in named}
+            found = tuple(grant for grant in found if grant.id in ids)
+        found = tuple(grant for grant in found if not grant.foreign)
+        if not found:
+            raise RefusedError(
+                f"no record of this container's {len(devices)} devices in {self._store.state_dir}, so nothing is "
+                "where its mounts point; delete the pod, so that it is allocated again"
+            )
+        return found
+
+    def _restore(self, answer: Answered, devices: int) -> None:
+        """Takes up the allocation of ANSWER again if the book has lost it. Raises RefusedError where that cannot be."""
+        known = self._store.book.find(answer.allocation)
+        if known is not None and not known.foreign:
+            return
+        if not self._store.is_place_of(answer):
+            raise RefusedError(
+                f"the mounts of this container point to {answer.directory}, which is not in {self._store.state_dir}; "
+                "delete the pod, or start the agent with the state directory of before"
+            )
+        if not self._allocator.restore(answer, self._cluster.pods):
+            raise RefusedError(
+                f"no record of this container's {devices} devices, and which GPU has how many of them cannot be told; "
+                "delete the pod, so that it is allocated again"
+            )
 
     def _answer(self, grant: Grant) -> Answer:
         directory = self._store.dirs.path(grant.id)
@@ -166,7 +231,7 @@ class DevicePlugin(Servicer, Provider):
             begun = time.thread_time()
             grant = self._store.book.find(grant_id)
             if grant is None:
-                return "the kubelet has given this container's devices to another one; delete the pod"
+                return _GIVEN_AWAY
             reason = await self._unsettled(grant) if grant.undecided else self._allocator.may_start(grant)
             if grant.undecided and reason is None:
                 continue  # now it is decided
@@ -192,17 +257,22 @@ class DevicePlugin(Servicer, Provider):
 
     async def _have_remade(self, pod: Pod, grant: Grant, reason: str) -> None:
         """Has POD evicted where something makes it anew. Asks again after a while: a budget can refuse, and the kubelet
-        can end the call that asks.
+        can end the call that asks. Whether it may is asked first, so that nobody is told of what does not come.
         """
         now = time.monotonic()
         if not pod.controlled or pod.ending or now < self._evict_again.get(grant.id, now):
             return
         self._evict_again = {one: at for one, at in self._evict_again.items() if self._store.book.find(one)}
         self._evict_again[grant.id] = now + _EVICT_AGAIN
-        self._say_of(pod, "Warning", "GigasliceEvicting", reason, grant)
-        problem = await self._cluster.evict(pod)
-        event = "pod not evicted" if problem else "pod evicted"
-        self._log.warning(event, pod=str(pod), allocation=grant.id, detail=problem or reason)
+        eviction = await self._cluster.evict(pod, dry_run=True)
+        if eviction.done:
+            self._say_of(pod, "Warning", "GigasliceEvicting", reason, grant)
+            eviction = await self._cluster.evict(pod)
+        if eviction.gone:
+            self._log.info("pod to be evicted is gone", pod=str(pod), allocation=grant.id)
+            return
+        event = "pod not evicted" if eviction.problem else "pod evicted"
+        self._log.warning(event, pod=str(pod), allocation=grant.id, detail=eviction.problem or reason)
 
     def _hold_back(self, grant_id: str, reason: str) -> None:
         grant = self._store.book.find(grant_id)
@@ -217,8 +287,11 @@ class DevicePlugin(Servicer, Provider):
         for grant in grants if admitted else ():
             cards = ", ".join(f"{units.format_bytes(size)} of {gpu}" for gpu, size in grant.quota().items())
             self._say(verdict, "Normal", "GigasliceAllocated", f"{cards} for container {grant.name}")
-        for sentence in self._allocator.remarks(admitted) if admitted else ():
-            self._say(verdict, "Warning", "GigasliceAnnotation", sentence)
+            if away := self._allocator.unaligned(grant):
+                self._say(verdict, "Normal", "GigasliceUnaligned", away)
+        remarks = self._allocator.remarks(admitted, next(iter(grants), None)) if admitted else ()
+        if remarks:  # in one event: a second of the same reason would only be counted
+            self._say(verdict, "Warning", "GigasliceAnnotation", "; ".join(remarks))
 
     def _say(self, verdict: Verdict | None, kind: str, reason: str, text: str) -> None:
         if verdict is not None and verdict.admitted is not None:

@@ -8,6 +8,7 @@ is closed by the last of its calls, since closing a channel cancels the tasks th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from agent.errors import KubeletError
 from agent.kubelet import translate
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
+from agent.kubelet.settling import Settling
 from agent.kubelet.whose import ListedPod
 from agent.state.breaks import with_breaks
 from agent.state.reconcile import Listed, Listing
@@ -42,6 +44,16 @@ T = TypeVar("T")
 class PodResources(Protocol):
     """Tells which containers hold devices of our resource."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether what the last answer lacks means something; see `agent.kubelet.settling`."""
+        ...
+
+    @property
+    def informed(self) -> bool:
+        """Whether this kubelet has shown a pod that is not static."""
+        ...
+
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
         ...
@@ -60,28 +72,54 @@ class _Connection:
 
 
 class PodResourcesClient:
-    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE cards where that is given out; waits TIMEOUT seconds."""
+    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE cards where that is given out; waits TIMEOUT seconds.
 
-    def __init__(self, socket: Path, resource: str, timeout: float = 5.0, *, whole: str = "") -> None:
+    NODE: the node's name, empty where it is not known. CLOCK: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        resource: str,
+        timeout: float = 5.0,
+        *,
+        whole: str = "",
+        node: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._socket = socket
         self._resource = resource
         self._whole = whole
         self._timeout = timeout
         self._connection: _Connection | None = None
         self._silent = False  # the kubelet did not answer the last question in time
+        self._settling = Settling(node)
+        self._clock = clock
+
+    @property
+    def settled(self) -> bool:
+        """Whether what the last answer lacks means something."""
+        return self._settling.settled
+
+    @property
+    def informed(self) -> bool:
+        """Whether this kubelet has shown a pod that is not static."""
+        return self._settling.informed
 
     async def list(self) -> Listing:
         """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
-        pods = await self._ask(lambda answer: answer.pod_resources, self._timeout)
+        pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
         found: list[Listed] = []
         async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
             found += translate.containers_of(pod, self._resource, self._whole)
-        return translate.gathered(pods, found)
+        return translate.gathered(pods, found, settled=settled)
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """The same by pod and at once, for an admission that waits. Raises KubeletError."""
         patience = min(_IMPATIENT_SECONDS if self._silent else _PATIENT_SECONDS, self._timeout)
-        return await self._ask(lambda answer: translate.listed_pods(answer, self._resource), patience)
+        return await self._ask(
+            lambda answer: translate.listed_pods(answer, self._resource, self._whole), patience
+        )
 
     async def close(self) -> None:
         """Gives the connection back, once no call is under way on it."""
@@ -95,6 +133,8 @@ class PodResourcesClient:
                 stub = rpc.PodResourcesListerStub(connection.channel)
                 answer = await stub.List(api.ListPodResourcesRequest(), timeout=timeout)
                 self._silent = False
+                names = (pod.name for pod in answer.pod_resources)
+                self._settling.observe(connection.identity, names, self._clock())
                 return read(answer)
             except grpc.aio.AioRpcError as error:
                 code = error.code()

@@ -1,22 +1,28 @@
 """Learns from the kubelet whose allocation is whose and which are over.
 
-Looks at regular intervals, which count towards giving an allocation up, and shortly after something has happened, which
-do not: those only learn names, so that a burst of events cannot shorten anybody's patience.
+Looks at regular intervals, which count towards giving up what is in doubt, and shortly after something has happened,
+which do not, so that a burst of events cannot shorten anybody's patience. What has clearly ended is given up by either,
+but never before its ledger was read and the node's processes were looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from agent.errors import GigasliceError, KubeletError
+from agent.kube import Cluster, NoCluster
+from agent.kubelet.admission import known_pods
 from agent.kubelet.allocator import Allocator
 from agent.kubelet.podresources import PodResources
+from agent.kubelet.presence import Presence, look
 from agent.state.alarm import Alarm
 from agent.state.breaks import with_breaks
-from agent.state.reconcile import review
+from agent.state.lifetime import Evidence, Listing, Standing, standings
+from agent.state.reconcile import Answered, review, strangers
+from agent.state.records import Grant
 from agent.state.store import Store
 from agent.telemetry.logs import get_logger
 
@@ -25,6 +31,11 @@ __all__ = ["Poller"]
 PATIENCE = 3
 """Regular looks in a row that must not show a container before its allocation is given up."""
 _NEVER = 1 << 30
+_NEWS_SECONDS = 60.0
+_FORGOTTEN = (
+    "the kubelet has lost its record of this container's devices, as when its checkpoint is removed; the container "
+    "runs on within its quota, but cannot be started again: delete the pod when that suits"
+)
 _YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
 _AFTER_ANSWER = 0.005  # seconds after an event until files for the next allocation are made
 _SOON = (
@@ -43,7 +54,11 @@ class _Plan:
 
 
 class Poller:
-    """Compares the book of STORE with what the kubelet lists, every INTERVAL seconds and after `wake`."""
+    """Compares the book of STORE with what the kubelet lists, every INTERVAL seconds and after `wake`.
+
+    CLUSTER: the pods as the API server has them. ANSWERS gives what the kubelet keeps of our answers, None where that
+    cannot be read. PRESENT tells which allocations processes have mounted. Both block.
+    """
 
     def __init__(
         self,
@@ -52,14 +67,22 @@ class Poller:
         kubelet: PodResources,
         interval: float,
         now: Callable[[], float],
+        *,
+        cluster: Cluster | None = None,
+        answers: Callable[[], Sequence[Answered] | None] = lambda: None,
+        present: Callable[[Collection[str]], Presence] = look,
     ) -> None:
         self._store = store
         self._allocator = allocator
         self._kubelet = kubelet
         self._interval = interval
         self._now = now
+        self._cluster: Cluster = cluster or NoCluster()
+        self._answers = answers
+        self._present = present
         self._unlisted: dict[str, int] = {}
         self._first_seen: dict[str, float] = {}
+        self._said: set[str] = set()  # forgotten ones
         self._alarm = Alarm()
         self._plan = _Plan(0.0, [])
         self._failure = ""
@@ -83,25 +106,40 @@ class Poller:
             if time.monotonic() >= due:  # whether it rings or not: with many that wait it always does
                 await self._due()
 
+    async def follow(self) -> None:
+        """Looks soon after the API server has shown that the pod of an allocation has ended. Works until cancelled."""
+        while True:
+            await self._cluster.news(_NEWS_SECONDS)
+            if self._any_ended():
+                self.wake()
+
     async def look(self, *, regular: bool) -> None:
-        """Asks the kubelet once. A look that is not REGULAR learns and gives nothing up."""
+        """Asks the kubelet once. A look that is not REGULAR gives up only what has clearly ended."""
         asked_at = self._store.book.next_number
         try:
             listing = await self._kubelet.list()
-            alive = await self._alive(patience=PATIENCE if regular else _NEVER)
+            patience = PATIENCE if regular else _NEVER
+            evidence = await self._evidence(listing, asked_at, patience)
+            answers: Sequence[Answered] | None = ()
+            if strangers(self._store.book, listing):
+                answers = await asyncio.to_thread(self._answers)
             found = review(
                 self._store.book,
-                listing,
+                evidence,
                 young=self._young(listing.pods),
                 asked_at=asked_at,
-                alive=alive,
                 unlisted=self._unlisted,
-                patience=PATIENCE if regular else _NEVER,
+                patience=patience,
                 gpus=self._allocator.inventory.gpus,
                 library=self._store.library,
                 now=self._now(),
+                answers=self._usable(answers or ()),
             )
             self._store.apply(found)
+            for grant in found.adopted:
+                self._allocator.settle_known(grant, self._cluster.pod)
+            if listing.settled:
+                self._say_forgotten(found.forgotten)
             if regular:
                 self._unlisted = dict(found.unlisted)
             await asyncio.to_thread(self._to_disk, sync=bool(self._store.book.grants or found.released))
@@ -112,28 +150,67 @@ class Poller:
                 level = self._log.warning if isinstance(error, KubeletError) else self._log.error
                 level("pods unknown; nothing is given up meanwhile", detail=self._failure)
 
-    async def _alive(self, *, patience: int) -> frozenset[str]:
-        """The grants with a living process, as far as this look may give them up: reading every ledger takes long.
+    async def _evidence(self, listing: Listing, asked_at: int, patience: int) -> Evidence:
+        """LISTING with what else is known, as far as this look may give something up: reading every ledger takes long,
+        and looking at every process longer.
 
-        Those are the ones that would now be missing often enough, and the nameless ones, which end with others.
+        Asked about are those who would be given up, and the nameless ones, which end with others.
         """
-        looks = {grant.id: self._unlisted.get(grant.id, 0) + 1 for grant in self._store.book.grants}
-        if all(count < patience for count in looks.values()):
-            return frozenset()
+        pods = known_pods(self._cluster)
+        book = self._store.book
+        found = standings(book, Evidence(listing, pods, watched=True), asked_at)
+        doubts = {key: self._unlisted.get(key, 0) + listing.settled for key in found}
         asked = [
-            grant.id
-            for grant in self._store.book.grants
-            if looks[grant.id] >= patience or grant.container is None
+            key
+            for key, standing in found.items()
+            if standing is Standing.OVER or (standing is Standing.DOUBTFUL and doubts[key] >= patience)
         ]
-        return frozenset(
-            [grant_id async for grant_id in with_breaks(asked) if self._store.reading(grant_id).alive]
+        if not asked:
+            return Evidence(listing, pods)
+        asked = [grant.id for grant in book.grants if grant.id in asked or grant.container is None]
+        running = {key async for key in with_breaks(asked) if self._store.reading(key).alive}
+        rest = frozenset(asked) - running
+        seen = await asyncio.to_thread(self._present, rest) if rest else Presence()
+        return Evidence(
+            listing, pods, frozenset(running | seen.mounted), frozenset(running), watched=seen.others
         )
+
+    def _any_ended(self) -> bool:
+        """Whether the API server shows that the pod of an allocation has ended, or is about to."""
+        pods = known_pods(self._cluster)
+        if pods is None:
+            return False
+        for grant in self._store.book.grants:
+            if grant.ref is None:
+                continue
+            pod = pods.get((grant.ref.namespace, grant.ref.pod))
+            if pod is None or pod.ending or pod.terminal or (grant.owner and grant.owner.uid != pod.uid):
+                return True
+        return False
+
+    def _usable(self, answers: Sequence[Answered]) -> tuple[Answered, ...]:
+        """Those whose files would be where this agent makes them."""
+        return tuple(one for one in answers if self._store.is_place_of(one))
+
+    def _say_forgotten(self, forgotten: Sequence[Grant]) -> None:
+        """Says once of each container that its devices are no longer the kubelet's business."""
+        news = [grant for grant in forgotten if grant.id not in self._said]
+        self._said = {grant.id for grant in forgotten}
+        for grant in news:
+            self._log.warning(
+                "kubelet has lost its record of a container",
+                allocation=grant.id,
+                container=grant.name,
+            )
+            pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod) if grant.ref else None
+            if pod is not None and grant.ref is not None:
+                self._cluster.event(pod, "Warning", "GigasliceForgotten", _FORGOTTEN, grant.ref.container)
 
     def _to_disk(self, *, sync: bool) -> None:
         """What takes a disk long and nobody waits for."""
-        self._store.tidy()
         if sync:
-            self._store.sync()
+            self._store.sync()  # first: what is tidied away may be all that a power failure would leave
+        self._store.tidy()
 
     def _young(self, pods: frozenset[str]) -> frozenset[str]:
         """Those of PODS that were not there yet some minutes ago, as far as this process knows."""

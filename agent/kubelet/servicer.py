@@ -1,4 +1,6 @@
-"""The kubelet's side of any provider: five calls, each translated, answered by the provider, and translated back.
+"""The kubelet's side of any provider: its calls, each translated, answered by the provider, and translated back.
+
+The front answers for the options and keeps the stream of devices; what goes into both is said here.
 
 The kubelet makes GetPreferredAllocation and Allocate one after the other in its only admission loop and without a
 deadline, and an error in either fails the pod for good; an error in PreStartContainer has it ask again.
@@ -15,14 +17,14 @@ import grpc
 from agent.errors import GigasliceError
 from agent.kubelet import translate
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.providers.provider import NotYetError, Provider, RefusedError
 from agent.telemetry.logs import get_logger
+from agent.text import plain
 
 __all__ = ["Servicer"]
 
 
-class Servicer(rpc.DevicePluginServicer):
+class Servicer:
     """Serves PROVIDER. STREAMS_CHANGED is called when a stream opened or ended."""
 
     def __init__(self, provider: Provider, streams_changed: Callable[[], None]) -> None:
@@ -45,35 +47,29 @@ class Servicer(rpc.DevicePluginServicer):
             self._version += 1
             self._news.notify_all()
 
+    def watched(self, count: int) -> None:
+        """COUNT streams of the kubelet are open now."""
+        if count != self.streams:
+            self.streams = count
+            self._streams_changed()
+
     async def close(self) -> None:
-        """Ends the open streams; the kubelet then takes the devices for unhealthy until a plugin is back."""
+        """Nothing is waited for any more."""
         async with self._news:
             self._closed = True
             self._news.notify_all()
 
-    async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802
-        """Answers what is implemented beyond the minimum."""
-        del request, context
-        return self.options
-
-    async def ListAndWatch(  # noqa: N802
-        self, request: api.Empty, context: Any
-    ) -> AsyncIterator[api.ListAndWatchResponse]:
-        """Sends all devices now and after every change, until the kubelet or the agent ends."""
-        del request, context
-        self._count(+1)
-        try:
-            sent = -1
-            while not self._closed:
-                if sent != self._version:
-                    sent = self._version
-                    yield self.listed()
-                    continue
-                async with self._news:
-                    while not self._closed and sent == self._version:
-                        await self._news.wait()
-        finally:
-            self._count(-1)
+    async def lists(self) -> AsyncIterator[api.ListAndWatchResponse]:
+        """All devices now and after every change, until `close`."""
+        sent = -1
+        while not self._closed:
+            if sent != self._version:
+                sent = self._version
+                yield self.listed()
+                continue
+            async with self._news:
+                while not self._closed and sent == self._version:
+                    await self._news.wait()
 
     async def GetPreferredAllocation(  # noqa: N802
         self, request: api.PreferredAllocationRequest, context: Any
@@ -89,13 +85,16 @@ class Servicer(rpc.DevicePluginServicer):
         """Answers every container of the request, or none of them."""
         wanted = [tuple(container.devices_ids) for container in request.container_requests]
         try:
-            answers = await self.provider.allocate(wanted)
+            if context.age is None:
+                answers = await self.provider.allocate(wanted)
+            else:
+                answers = await self.provider.allocate_again(wanted, context.age)
         except RefusedError as error:
             self._log.warning("allocation refused", resource=self.provider.resource, detail=str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, plain(str(error)))
         except GigasliceError as error:
             self._log.error("allocation failed", resource=self.provider.resource, detail=str(error))
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
         return api.AllocateResponse(container_responses=[translate.answer(one) for one in answers])
 
     async def PreStartContainer(  # noqa: N802
@@ -105,12 +104,12 @@ class Servicer(rpc.DevicePluginServicer):
         try:
             await self.provider.start(request.devices_ids, context.time_remaining())
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, plain(str(error)))
         except NotYetError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, plain(str(error)))
         except GigasliceError as error:
             self._log.error("start gate failed", resource=self.provider.resource, detail=str(error))
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, plain(str(error)))
         return api.PreStartContainerResponse()
 
     def listed(self) -> api.ListAndWatchResponse:
@@ -129,8 +128,3 @@ class Servicer(rpc.DevicePluginServicer):
         except Exception:  # noqa: BLE001  (an error would fail the pod; without a preference the kubelet goes on)
             self._log.exception("no preference", size=wanted.allocation_size)
             return []
-
-    def _count(self, change: int) -> None:
-        self.streams += change
-        self._log.debug("stream opened" if change > 0 else "stream ended", open=self.streams)
-        self._streams_changed()

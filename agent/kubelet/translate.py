@@ -152,12 +152,16 @@ def containers_of(pod: podresources.PodResources, resource: str, whole: str = ""
     return found
 
 
-def gathered(pods: Iterable[podresources.PodResources], found: Iterable[Listed]) -> Listing:
-    """One answer of the kubelet: PODS, of which FOUND hold devices of ours."""
-    return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods))
+def gathered(
+    pods: Iterable[podresources.PodResources], found: Iterable[Listed], *, settled: bool = True
+) -> Listing:
+    """One answer of the kubelet: PODS, of which FOUND hold devices of ours. SETTLED: as `Listing` says."""
+    return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
 
 
-def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) -> tuple[ListedPod, ...]:
+def listed_pods(
+    answer: podresources.ListPodResourcesResponse, resource: str, whole: str = ""
+) -> tuple[ListedPod, ...]:
     """All pods, with the containers that hold devices of RESOURCE and those that do not."""
     found = []
     for pod in answer.pod_resources:
@@ -169,5 +173,6 @@ def listed_pods(answer: podresources.ListPodResourcesResponse, resource: str) ->
                     break
             else:
                 bare.append(container.name)
-        found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare)))
+        held = tuple(containers_of(pod, resource, whole))
+        found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare), held))
     return tuple(found)

@@ -12,21 +12,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.model import ContainerKind, Pod, PodContainer
+from agent.state.lifetime import Listed
 from agent.state.records import Book, Grant, Owner
 
-__all__ = ["Admitted", "ListedPod", "Verdict", "identify", "owner_of"]
+__all__ = ["Admitted", "Ended", "ListedPod", "Verdict", "identify", "owner_of"]
 
 Lookup = Callable[[str, str], "Pod | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPod:
-    """A pod of the kubelet's list: its listed containers that hold devices of ours, and those that do not."""
+    """A pod of the kubelet's list: its listed containers that hold devices of ours, and those that do not.
+
+    devices: what the former hold, whole GPUs included.
+    """
 
     namespace: str
     name: str
     holding: frozenset[str]
     bare: frozenset[str]
+    devices: tuple[Listed, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -55,6 +60,16 @@ class Verdict:
     admitted: Admitted | None = None
     unseen: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is known of those in the book while the kubelet hands out devices. over: allocations whose pods have ended.
+    started: allocations that processes have used, so that no container of theirs is still to be allocated.
+    """
+
+    over: frozenset[str] = frozenset()
+    started: frozenset[str] = frozenset()
 
 
 def identify(listed: Iterable[ListedPod], lookup: Lookup, book: Book, resource: str, size: int) -> Verdict:

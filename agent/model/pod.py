@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+_MIRROR = "kubernetes.io/config.mirror"
+
 
 class ContainerKind(Enum):
     """When a container of a pod runs."""
@@ -46,6 +48,18 @@ class Pod:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether its containers have ended and none of them starts again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def mirror(self) -> bool:
+        """Whether it only shows a static pod of the node: deleted and made anew it has another UID, and the same
+        containers run on.
+        """
+        return _MIRROR in self.annotations
 
     def asking(self, resource: str) -> tuple[PodContainer, ...]:
         """Its containers that ask for RESOURCE, in the order of admission."""

@@ -78,11 +78,13 @@ class Wish:
             if (not named or gpu.uuid.lower() in named) and gpu.uuid.lower() not in avoided
         )
         if not found:
-            return Infeasible(
-                Reason.NO_MATCHING_GPU,
-                f"none of the GPUs that {PREFIX}gpu-uuid and {PREFIX}exclude-gpu-uuid leave is on this node; it has "
-                + ", ".join(gpu.uuid for gpu in gpus),
-            )
+            here = [gpu for gpu in gpus if gpu.uuid.lower() in named - avoided]
+            why = f"none of the GPUs that {PREFIX}gpu-uuid and {PREFIX}exclude-gpu-uuid leave is on this node; it has "
+            if here:
+                models = ", ".join(f"{gpu.uuid}, {gpu.model}" for gpu in here)
+                why = f"{self._kinds()} among those of {PREFIX}gpu-uuid, of which this node has "
+                return Infeasible(Reason.NO_MATCHING_GPU, why + models)
+            return Infeasible(Reason.NO_MATCHING_GPU, why + ", ".join(gpu.uuid for gpu in gpus))
         return found
 
     def request(self, slices: int, only: frozenset[str] = frozenset()) -> Request:
@@ -111,9 +113,31 @@ class Wish:
                 f"{PREFIX}gpus: {self.gpus} GPUs cannot share {slices} slices; ask for {self.gpus} slices or more, or "
                 f"for at most {slices} GPUs"
             )
-        if self.max_slices is not None and self.max_slices < (max(self.parts) if self.parts else 1):
+        most = max(self.parts) if self.parts else -(-slices // (self.gpus or max(1, slices)))
+        if self.max_slices is not None and self.max_slices < most:
             found.append(
-                f"{PREFIX}elastic: {self.max_slices} slices are less than what the container is given"
+                f"{PREFIX}elastic: {self.max_slices} slices are less than the {most} that the container is given of a "
+                f"card; write more than {most}, or leave it out"
+            )
+        return tuple(found)
+
+    def idle(self, given: Collection[int], lends_host: bool) -> tuple[str, ...]:
+        """What has no effect on a container that was GIVEN so many slices of each of its cards."""
+        found = []
+        if self.elastic and self.max_slices is not None and given and self.max_slices <= min(given):
+            found.append(
+                f"{PREFIX}elastic: {self.max_slices} slices are no more than the {min(given)} that the container has "
+                f"of a card anyway, so it has no effect; write more than {min(given)}, or leave it out"
+            )
+        if self.cores_elastic and not self.cores:
+            found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
+        if not self.turns and not self.oversubscribe:
+            found.append(
+                f"{PREFIX}turns has no effect without {PREFIX}oversubscribe: others' turns do not concern it"
+            )
+        if self.oversubscribe and not lends_host:
+            found.append(
+                f"{PREFIX}oversubscribe has no effect here: this node lends no host memory (--host-memory)"
             )
         return tuple(found)
 
@@ -140,11 +164,36 @@ def parse_wish(annotations: Mapping[str, str], container: str, unit: SliceUnit) 
         mistakes.append(
             f"{PREFIX}memory: {len(parts)} sizes for {gpus} GPUs; say one size per GPU, or leave {PREFIX}gpus out"
         )
-    if overlap := set(values.get("uuids", ())) & set(values.get("not_uuids", ())):
-        mistakes.append(
-            f"{PREFIX}exclude-gpu-uuid: {min(overlap)} is also asked for; leave one of the two out"
-        )
+        values.update(gpus=None, parts=())
+    mistakes += _opposites(values)
     return Wish(**values, mistakes=tuple(mistakes), notes=tuple(_unknown(annotations)))
+
+
+def _opposites(values: dict[str, Any]) -> list[str]:
+    """Sentences about cards that are asked for and refused; what is left of VALUES can be had where it is corrected."""
+    found = []
+    uuids, avoided = values.get("uuids", ()), {uuid.lower() for uuid in values.get("not_uuids", ())}
+    if overlap := [uuid for uuid in uuids if uuid.lower() in avoided]:
+        found.append(f"{PREFIX}exclude-gpu-uuid: {overlap[0]} is also asked for; leave one of the two out")
+        values["uuids"] = uuids = tuple(uuid for uuid in uuids if uuid not in overlap)
+    types, refused = values.get("types", ()), values.get("not_types", ())
+    both = [(one, other) for one in types for other in refused if matches_model(one, other)]
+    if both:
+        found.append(
+            f'{PREFIX}exclude-gpu-type: "{both[0][1]}" refuses what {PREFIX}gpu-type asks for with "{both[0][0]}"; '
+            "leave one of the two out"
+        )
+        values["types"] = tuple(one for one in types if one not in {mine for mine, _ in both})
+        values["not_types"] = () if not values["types"] else refused
+    cards = values.get("gpus") or len(values.get("parts", ()))
+    known = {uuid.lower() for uuid in uuids}
+    if known and cards > len(known):
+        name = "gpus" if values.get("gpus") else "memory"
+        found.append(
+            f"{PREFIX}gpu-uuid: {len(known)} named, and {PREFIX}{name} asks for {cards} GPUs; name {cards} or more"
+        )
+        values["uuids"] = ()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

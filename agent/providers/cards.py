@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from agent.discovery.source import Inventory
@@ -26,6 +26,13 @@ __all__ = ["Cards", "WholeGpus"]
 _LOOK_SECONDS = 1.0  # for changes of the hardware; those of the book are told
 _GATE_PATIENCE = 5.0
 _GATE_INTERVAL = 0.1
+_GIVEN_AWAY = "the kubelet has given this container's GPUs to another one; delete the pod"
+
+
+async def nobody(tokens: Iterable[str]) -> frozenset[str]:
+    """Whoever had TOKENS may live."""
+    del tokens
+    return frozenset()
 
 
 class Cards(Protocol):
@@ -41,7 +48,8 @@ class Cards(Protocol):
 class WholeGpus(Provider):
     """Hands out whole cards of CARDS as RESOURCE, in STORE's book. VISIBLE_DEVICES: "env" or "cdi".
 
-    WITHHOLD is called with the slices that are not to be had, ALLOCATED when the kubelet's list is worth a look.
+    WITHHOLD is called with the slices that are not to be had, ALLOCATED when the kubelet's list is worth a look. ENDED
+    tells, of allocations whose tokens the kubelet shows as free or hands out, which are over.
     """
 
     prefers = True
@@ -59,6 +67,7 @@ class WholeGpus(Provider):
         new_id: Callable[[], str],
         withhold: Callable[[frozenset[str]], Awaitable[None]],
         allocated: Callable[[], None],
+        ended: Callable[[Iterable[str]], Awaitable[frozenset[str]]] = nobody,
     ) -> None:
         self.resource = resource
         self._store = store
@@ -69,6 +78,7 @@ class WholeGpus(Provider):
         self._new_id = new_id
         self._withhold = withhold
         self._allocated = allocated
+        self._ended = ended
         self._alarm = Alarm()
         self._log = get_logger("whole-gpus")
 
@@ -81,18 +91,20 @@ class WholeGpus(Provider):
     ) -> tuple[str, ...]:
         """Cards that placement would choose together."""
         unheld = frozenset(whole_token(one) for one in set(available) - set(must_include))
-        book = self._store.book.given_back(unheld)
+        over = await self._ended(unheld)
+        book = self._store.book.counted_out(over).given_back(unheld, over)
         self._store.remember(book)
-        after, _ = book.taken_over(whole_token(one) for one in must_include)
+        after, _ = book.taken_over((whole_token(one) for one in must_include), over=over)
         return whole.prefer(
             after, self._cards.inventory, self._policy, available, must_include=must_include, size=size
         )
 
     async def allocate(self, wanted: Sequence[Sequence[str]]) -> list[Answer]:
         """One grant per container, recorded. All or none."""
-        book, fresh = self._store.book, list[Grant]()
+        over = await self._ended(whole_token(one) for devices in wanted for one in devices)
+        book, fresh = self._store.book.counted_out(over), list[Grant]()
         for devices in wanted:
-            book, grant = self._add(book, devices)
+            book, grant = self._add(book, devices, over)
             fresh.append(grant)
         self._store.commit(book, fresh)
         for grant in fresh:
@@ -115,7 +127,6 @@ class WholeGpus(Provider):
                 f"no record of this container's {len(devices)} GPUs in {self._store.state_dir}; delete the pod, so "
                 "that it is allocated again"
             )
-        await asyncio.to_thread(self._store.sync)
         patience = _GATE_PATIENCE if remaining is None else min(_GATE_PATIENCE, remaining / 2)
         deadline = time.monotonic() + patience
         while reason := self._reason(found.id):
@@ -124,6 +135,9 @@ class WholeGpus(Provider):
                 raise NotYetError(reason)
             self._allocated()
             await asyncio.sleep(_GATE_INTERVAL)
+        await asyncio.to_thread(self._store.sync)  # what has just been decided, too
+        if self._store.book.find(found.id) is None:
+            raise NotYetError(_GIVEN_AWAY)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follows book and cards, and keeps both lists in agreement with them."""
@@ -141,9 +155,9 @@ class WholeGpus(Provider):
         finally:
             self._store.watchers.remove(self._alarm.ring)
 
-    def _add(self, book: Book, devices: Sequence[str]) -> tuple[Book, Grant]:
+    def _add(self, book: Book, devices: Sequence[str], over: frozenset[str]) -> tuple[Book, Grant]:
         tokens = frozenset(map(whole_token, devices))
-        after, superseded = book.taken_over(tokens)
+        after, superseded = book.taken_over(tokens, over=over)
         gpus = self._cards.inventory.gpus
         chosen = whole.choose(after, gpus, sorted(set(devices))) if devices else None
         if chosen is None:
@@ -172,5 +186,5 @@ class WholeGpus(Provider):
     def _reason(self, grant_id: str) -> str | None:
         grant = self._store.book.find(grant_id)
         if grant is None:
-            return "the kubelet has given this container's GPUs to another one; delete the pod"
+            return _GIVEN_AWAY
         return self._cards.may_start(grant)

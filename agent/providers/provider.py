@@ -48,6 +48,11 @@ class Provider:
         """An answer per container, all or none. Never refuse what time can mend: the pod would fail for good."""
         return [self.answer(devices) for devices in wanted]
 
+    async def allocate_again(self, wanted: Sequence[Sequence[str]], age: float) -> Sequence[Answer]:
+        """As `allocate`, for a call that came AGE seconds ago; who had it then did not live to answer."""
+        del age
+        return await self.allocate(wanted)
+
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """SIZE of the AVAILABLE devices that go well together; the kubelet need not follow."""
         del available, must_include, size

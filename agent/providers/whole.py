@@ -46,7 +46,7 @@ def devices(book: Book, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
         for grant in book.grants
         if grant.whole
         for hold in grant.holds
-        for token in grant.held.intersection(hold.tokens)
+        for token in grant.kept.intersection(hold.tokens)
     }
     free = free_cards(book, gpus)
     unheld = [gpu.uuid for gpu in gpus if whole_token(gpu.uuid) not in behind]
@@ -74,7 +74,7 @@ def slices_withheld(book: Book, gpus: Sequence[Gpu]) -> frozenset[str]:
     taken = {share.gpu for grant in book.grants if grant.whole for share in grant.shares} & set(cards)
     if not taken:
         return frozenset()
-    held = frozenset(token for grant in book.grants for token in grant.held)
+    held = frozenset(token for grant in book.grants for token in grant.kept)
     used: dict[str, int] = {}
     for one in book.allocations(gpus):
         for share in one.shares:

@@ -7,11 +7,13 @@ nothing that an agent owns, and asks each question on its own, so that one answe
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import grpc
 
@@ -21,7 +23,9 @@ from agent.config import Config
 from agent.discovery.paging import counters_are_on
 from agent.discovery.source import Inventory
 from agent.errors import GigasliceError, MissingError
+from agent.files import read_file
 from agent.kube import find_access
+from agent.kube.wire import Api, ApiError, path_of
 from agent.kubelet.podresources import PodResourcesClient
 from agent.roles.waiting import look_at_bus
 from vcuda.doctor import Finding, check_locks, check_managed
@@ -31,6 +35,9 @@ __all__ = ["as_lines", "examine"]
 _HOST_PID_NAMESPACE = (
     0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the first namespace has this number everywhere
 )
+_MAX_LIST_BYTES = 64 << 20  # an API server may leave the limit out of account
+_EVICT = ("create", "pods/eviction")
+_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -185,7 +192,64 @@ def _check_api(config: Config) -> Finding:
         return Finding("warn", "API server", whence, remedy)
     if not config.node_name:
         return Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
-    return Finding("ok", "API server", f"{access}, {whence}, node {config.node_name}")
+    return asyncio.run(_ask_api(Api(access), config, f"{access}, {whence}, node {config.node_name}"))
+
+
+async def _ask_api(api: Api, config: Config, where: str) -> Finding:
+    """Asks what the agent would ask: without a right of its own it goes on with less, and says so only in its log."""
+    query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
+    try:
+        reply = await api.request("GET", path_of("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
+        missing = [] if reply.status != 200 else [one for one in _RIGHTS if not await _allowed(api, one)]
+    except ApiError as error:
+        return Finding(
+            "fail",
+            "API server",
+            f"not reached: {error}",
+            "check the address, the network and the credentials",
+        )
+    said = f"{where}: {reply.status} {reply.reason()}" if reply.status != 200 else ""
+    if reply.status == 401:
+        remedy = "the token or certificate is old or of another cluster: make it anew, or the pod where it is mounted"
+        return Finding("fail", "API server", f"does not accept the credentials; {said}", remedy)
+    if reply.status == 403:
+        remedy = (
+            "apply the ClusterRole and ClusterRoleBinding of daemonset.yaml, or of the chart with rbac.create"
+        )
+        return Finding("fail", "API server", f"the agent may not list pods; {said}", remedy)
+    if reply.status != 200:
+        return Finding("fail", "API server", f"does not list pods; {said}", "see the API server's log")
+    if config.overuse == "report":
+        missing = [one for one in missing if one is not _EVICT]
+    if missing:
+        names = ", ".join(f"{verb} {resource}" for verb, resource in missing)
+        level: Literal["warn", "fail"] = "warn" if all(one[1] == "events" for one in missing) else "fail"
+        remedy = (
+            "apply daemonset.yaml's ClusterRole"
+            if missing != [_EVICT]
+            else (
+                f"--overuse={config.overuse} needs it: apply deploy/eviction.yaml, or set the chart's rbac.evict"
+            )
+        )
+        return Finding(level, "API server", f"{where}: the agent may not {names}", remedy)
+    return Finding("ok", "API server", f"{where}; it lets us in")
+
+
+async def _allowed(api: Api, right: tuple[str, str]) -> bool:
+    """Whether the API server would let us; True where it does not say: then the agent will see."""
+    verb, (resource, _, part) = right[0], right[1].partition("/")
+    attributes = {"verb": verb, "resource": resource, **({"subresource": part} if part else {})}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    path = path_of("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+    reply = await api.request("POST", path, None, body)
+    try:
+        return reply.status >= 300 or json.loads(reply.body)["status"]["allowed"] is not False
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return True
 
 
 def _check_cdi(directories: tuple[Path, ...]) -> Finding:
@@ -214,6 +278,6 @@ def _check_paging() -> Iterator[Finding]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_file(path, 16 << 20).decode("utf-8", "replace")
     except OSError:
         return ""

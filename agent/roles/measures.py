@@ -58,11 +58,14 @@ class Measures:
         values = Values()
         for grant in self._store.book.grants:
             self._container(values, grant)
+        for name, labels, total in self._counters.totals:
+            values.add(name, total, *labels)
         self._cards(values)
+        for uuid, (turns, seconds) in self._turns.given().items():
+            values.add("gigaslice_gpu_turns_total", turns, uuid)
+            values.add("gigaslice_gpu_turn_seconds_total", seconds, uuid)
         for uuid, card in self._turns.cards.items():
             values.add("gigaslice_gpu_turns_active", int(card.arbiter.mode == "turns"), uuid)
-            values.add("gigaslice_gpu_turns_total", card.arbiter.changes, uuid)
-            values.add("gigaslice_gpu_turn_seconds_total", card.seconds, uuid)
             values.add("gigaslice_gpu_managed_fits", int(card.fits), uuid)
             if card.paging is not None:
                 values.add("gigaslice_gpu_page_faults_total", card.paging.faults, uuid)
@@ -91,23 +94,21 @@ class Measures:
             if grant.physical.get(gpu):
                 physical = reading.physical.get(gpu) or grant.physical[gpu]
                 values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
-                held = self._turns.held_us.get((grant.id, gpu), 0) / 1e6
-                values.add("gigaslice_container_turn_held_seconds_total", held, gpu, *who)
+                if owner:
+                    held = self._turns.held_us.get((grant.id, gpu), 0) / 1e6
+                    name = "gigaslice_container_turn_held_seconds_total"
+                    self._counters.totals.note(name, (gpu, *who), grant.id, {"": held})
                 managed = reading.managed.get(gpu, 0)
                 values.add("gigaslice_container_memory_managed_bytes", managed, gpu, *who)
             if last.memory is not None and gpu in last.memory:
                 values.add("gigaslice_container_memory_measured_bytes", last.memory[gpu], gpu, *who)
                 values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
             if reading.cores.get(gpu) and gpu in reading.shares:
-                use = reading.shares[gpu]
                 values.add("gigaslice_container_compute_limit_ratio", reading.cores[gpu] / 100, gpu, *who)
-                values.add("gigaslice_container_compute_seconds_total", use.spent, gpu, *who)
-                values.add("gigaslice_container_throttled_seconds_total", use.throttled, gpu, *who)
-            values.add("gigaslice_container_slices", len(grant.held.intersection(hold.tokens)), gpu, *who)
+            values.add("gigaslice_container_slices", len(grant.kept.intersection(hold.tokens)), gpu, *who)
         for gpu in bypassed.keys() - grant.quota().keys():
             values.add("gigaslice_container_memory_bypassed_bytes", bypassed[gpu], gpu, *who)
-        values.add("gigaslice_container_processes", len(reading.pids), *who)
-        values.add("gigaslice_container_refusals_total", sum(one.refused for one in reading.processes), *who)
+        values.add("gigaslice_container_processes", reading.living, *who)
         values.add("gigaslice_container_attached", int(reading.attached), *who)
         values.add("gigaslice_container_gate_waiting", int(grant.waiting), *who)
 
@@ -133,6 +134,9 @@ class Measures:
             card = self._keeper.cards.get(uuid)
             for ailment in card.ailments if card else ():
                 values.add("gigaslice_gpu_ailment", 1, uuid, ailment.code)
+            silence = self._keeper.silent.get(uuid)
+            if silence is not None and silence.lasting:
+                values.add("gigaslice_gpu_ailment", 1, uuid, "silent")
             if card is not None and card.ecc is not None:
                 values.add("gigaslice_gpu_uncorrectable_errors", card.ecc, uuid)
         for (uuid, xid), count in self._keeper.xids.items():
@@ -147,6 +151,9 @@ class Measures:
         values.add("gigaslice_allocate_duration_seconds", counters.allocate)
         values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
         values.add("gigaslice_gate_waits_total", counters.gate_waits)
+        values.add("gigaslice_ledger_cuts_total", self._store.dirs.ledgers.cuts)
         values.add("gigaslice_overuse_evictions_total", counters.evictions)
+        for part, count in counters.parts.items():
+            values.add("gigaslice_part_failures_total", count, part)
         values.add("gigaslice_state_usable", int(not self._room.problem))
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import platform
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
+from typing import Any
 
 import vcuda
 from agent import units
@@ -28,13 +31,17 @@ from agent.discovery.lent import LendingSource
 from agent.discovery.nvml import NvmlSource
 from agent.discovery.source import Inventory, Source
 from agent.discovery.static import StaticSource
-from agent.errors import ConfigError, MissingError
+from agent.errors import ConfigError, GigasliceError, LockedError, MissingError
+from agent.front import sockets
+from agent.front.channel import Kind
 from agent.health.keeper import Keeper
 from agent.kube import KubeCluster, NoCluster, find_access
 from agent.kube.wire import Api
-from agent.kubelet import sockets, translate
+from agent.kubelet import translate
 from agent.kubelet.admission import Admissions
 from agent.kubelet.allocator import Allocator
+from agent.kubelet.answers import KeptAnswers
+from agent.kubelet.link import Link
 from agent.kubelet.measured import MeasuredPlugin
 from agent.kubelet.podresources import PodResourcesClient
 from agent.kubelet.poller import Poller
@@ -47,36 +54,46 @@ from agent.providers.provider import Provider
 from agent.providers.rdma import Rdma
 from agent.roles.clock import steady
 from agent.roles.measures import Measures
+from agent.roles.memory import keep_small, one_arena
 from agent.roles.news import card_news
 from agent.roles.providers import host, run_beside
-from agent.roles.supervise import leave_within, run_together
-from agent.roles.waiting import Wait, look_at_bus
+from agent.roles.standby import HANDOVER, Standby
+from agent.roles.supervise import LEAVE_SECONDS, lasting, leave_within, run_together
+from agent.roles.waiting import Wait, look_at_bus, looked
 from agent.state.measurer import Measurer
 from agent.state.room import Room
 from agent.state.store import Store
 from agent.telemetry import logs
 from agent.telemetry.counters import Counters
+from agent.telemetry.failures import catch_all
 from agent.telemetry.http import Server
 from agent.telemetry.metrics import Exposition
 
 __all__ = ["look", "run"]
 
-_LEAVE_SECONDS = (
-    10.0  # for files to be closed and the driver to be left; what remains of the pods' 30 after a signal
+_LOOK_SECONDS = 120.0  # a machine of eight cards without persistence mode takes some twenty
+_UMASK = (
+    0o022  # what is for nobody else is made so; what containers read must not depend on who started the agent
 )
+_LOOK_AGAIN_SECONDS = 2.0  # the kubelet's calls wait meanwhile
 _MAX_SLICES = 200_000  # the largest list that fits a message has fewer; more would not even fit the memory
 
 
 def run(config: Config) -> None:
     """Runs the agent until SIGTERM or SIGINT. Raises a GigasliceError, or a vcuda error, that says why it cannot."""
+    one_arena()
+    os.umask(_UMASK)
     logs.set_up(config.log_level, config.log_format)
     log = logs.get_logger("node")
+    catch_all(log)
     found = _find(config)
     if found is None:
         log.info("stopped")
         return
     source, inventory = found
     store = Store(config.state_dir)
+    link = Link.open()
+    link.hello(config.log_level, config.log_format)
     try:
         _check_list_fits(inventory, config)
         log.info("starting", version=vcuda.__version__, resource=config.resource, inventory=config.inventory)
@@ -93,22 +110,72 @@ def run(config: Config) -> None:
                 numa=gpu.numa_node,
                 healthy=gpu.healthy,
             )
-        store.open()
+        waited = _open(config, store, link)
+        if waited is None:
+            log.info("stopped")
+            return
+        if waited:
+            inventory = _looked_again(source, inventory)
         gc.freeze()  # the modules' hundred thousand objects: looking through them again stops every thread for long
-        asyncio.run(_serve(config, source, inventory, store))
+        asyncio.run(_serve(config, source, inventory, store, link))
     finally:
         store.close()
         source.close()
+        link.close()
     log.info("stopped")
+
+
+def _open(config: Config, store: Store, link: Link) -> bool | None:
+    """Opens STORE, and says whether that meant to wait for the agent that serves this node; None when asked to end."""
+    waited, path = False, config.state_dir / HANDOVER
+    try:
+        # Another front's agent may be away for a moment. Ours is this process's parent, and has been waiting for it.
+        if config.standby == "on" and sockets.answers(path, besides=os.getppid()):
+            raise LockedError(f"the state directory {config.state_dir} is served by another agent")
+        store.open()
+    except LockedError as error:
+        if config.standby == "off":
+            raise
+        waiting = Standby(
+            store,
+            link,
+            path,
+            address=config.metrics_address,
+            node=config.node_name or platform.node().lower(),
+            resource=config.resource,
+        )
+        if not waiting.until_alone(error):
+            return None
+        waited = True
+    link.say(Kind.ACTIVE, 0, os.fsencode(path))
+    return waited
+
+
+def _looked_again(source: Source, before: Inventory) -> Inventory:
+    """The GPUs as they are now; as BEFORE where that takes long or fails, which the scanner then sees to."""
+    try:
+        return looked(source.scan).result(_LOOK_AGAIN_SECONDS)
+    except (FutureTimeout, GigasliceError):
+        return before
 
 
 def look(config: Config) -> Inventory:
     """The GPUs as an agent of this configuration would find them now. Raises MissingError or InventoryError."""
-    source = _source(config)
+
+    def scan() -> Inventory:
+        source = _source(config)
+        try:
+            return source.scan()
+        finally:
+            source.close()
+
+    answer = looked(scan)  # in a thread: a driver that hangs would keep a person from ending the command
     try:
-        return source.scan()
-    finally:
-        source.close()
+        return answer.result(_LOOK_SECONDS)
+    except FutureTimeout:
+        raise MissingError(
+            f"the NVIDIA driver has not answered for {_LOOK_SECONDS:g} seconds: it hangs; see dmesg"
+        ) from None
 
 
 def _find(config: Config) -> tuple[Source, Inventory] | None:
@@ -122,23 +189,20 @@ def _find(config: Config) -> tuple[Source, Inventory] | None:
             source.close()
             raise
 
-    try:
+    if config.inventory != "nvml":
         return scan()
-    except MissingError as error:
-        if config.without_gpus == "exit" or config.inventory != "nvml":
-            raise
-        sockets.remove_dead(
-            config.kubelet_dir / config.socket_name
-        )  # else who looks there takes it for a fault
-        wait = Wait(
-            scan,
-            lambda: look_at_bus(config.sysfs),
-            interval=config.scan_interval,
-            address=config.metrics_address,
-            node=config.node_name or platform.node().lower(),
-            resource=config.resource,
-        )
-        return wait.until_found(error)
+    wait = Wait(
+        scan,
+        lambda: look_at_bus(config.sysfs),
+        interval=config.scan_interval,
+        address=config.metrics_address,
+        token_file=config.metrics_token_file,
+        node=config.node_name or platform.node().lower(),
+        resource=config.resource,
+        # else who looks there takes it for a fault
+        begins=lambda: sockets.remove_dead(config.kubelet_dir / config.socket_name),
+    )
+    return wait.until_found(exits=config.without_gpus == "exit")
 
 
 def _source(config: Config) -> Source:
@@ -196,9 +260,14 @@ def _providers(
     allocated: Callable[[], None],
     *,
     now: Callable[[], float],
+    admissions: Admissions,
 ) -> list[Provider]:
     """The resources beside GPU memory that CONFIG turns on."""
     found: list[Provider] = []
+
+    async def ended(tokens: Iterable[str]) -> frozenset[str]:
+        return (await admissions.ended(tokens)).over
+
     if config.whole_gpus:
         found.append(
             WholeGpus(
@@ -211,6 +280,7 @@ def _providers(
                 new_id=lambda: secrets.token_hex(16),
                 withhold=plugin.set_taken_whole,
                 allocated=allocated,
+                ended=ended,
             )
         )
     if config.rdma:
@@ -218,7 +288,7 @@ def _providers(
     return found
 
 
-async def _serve(config: Config, source: Source, inventory: Inventory, store: Store) -> None:
+async def _serve(config: Config, source: Source, inventory: Inventory, store: Store, link: Link) -> None:
     stop, now = asyncio.Event(), steady()
     cluster = _cluster(config)
 
@@ -243,19 +313,14 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         resource=config.resource,
         slice_bytes=config.slice_bytes,
     )
-    kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus)
-    poller = Poller(store, allocator, kubelet, config.poll_interval, now)
-
-    def streams_changed() -> None:
-        registration.wake()
+    node = config.node_name or platform.node().lower()
+    kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus, node=node)
+    kept = KeptAnswers(config.kubelet_dir, config.resource, config.whole_gpus)
+    poller = Poller(store, allocator, kubelet, config.poll_interval, now, cluster=cluster, answers=kept.read)
 
     def allocated() -> None:
         limits.changed()
         poller.wake()
-
-    def asked_to_stop() -> None:
-        stop.set()
-        registration.wake()
 
     admissions = Admissions(store, kubelet, cluster, config.resource)
     plugin = MeasuredPlugin(
@@ -263,9 +328,10 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         allocator,
         config.visible_devices,
         allocated,
-        streams_changed,
+        lambda: None,
         admissions=admissions,
         cluster=cluster,
+        kept_answers=kept.read,
     )
     limits = LimitKeeper(
         store,
@@ -278,7 +344,8 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     limits.refresh(every=True)
     turns = TurnKeeper(store, lambda: allocator.inventory)
     counters = plugin.counters = Counters()
-    room = Room(config.state_dir, plugin.set_recordable)
+    room = Room(config.state_dir, plugin.set_recordable, probe=store.probe)
+    store.failed.append(room.write_failed)
     overuse = AuditPolicy(
         config.overuse, config.evict_grace, config.evict_above, over_limit=config.evict_over_limit == "on"
     )
@@ -296,37 +363,45 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         room=room,
         turns=turns,
     )
-    node = config.node_name or platform.node().lower()
     exposition = Exposition(node, measures.collect)
-    registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource)
+    registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource, link)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop)
-    more = {}
+        loop.add_signal_handler(number, stop.set)
+    beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "cluster": cluster.run,
+        "ends": poller.follow,
+        "limits": limits.run,
+        "shares": ShareKeeper(store, now, source.process_busy).run,
+        "turns": turns.run,
+        "control": ControlServer(store, limits).run,
+        "measurer": measurer.run,
+        "ledgers": store.dirs.ledgers.run,
+        "http": Server(
+            config.metrics_address, exposition.prepare, measures.unready, config.metrics_token_file
+        ).run,
+        "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run,
+        "health": keeper.run,
+        "listener": keeper.listen,
+        "memory": keep_small,
+    }
     if config.bind_cpus == "on":
-        more["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run()
-    providers = _providers(config, store, allocator, plugin, allocated, now=now)
+        beside["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run
+    providers = _providers(config, store, allocator, plugin, allocated, now=now, admissions=admissions)
     parts = {
-        **more,
         "registration": run_beside(
-            registration.run(stop), [host(one, config.kubelet_dir, stop) for one in providers]
+            registration.run(stop), [host(one, config.kubelet_dir, stop, link) for one in providers]
         ),
         "poller": poller.run(),
-        "cluster": cluster.run(),
-        "limits": limits.run(),
-        "shares": ShareKeeper(store, now, source.process_busy).run(),
-        "turns": turns.run(),
         "room": room.run(),
-        "control": ControlServer(store, limits).run(),
-        "measurer": measurer.run(),
-        "http": Server(config.metrics_address, exposition.prepare, measures.unready).run(),
-        "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run(),
-        "health": keeper.run(),
-        "listener": keeper.listen(),
+        **{name: lasting(name, part, counters.part_failed) for name, part in beside.items()},
     }
     try:
-        await run_together("registration", parts)
+        async with link.attached():
+            await run_together("registration", parts)
     except BaseException as error:
-        leave_within(_LEAVE_SECONDS, f"{type(error).__name__}: {error}")
+        if not isinstance(error, GigasliceError | vcuda.VcudaError | asyncio.CancelledError):
+            logs.internal_error(error)  # here: a thread that hangs may keep it from getting any further
+        leave_within(LEAVE_SECONDS, f"{type(error).__name__}: {error}")
         raise
-    leave_within(_LEAVE_SECONDS)
+    leave_within(LEAVE_SECONDS)

@@ -15,10 +15,12 @@ from typing import Any
 
 from agent.config import socket_name
 from agent.errors import GigasliceError
+from agent.kubelet.link import Link
 from agent.kubelet.registration import Registration
 from agent.kubelet.servicer import Servicer
 from agent.providers.provider import Provider
 from agent.roles.supervise import run_together
+from agent.telemetry import logs
 from agent.telemetry.logs import get_logger
 
 __all__ = ["host", "run_beside", "serve"]
@@ -26,13 +28,13 @@ __all__ = ["host", "run_beside", "serve"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
-async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event) -> None:
-    """Serves PROVIDER until STOP is set, whatever happens to it."""
+async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link: Link) -> None:
+    """Serves PROVIDER over LINK until STOP is set, whatever happens to it."""
     log = get_logger("providers")
     pause = _FIRST_PAUSE
     while not stop.is_set():
         try:
-            await _once(provider, kubelet_dir, stop)
+            await _once(provider, kubelet_dir, stop, link)
         except GigasliceError as error:
             log.error("provider failed; tried again", resource=provider.resource, detail=str(error))
         except Exception:
@@ -59,10 +61,16 @@ async def serve(providers: Iterable[Provider], kubelet_dir: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await asyncio.gather(*(host(provider, kubelet_dir, stop) for provider in providers))
+    link = Link.open()
+    link.hello(*logs.chosen())
+    try:
+        async with link.attached():
+            await asyncio.gather(*(host(provider, kubelet_dir, stop, link) for provider in providers))
+    finally:
+        await asyncio.to_thread(link.close)
 
 
-async def _once(provider: Provider, kubelet_dir: Path, stop: asyncio.Event) -> None:
+async def _once(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link: Link) -> None:
     news = asyncio.Event()
 
     async def pass_on() -> None:
@@ -71,11 +79,9 @@ async def _once(provider: Provider, kubelet_dir: Path, stop: asyncio.Event) -> N
             news.clear()
             await servicer.changed()
 
-    def streams_changed() -> None:
-        registration.wake()
-
-    servicer = Servicer(provider, streams_changed)
-    registration = Registration(servicer, kubelet_dir, socket_name(provider.resource), provider.resource)
+    servicer = Servicer(provider, lambda: None)
+    name = socket_name(provider.resource)
+    registration = Registration(servicer, kubelet_dir, name, provider.resource, link)
     await run_together(
         "registration",
         {

@@ -5,11 +5,13 @@ Changes nothing and takes no lock. Which processes live is asked of the kernel, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent import units
+from agent.errors import StateError
 from agent.health.files import Card, read_report
 from agent.state.ledgers import Reading
 from agent.state.records import Grant, Hold
@@ -40,7 +42,10 @@ class Row:
 
 def collect(state_dir: Path) -> tuple[Row, ...]:
     """One row per container and card, in order of allocation. Raises StorageError or CheckpointError."""
-    book, readings = read_only(state_dir)
+    slices: dict[str, int] = {}
+    with contextlib.suppress(StateError):  # whoever asks for the cards is told
+        slices = {card.uuid: card.slices for card in cards(state_dir)}
+    book, readings = read_only(state_dir, slices)
     return tuple(_row(grant, hold, readings[grant.id]) for grant in book.grants for hold in grant.holds)
 
 

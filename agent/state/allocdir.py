@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,8 +28,11 @@ from pathlib import Path
 
 import vcuda
 from agent.errors import CheckpointError, CheckpointVersionError, StorageError
+from agent.files import open_file, read_file, remedy
 from agent.state import codec
+from agent.state.openledgers import OpenLedgers
 from agent.state.records import ContainerRef, Grant
+from agent.state.trust import RecentLimits
 from vcuda import contract
 
 __all__ = ["AllocationDirs"]
@@ -37,6 +41,7 @@ _GRANT_FILE = "allocation.json"
 _OWNER_NEW = contract.OWNER_FILE + ".new"  # until there is one to name
 _NEW, _OLD = ".new-", ".old-"  # before the rename that makes a directory, after the one that ends it
 _SPARE = _NEW + "spare-"  # older agents clear them away, too
+_MOST = 16 << 20  # bytes of one of these files
 _SPARES = 6
 """More than a pod usually has containers, and a pod is admitted in more time than it takes to make one."""
 
@@ -51,6 +56,9 @@ class AllocationDirs:
             tuple[Path, str]
         ]()  # the other way about; with the library of their preload lines
         self._number = itertools.count()
+        self.recent = RecentLimits()
+        """What pages have said that now say less."""
+        self.ledgers = OpenLedgers()
 
     def prepare(self) -> None:
         """Makes the root, and clears away what a killed agent left half made or half removed."""
@@ -58,7 +66,7 @@ class AllocationDirs:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._root.iterdir():
                 if path.name.startswith((_NEW, _OLD)):
-                    shutil.rmtree(path)
+                    _clear_away(path)
         except OSError as error:
             raise _storage_error("prepare", self._root, error) from error
 
@@ -73,6 +81,7 @@ class AllocationDirs:
             with contextlib.suppress(OSError, vcuda.VcudaError):
                 self._fill(spare, grant)
                 os.rename(spare, f"{self._root}/{grant.id}")  # noqa: PTH104  (see `CheckpointFile`)
+                self.hold(grant.id)
                 return
             self._ended.append(spare)  # somebody has been at it
         fresh = self._root / (_NEW + grant.id)
@@ -80,9 +89,14 @@ class AllocationDirs:
             _furnish(fresh, grant.library)
             self._fill(fresh, grant)
             fresh.rename(self.path(grant.id))
+            self.hold(grant.id)
         except (OSError, vcuda.VcudaError) as error:
             shutil.rmtree(fresh, ignore_errors=True)
             raise _storage_error("create", self.path(grant.id), error) from error
+
+    def hold(self, grant_id: str) -> None:
+        """Keeps the ledger of a directory open, for as long as that is there."""
+        self.ledgers.hold(grant_id, self.path(grant_id) / contract.LEDGER_FILE)
 
     def problem(self, grant: Grant) -> str | None:
         """What keeps a container from starting with this directory, or None when it is as it should be."""
@@ -91,8 +105,10 @@ class AllocationDirs:
             return "the directory is missing"
         try:
             page = vcuda.read_limits(path / contract.LIMITS_FILE)
-            ledger = vcuda.read_ledger(path / contract.LEDGER_FILE)
-            preload = (path / contract.PRELOAD_FILE).read_text(encoding="utf-8")
+            ledger = vcuda.read_ledger(path / contract.LEDGER_FILE, wait=False)
+            preload = read_file(path / contract.PRELOAD_FILE, _MOST).decode("utf-8")
+        except vcuda.errors.BusyError:
+            return None  # whoever keeps it from being read has it in use
         except (OSError, UnicodeDecodeError, vcuda.VcudaError) as error:
             return str(error)
         wanted = bytes.fromhex(grant.id)
@@ -112,6 +128,7 @@ class AllocationDirs:
     def remove(self, grant_id: str) -> None:
         """Ends a directory; one that is not there is as good as removed. Its files go with the next `tidy`."""
         ended = self._root / f"{_OLD}{next(self._number)}-{grant_id}"
+        self.ledgers.release(grant_id)
         try:
             self.path(grant_id).rename(ended)
         except FileNotFoundError:
@@ -129,11 +146,25 @@ class AllocationDirs:
         while self._ended:
             ended = self._ended.popleft()
             try:
-                shutil.rmtree(ended)
+                _clear_away(ended)
             except OSError as error:
                 failure = error if ended.exists() else failure
         if failure is not None:
             raise _storage_error("remove files below", self._root, failure) from failure
+
+    def probe(self) -> None:
+        """Finds out whether a directory can be made: makes one and removes it. Blocks; may run in another thread.
+
+        Raises StorageError.
+        """
+        trial = self._root / (_NEW + "probe")
+        try:
+            shutil.rmtree(trial, ignore_errors=True)
+            _furnish(trial, "")
+        except (OSError, vcuda.VcudaError) as error:
+            raise _storage_error("create", trial, error) from error
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
 
     def make_ahead(self, library: str) -> None:
         """Makes some directories for grants with LIBRARY, where they are used up. Blocks; may run in another thread."""
@@ -159,7 +190,8 @@ class AllocationDirs:
         target = self.path(grant_id) / contract.OWNER_FILE
         fresh = target.with_name(_OWNER_NEW)
         try:
-            fresh.write_bytes(_owner_document(container))
+            fresh.unlink(missing_ok=True)
+            _write(fresh, _owner_document(container), 0o600)
             fresh.replace(target)
         except OSError as error:
             raise _storage_error("write", target, error) from error
@@ -185,6 +217,7 @@ class AllocationDirs:
         for gpu in vcuda.read_limits(page).gpus:
             memory, cores = wanted.get(gpu.uuid, (gpu.memory_bytes, gpu.cores_percent))
             if memory != gpu.memory_bytes:
+                self.recent.note(grant_id, gpu.uuid, gpu.memory_bytes)
                 vcuda.set_memory_limit(page, gpu.uuid, memory)
             if cores != gpu.cores_percent:
                 vcuda.set_cores_limit(page, gpu.uuid, cores)
@@ -231,7 +264,7 @@ class AllocationDirs:
     def _read(self, name: str) -> Grant | None:
         path = self._root / name
         try:
-            grant = codec.decode_grant((path / _GRANT_FILE).read_bytes())
+            grant = codec.decode_grant(read_file(path / _GRANT_FILE, _MOST))
         except (OSError, CheckpointError, CheckpointVersionError):
             return None
         if grant.id != name:
@@ -239,7 +272,7 @@ class AllocationDirs:
         if grant.owner:
             return grant  # says it itself; that its container was listed too is learned again
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            owner = json.loads((path / contract.OWNER_FILE).read_text(encoding="utf-8"))
+            owner = json.loads(read_file(path / contract.OWNER_FILE, _MOST))
             return replace(
                 grant, container=ContainerRef(owner["namespace"], owner["pod"], owner["container"])
             )
@@ -258,7 +291,7 @@ def _furnish(path: Path, library: str) -> None:
 
 def _write(path: Path | str, data: bytes, mode: int | None = None) -> None:
     """A new file with exactly the permissions MODE, whatever the umask; without MODE one that is there and empty."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | (0 if mode is None else os.O_CREAT | os.O_EXCL), 0o600)
+    fd = open_file(path, os.O_WRONLY | (0 if mode is None else os.O_CREAT | os.O_EXCL))
     try:
         if mode is not None:
             os.fchmod(fd, mode)
@@ -267,6 +300,14 @@ def _write(path: Path | str, data: bytes, mode: int | None = None) -> None:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
+
+
+def _clear_away(path: Path) -> None:
+    """Removes a directory with all that is in it, or what somebody has put in its place: rmtree would open a FIFO."""
+    if stat.S_ISDIR(path.lstat().st_mode):
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _owner_document(container: ContainerRef) -> bytes:
@@ -279,7 +320,8 @@ def _preload_line(library: str) -> str:
 
 
 def _storage_error(verb: str, path: Path, error: Exception) -> StorageError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return StorageError(f"cannot {verb} {path}: {error.strerror}; {remedy(error)}")
     return StorageError(
-        f"cannot {verb} {path}: {reason}; make room and check the permissions of the state directory"
+        f"cannot {verb} {path}: {error}; make room and check the permissions of the state directory"
     )

@@ -126,6 +126,10 @@ def _new_grant_json(grant: Grant) -> bytes:
         document["suspects"] = list(grant.suspects)
     if grant.gone:
         document["gone"] = True
+    if grant.forgotten:
+        document["forgotten"] = True
+    if grant.foreign:
+        document["foreign"] = True
     if grant.waiting:
         document["waiting"] = True
     if grant.owner:
@@ -185,6 +189,8 @@ def _grant(item: Mapping[str, Any]) -> Grant:
         container=ContainerRef(*(_string(part) for part in container)) if container else None,
         suspects=None if suspects is None else tuple(_string(pod) for pod in suspects),
         gone=item.get("gone", False) is True,
+        forgotten=item.get("forgotten", False) is True,
+        foreign=item.get("foreign", False) is True,
         waiting=item.get("waiting", False) is True,
         owner=_owner(item["owner"]) if item.get("owner") else None,
         policy=_policy(item.get("policy", {})),

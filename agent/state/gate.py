@@ -128,7 +128,7 @@ def _same_pod(grant: Grant, other: Grant) -> bool:
 
 
 def _holder(grant: Grant, present: Mapping[str, int], cards: set[str]) -> str:
-    if not grant.held:
+    if not grant.kept:
         memory = sum(count for gpu, count in present.items() if gpu in cards)
         return f"{grant.name} (ended, its processes still hold {units.format_bytes(memory)})"
     memory = sum(count for gpu, count in grant.promised.items() if gpu in cards)

@@ -1,13 +1,13 @@
 """Reads the ledgers of all allocations: who lives, and how much of which card they hold.
 
 Ledgers are written by the containers and trusted in nothing: they are read with checked sizes by `vcuda`, one that grew
-is cut back so that nobody fills the node's disk, and one that is damaged becomes a reading with a problem instead of an
-error. Publishes measured memory into the limits pages, which only the agent writes.
+is cut back elsewhere (`openledgers`), and one that is damaged becomes a reading with a problem instead of an
+error, which still says who lives: that is the kernel's word. How much of the rest counts is decided in `trust`.
+Publishes measured memory into the limits pages, which only the agent writes.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from agent.state.measure import unhooked_bytes
 from agent.state.records import Grant
 from vcuda import contract
 
-__all__ = ["Reading", "publish_unhooked", "read"]
+__all__ = ["Reading", "publish_unhooked", "read", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,11 @@ class Reading:
 
     used: what living processes declare, managed: the part of it that may lie in host memory. peak: largest sum so far.
     unhooked: what was measured beyond that. limits: what the page says now, physical: of it in the card's own memory, 0
-    where all of it. problem: why the ledger cannot be read. strangers: the part of unhooked that processes without the
-    library hold, as of the last round. shares: use of compute, cores: per cent of it that the page gives, 0 for all.
+    where all of it. grew: bytes that were cut from it since the round before. problem: why the ledger cannot be read.
+    strangers: the part of unhooked that processes without the library hold, as of the last round. shares: use of
+    compute, cores: per cent of it that the page gives, 0 for all.
+    most: what it can hold altogether, of GPUs that it was granted (`trust`); empty in what `read` returns, which is the
+    container's word. hidden: nobody can tell whether a process lives.
     """
 
     used: Mapping[str, int]
@@ -35,23 +38,30 @@ class Reading:
     processes: tuple[vcuda.ProcessUsage, ...] = ()
     unhooked: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
-    grew: bool = False
+    grew: int = 0
     problem: str | None = None
     strangers: Mapping[str, int] = field(default_factory=dict)
     managed: Mapping[str, int] = field(default_factory=dict)
     physical: Mapping[str, int] = field(default_factory=dict)
     shares: Mapping[str, vcuda.ShareUsage] = field(default_factory=dict)
     cores: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
+    hidden: bool = False
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The living processes, as this process counts PIDs."""
+        """The living processes whose PIDs the kernel tells, as this process counts them."""
         return tuple(process.pid for process in self.processes if process.pid > 0)
 
     @property
+    def living(self) -> int:
+        """How many processes own slots and live, whether the kernel tells their PIDs or not."""
+        return sum(process.alive for process in self.processes)
+
+    @property
     def alive(self) -> bool:
-        """Whether any process is attached to it, or runs in the container without being."""
-        return bool(self.pids) or any(self.strangers.values())
+        """Whether any process is attached to it, or runs in the container without being, or may do so unseen."""
+        return self.hidden or self.living > 0 or any(self.strangers.values())
 
     @property
     def attached(self) -> bool:
@@ -60,24 +70,26 @@ class Reading:
 
     def present(self) -> dict[str, int]:
         """Bytes that its living processes hold of each card, declared or not; 0 when none lives."""
-        return {
+        held = {
             gpu: count + (self.unhooked.get(gpu, 0) if self.alive else 0) for gpu, count in self.used.items()
         }
+        return {gpu: min(count, self.most.get(gpu, count)) for gpu, count in held.items()}
 
 
-def read(path: Path, *, trim: bool = False) -> Reading:
-    """Reads the ledger of the allocation directory PATH; TRIM cuts it back first when it grew."""
+def read(path: Path, *, wait: bool = True) -> Reading:
+    """Reads the ledger of the allocation directory PATH.
+
+    Without WAIT it raises vcuda.errors.BusyError where it would have to wait for the disk or for the container.
+    """
     ledger = path / contract.LEDGER_FILE
-    grew = False
     try:
-        if trim:
-            with contextlib.suppress(vcuda.VcudaError):
-                grew = vcuda.trim_ledger(ledger)
-        usage = vcuda.read_ledger(ledger)
+        usage = vcuda.read_ledger(ledger, wait=wait)
         page = vcuda.read_limits(path / contract.LIMITS_FILE)
-        shares = vcuda.read_shares(ledger, page.gpus)
+        shares = vcuda.read_shares(ledger, page.gpus, wait=wait)
     except vcuda.VcudaError as error:
-        return Reading({}, {}, grew=grew, problem=str(error))
+        if not wait and isinstance(error, vcuda.errors.BusyError):
+            raise
+        return unreadable(path, str(error))
     used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
     unhooked = {gpu.uuid: gpu.unhooked_bytes for gpu in page.gpus}
     limits = {gpu.uuid: gpu.memory_bytes for gpu in page.gpus}
@@ -87,12 +99,23 @@ def read(path: Path, *, trim: bool = False) -> Reading:
         usage.processes,
         unhooked,
         limits,
-        grew,
         managed={uuid: usage.managed(uuid) for uuid in usage.gpu_uuids},
         physical={gpu.uuid: gpu.physical_bytes for gpu in page.gpus},
         shares=shares,
         cores={gpu.uuid: gpu.cores_percent for gpu in page.gpus},
     )
+
+
+def unreadable(path: Path, problem: str) -> Reading:
+    """What the kernel alone knows of the ledger in PATH: who holds a slot. That takes a file that can be opened."""
+    try:
+        owners = vcuda.ledger_owners(path / contract.LEDGER_FILE)
+    except (vcuda.errors.NotFoundError, vcuda.errors.CorruptError):
+        return Reading({}, {}, problem=problem)  # nobody can have a lock of what is not there
+    except vcuda.VcudaError:
+        return Reading({}, {}, problem=problem, hidden=True)
+    processes = tuple(vcuda.ProcessUsage(slot, pid, 0, 0, {}, {}, 0, "") for slot, pid in owners)
+    return Reading({}, {}, processes, problem=problem)
 
 
 def publish_unhooked(

@@ -6,7 +6,7 @@ card. Pure: the book, the cards and the ledgers' numbers in, decisions out, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent import units
@@ -126,24 +126,25 @@ def with_limits(grant: Grant, memory: Mapping[str, int], cores: Mapping[str, int
     return replace(grant, limits=tuple(limits), resizes=grant.resizes + 1)
 
 
-def withheld(book: Book, gpus: Sequence[Gpu]) -> frozenset[str]:
-    """The free tokens that can no longer be had because containers have grown beyond theirs.
+def withheld(book: Book, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
+    """The free tokens that cannot be had because containers have grown beyond theirs, or have what nobody counts.
 
-    The kubelet counts tokens, and a grown container has no more of them than before. Nothing is withheld for anything
-    but growth, and never a token that somebody has: the kubelet takes a container whose devices are unhealthy for
-    broken. Tokens of the grown containers' cards come first, and of each card those with the largest numbers.
+    The kubelet counts tokens, and a grown container has no more of them than before. UNCOUNTED: grants whose devices
+    the kubelet counts as free and whose pods the scheduler does not count either. Nothing else is withheld, and never a
+    token that somebody has: the kubelet takes a container whose devices are unhealthy for broken. Tokens of the grown
+    containers' cards come first, and of each card those with the largest numbers.
     """
     units_of = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
     growth: dict[str, int] = {}
     promised: dict[str, int] = {}
     for grant in book.grants:
-        given = {hold.gpu: hold.memory_bytes for hold in grant.holds}
+        given = {hold.gpu: 0 if grant.id in uncounted else hold.memory_bytes for hold in grant.holds}
         for gpu, count in grant.promised.items():
             promised[gpu] = promised.get(gpu, 0) + count
             growth[gpu] = growth.get(gpu, 0) + max(0, count - given[gpu])
     if not any(growth.values()):
         return frozenset()
-    held = frozenset(token for grant in book.grants for token in grant.held)
+    held = frozenset(token for grant in book.grants if grant.id not in uncounted for token in grant.kept)
     free = {gpu.uuid: [token for token in gpu_tokens(gpu) if token not in held] for gpu in gpus}
     room = {
         gpu.uuid: max(0, gpu.bytes_of(gpu.slices) - promised.get(gpu.uuid, 0)) // gpu.slice_bytes

@@ -1,13 +1,14 @@
-"""Measures what the ledgers do not declare, and keeps ledgers at their size: one round every few seconds.
+"""Measures what the ledgers do not declare: one round every few seconds.
 
-Asking the driver may block and happens in a thread; pages are written from the agent's own thread, like all state.
+Asking the driver and reading ledgers may block and happen in threads; pages are written from the agent's own thread,
+like all state.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import vcuda
@@ -36,8 +37,19 @@ Seen = TypeVar("Seen")
 class Audit(Protocol[Seen]):
     """Who finds the containers of processes that no ledger knows."""
 
-    def look(self, measured: Memory) -> Seen:
-        """Looks at the processes that were measured; in the thread that has measured."""
+    def look(self, measured: Memory, claimed: Collection[int]) -> Seen:
+        """Looks at the processes that were measured, and those that ledgers say are theirs; in the thread that has
+        measured."""
+        ...
+
+    def named(
+        self, readings: Mapping[str, ledgers.Reading], sightings: Seen, claimed: Collection[int]
+    ) -> Mapping[str, ledgers.Reading]:
+        """READINGS with the PIDs of living owners of slots that no lock names. CLAIMED: PIDs that locks name."""
+        ...
+
+    def owners(self, claims: Mapping[int, Collection[str]], sightings: Seen) -> Mapping[int, str]:
+        """Whose each process is that holds a slot: grant ids by PID. CLAIMS: those whose ledgers it has slots of."""
         ...
 
     def judge(
@@ -63,6 +75,7 @@ class Measurer:
         self._interval = interval
         self._audit = audit
         self._problems: dict[str, str] = {}
+        self._grew: set[str] = set()  # in the last round
         self._log = get_logger("measurer")
 
     async def run(self) -> None:
@@ -72,39 +85,87 @@ class Measurer:
             await self.round()
 
     async def round(self) -> None:
-        """Reads every ledger, cuts back those that grew, and publishes what was measured beyond them."""
-        before = await self._readings(self._store.book.grants, trim=True)
-        measured, seen = await asyncio.to_thread(self._measure)
+        """Reads every ledger, and publishes what was measured beyond them."""
+        begun = self._store.dirs.recent.begin()
+        before = await self._readings(self._store.book.grants)
+        measured, seen = await asyncio.to_thread(self._measure, frozenset(_claims(before)))
         grants = [grant for grant in self._store.book.grants if grant.id in before]  # others: next round
         measured_of = _measured_of(before, measured)
         after = {grant.id: before[grant.id] for grant in grants}
-        after |= await self._readings([grant for grant in grants if grant.id in measured_of], trim=False)
-        owners = _owners(before) | _owners(after)
+        after |= await self._readings([grant for grant in grants if grant.id in measured_of])
+        before, after = self._named(before, seen), self._named(after, seen)
+        claims = _claims(before, after)
+        owners = self._audit.owners(claims, seen) if self._audit is not None else _sole(claims)
+        self._learn(claims, owners, measured, {})
+        if measured is not None:
+            self._store.dirs.recent.end(begun)
+        self._store.read_last = after
+        grown = self._store.dirs.ledgers.take_grown()
+        after = {
+            grant.id: replace(self._store.believe(grant, after[grant.id]), grew=grown.get(grant.id, 0))
+            for grant in grants
+        }
         strangers: Mapping[str, Mapping[str, int]] = {}
         if self._audit is not None:
             strangers = self._audit.judge(measured or {}, seen, owners, after)
         self._store.strangers = strangers
+        self._learn(claims, owners, measured, strangers)
         async for grant in with_breaks(grants):
             if self._store.book.find(grant.id) is None:
                 continue  # released meanwhile, and its files are going
             self._publish(grant, before[grant.id], after[grant.id], measured, strangers.get(grant.id, {}))
-        known = {grant.id for grant in self._store.book.grants}
+        known = frozenset(grant.id for grant in self._store.book.grants)
+        self._store.dirs.recent.forget(known)
         self.last = {
             key: Measured(reading, _memory(key, measured, owners, strangers.get(key, {})))
             for key, reading in after.items()
             if key in known
         }
         self._problems = {grant_id: text for grant_id, text in self._problems.items() if grant_id in known}
+        self._grew &= known
 
-    async def _readings(self, grants: Sequence[Grant], *, trim: bool) -> dict[str, ledgers.Reading]:
-        return {
-            grant.id: ledgers.read(self._store.dirs.path(grant.id), trim=trim)
-            async for grant in with_breaks(grants)
-        }
+    async def _readings(self, grants: Sequence[Grant]) -> dict[str, ledgers.Reading]:
+        """Their ledgers, as the containers have them. In a thread: whoever writes one all the time has readers wait."""
+        paths = {grant.id: self._store.dirs.path(grant.id) for grant in grants}
+        return await asyncio.to_thread(lambda: {key: ledgers.read(path) for key, path in paths.items()})
 
-    def _measure(self) -> tuple[Memory | None, Any]:
+    def _named(self, readings: dict[str, ledgers.Reading], seen: Any) -> dict[str, ledgers.Reading]:
+        if self._audit is None or not any(
+            one.nameless for reading in readings.values() for one in reading.processes
+        ):
+            return readings
+        return {**self._audit.named(readings, seen, _claims(readings))}
+
+    def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, Any]:
         measured = self._source.process_memory()
-        return measured, self._audit.look(measured) if self._audit and measured else ()
+        return measured, self._audit.look(measured or {}, claimed) if self._audit else ()
+
+    def _learn(
+        self,
+        claims: Mapping[int, Collection[str]],
+        owners: Mapping[int, str],
+        measured: Memory | None,
+        strangers: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        """Tells the store what bounds the ledgers until the next round."""
+        disowned: dict[str, set[int]] = {}
+        for pid, keys in claims.items():
+            for key in keys:
+                if owners.get(pid) != key:
+                    disowned.setdefault(key, set()).add(pid)
+        found: dict[str, dict[str, int]] = {}
+        listed: dict[str, dict[str, int]] = {}
+        for grant in self._store.book.grants if measured is not None else ():
+            found[grant.id] = {gpu: strangers.get(grant.id, {}).get(gpu, 0) for gpu in measured or {}}
+            listed[grant.id] = dict.fromkeys(measured or {}, 0)
+        for gpu, processes in (measured or {}).items():
+            for pid, count in processes.items():
+                key = owners.get(pid, "")
+                if key in found:
+                    found[key][gpu] += count
+                    listed[key][gpu] += 1
+        self._store.measured, self._store.listed = found, listed
+        self._store.disowned = {key: frozenset(pids) for key, pids in disowned.items()}
 
     def _publish(
         self,
@@ -114,8 +175,14 @@ class Measurer:
         measured: Memory | None,
         strangers: Mapping[str, int],
     ) -> None:
-        if before.grew:
-            self._log.warning("ledger had grown and was cut back", allocation=grant.id, container=grant.name)
+        if after.grew and grant.id not in self._grew:
+            self._log.warning(
+                "ledger had grown and was cut back",
+                allocation=grant.id,
+                container=grant.name,
+                bytes=after.grew,
+            )
+        (self._grew.add if after.grew else self._grew.discard)(grant.id)
         problem = after.problem
         if problem is None and measured:
             path = self._store.dirs.path(grant.id)
@@ -136,14 +203,19 @@ class Measurer:
             self._log.error("allocation cannot be read", allocation=grant_id, container=name, detail=problem)
 
 
-def _owners(readings: Mapping[str, ledgers.Reading]) -> dict[int, str]:
-    """Grant ids by PID of the processes that ledgers know."""
-    return {
-        process.pid: key
-        for key, reading in readings.items()
-        for process in reading.processes
-        if process.pid > 0
-    }
+def _claims(*several: Mapping[str, ledgers.Reading]) -> dict[int, set[str]]:
+    """The processes that hold slots, and of whose ledgers: grant ids by PID."""
+    claims: dict[int, set[str]] = {}
+    for readings in several:
+        for key, reading in readings.items():
+            for pid in reading.pids:
+                claims.setdefault(pid, set()).add(key)
+    return claims
+
+
+def _sole(claims: Mapping[int, Collection[str]]) -> dict[int, str]:
+    """Those of whom there is only one opinion."""
+    return {pid: next(iter(keys)) for pid, keys in claims.items() if len(keys) == 1}
 
 
 def _measured_of(before: Mapping[str, ledgers.Reading], measured: Memory | None) -> Collection[str]:
@@ -152,8 +224,8 @@ def _measured_of(before: Mapping[str, ledgers.Reading], measured: Memory | None)
     That one may have attached itself meanwhile, and only its ledger can tell.
     """
     pids = {pid for processes in (measured or {}).values() for pid in processes if pid > 0}
-    owners = _owners(before)
-    return {owners[pid] for pid in pids} if pids <= owners.keys() else before.keys()
+    claims = _claims(before)
+    return {key for pid in pids for key in claims[pid]} if pids <= claims.keys() else before.keys()
 
 
 def _memory(

@@ -1,14 +1,16 @@
 """The book of the node: every container that was given slices, and which slices those are.
 
 A grant is what one Allocate call handed out. The kubelet speaks in tokens and this agent places slices itself, so a
-grant says for each card which tokens are served from it. Two rules of the kubelet shape everything here: there is no
-deallocate call, and init containers lend their tokens to later containers of the same pod. Values only: each change
+grant says for each card which tokens are served from it. Three rules of the kubelet shape everything here: there is no
+deallocate call, init containers lend their tokens to later containers of the same pod, and what the kubelet has
+forgotten it hands out a second time while the first container runs. Values only: each change
 is a new book, and nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -156,7 +158,9 @@ class Grant:
     in seconds. holds: one per card. library: file name that its preload line names. lent: tokens that a later container
     of the same pod, or an unknown one, has taken over. supersedes: ids of grants it took tokens from. container: known
     once the kubelet has listed it. suspects: until then, the pods ("namespace/name") one of which it is for; None
-    before the kubelet was asked. gone: the kubelet has given its tokens back, so its slices count no more.
+    before the kubelet was asked. gone: its pod has ended by all that is known, so its slices count no more.
+    forgotten: the kubelet counts its devices as free, and nothing shows that its pod has ended, so its slices still
+    count. foreign: made up for a container whose mounts are not these files: it counts, and nothing starts from it.
     waiting: a card had no room for it at Allocate, and the start gate has not let it pass yet. owner: whom it was made
     for, where that was found out during Allocate; a listed container is in `container` besides. undecided: its
     annotations were not known, or made no sense, and the start gate looks at them again. limits: cards whose share was
@@ -179,6 +183,8 @@ class Grant:
     undecided: bool = False
     limits: tuple[LiveLimit, ...] = ()
     resizes: int = 0
+    forgotten: bool = False
+    foreign: bool = False
 
     @cached_property
     def tokens(self) -> frozenset[str]:
@@ -186,9 +192,14 @@ class Grant:
         return frozenset(token for hold in self.holds for token in hold.tokens)
 
     @cached_property
-    def held(self) -> frozenset[str]:
-        """The tokens that still count as its own."""
+    def kept(self) -> frozenset[str]:
+        """The tokens whose slices still count for it, whatever the kubelet makes of the tokens."""
         return frozenset() if self.gone else self.tokens - self.lent
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """The tokens that are its own in the kubelet's count too: no two grants hold the same one."""
+        return frozenset() if self.forgotten else self.kept
 
     @cached_property
     def whole(self) -> bool:
@@ -232,7 +243,7 @@ class Grant:
     @cached_property
     def promised(self) -> Mapping[str, int]:
         """Bytes of each card that nobody else may be promised: its quota, without slices that it has lent."""
-        if not self.held:
+        if not self.kept:
             return {}
         if not self.lent and not self.limits:
             return self.quota()
@@ -309,29 +320,55 @@ class Book:
         return replace(self, grants=tuple(grant for grant in self.grants if grant.id not in dropped))
 
     def taken_over(
-        self, tokens: Iterable[str], before: int | None = None, pod: str = ""
+        self,
+        tokens: Iterable[str],
+        before: int | None = None,
+        pod: str = "",
+        *,
+        over: Collection[str] = (),
+        started: Collection[str] = (),
+        since: float = -math.inf,
     ) -> tuple[Book, tuple[str, ...]]:
         """The book after the kubelet hands TOKENS to a new container, and the ids of the grants that had them.
 
-        A holder that the kubelet has listed is no plain init container, so it lends nothing: its pod is gone, and with
-        it all its tokens. One that was never listed may be an init container: it lends just these. BEFORE restricts
-        this to grants with smaller numbers.
+        One that may be of an init container of the same pod lends just these. Of the others those in OVER are gone;
+        the rest may live, so they are forgotten, and count. POD: UID of the new container's pod, where that is known.
+        BEFORE restricts all this to grants with smaller numbers. STARTED: grants that processes have used, and SINCE:
+        the least `created` of a lender: the kubelet allocates all containers of a pod at once and before it starts one.
         """
         wanted = frozenset(tokens)
-        changed = [
-            replace(grant, lent=grant.lent | common) if _lends(grant, pod) else replace(grant, gone=True)
-            for grant in self.grants
-            if not grant.held.isdisjoint(wanted)
-            and (before is None or grant.number < before)
-            and (common := grant.held & wanted)
-        ]
+        changed = []
+        for grant in self.grants:
+            common = grant.held & wanted
+            if not common or (before is not None and grant.number >= before):
+                continue
+            if _lends(grant, pod, started, since):
+                changed.append(replace(grant, lent=grant.lent | common))
+            else:
+                changed.append(_ended(grant, over))
         return self.replaced(changed), tuple(grant.id for grant in changed)
 
-    def given_back(self, free_tokens: Iterable[str]) -> Book:
-        """The book after the kubelet shows FREE_TOKENS as free: whoever held one of them is gone with all it held."""
+    def lenders(
+        self, tokens: frozenset[str], pod: str, started: Collection[str], since: float
+    ) -> frozenset[str]:
+        """Ids of the grants that would lend TOKENS rather than lose them: see `taken_over`."""
+        return frozenset(
+            grant.id
+            for grant in self.grants
+            if not grant.held.isdisjoint(tokens) and _lends(grant, pod, started, since)
+        )
+
+    def given_back(self, free_tokens: Iterable[str], over: Collection[str] = ()) -> Book:
+        """The book after the kubelet shows FREE_TOKENS as free: their holders are gone if OVER names them, or else
+        forgotten. A kubelet that has lost its checkpoint shows the devices of running containers as free.
+        """
         free = frozenset(free_tokens)
+        return self.replaced(_ended(grant, over) for grant in self.grants if not grant.held.isdisjoint(free))
+
+    def counted_out(self, over: Collection[str]) -> Book:
+        """The book after the pods of the grants OVER have ended."""
         return self.replaced(
-            replace(grant, gone=True) for grant in self.grants if not grant.held.isdisjoint(free)
+            replace(grant, gone=True) for grant in self.grants if grant.id in over and not grant.gone
         )
 
     def allocations(self, gpus: Sequence[Gpu], pod: str = "") -> tuple[Allocation, ...]:
@@ -365,12 +402,16 @@ class Book:
         return tuple(grant for grant in self.grants if grant.is_of(uid) and not grant.gone)
 
 
-def _lends(grant: Grant, pod: str) -> bool:
+def _ended(grant: Grant, over: Collection[str]) -> Grant:
+    return replace(grant, gone=True) if grant.id in over else replace(grant, forgotten=True)
+
+
+def _lends(grant: Grant, pod: str, started: Collection[str], since: float) -> bool:
     if grant.owner is not None and pod:
         return grant.owner.init and grant.owner.uid == pod
-    if grant.owner is not None:
-        return grant.owner.init and grant.container is None
-    return grant.container is None
+    if grant.container is not None or grant.id in started or grant.created < since:
+        return False
+    return grant.owner is None or grant.owner.init
 
 
 def assign_tokens(tokens: Iterable[str], placement: Placement, gpus: Sequence[Gpu]) -> tuple[Hold, ...]:

@@ -11,19 +11,22 @@ becomes the book that others see, so an answer given from the book is one that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec
 
 import vcuda
 from agent.errors import MissingError, StorageError
+from agent.files import is_directory, remedy
 from agent.state import ledgers
 from agent.state.allocdir import AllocationDirs
 from agent.state.checkpoint import CheckpointFile
 from agent.state.lock import LockFile
-from agent.state.reconcile import Review, recover
+from agent.state.reconcile import Answered, Review, recover
 from agent.state.records import Book, Grant
+from agent.state.trust import believed, ceiling
 from agent.telemetry.logs import get_logger
 
 __all__ = ["Store", "read_only"]
@@ -41,8 +44,20 @@ class Store:
         self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
         self.library = ""
         self.strangers: Mapping[str, Mapping[str, int]] = {}  # by grant and GPU: see `Reading.strangers`
+        self.measured: Mapping[str, Mapping[str, int]] = {}
+        """Bytes that NVML showed of all processes of a grant in the last round, by grant and GPU; empty before."""
+        self.listed: Mapping[str, Mapping[str, int]] = {}  # how many processes that were, likewise
+        self.read_last: Mapping[
+            str, ledgers.Reading
+        ] = {}  # by grant: what the last round has read, unbounded
+        self.disowned: Mapping[str, frozenset[int]] = {}
+        """Processes that hold a slot of a grant's ledger and run in another container, by grant."""
+        self.gpu_bytes: Callable[[], Mapping[str, int]] = dict
+        """Sizes of the GPUs, with the host memory that was lent to them."""
         self.watchers: list[Callable[[], None]] = []
         """Called after every change of the book."""
+        self.failed: list[Callable[[str], None]] = []
+        """Called with what was wrong after a change could not be written."""
         self._source = source
         self._lock = LockFile(state_dir / LOCK, f"the state directory {state_dir}")
         self._checkpoint = CheckpointFile(state_dir / CHECKPOINT)
@@ -73,17 +88,24 @@ class Store:
             ) from error
         except OSError as error:
             raise StorageError(
-                f"cannot create the state directory {self.state_dir}: {error.strerror}; choose another with --state-dir"
+                f"cannot create the state directory {self.state_dir}: {error.strerror}; {remedy(error)}, or choose "
+                "another with --state-dir"
             ) from error
         self._lock.acquire()
         for left in self.library_dir.glob(".libvcuda-*"):  # by an agent that was killed while it copied
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(
+                OSError
+            ):  # on a disk that is read-only an agent says so below, or starts
+                left.unlink()
         self.library = vcuda.install_library(self.library_dir, self._source).name
+        with contextlib.suppress(OSError):  # an earlier agent may have been started with another umask
+            self.library_dir.chmod(0o755)  # programs of any user read it in their containers
         self.dirs.prepare()
         self._load()
 
     def close(self) -> None:
         """Gives the lock back. Nothing of running containers is touched."""
+        self.dirs.ledgers.close()
         self._lock.release()
 
     def commit(self, book: Book, fresh: Sequence[Grant]) -> None:
@@ -91,18 +113,20 @@ class Store:
         made: list[Grant] = []
         try:
             for grant in fresh:
-                self.dirs.create(grant)
+                with self._telling():
+                    self.dirs.create(grant)
                 made.append(grant)
             self.update(book)
         except StorageError:
             for grant in made:
-                self.dirs.remove(grant.id)
+                self._copy("directory", self.dirs.remove, grant.id)
             raise
 
     def update(self, book: Book) -> None:
         """Makes BOOK the book if it differs. Raises StorageError."""
         if book != self._book:
-            self._checkpoint.save(book)
+            with self._telling():
+                self._checkpoint.save(book)
             self._set(book)
 
     def remember(self, book: Book) -> None:
@@ -113,6 +137,14 @@ class Store:
         """Records a grant whose limits were changed, in the book and then in its directory. Raises StorageError."""
         self.update(self._book.replaced([grant]))
         self._copy("allocation", self.dirs.write_grant, grant)
+
+    def probe(self) -> None:
+        """Finds out whether another allocation could be written. Blocks; may run in another thread.
+
+        Raises StorageError.
+        """
+        self._checkpoint.probe()
+        self.dirs.probe()
 
     def sync(self) -> None:
         """Returns when the book is on the disk, safe from a power failure. May run in another thread."""
@@ -141,11 +173,16 @@ class Store:
                     self._copy("owner", self.dirs.write_owner, grant.id, grant.container)
                 self._log.info("container known", allocation=grant.id, container=str(grant.container))
         for grant in review.adopted:
-            self._log.warning(
-                "container without a record counted by its device names",
-                container=grant.name,
-                allocation=grant.id,
-            )
+            if grant.foreign:
+                self._log.warning(
+                    "container without a record counted by its device names",
+                    container=grant.name,
+                    allocation=grant.id,
+                )
+            else:
+                self._log.warning(
+                    "container without a record restored", container=grant.name, allocation=grant.id
+                )
             self._recreate(grant)
         for grant in review.released:
             self._log.info("released", allocation=grant.id, container=grant.name)
@@ -154,18 +191,33 @@ class Store:
     def ensure(self, grant: Grant) -> None:
         """Makes sure that the grant's container can start: rebuilds what a power failure or a person has damaged.
 
-        Only for a container that is not running; a directory with a living process is left alone. Raises StorageError.
+        Only for a container that is not running. Raises StorageError, also for a damaged one that processes still use.
         """
+        if not (self.library_dir / grant.library).is_file():  # the loader would go on without it
+            self._log.error("library is missing; replaced", allocation=grant.id, detail=grant.library)
+            grant = replace(grant, library=self.library)
+            self.update(self._book.replaced([grant]))
         problem = self.dirs.problem(grant)
         if problem is None:
             return
         if ledgers.read(self.dirs.path(grant.id)).alive:
-            self._log.error(
-                "allocation damaged while in use; left alone", allocation=grant.id, detail=problem
+            # Started with a part of its files missing, a container runs without limits.
+            raise StorageError(
+                f"{self.dirs.path(grant.id)} is damaged while processes use it: {problem}; it is mended when they "
+                "have ended"
             )
-            return
         self.dirs.rebuild(grant)
         self._log.warning("allocation rebuilt", allocation=grant.id, container=grant.name, detail=problem)
+
+    def restore(self, grant: Grant) -> None:
+        """Takes up GRANT with its directory. What was made up for its container goes. Raises StorageError."""
+        made_up = [one.id for one in self._book.grants if one.foreign and one.tokens == grant.tokens]
+        grant = replace(grant, number=self._book.next_number)
+        self.dirs.rebuild(grant)
+        self.update(self._book.without(made_up).with_grant(grant))
+        for one in made_up:
+            self._copy("directory", self.dirs.remove, one)
+        self._log.warning("container without a record restored", allocation=grant.id, container=grant.name)
 
     def remake(self, grant: Grant) -> None:
         """Puts GRANT in the place of the one with its id, and makes its files say the same. Raises StorageError.
@@ -177,15 +229,52 @@ class Store:
         if known is None or _page(known) != _page(grant):
             self.dirs.rebuild(grant)
 
+    def is_place_of(self, answer: Answered) -> bool:
+        """Whether the mounts of an answer name the directory that its allocation has here, or none at all."""
+        return answer.directory in ("", str(self.dirs.path(answer.allocation)))
+
     def readings(self) -> dict[str, ledgers.Reading]:
         """Every grant's ledger, read now."""
         return {grant.id: self.reading(grant.id) for grant in self._book.grants}
 
     def reading(self, grant_id: str) -> ledgers.Reading:
-        """One grant's ledger, read now."""
-        found = ledgers.read(self.dirs.path(grant_id))
+        """One grant's ledger, read now, as far as it counts. An empty one for a grant that is not in the book."""
+        grant = self._book.find(grant_id)
+        if grant is None:
+            return ledgers.Reading({}, {}, problem="the allocation has ended")
+        found = self._read_now(grant_id)
         strangers = self.strangers.get(grant_id)
-        return replace(found, strangers=strangers) if strangers else found
+        return self.believe(grant, replace(found, strangers=strangers) if strangers else found)
+
+    def _read_now(self, grant_id: str) -> ledgers.Reading:
+        """What the ledger says now, or said in the last round where its container lets nobody read without waiting."""
+        try:
+            return ledgers.read(self.dirs.path(grant_id), wait=False)
+        except vcuda.errors.BusyError as error:
+            return self.read_last.get(grant_id) or ledgers.unreadable(self.dirs.path(grant_id), str(error))
+
+    def believe(self, grant: Grant, reading: ledgers.Reading) -> ledgers.Reading:
+        """READING of GRANT's ledger as far as it counts after the last measuring round: see `trust`."""
+        measured = self.measured.get(grant.id)
+        most = ceiling(grant, reading.limits, measured, self.dirs.recent.of(grant.id), self.gpu_bytes())
+        return believed(
+            reading,
+            most,
+            measured,
+            disowned=self.disowned.get(grant.id, frozenset()),
+            listed=self.listed.get(grant.id, {}),
+            ended=grant.gone,
+        )
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells of a write that fails."""
+        try:
+            yield
+        except StorageError as error:
+            for told in self.failed:
+                told(str(error))
+            raise
 
     def _set(self, book: Book) -> None:
         changed = book is not self._book
@@ -212,6 +301,8 @@ class Store:
         self._book = found.book
         for grant in found.book.grants:
             self._recreate(grant)
+            if not self.dirs.ledgers.held(grant.id):
+                self.dirs.hold(grant.id)
             known = directories.get(grant.id)
             if known is not None and known.resizes != grant.resizes:
                 self._copy("allocation", self.dirs.write_grant, grant)
@@ -236,15 +327,31 @@ def _page(grant: Grant) -> tuple[object, ...]:
     return grant.quota(), grant.policy.cores, grant.policy.compute, grant.physical
 
 
-def read_only(state_dir: Path) -> tuple[Book, dict[str, ledgers.Reading]]:
+def read_only(
+    state_dir: Path, gpu_slices: Mapping[str, int] | None = None
+) -> tuple[Book, dict[str, ledgers.Reading]]:
     """The book and the ledgers of a state directory, without a lock and without changing anything.
 
-    Raises StorageError when there is no such directory, CheckpointError when the checkpoint cannot be used.
+    GPU_SLICES: how many each GPU has, as far as that is known: nobody has measured, and where limits change a ledger
+    counts up to the whole GPU. An allocation that ends meanwhile is left out. Raises StorageError when there is no such
+    directory, CheckpointError when the checkpoint cannot be used.
     """
-    if not (state_dir / ALLOCATIONS).is_dir():
+    if not is_directory(state_dir / ALLOCATIONS):
         raise StorageError(
             f"{state_dir} is no state directory of gigaslice; name the one of the agent with --state-dir"
         )
-    book = CheckpointFile(state_dir / CHECKPOINT).peek()
+    checkpoint = CheckpointFile(state_dir / CHECKPOINT)
+    book = checkpoint.peek()
     dirs = AllocationDirs(state_dir / ALLOCATIONS)
-    return book, {grant.id: ledgers.read(dirs.path(grant.id)) for grant in book.grants}
+    found = {grant.id: _read_outside(dirs, grant, gpu_slices or {}) for grant in book.grants}
+    gone = [grant.id for grant in book.grants if found[grant.id].problem and not dirs.path(grant.id).is_dir()]
+    if gone:
+        left = checkpoint.peek()
+        book = book.without(one for one in gone if left.find(one) is None)
+    return book, found
+
+
+def _read_outside(dirs: AllocationDirs, grant: Grant, gpu_slices: Mapping[str, int]) -> ledgers.Reading:
+    reading = ledgers.read(dirs.path(grant.id))
+    gpu_bytes = {hold.gpu: gpu_slices.get(hold.gpu, 0) * hold.slice_bytes for hold in grant.holds}
+    return believed(reading, ceiling(grant, reading.limits, None, {}, gpu_bytes), None)

@@ -16,8 +16,9 @@ they help:
   what it lost, and a quantum is as long as it takes for that to be a small part of it; all have the longest one;
 * whoever holds the turn and does nothing, has stopped or died, loses it at once; and all do when the sets fit again.
 
-Pure: sightings and the time go in, decisions come out; one `Turns` per card remembers what went before. What containers
-say of themselves is bounded by what it can do: who lies about its progress changes its own quantum and no more than its
+Pure: sightings and the time go in, decisions come out; one `Turns` per card remembers what went before. Sizes
+that containers say are bounded before they come here (`trust`). Who lies about its progress can end the turns early or
+lengthen the quanta of all, up to the longest, and so can one that really works like that; nobody gets more than its
 share of the turns. Tests: tests/unit/state/test_turns.py.
 """
 

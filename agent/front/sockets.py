@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -21,6 +20,7 @@ from agent.errors import SocketError
 
 __all__ = [
     "Identity",
+    "answers",
     "check_free",
     "hidden_name",
     "identify",
@@ -66,19 +66,19 @@ def check_free(path: Path) -> None:
         ) from error
     if not stat.S_ISSOCK(mode):
         raise SocketError(f"{path} exists and is not a socket; move it away or choose another --kubelet-dir")
-    if _answers(path):
+    if answers(path):
         raise SocketError(f"{path} is served by another program; stop that one or choose another --resource")
 
 
 def hidden_name(directory: Path) -> Path:
     """A name in DIRECTORY that nobody uses, for a server to listen on before it is renamed."""
-    return directory / f"{_HIDDEN}{secrets.token_hex(3)}"
+    return directory / f"{_HIDDEN}{os.urandom(3).hex()}"
 
 
 def sweep(directory: Path) -> None:
     """Removes hidden sockets that a killed agent left: those on which nobody answers."""
     for path in directory.glob(_HIDDEN + "*"):
-        if identify(path) and not _answers(path):
+        if identify(path) and not answers(path):
             path.unlink(missing_ok=True)
 
 
@@ -96,7 +96,7 @@ def is_mine(path: Path) -> bool:
 
 def remove_dead(path: Path) -> None:
     """Removes the socket at PATH when nobody answers there, as a killed agent leaves it."""
-    if identify(path) and not _answers(path):
+    if identify(path) and not answers(path):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -107,12 +107,18 @@ def remove_if_same(path: Path, mine: Identity | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
-    """Whether somebody listens; what a killed agent left behind refuses."""
+def answers(path: Path, besides: int = 0) -> bool:
+    """Whether a process listens, other than BESIDES; what a killed agent left behind refuses.
+
+    The kernel tells the PID of whom called listen(), in this process's namespace, and 0 of one outside of it.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(os.fspath(path))
+            pid, _, _ = _CREDENTIALS.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
         except OSError:
             return False
-    return True
+    return besides == 0 or bool(pid != besides)

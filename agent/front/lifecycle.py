@@ -28,7 +28,6 @@ class Action(Enum):
     REST = "rest"
     SERVE = "make the own socket"
     REGISTER = "register"
-    END = "end streams and take the own socket away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Facts:
     ended.
     """
 
-    stopping: bool = False
     serving: bool = False
     kubelet: Hashable | None = None
     told: Hashable | None = None
@@ -68,7 +66,6 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("asked to end", lambda now: now.stopping, Action.END),
     Rule("own socket not there, or wiped", lambda now: not now.serving, Action.SERVE),
     Rule("stream open", lambda now: now.streams > 0, Action.REST),
     Rule("registering", lambda now: now.registering, Action.REST),

@@ -1,0 +1,294 @@
+"""The front's loop: resources at the kubelet on one side, the agent on the other, and the calls in between.
+
+A call that the agent did not live to answer stays, and is put to the next agent; the kubelet waits. It waits
+PATIENCE_SECONDS at most, for its one loop admits the pods of the whole node: an agent that is away for longer is shown
+as gone, by closing the streams, as if there were no front.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agent.errors import GigasliceError
+from agent.front import channel, grpc
+from agent.front.channel import CALL, METHODS, Buffer, Kind
+from agent.front.endpoint import Endpoint, refusal
+from agent.front.http2 import Heard
+from agent.front.log import Log
+from agent.front.offer import Offer
+from agent.front.peer import Peer
+
+__all__ = ["PATIENCE_SECONDS", "Call", "Front"]
+
+PATIENCE_SECONDS = 20.0
+"""How long calls wait for an agent; a start takes one."""
+_LOOK_SECONDS = 0.1
+_READ_BYTES = 256 << 10
+_AWAY = "the node agent of {} is being started; asked again by itself"
+
+
+class Call(NamedTuple):
+    """One call of the kubelet, unanswered. since: when it came. until: when its caller gives up; None: never. Both by
+    the monotonic clock.
+    """
+
+    endpoint: Endpoint
+    peer: Peer
+    stream: int
+    method: str
+    message: bytes
+    since: float
+    until: float | None
+    again: bool = False  # an agent has had it before
+
+
+class Front:
+    """Joins the kubelet and an agent. HOOK hears what only a supervisor can do (a frame's kind and payload)."""
+
+    def __init__(self, log: Log | None = None, hook: Callable[[int, bytes], None] | None = None) -> None:
+        self.log = log or Log()
+        self.selector = selectors.DefaultSelector()
+        self.endpoints: dict[tuple[str, str], Endpoint] = {}
+        self.calls: dict[int, Call] = {}  # by number
+        self.pending: set[int] = set()  # of these, not with the agent
+        self.holding = False  # calls are not passed on any more: this agent is about to end
+        self.served = False  # the present agent, or the last one, has offered something
+        self.heard_at = 0.0  # when the agent last said anything
+        self._hook = hook or (lambda kind, payload: None)
+        self._agent: socket.socket | None = None
+        self._buffer, self._out = Buffer(), bytearray()
+        self._numbers: dict[int, Endpoint] = {}
+        self._next = 0
+        self._due = 0.0
+
+    # --- the loop --------------------------------------------------------------------------------------------
+
+    def turn(self, longest: float = _LOOK_SECONDS) -> None:
+        """Waits for something to happen, LONGEST seconds at most, and sees to it."""
+        now = time.monotonic()
+        for key, events in self.selector.select(max(0.0, min(longest, self._due - now))):
+            key.data(events)
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _LOOK_SECONDS
+            for endpoint in list(self.endpoints.values()):
+                self._look(endpoint, now)
+
+    def wake(self) -> None:
+        """Has the world looked at now instead of at the next interval."""
+        self._due = 0.0
+
+    def close(self) -> None:
+        """Ends every stream and connection."""
+        for number in list(self.calls):
+            self._fail(number, "the node agent has ended")
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+        self.endpoints.clear()
+        self.disconnect()
+        self.selector.close()
+
+    def _look(self, endpoint: Endpoint, now: float) -> None:
+        if endpoint.number is None and not self.holding and now - endpoint.since > PATIENCE_SECONDS:
+            self.log.say("error", "front", "agent does not come back", resource=endpoint.offer.resource)
+            self._drop(endpoint)
+            return
+        try:
+            endpoint.look()
+        except GigasliceError as error:
+            self._refuse(endpoint, error)
+
+    def _refuse(self, endpoint: Endpoint, error: GigasliceError) -> None:
+        if endpoint.number is not None:
+            self.say(Kind.REFUSED, endpoint.number, json.dumps(refusal(error)).encode())
+        self._drop(endpoint)
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        for number, call in list(self.calls.items()):
+            if call.endpoint is endpoint:
+                self._fail(number, _AWAY.format(endpoint.offer.resource))
+        endpoint.close()
+        self.endpoints.pop(endpoint.offer.key, None)
+        self._numbers = {number: one for number, one in self._numbers.items() if one is not endpoint}
+
+    # --- the agent -------------------------------------------------------------------------------------------
+
+    def connect(self, agent: socket.socket) -> None:
+        """AGENT is the way to an agent that has just begun."""
+        agent.setblocking(False)
+        self.served = False
+        self._agent, self._buffer, self._out = agent, Buffer(), bytearray()
+        self.selector.register(agent, selectors.EVENT_READ, self._from_agent)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a way to an agent."""
+        return self._agent is not None
+
+    def disconnect(self) -> None:
+        """There is no agent any more; what it had not answered is put to the next one."""
+        if self._agent is not None:
+            self.selector.unregister(self._agent)
+            self._agent.close()
+            self._agent = None
+        self._numbers.clear()
+        for endpoint in self.endpoints.values():
+            if endpoint.number is not None:
+                endpoint.lose()
+        for number, call in list(self.calls.items()):
+            if number not in self.pending:
+                self.calls[number] = call._replace(again=True)
+                self.pending.add(number)
+
+    def drain(self) -> None:
+        """Hears what an agent that has ended had still to say: its answers count."""
+        while self._agent is not None:
+            try:
+                data = self._agent.recv(_READ_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            for kind, number, payload in self._buffer.add(data):
+                self._told(kind, number, payload)
+
+    def say(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
+        """Sends a frame to the agent, if there is one."""
+        if self._agent is not None:
+            self._out += channel.frame(kind, number, payload)
+            self._flush()
+
+    def streams_changed(self, endpoint: Endpoint) -> None:
+        """Tells the agent how many watch ENDPOINT."""
+        self.wake()
+        if endpoint.number is not None:
+            self.say(Kind.STREAMS, endpoint.number, len(endpoint.watchers).to_bytes(4, "big"))
+
+    def _flush(self) -> None:
+        assert self._agent is not None
+        try:
+            while self._out:
+                del self._out[: self._agent.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()  # its end is heard where its process is waited for
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        self.selector.modify(self._agent, events, self._from_agent)
+
+    def _from_agent(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE and self._agent is not None:
+            self._flush()
+        if not events & selectors.EVENT_READ or self._agent is None:
+            return
+        try:
+            data = self._agent.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.disconnect()
+            return
+        self.heard_at = time.monotonic()
+        for kind, number, payload in self._buffer.add(data):
+            self._told(kind, number, payload)
+
+    def _told(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == Kind.ANSWER:
+            self._answer(number, payload[0], payload[1:])
+        elif kind == Kind.LIST:
+            if number in self._numbers:
+                self._numbers[number].show(payload)
+        elif kind == Kind.OFFER:
+            self._offered(number, Offer.of_bytes(payload))
+        elif kind == Kind.WITHDRAW:
+            endpoint = self._numbers.get(number)
+            if endpoint is not None:
+                self._drop(endpoint)
+        elif kind == Kind.HELLO:
+            self.log.set_up(**json.loads(payload))
+        else:
+            self._hook(kind, payload)
+
+    def _offered(self, number: int, offer: Offer) -> None:
+        endpoint = self.endpoints.get(offer.key)
+        if endpoint is None:
+            endpoint = self.endpoints[offer.key] = Endpoint(self, offer)
+        endpoint.take(offer, number)
+        self.served = True
+        self._numbers[number] = endpoint
+        self.streams_changed(endpoint)
+        self.wake()
+        for each in sorted(self.pending):
+            if self.calls[each].endpoint is endpoint:
+                self._pass_on(each)
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    def called(self, endpoint: Endpoint, peer: Peer, event: Heard, method: str, message: bytes) -> None:
+        """A call of the kubelet that only an agent can answer. Raises StatusError."""
+        if method not in METHODS:
+            raise grpc.StatusError(grpc.UNIMPLEMENTED, "Method not found!")
+        now, left = time.monotonic(), grpc.time_left(event.fields)
+        until = None if left is None else now + left
+        self.put(Call(endpoint, peer, event.stream, method, message, now, until))
+
+    def put(self, call: Call) -> None:
+        """Has CALL answered as soon as there is an agent."""
+        self._next += 1
+        self.calls[self._next] = call
+        self.pending.add(self._next)
+        self._pass_on(self._next)
+
+    def given_up(self, peer: Peer, stream: int) -> None:
+        """The kubelet does not wait for this call any more."""
+        for number, call in list(self.calls.items()):
+            if call.peer is peer and call.stream == stream:
+                self._forget(number)
+
+    def lost(self, peer: Peer) -> None:
+        """Nobody is there to be answered."""
+        for number, call in list(self.calls.items()):
+            if call.peer is peer:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if number not in self.pending:
+            self.say(Kind.CANCEL, number)
+        self.pending.discard(number)
+        del self.calls[number]
+
+    def _pass_on(self, number: int) -> None:
+        call = self.calls[number]
+        if call.endpoint.number is None or self.holding or self._agent is None:
+            return
+        self.pending.discard(number)
+        now = time.monotonic()
+        left = -1.0 if call.until is None else max(0.0, call.until - now)
+        age = now - call.since if call.again else -1.0
+        head = CALL.pack(METHODS.index(call.method), call.endpoint.number, age, left)
+        self.say(Kind.CALL, number, head + call.message)
+
+    def _answer(self, number: int, code: int, payload: bytes) -> None:
+        call = self.calls.pop(number, None)
+        if call is None:
+            return
+        connection = call.peer.connection
+        if code:
+            text = payload.decode("utf-8", "replace")
+            connection.answer(call.stream, grpc.failed(code, text), end=True)
+        else:
+            connection.answer(call.stream, grpc.opening())
+            connection.data(call.stream, grpc.packed(payload))
+            connection.end(call.stream, grpc.done())
+        call.peer.flush()
+
+    def _fail(self, number: int, text: str) -> None:
+        self.pending.discard(number)
+        self._answer(number, grpc.UNAVAILABLE, text.encode())

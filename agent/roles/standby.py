@@ -1,0 +1,92 @@
+"""A node agent beside the one that serves: ready to go on when that one ends.
+
+So an upgrade is a hand-over, and the gap no image start and no start of an interpreter. What takes time has been done
+by then: the program is loaded and the GPUs were looked at. The front takes over the kubelet's connections
+(`agent.front.handover`) and says when nobody is before us; this side waits for that and for the state directory. Its
+lock comes free however the other one ends, and whatever its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import vcuda
+from agent.errors import LockedError
+from agent.front.channel import Kind
+from agent.kubelet.link import Link
+from agent.roles.supervise import run_together
+from agent.state.store import Store
+from agent.telemetry.http import Server
+from agent.telemetry.logs import get_logger
+from agent.telemetry.metrics import Exposition, Values
+
+__all__ = ["HANDOVER", "Standby"]
+
+HANDOVER = "handover.sock"
+"""Where a front hands over to the next, in the state directory."""
+_LOOK_SECONDS = 0.1
+
+
+class Standby:
+    """Waits until STORE can be opened and the front at PATH has ended. LINK leads to our own; ADDRESS serves metrics
+    and probes, NODE and RESOURCE are their labels.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        link: Link,
+        path: Path,
+        *,
+        address: tuple[str | None, int] | None,
+        node: str,
+        resource: str,
+    ) -> None:
+        self._store = store
+        self._link = link
+        self._path = path
+        self._resource = resource
+        self._http = Server(address, Exposition(node, self.collect).prepare, lambda: None)
+        self._log = get_logger("node")
+
+    def until_alone(self, first: LockedError) -> bool:
+        """Returns with STORE open; False when asked to end before. FIRST says who is there."""
+        return asyncio.run(self._run(first))
+
+    def collect(self) -> Values:
+        """The values of now."""
+        values = Values()
+        values.add("gigaslice_standing_by", 1)
+        values.add("gigaslice_kubelet_registered", 0)
+        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)
+        return values
+
+    async def _run(self, first: LockedError) -> bool:
+        self._log.info("standing by", detail=str(first))
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        opened: list[bool] = []
+
+        async def watch() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._link.go.wait(), _LOOK_SECONDS)
+                if not self._link.go.is_set():
+                    continue
+                self._link.go.clear()
+                try:
+                    self._store.open()
+                except LockedError:
+                    continue
+                opened.append(True)
+                return
+
+        async with self._link.attached():
+            self._link.say(Kind.STANDBY, 0, os.fsencode(self._path))
+            await run_together("watch", {"watch": watch(), "http": self._http.run()})
+        return bool(opened)
