@@ -1,25 +1,36 @@
 # The image of `gigaslice node`: podman build --tag gigaslice:0.1.0 . (or docker; `make image` picks one).
 # Nothing of NVIDIA is in it: the driver's NVML comes from the node, by the container runtime.
-ARG PYTHON=3.12-slim-bookworm
+#
+# A tag can be moved to another image. A digest is not written here, since it would be that of one day and without the
+# fixes of all days after it; whoever builds for production names the one that was looked at, of both architectures:
+#   docker buildx imagetools inspect docker.io/library/python:3.12-slim-bookworm   (or skopeo inspect)
+#   make image BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm@sha256:...
+# Python packages are pinned by version and hash (deploy/image, `make lock`), for this version of Python.
+ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
 
-# --- build: the wheel's own rules compile the library and the bindings; cuda.h and nvml.h come from the packages that
-# --- build-system.requires in pyproject.toml pins, and stay here.
-FROM docker.io/library/python:${PYTHON} AS build
+# --- build: the wheel's own rules compile the library and the bindings; cuda.h and nvml.h come from the packages of
+# --- build.txt, and stay here.
+FROM ${BASE_IMAGE} AS build
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends gcc libc6-dev make \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-RUN python -m venv --without-pip /opt/gigaslice
+COPY deploy/image/build.txt deploy/image/runtime.txt /locks/
+RUN pip install --no-cache-dir --require-hashes --only-binary :all: --requirement /locks/build.txt
+RUN python -m venv --without-pip /opt/gigaslice \
+ && pip --python /opt/gigaslice/bin/python install --no-cache-dir --no-compile --require-hashes --only-binary :all: \
+      --requirement /locks/runtime.txt
 COPY pyproject.toml setup.py MANIFEST.in Makefile README.md LICENSE ./
 COPY native native
 COPY vcuda vcuda
 COPY agent agent
-RUN pip --python /opt/gigaslice/bin/python install --no-cache-dir --no-compile .
+RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
+ && pip --python /opt/gigaslice/bin/python install --no-cache-dir --no-compile --no-index --no-deps /wheel/*.whl
 RUN /opt/gigaslice/bin/python -m compileall -q /opt/gigaslice/lib \
  && /opt/gigaslice/bin/gigaslice version
 
 # --- run: the same Python, the installed packages, no compiler. Nothing is fetched when a container starts.
-FROM docker.io/library/python:${PYTHON}
+FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="gigaslice" \
       org.opencontainers.image.description="Shares NVIDIA GPUs between Kubernetes containers by the gigabyte" \
       org.opencontainers.image.version="0.1.0" \
