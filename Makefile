@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image clean help
+.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -68,10 +68,11 @@ test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 
 test-preloads: all fakedriver native-clients  ## Debian's allocators and OpenMP beside the library; writes docs/proofs/preloads.md
 	$(PY) -m tests.cross.preloads
 
-test-gpu:  ## build, test on this machine's GPU and write docs/gpu/<gpu>-<driver>-<date>.md
-	@PYTHON="$(PYTHON)" tests/gpu/run
+test-gpu:  ## this machine's GPU: GROUP=A|B|C|D, CASE=, BUDGET=seconds, OUT=folder (tests/gpu/README.md)
+	@PYTHON="$(PYTHON)" tests/gpu/run $(if $(GROUP),--group $(GROUP)) $(addprefix --case ,$(CASE)) \
+	  $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out "$(OUT)")
 
-test-kills: all  ## a node agent killed some hundred times under load; KILLS=500, about ten minutes
+test-kills: all  ## a node agent killed some hundred times under load, and handed over; KILLS=500, about twenty minutes
 	$(PY) -m tests.integration.agent.storm --kills $(or $(KILLS),500)
 
 test-nvidia-smi: all fakedriver native-clients  ## download Debian's nvidia-smi packages, run them under the library
@@ -85,15 +86,24 @@ fmt: $(VENV)  ## format the Python code
 #   make image PLATFORMS=linux/amd64,linux/arm64 IMAGE=registry.example.com/gigaslice
 IMAGE ?= gigaslice
 PLATFORMS ?=
-image:  ## build the container image, gigaslice:<version> and :latest, with podman or docker (PLATFORMS, IMAGE)
+BASE_IMAGE ?=
+image:  ## build the container image, gigaslice:<version> and :latest, with podman or docker (PLATFORMS, IMAGE, BASE_IMAGE)
 	@tool=$$(command -v podman || command -v docker) || \
 	  { echo "error: neither podman nor docker is installed; one of them builds the image" >&2; exit 3; }; \
-	version=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' vcuda/version.py); set -x; \
+	version=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' vcuda/version.py); \
+	base=($(if $(BASE_IMAGE),--build-arg "BASE_IMAGE=$(BASE_IMAGE)")); set -x; \
 	case "$(PLATFORMS):$${tool##*/}" in \
-	:*) "$$tool" build --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
-	*:podman) "$$tool" build --platform "$(PLATFORMS)" --manifest "$(IMAGE):$$version" . ;; \
-	*) "$$tool" buildx build --platform "$(PLATFORMS)" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
+	:*) "$$tool" build "$${base[@]}" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
+	*:podman) "$$tool" build "$${base[@]}" --platform "$(PLATFORMS)" --manifest "$(IMAGE):$$version" . ;; \
+	*) "$$tool" buildx build "$${base[@]}" --platform "$(PLATFORMS)" --tag "$(IMAGE):$$version" --tag "$(IMAGE):latest" . ;; \
 	esac
+
+man: all  ## the manual pages of both commands, in build/man
+	mkdir -p $(BUILD)/man
+	for one in gigaslice vcuda; do $(BIN)/$$one man > $(BUILD)/man/$$one.1 || exit 1; done
+
+lock: $(VENV)  ## the newest Python packages for the image, by version and hash (deploy/image)
+	$(PY) deploy/image/lock.py
 
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib

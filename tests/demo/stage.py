@@ -102,6 +102,8 @@ class Stage:
             if time.monotonic() > deadline:
                 raise DemoError(f"gigaslice node registered nothing in 30 s: {self.last_words()}")
             time.sleep(0.02)
+        offered = self.kubelet.allocatable()[RESOURCE]
+        self.kubelet.wait_allocatable(RESOURCE, offered)  # until the scheduler knows it, too
 
     def stop_agent(self) -> int:
         """Its exit code after SIGTERM."""

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NEWEST_KNOWN = 13050 }; /* of the headers */
+
 static const char *filled(const char *name) {
   const char *value = getenv(name);
   return value && *value ? value : NULL;
@@ -35,6 +37,12 @@ uint32_t fake_env_process_kind(void) {
 int fake_env_import_is_same(void) {
   const char *value = filled("FAKEDRIVER_IMPORT");
   return value && !strcmp(value, "same");
+}
+
+int fake_env_proc_is_other(int version) {
+  const char *value = filled("FAKEDRIVER_PROC");
+  if (!value) return 0;
+  return !strcmp(value, "other") || (!strcmp(value, "newer") && version > NEWEST_KNOWN);
 }
 
 uint64_t fake_env_linger_ns(void) {

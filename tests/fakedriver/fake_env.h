@@ -12,6 +12,7 @@ const char *fake_env_temporary_directory(void); /* TMPDIR or /tmp */
 uint32_t fake_env_process_kind(void);           /* FAKEDRIVER_PROCESS: compute, graphics, mps */
 uint64_t fake_env_linger_ns(void);               /* FAKEDRIVER_LINGER, microseconds */
 int fake_env_import_is_same(void);              /* FAKEDRIVER_IMPORT=same */
+int fake_env_proc_is_other(int version);        /* FAKEDRIVER_PROC, for a program of that CUDA version */
 const char *fake_env_container_devices(void);   /* NVIDIA_VISIBLE_DEVICES or NULL */
 const char *fake_env_cuda_devices(void);        /* CUDA_VISIBLE_DEVICES or NULL */
 

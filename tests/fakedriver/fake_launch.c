@@ -45,6 +45,7 @@ static inline CUresult launch(CUfunction function, unsigned gx, unsigned gy, uns
   else TRY(context_current(&context));
   if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024) return CUDA_ERROR_INVALID_VALUE;
   if (own && own->capture) return graph_capture_launch(own, function);
+  stream_launched = (struct stream_launched){own, 1};
   return launch_now(function, context, stream);
 }
 
@@ -60,6 +61,7 @@ static inline int launch_quickly(const struct CUfunc_st *f, unsigned gx, unsigne
   if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024) return 0;
   if (context_current(&context) != CUDA_SUCCESS) return 0;
   atomic_store_explicit(cell, atomic_load_explicit(cell, memory_order_relaxed) + 1, memory_order_relaxed);
+  stream_launched = (struct stream_launched){NULL, 1};
   return 1;
 }
 

@@ -65,8 +65,8 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice devi
 }
 
 /* Under the lock. The real call waits until all devices are there; this one refuses. */
-static CUresult bind(struct memory *object, CUdevice device, uint64_t offset, struct memory *memory,
-                     uint64_t memory_offset, uint64_t size) {
+CUresult multicast_bind(struct memory *object, CUdevice device, uint64_t offset, struct memory *memory,
+                        uint64_t memory_offset, uint64_t size) {
   if (!object || !memory || memory->multicast || memory->host || !size || (offset | memory_offset | size) % GRANULARITY)
     return CUDA_ERROR_INVALID_VALUE;
   if (offset > object->size || size > object->size - offset) return CUDA_ERROR_INVALID_VALUE;
@@ -90,19 +90,23 @@ static CUresult bind_memory(CUmemGenericAllocationHandle handle, CUdevice device
                             unsigned long long flags) {
   if (flags) return CUDA_ERROR_INVALID_VALUE;
   vmm_lock();
-  CUresult result = bind(check(handle), device, offset, memory_check(memory), memory_offset, size);
+  CUresult result = multicast_bind(check(handle), device, offset, memory_check(memory), memory_offset, size);
   vmm_unlock();
   return result;
 }
 
+CUresult multicast_bind_at(struct memory *object, CUdevice device, uint64_t offset, CUdeviceptr address, uint64_t size) {
+  struct range range;
+  if (range_find_kind(address, RANGE_MAPPED, &range) || size > range.base + range.size - address)
+    return CUDA_ERROR_INVALID_VALUE;
+  return multicast_bind(object, device, offset, range.object, address - range.base, size);
+}
+
 static CUresult bind_address(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUdeviceptr address,
                              size_t size, unsigned long long flags) {
-  struct range range;
   if (flags) return CUDA_ERROR_INVALID_VALUE;
   vmm_lock();
-  CUresult result = CUDA_ERROR_INVALID_VALUE;
-  if (!range_find_kind(address, RANGE_MAPPED, &range) && size <= range.base + range.size - address)
-    result = bind(check(handle), device, offset, range.object, address - range.base, size);
+  CUresult result = multicast_bind_at(check(handle), device, offset, address, size);
   vmm_unlock();
   return result;
 }
@@ -132,17 +136,28 @@ static void drop(struct binding **link) {
   free(binding);
 }
 
+int multicast_unbind(struct memory *object, CUdevice device, uint64_t offset, uint64_t size) {
+  uint64_t covered = 0, end = offset + size;
+  struct binding **link = object ? &object->bindings : NULL;
+  for (struct binding *one = link ? *link : NULL; one; one = one->next) {
+    if (one->gpu != device_gpu[device] || one->offset >= end || one->offset + one->size <= offset) continue;
+    if (one->offset < offset || one->offset + one->size > end) return 0;
+    covered += one->size;
+  }
+  if (!covered) return 0;
+  while (*link) {
+    int inside = (*link)->gpu == device_gpu[device] && (*link)->offset >= offset && (*link)->offset < end;
+    if (inside) drop(link);
+    else link = &(*link)->next;
+  }
+  return 1;
+}
+
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size) {
   ENTER(cuMulticastUnbind);
   if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
   vmm_lock();
-  struct memory *object = check(handle);
-  int found = 0;
-  for (struct binding **link = object ? &object->bindings : NULL; link && *link && !found;) {
-    found = (*link)->gpu == device_gpu[device] && (*link)->offset == offset && (*link)->size == size;
-    if (found) drop(link);
-    else link = &(*link)->next;
-  }
+  int found = multicast_unbind(check(handle), device, offset, size);
   vmm_unlock();
   return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,18 +1,33 @@
 /* How programs find entry points: cuGetProcAddress in both ABIs, cuGetExportTable, error names.
  * Must not know what any entry point does. Tests: tests/unit/fakedriver/test_proc_address.py. */
 #include "fake_cuda.h"
+#include "fake_env.h"
 #include "fake_symbols.h"
 
 #include <stdlib.h>
+
+/* A second address of each function, for drivers that do not hand out the exported one. */
+#if defined(__x86_64__)
+#define JUMP "jmp "
+#else
+#define JUMP "b "
+#endif
+#define SYMBOL(symbol, name, version, stream, early)                                                     \
+  extern const char other_##symbol[] __attribute__((visibility("hidden")));                              \
+  __asm__(".pushsection .text\n.globl other_" #symbol "\n.hidden other_" #symbol "\n.type other_" #symbol \
+          ", %function\n.p2align 4\nother_" #symbol ": " JUMP #symbol "\n.popsection");
+#include "cuda.def"
+#undef SYMBOL
 
 /* Sorted by name, as cuda.def is. */
 static const struct symbol {
   const char *name;
   void *address;
+  const void *other;
   int version; /* CUDA version that has it first */
   int per_thread;
 } symbols[] = {
-#define SYMBOL(symbol, name, version, stream, early) {#name, (void *)symbol, version, stream},
+#define SYMBOL(symbol, name, version, stream, early) {#name, (void *)symbol, other_##symbol, version, stream},
 #include "cuda.def"
 #undef SYMBOL
 };
@@ -43,7 +58,8 @@ static void *look_up(const char *name, int version, int per_thread, CUdriverProc
   *status = best    ? CU_GET_PROC_ADDRESS_SUCCESS
             : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                     : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  return best ? best->address : NULL;
+  if (!best) return NULL;
+  return fake_env_proc_is_other(version) ? (void *)(uintptr_t)best->other : best->address;
 }
 
 #define KNOWN_FLAGS (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)

@@ -16,7 +16,7 @@
 
 struct fake_state *fake_state;
 
-static const char magic[16] = "fakedriver 3"; /* the number changes with the layout */
+static const char magic[16] = "fakedriver 4"; /* the number changes with the layout */
 static int state_fd = -1;
 static int own_slot = -1;
 static uint64_t own_lock_word;
@@ -311,6 +311,8 @@ static void free_slot(unsigned index) {
     atomic_store(&slot->ends[gpu], 0);
   }
   for (unsigned cell = 0; cell < FAKE_LAUNCH_CELLS; cell++) atomic_store(&slot->launches[cell], 0);
+  atomic_store(&slot->records, 0);
+  atomic_store(&slot->foreign_records, 0);
   reset_alive(index);
   atomic_store(&slot->generation, 0);
 }

@@ -42,6 +42,8 @@ struct fake_slot {
   _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the card, and part of USED */
   _Atomic uint64_t moved[FAKE_MAX_GPUS];    /* bytes of pages that its kernels made move */
   _Alignas(64) _Atomic uint64_t launches[FAKE_LAUNCH_CELLS];
+  _Alignas(64) _Atomic uint64_t records; /* of events, by threads that have launched */
+  _Atomic uint64_t foreign_records;      /* of them, into another stream than the thread's last launch */
 };
 
 struct fake_gpu_state {

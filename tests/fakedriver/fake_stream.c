@@ -237,8 +237,26 @@ static CUresult record(CUevent event, CUstream stream, unsigned flags) {
   event->recorded = 1;
   return CUDA_SUCCESS;
 }
-ENTRY_PTSZ(cuEventRecord, (CUevent event, CUstream stream), record, (event, stream, 0))
-ENTRY_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), record, (event, stream, flags))
+
+/* Programs record where they launch: a tool's record elsewhere would be felt by whoever uses that stream. */
+_Thread_local struct stream_launched stream_launched;
+
+static void count_record(CUstream stream) {
+  CUstream own;
+  struct fake_slot *slot = state_own_slot();
+  if (!stream_launched.at_all || !slot || stream_check(stream, &own)) return;
+  atomic_fetch_add(&slot->records, 1);
+  if (own != stream_launched.into) atomic_fetch_add(&slot->foreign_records, 1);
+}
+
+static CUresult record_counted(CUevent event, CUstream stream, unsigned flags) {
+  CUresult result = record(event, stream, flags);
+  if (result == CUDA_SUCCESS) count_record(stream);
+  return result;
+}
+ENTRY_PTSZ(cuEventRecord, (CUevent event, CUstream stream), record_counted, (event, stream, 0))
+ENTRY_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), record_counted,
+           (event, stream, flags))
 
 static int is_over(const struct CUevent_st *event) { return time_is_over(event->context->gpu, event->until); }
 

@@ -35,6 +35,12 @@ int memory_back(struct memory *memory);
 /* The memory of this process that has a reference and this file, or NULL. */
 struct memory *memory_of_file(int fd);
 
+/* Binds memory, also for a logical endpoint, which is an object of its own kind. DEVICE -1: the memory's. */
+CUresult multicast_bind(struct memory *object, CUdevice device, uint64_t offset, struct memory *memory,
+                        uint64_t memory_offset, uint64_t size);
+CUresult multicast_bind_at(struct memory *object, CUdevice device, uint64_t offset, CUdeviceptr address, uint64_t size);
+/* Unbinds what lies in the range. 0: nothing does, or part of a binding only. */
+int multicast_unbind(struct memory *object, CUdevice device, uint64_t offset, uint64_t size);
 void multicast_forget(struct memory *object); /* unbinds everything */
 void share_leave(struct memory *memory);
 /* A further reference to the memory behind FD, possibly of another process. */

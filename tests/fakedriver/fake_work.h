@@ -32,6 +32,12 @@ CUresult stream_synchronize(CUstream stream);
 void stream_each(void (*visit)(void *stream, void *arg), void *arg);
 void capture_forget(CUstream stream); /* the stream captures no longer */
 CUresult capture_broken(CUstream stream, CUresult result); /* invalidates what the stream captures; RESULT */
+/* Where the calling thread launched last (NULL: into a default stream), for the count of records elsewhere. */
+struct stream_launched {
+  CUstream into;
+  int at_all;
+};
+extern _Thread_local struct stream_launched stream_launched __attribute__((visibility("hidden")));
 void stream_drop_context(CUcontext context);
 void work_reset_after_fork(void);
 

@@ -119,7 +119,8 @@ static void print_process(unsigned index, int first) {
   printf("], \"busy_ns\": [");
   for (unsigned gpu = 0; gpu < fake_state->machine.gpu_count; gpu++)
     printf("%s%llu", gpu ? ", " : "", (unsigned long long)atomic_load(&slot->busy_ns[gpu]));
-  printf("]}");
+  printf("], \"records\": %llu, \"foreign_records\": %llu}", (unsigned long long)atomic_load(&slot->records),
+         (unsigned long long)atomic_load(&slot->foreign_records));
 }
 
 static int print_state(void) {

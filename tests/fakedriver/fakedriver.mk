@@ -14,7 +14,7 @@ FAKE_SHARED    := $(FAKE_COMMON) fake_call fake_visible
 FAKE_CUDA      := $(FAKE_SHARED) fake_handle fake_device fake_context fake_arena fake_range fake_memory fake_pool \
                   fake_pool_objects fake_pool_share \
                   fake_stream fake_time fake_module fake_launch fake_capture fake_proc fake_array fake_format fake_copy fake_fill \
-                  fake_host fake_managed fake_vmm fake_share fake_multicast fake_sparse fake_ipc \
+                  fake_host fake_managed fake_vmm fake_share fake_multicast fake_endpoint fake_sparse fake_ipc \
                   fake_settings fake_attributes fake_memop \
                   fake_graph fake_graph_nodes fake_graph_memory fake_graph_exec fake_graph_update \
                   fake_graph_reuse fake_graph_conditional fake_link fake_texture fake_green \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from agent.kube import Eviction
 from agent.model import Pod
 
 
@@ -13,6 +14,7 @@ class MemoryCluster:
         self.pods: dict[tuple[str, str], Pod] = {}
         self.events: list[tuple[str, str, str, str]] = []  # pod, reason, text, container
         self.evicted: list[Pod] = []
+        self.eviction = Eviction()  # what comes of asking for one
 
     def put(self, pod: Pod) -> Pod:
         self.pods[pod.namespace, pod.name] = pod
@@ -27,9 +29,10 @@ class MemoryCluster:
     def said(self, reason: str) -> list[str]:
         return [text for _, one, text, _ in self.events if one == reason]
 
-    async def evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
-        self.evicted.append(pod)
-        return None
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        if not dry_run and self.eviction.done:
+            self.evicted.append(pod)
+        return self.eviction
 
     async def news(self, timeout: float) -> bool:
         await asyncio.sleep(timeout)

@@ -60,13 +60,14 @@ class ListedKubelet:
         self.pods: frozenset[str] = frozenset()  # besides those of `listed`
         self.failure: Exception | None = None
         self.asked = 0
+        self.settled = self.informed = True
 
     async def list(self):
         self.asked += 1
         if self.failure:
             raise self.failure
         named = {f"{one.container.namespace}/{one.container.pod}" for one in self.listed}
-        return Listing(self.listed, self.pods | named)
+        return Listing(self.listed, self.pods | named, self.settled)
 
 
 class FixedSource:

@@ -124,6 +124,17 @@ def test_the_mounted_page_rules(container):
         assert client.close() == ""
 
 
+@pytest.mark.parametrize("missing", [("limits",), ("ledger",), ("limits", "ledger")])
+def test_a_directory_where_a_file_should_be_is_no_absence_of_limits(container, missing):
+    """What a runtime makes of the source of a mount that is not there."""
+    place, directory = container
+    mount(place, directory, GIB, GIB)
+    for name in missing:
+        (directory / name).unlink()
+        (directory / name).mkdir()
+    assert refusal(place.client("20GiB")).startswith("vcuda: ")
+
+
 def test_the_mounted_page_cannot_be_loosened_by_the_environment(container):
     place, directory = container
     mount(place, directory, GIB, GIB)
@@ -351,6 +362,58 @@ def test_limits_that_make_no_sense(place, limit, cause):
     assert "VCUDA_MEMORY_LIMIT" in line
     assert cause in line
     assert not (place.quota / "limits").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "cause"),
+    [
+        ("VCUDA_CORES", "30", "VCUDA_CORES is set without VCUDA_MEMORY_LIMIT"),
+        ("VCUDA_CORES", "lots", "VCUDA_CORES is set without VCUDA_MEMORY_LIMIT"),
+        ("VCUDA_CORES", "", "VCUDA_CORES is set without VCUDA_MEMORY_LIMIT"),
+        ("VCUDA_PHYSICAL_LIMIT", "1GiB", "VCUDA_PHYSICAL_LIMIT is set without VCUDA_MEMORY_LIMIT"),
+        ("VCUDA_MEMORY", "1GiB", "VCUDA_MEMORY is no variable of this library"),
+        ("VCUDA_MEMORY_LIMITS", "1GiB", "VCUDA_MEMORY_LIMITS is no variable of this library"),
+    ],
+)
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_variable_that_limits_nothing_by_itself(place, variable, value, cause, directory):
+    env = place.env() | {variable: value}
+    if directory:
+        place.quota.mkdir()
+        mount(place, place.quota, GIB, GIB)
+        env["VCUDA_DIR"] = str(place.quota)
+    assert cause in refusal(Client(env))
+
+
+@pytest.mark.parametrize("cores", ["", "0", "101", "-1", "lots", "30%", "0=", "0=30,0=40", "5=30", "30,40"])
+def test_shares_of_time_that_make_no_sense(place, cores):
+    line = refusal(place.client("1GiB", VCUDA_CORES=cores))
+    assert "VCUDA_CORES" in line
+    assert not (place.quota / "limits").exists()
+
+
+def test_what_kubernetes_says_of_a_service_called_vcuda_is_no_limit(place):
+    with place.client(VCUDA_SERVICE_HOST="10.0.0.1", VCUDA_PORT_80_TCP="tcp://10.0.0.1:80") as client:
+        client.ready()
+        assert client.do("total a", 0).first == PHYSICAL
+        assert client.close() == ""
+
+
+FORGETFUL = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+init = cuda.cuInit
+unset = ctypes.CDLL(None).clearenv
+unset()
+print(init(0))
+"""
+
+
+def test_an_environment_that_was_cleared_since_is_not_no_limit(place, python):
+    done = place.run(python, "-c", FORGETFUL, limit="1GiB")
+    assert done.stdout.split() == [str(NOT_READY)]
+    assert done.stderr.count("\n") == 1
+    assert "gone from its environment" in done.stderr
 
 
 def test_one_gpu_named_in_two_ways(place):

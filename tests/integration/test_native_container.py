@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_an_empty_environment_stays_limited(container):
         LIMITED
     ]
     assert container.words(WAYS, "drop_preload", LD_PRELOAD="libm.so.6") == [LIMITED]
+
+
+def test_the_address_sanitizer_beside_the_file(container):
+    """What LD_PRELOAD names comes before what the file names."""
+    asked = ["gcc", "-print-file-name=libasan.so"]
+    runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    quiet = {"ASAN_OPTIONS": "detect_leaks=0"}
+    alone = container.run(CLIENTS / "ways-asan", "simple", **quiet)
+    assert "does not come first in initial library list" in alone.stderr
+    program = CLIENTS / "ways-asan"
+    assert container.words(program, "simple", LD_PRELOAD=str(Path(runtime).resolve()), **quiet) == [LIMITED]
+    assert container.words(CLIENTS / "ways-asan-static", "simple", **quiet) == [LIMITED]
 
 
 def set_user_id_copy() -> list[str]:

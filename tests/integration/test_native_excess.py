@@ -13,7 +13,7 @@ import pytest
 
 import vcuda
 from agent.state.measure import unhooked_bytes
-from tests.native.running import CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
+from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
 
 CODE = 64 * MIB
@@ -23,7 +23,7 @@ STALE = 0.25  # seconds after which a look is believed no more
 @pytest.fixture
 def place(tmp_path):
     machine = tmp_path / "machine.txt"
-    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\n")
+    machine.write_text("gpus: 1\ncontext_memory: 100MiB\nmodule_memory: 64MiB\ngpu *:\n  memory: 80GiB\n")
     return Place(tmp_path, str(machine))
 
 
@@ -80,6 +80,22 @@ def agent(place):
     return Agent(place)
 
 
+@pytest.fixture
+def neighbours(place):
+    """300 strangers on the card, more than any list of fixed size."""
+    with subprocess.Popen(
+        [str(CLIENTS / "neighbours"), "300"],
+        env=place.plain_env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        yield program
+        program.communicate()
+
+
 def alloc(program, name, size):
     return program.do(f"cuMemAlloc_v2(ref({name}), c_size_t({size}))")
 
@@ -98,6 +114,25 @@ def test_what_no_call_declares_counts_as_used_and_is_given_back(start, agent):
     assert program.do("cuLibraryUnload(libraries.pop())") == SUCCESS
     assert program.free() == GIB - CONTEXT
     assert agent.excess == 0
+
+
+@pytest.mark.parametrize("question", ["HandleByUUID", "MemoryInfo", "ComputeRunningProcesses_v3"])
+def test_nvml_that_ends_between_two_questions_is_asked_again(place, start, agent, question):
+    """As when another thread of the program ends its last use of it."""
+    place.fakectl("fail", f"nvmlDeviceGet{question}", 1, 1)
+    program = start()
+    program.do("grow()")
+    assert program.later_free() == GIB - CONTEXT - CODE
+    assert agent.excess == CODE
+
+
+def test_among_hundreds_of_processes_each_still_measures_itself(place, start, neighbours, agent):
+    program = start()
+    program.do("grow()")
+    assert program.later_free() == GIB - CONTEXT - CODE
+    assert agent.excess == CODE
+    assert program.do("cuLibraryUnload(libraries.pop())") == SUCCESS
+    assert program.free() == GIB - CONTEXT
 
 
 def test_a_process_that_did_not_measure_its_context_measures_its_code(start, agent):

@@ -306,3 +306,71 @@ def test_what_the_driver_refuses_a_team_changes_nothing(place, call):
         assert program("d.used(), d.really_used()") == [CONTEXT + still] * 2
         assert program(f"d.release({team})") == SUCCESS
         assert program("d.used(), d.really_used()") == [CONTEXT] * 2
+
+
+# --- logical endpoints -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["handle", "address"])
+@pytest.mark.parametrize("kind", ["unicast", "multicast"])
+def test_memory_bound_to_an_endpoint_is_paid_until_it_is_unbound(place, kind, by):
+    with place.program("1GiB", "1") as program:
+        how = "device=1" if kind == "unicast" else "devices=1"
+        code, endpoint = program(f"d.endpoint({4 * PART}, {how})")
+        assert code == SUCCESS
+        if kind == "multicast":
+            assert program(f"d.join_endpoint({endpoint}, 1)") == SUCCESS
+        base = program(f"d.reserve({PART})")
+        _, handle = program(f"d.create({PART}, prop(1))")
+        assert program(f"d.map({base}, {PART}, {handle})") == SUCCESS
+        call, what = ("bind_endpoint", handle) if by == "handle" else ("bind_endpoint_address", base)
+        assert program(f"d.{call}({endpoint}, 1, {PART}, {what}, {PART})") == SUCCESS
+        assert program(f"[d.release({handle}), d.unmap({base}, {PART})]") == [SUCCESS, SUCCESS]
+        assert program("d.used(1), d.really_used(1)") == [CONTEXT + PART] * 2
+        assert program(f"d.unbind_endpoint({endpoint}, 1, 0, {PART})") == INVALID_VALUE
+        assert program("d.used(1)") == CONTEXT + PART
+        assert program(f"d.unbind_endpoint({endpoint}, 1, {PART}, {PART})") == SUCCESS
+        assert program("d.used(1), d.really_used(1)") == [CONTEXT] * 2
+        assert program(f"d.end_endpoint({endpoint})") == SUCCESS
+
+
+def test_the_end_of_an_endpoint_unbinds_everything_and_its_number_may_come_again(place):
+    with place.program("1GiB") as program:
+        for _ in range(2):
+            code, endpoint = program(f"d.endpoint({4 * PART}, device=0)")
+            assert code == SUCCESS
+            for part in range(3):
+                _, handle = program(f"d.create({PART})")
+                assert program(f"d.bind_endpoint({endpoint}, 0, {part * PART}, {handle}, {PART})") == SUCCESS
+                assert program(f"d.release({handle})") == SUCCESS
+            assert program("d.used(), d.really_used()") == [CONTEXT + 3 * PART] * 2
+            assert program(f"d.unbind_endpoint({endpoint}, 0, 0, {2 * PART})") == SUCCESS, "two at once"
+            assert program("d.used(), d.really_used()") == [CONTEXT + PART] * 2
+            assert program(f"d.end_endpoint({endpoint})") == SUCCESS
+            assert program("d.used(), d.really_used()") == [CONTEXT] * 2
+            assert program(f"d.cuda.cuLogicalEndpointIdRelease({endpoint}, 1)") == SUCCESS
+
+
+@pytest.mark.parametrize("call", ["BindMem", "BindAddr", "Unbind", "Create", "Destroy"])
+def test_what_the_driver_refuses_an_endpoint_changes_nothing(place, call):
+    with place.program("1GiB") as program:
+        _, endpoint = program(f"d.endpoint({PART}, device=0)")
+        base = program(f"d.reserve({PART})")
+        _, handle = program(f"d.create({PART})")
+        program(f"d.map({base}, {PART}, {handle})")
+        bound = call in ("Unbind", "Destroy")
+        if bound:
+            assert program(f"d.bind_endpoint({endpoint}, 0, 0, {handle}, {PART})") == SUCCESS
+        place.fakectl("fail", f"cuLogicalEndpoint{call}", 999, 1, "--pid", program.pid)
+        does = {
+            "BindMem": f"d.bind_endpoint({endpoint}, 0, 0, {handle}, {PART})",
+            "BindAddr": f"d.bind_endpoint_address({endpoint}, 0, 0, {base}, {PART})",
+            "Unbind": f"d.unbind_endpoint({endpoint}, 0, 0, {PART})",
+            "Create": f"d.endpoint({PART}, device=0)[0]",
+            "Destroy": f"d.end_endpoint({endpoint})",
+        }
+        assert program(does[call]) == 999
+        assert program(f"[d.release({handle}), d.unmap({base}, {PART})]") == [SUCCESS, SUCCESS]
+        assert program("d.used(), d.really_used()") == [CONTEXT + PART * bound] * 2
+        assert program(f"d.end_endpoint({endpoint})") == SUCCESS
+        assert program("d.used(), d.really_used()") == [CONTEXT] * 2

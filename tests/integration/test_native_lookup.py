@@ -69,10 +69,12 @@ def test_get_proc_address_keeps_its_semantics(place):
     plain = run((CLIENTS / "proc_address",), place.plain_env())
     limited = place.run(CLIENTS / "proc_address", limit="1GiB")
     inert = place.run(CLIENTS / "proc_address")
+    others = place.run(CLIENTS / "proc_address", limit="1GiB", FAKEDRIVER_PROC="other")
     assert plain.returncode == 0
     assert "one address per function: 1 1" in plain.stdout
     assert limited.stdout == plain.stdout
     assert inert.stdout == plain.stdout
+    assert others.stdout == plain.stdout, "functions of ours have one address, whatever the driver's have"
 
 
 def sweep(env: dict[str, str]) -> list[list[str]]:

@@ -60,6 +60,26 @@ def test_many_streams_are_one_container(stage):
     assert LIMITED[0] < stage.shares(1.5)[0] < LIMITED[1]
 
 
+@pytest.mark.parametrize("destroy_every", [0, 7], ids=["kept", "destroyed"])
+def test_no_record_goes_into_another_threads_stream(stage, destroy_every):
+    """Eight threads with more streams than the first table holds. The simulated driver counts what is recorded
+    elsewhere than the recording thread launched last: in a capture of somebody's, in a stream that is gone.
+    """
+    tenant = stage.tenant(90)
+    env = stage.place.plain_env() | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
+    command = [str(CLIENTS / "streams"), "8", "40", "2", "kernel", str(destroy_every)]
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert int(program.stdout.readline()) > 1000
+        (process,) = json.loads(stage.place.fakectl("state"))["processes"]
+        program.communicate("\n")
+    assert program.returncode == 0
+    assert process["records"] > 1000
+    assert process["foreign_records"] == 0
+
+
 def test_processes_of_a_container_share_its_share(stage):
     stage.start(stage.tenant(25), SMALL, count=4)
     assert LIMITED[0] < stage.shares(1.5)[0] < LIMITED[1]

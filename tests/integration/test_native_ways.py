@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -152,8 +153,29 @@ def test_a_tool_with_a_dlsym_of_its_own(place):
     assert 'dlsym "cuMemAlloc_v2": 0 cuMemAlloc_v2 libvcuda.so' in log.read_text()
 
 
+def first_runtime() -> str:
+    """The address sanitizer's library."""
+    asked = ["gcc", "-print-file-name=libasan.so"]
+    return str(
+        Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()).resolve()
+    )
+
+
 ASAN = "verify_asan_link_order=0:detect_leaks=0"  # it wants to be first in the list, whatever is preloaded
 TSAN = "report_bugs=0"  # it sees the driver's stores to shared memory without their order
+
+
+def test_the_address_sanitizer_wants_to_come_first(place):
+    """Says what docs/limits.md says, and that its remedies are some."""
+    alone = start(place, CLIENTS / "ways-asan", "simple", ASAN_OPTIONS="detect_leaks=0")
+    assert "does not come first in initial library list" in alone.stderr
+    for program, extra in (
+        ("ways-asan", {"LD_PRELOAD": f"{first_runtime()}:{LIBRARY}"}),
+        ("ways-asan", {"ASAN_OPTIONS": ASAN}),
+        ("ways-asan-static", {}),
+    ):
+        done = start(place, CLIENTS / program, "simple", **{"ASAN_OPTIONS": "detect_leaks=0"} | extra)
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, [LIMITED], ""), program
 
 
 @pytest.mark.parametrize("way", ["simple", "threads", "reopen"])

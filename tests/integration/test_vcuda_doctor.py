@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from vcuda import doctor as doctor_module
 
 ROOT = Path(__file__).parents[2]
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -101,3 +104,16 @@ def test_a_runtime_directory_that_is_not_ours(doctor: Doctor, tmp_path: Path) ->
     result = doctor()
     assert result.returncode == 1
     assert levels(result)["permissions"] == "fail"
+
+
+def test_a_file_system_without_locks_of_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_module.check_locks(tmp_path, "move").level == "ok"
+    real = fcntl.fcntl
+
+    def without(file: object, command: int, *rest: object) -> object:
+        return b"" if command == fcntl.F_OFD_SETLK else real(file, command, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "fcntl", without)
+    found = doctor_module.check_locks(tmp_path, "move")
+    assert (found.level, found.remedy) == ("fail", "move")
+    assert "does not keep two open files apart" in found.text

@@ -42,10 +42,12 @@
 #define STOPS 0
 #endif
 #ifndef LOSSES
-#define LOSSES 0 /* times a process loses its lock while it lives: closed descriptors */
+#define LOSSES 0 /* times a process loses its record locks while it lives: closed descriptors */
 #endif
-#ifndef VISIBLE
-#define VISIBLE 1 /* 0: processes do not see each other in /proc (other PID namespaces) */
+#ifdef UNMAPS /* and with them what it holds: the program unmaps what it does not know. Then somebody may count too little */
+#define SURE 0
+#else
+#define SURE 1
 #endif
 #ifndef ROUNDS
 #define ROUNDS 0 /* 0: as many tries as it takes; else the bound of charge_slowly */
@@ -99,7 +101,6 @@
 byte high_water;
 byte generation[SLOTS];
 byte written[SLOTS]; /* pid */
-byte dated[SLOTS];   /* whose start_time it is; a pid with another's names nobody */
 short bytes[SLOTS * PLANES]; /* used, real and managed[column]: the low 48 bits; below zero: wrapped, so that readers see
                               * more than any limit */
 #ifdef OLD_BLIND_MARKS
@@ -120,6 +121,7 @@ byte record_slot = NONE, record_generation, record_bytes;
 
 /* --- the kernel ------------------------------------------------------------------------------------------------- */
 byte lock_owner[SLOTS]; /* the record lock on the slot's byte */
+byte holder[SLOTS]; /* the lock of an open file that only a mapping keeps: ledger_hold.h */
 bool alive[PROCS + 2]; /* the last one is dead from the start */
 bool stopped[PROCS + 1];
 
@@ -338,29 +340,28 @@ inline subtract(own, amount, last) {
 }
 #endif
 
-/* --- ledger_slots.c: slot_alive ---------------------------------------------------------------------------------- */
-inline slot_alive(index) {
-  if
-  :: d_step { lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> /* os_lock_owner: F_GETLK */
-       lives = 1;
+/* --- ledger_slots.c: slot_life ----------------------------------------------------------------------------------- */
+inline slot_life(index) {
+  d_step { who = (lock_owner[index] != WHO(me) -> lock_owner[index] : NOBODY) } /* os_lock_owner: F_GETLK */
+  d_step {
+    is_held(index);
+    if
+    :: !lives && who != NOBODY && who == written[index] -> lives = 1
 #ifndef MUT_NOT_BUSY
-       busy = busy || lock_owner[index] != written[index] /* not its owner: somebody who empties it just now */
+    :: !lives && who != NOBODY && who != written[index] -> lives = 1; busy = 1 /* somebody who empties or takes it just now */
 #endif
-     }
-  :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lives = 0 }
-     still_written(index)
-  fi
+    :: else
+    fi;
+    who = 0
+  }
 }
 
-/* written_by_us, writer_still_maps: a stopped process maps, a dead one does not. Without
- * the right start time a slot looks dead, unless its lock is held. */
-inline still_written(index) {
-  d_step {
-    lives = (written[index] != NOBODY && written[index] != WHO(me) && dated[index] == written[index] && VISIBLE && alive[written[index] - 1] -> 1 : 0)
-#ifdef MUT_NO_PROC
-    ; lives = 0
+/* ledger_is_held: whoever lives holds its slot, stopped or not. */
+inline is_held(index) {
+  lives = (holder[index] != NOBODY -> 1 : 0)
+#ifdef MUT_NO_HOLD /* of who registered first: else they would take slots from each other without end */
+  ; if :: generation[index] < 2 -> lives = 0 :: else fi
 #endif
-  }
 }
 
 /* --- ledger_slots.c: clear_slot, empty_slot ----------------------------------------------------------------------- */
@@ -438,11 +439,10 @@ inline empty_slot(index) {
 #endif
   if
   :: cleared ->
-     d_step { dated[index] = (dated[index] == whose -> NOBODY : dated[index]) } /* compare-and-swap */
 #ifdef OLD_BLIND_CLEARING
      written[index] = NOBODY
 #else
-     d_step { written[index] = (written[index] == who -> NOBODY : written[index]) }
+     d_step { written[index] = (written[index] == who -> NOBODY : written[index]) } /* compare-and-swap */
 #endif
   :: else
   fi
@@ -450,7 +450,7 @@ inline empty_slot(index) {
 
 /* --- ledger_slots.c: reclaim_slot, slot_needs_reclaim ------------------------------------------------------------- */
 inline reclaim_slot(index) {
-  slot_alive(index);
+  slot_life(index);
   if
   :: lives
   :: else ->
@@ -461,9 +461,9 @@ inline reclaim_slot(index) {
      :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) } /* F_SETLK */
 #endif
         judged = generation[index]; /* find_owner */
-        d_step { who = written[index]; whose = dated[index] }
+        who = written[index];
 #ifndef OLD_NO_RECHECK
-        still_written(index); /* again, now that nobody else can take it */
+        d_step { is_held(index) } /* again, now that nobody else can take it */
 #endif
         if
         :: lives
@@ -471,10 +471,14 @@ inline reclaim_slot(index) {
            empty_slot(index);
            d_step { emptied = (cleared -> 1 : emptied); cleared = 0 }
         fi;
-        d_step { judged = 0; who = 0; whose = 0 };
-        d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi } /* os_lock_release */
+        d_step { judged = 0; who = 0 };
+        unlock(index)
 #ifndef MUT_NO_LOCK
+#ifdef MUT_NOT_BUSY
+     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me)
+#else
      :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> busy = 1
+#endif
 #endif
      fi
   fi;
@@ -502,7 +506,6 @@ inline reclaim_all(only_ours) {
 
 /* --- ledger_slots.c: confirm_own_lock ----------------------------------------------------------------------------- */
 inline confirm_own_lock() {
-#if LOSSES > 0
   if
   :: own_slot[me] != NONE ->
      d_step {
@@ -522,9 +525,13 @@ inline confirm_own_lock() {
 #endif
   :: else
   fi
-#else
-  skip
-#endif
+}
+
+inline unlock(index) { /* os_lock_release */
+  d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+}
+inline let_go(index) { /* ledger_hold_give */
+  d_step { if :: holder[index] == WHO(me) -> holder[index] = NOBODY :: else fi }
 }
 
 /* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot -------------------------------------------------------- */
@@ -534,19 +541,22 @@ inline take_slot(index) {
   :: written[index] != NOBODY
   :: written[index] == NOBODY ->
      if
-     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) /* os_lock_try */
-     :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) }
+     :: holder[index] != NOBODY /* ledger_hold_take */
+     :: d_step { holder[index] == NOBODY -> holder[index] = WHO(me) }
+        if
+        :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> let_go(index) /* os_lock_try */
+        :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) }
         if
 #ifdef OLD_PLAIN_PID /* looked once more, and wrote the pid when the slot was empty */
         :: written[index] == NOBODY ->
            empty_slot(index);
            high_water = (high_water < index + 1 -> index + 1 : high_water);
-           dated[index] = WHO(me);
            written[index] = WHO(me);
            own_generation[me] = generation[index];
            d_step { own_slot[me] = index; took = 1 }
         :: written[index] != NOBODY ->
-           d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+           unlock(index);
+           let_go(index)
 #else
 #ifdef MUT_NO_SECOND_LOOK
         :: true -> written[index] = WHO(me);
@@ -557,24 +567,7 @@ inline take_slot(index) {
            if
            :: cleared ->
               high_water = (high_water < index + 1 -> index + 1 : high_water); /* raise_high_water */
-#ifdef OLD_BLIND_CLEARING
-              dated[index] = WHO(me);
-#else
-              do /* date_slot */
-              :: true ->
-                 whose = dated[index];
-                 if
-                 :: generation[index] != raised -> break
-                 :: generation[index] == raised ->
-                    d_step {
-                      who = (dated[index] == whose -> 1 : 0); /* compare-and-swap */
-                      if :: who -> dated[index] = WHO(me) :: else fi
-                    }
-                    if :: who -> break :: else fi
-                 fi
-              od;
-              who = 0;
-              whose = 0;
+#ifndef OLD_BLIND_CLEARING
               raise_again(index);
 #endif
 #ifndef OLD_BLIND_MARKS
@@ -595,15 +588,18 @@ inline take_slot(index) {
 #ifndef OLD_BLIND_CLEARING
               d_step { if :: written[index] == WHO(me) -> written[index] = NOBODY :: else fi }
 #endif
-              d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+              unlock(index);
+              let_go(index)
            :: else
            fi;
            cleared = 0
 #ifndef MUT_NO_SECOND_LOOK
         :: written[index] != NOBODY ->
-           d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+           unlock(index);
+           let_go(index)
 #endif
 #endif
+        fi
         fi
      fi
   fi
@@ -619,7 +615,14 @@ inline own_a_slot() {
   d_step { claiming[me] == 0 -> claiming[me] = 1 } /* claim_lock */
   if
   :: CURRENT(me) -> /* another thread was quicker */
-  :: d_step { !CURRENT(me) -> lost = (own_slot[me] != NONE); own_slot[me] = NONE; took = 0 }
+  :: d_step { !CURRENT(me) ->
+       lost = (own_slot[me] != NONE);
+       if /* ledger_hold_release */
+       :: lost -> if :: holder[own_slot[me]] == WHO(me) -> holder[own_slot[me]] = NOBODY :: else fi
+       :: else
+       fi;
+       own_slot[me] = NONE; took = 0
+     }
      reclaim_all(true);
      reclaim_all(false); /* sweep_some */
      do
@@ -630,6 +633,7 @@ inline own_a_slot() {
           if :: !took -> j = (j + 1) % SLOTS :: else fi
         }
      od;
+     confirm_own_lock();
  #ifdef SPLIT
      if
      :: lost -> /* restore_usage: the whole last */
@@ -675,7 +679,7 @@ inline decide_by_allowance() {
           outcome = GRANTED;
           TOTAL = TOTAL + amount;
           HELD(t) = HELD(t) + amount;
-#if VISIBLE || LOSSES == 0
+#if SURE || LOSSES == 0
           assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
 #endif
           note_grant()
@@ -783,7 +787,7 @@ inline try_charge() {
                 outcome = GRANTED;
                 TOTAL = TOTAL + amount;
                 HELD(t) = HELD(t) + amount;
-#if VISIBLE || LOSSES == 0
+#if SURE || LOSSES == 0
                 assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
 #endif
                 note_grant()
@@ -1085,7 +1089,9 @@ looked:
            d_step { alone = 0; busy = 0 }
 #endif
            d_step { claiming[me] == 0 -> claiming[me] = 1 } /* ledger_reclaim */
+#if LOSSES > 0
            confirm_own_lock();
+#endif
            reclaim_all(false);
            claiming[me] = 0;
 #ifndef OLD_REFUSAL
@@ -1122,7 +1128,7 @@ again:
      skip
 #endif
   od;
-#if VISIBLE || LOSSES == 0
+#if SURE || LOSSES == 0
 #ifndef ONLY_OVER
   assert(outcome != REFUSED || was_full[t]); /* FALSE */
 #endif
@@ -1145,12 +1151,12 @@ inline charge_split() {
      :: else -> break
      fi
   od;
-#if VISIBLE || LOSSES == 0
+#if SURE || LOSSES == 0
   assert(plane != ALL || outcome == GRANTED); /* WHOLE: limits do not change here */
 #endif
   if
   :: plane != ALL -> skip /* the part has no room */
-#if LOSSES > 0 && !VISIBLE
+#if LOSSES > 0 && !SURE
   :: plane == ALL && outcome != GRANTED -> /* somebody counts too much, or the process itself in its old slot */
      d_step { plane = part; as = first; mine = first_slot }
      subtract(mine, amount, true)
@@ -1221,7 +1227,7 @@ proctype thread(byte t; byte me) {
   bit moved;
 #endif
   short short_by;
-  byte judged, who, whose, as;
+  byte judged, who, as;
 #ifdef LINGER
   byte end_slot, end_generation, end_bytes, end_of;
 #endif
@@ -1349,7 +1355,13 @@ inline kill_process(p) {
     own_slot[p] = NONE;
     own_generation[p] = 0;
     x = 0;
-    do :: x < SLOTS -> if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi; x++ :: else -> break od;
+    do
+    :: x < SLOTS ->
+       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi;
+       if :: holder[x] == WHO(p) -> holder[x] = NOBODY :: else fi;
+       x++
+    :: else -> break
+    od;
     x = 0;
     do
     :: x < THREADS ->
@@ -1383,11 +1395,19 @@ inline stop_process(p) {
   d_step { stopped[p] = true; end_steps(p) }
 }
 
-/* Closing any descriptor of the ledger drops all locks of the process. */
+/* Closing any descriptor of the ledger drops all record locks of the process. */
 inline lose_lock(p) {
   d_step {
     x = 0;
-    do :: x < SLOTS -> if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi; x++ :: else -> break od;
+    do
+    :: x < SLOTS ->
+       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi;
+#if !SURE
+       if :: holder[x] == WHO(p) -> holder[x] = NOBODY :: else fi;
+#endif
+       x++
+    :: else -> break
+    od;
     x = 0
   }
 }
@@ -1441,7 +1461,7 @@ init {
 #ifdef REGISTERED /* everybody has a slot already */
     do
     :: p < PROCS ->
-       own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); dated[p] = WHO(p); lock_owner[p] = WHO(p);
+       own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); lock_owner[p] = WHO(p); holder[p] = WHO(p);
        p++
     :: else -> break
     od;
@@ -1449,7 +1469,7 @@ init {
     high_water = PROCS;
 #endif
 #ifdef CORPSE /* the first slot is that of a process which was killed, maybe while it decided */
-    generation[0] = 1; written[0] = WHO(PROCS + 1); dated[0] = WHO(PROCS + 1); bytes[0] = LIMIT; TOUCH(0);
+    generation[0] = 1; written[0] = WHO(PROCS + 1); bytes[0] = LIMIT; TOUCH(0);
     if :: mark[0] = 1 :: mark[0] = 0 fi;
 #ifdef SPLIT
     bytes[REAL * SLOTS] = PHYSICAL; bytes[MANAGED * SLOTS] = LIMIT - PHYSICAL;
@@ -1486,7 +1506,7 @@ init {
     p = 0
   }
 #if !defined(KEEP) && STOPS == 0
-#if (!VISIBLE && LOSSES > 0) || (defined(LINGER) && KILLS > 0)
+#if (!SURE && LOSSES > 0) || (defined(LINGER) && KILLS > 0)
   /* Too much may be counted until the processes end: RETURN holds after that. */
   atomic {
     kill_process(0);

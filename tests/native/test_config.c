@@ -150,6 +150,35 @@ TEST(config_directories) {
   CHECK_EQ(config_read(&config, why), VC_EINVAL);
 }
 
+/* Everything that looks like a limit is one, or an error. */
+TEST(config_variables_alone_and_misspelt) {
+  static const char *const wrong[] = {"VCUDA_CORES", "VCUDA_PHYSICAL_LIMIT", "VCUDA_MEMORY", "VCUDA_MEMORY_LIMITS",
+                                      "VCUDA_MEM_LIMIT", "VCUDA_", "VCUDA_CORE", "VCUDA_LOGS", "VCUDA_PHYSICAL"};
+  static const char *const foreign[] = {"VCUDA_SERVICE_HOST", "VCUDA_SERVICE_PORT_HTTP", "VCUDA_PORT",
+                                        "VCUDA_PORT_80_TCP_ADDR", "VCUDA_LOG", "VCUDA", "XVCUDA_MEMORY", "vcuda_cores"};
+  struct config config;
+  if (access("/etc/vcuda/limits", F_OK) == 0) return;
+  plain_environment();
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    setenv(wrong[i], "30", 1);
+    CHECK_EQ(config_is_present(), 1);
+    CHECK_EQ(config_read(&config, why), VC_EINVAL);
+    CHECK(strstr(why, wrong[i]) != NULL);
+    setenv("VCUDA_DIR", "/some/where", 1);
+    CHECK_EQ(config_read(&config, why), VC_EINVAL);
+    unsetenv("VCUDA_DIR");
+    unsetenv(wrong[i]);
+  }
+  for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+    setenv(foreign[i], "info_SERVICE_", 1);
+    CHECK_EQ(config_is_present(), 0);
+    unsetenv(foreign[i]);
+  }
+  setenv("VCUDA_TYPO", "a_PORT", 1); /* what is in a value is no part of the name */
+  CHECK_EQ(config_is_present(), 1);
+  unsetenv("VCUDA_TYPO");
+}
+
 /* What a child wrote to stderr under VCUDA_LOG=LEVEL. */
 static size_t logged(const char *level, int lines, char *out, size_t size) {
   int pipes[2];

@@ -144,7 +144,8 @@ TEST(ledger_exec_drops_leftovers) {
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
-  /* As after exec: mapping and descriptor gone (close-on-exec), then the new program attaches. */
+  /* As after exec: mappings and descriptor gone (close-on-exec), then the new program attaches. */
+  ledger_hold_release(ledger, 0);
   os_close(ledger->fd);
   CHECK_EQ(atomic_load(&slot->pid), getpid());
   struct ledger *again = fixture_attach();
@@ -156,7 +157,7 @@ static void close_everything(void) {
   for (int fd = 3; fd < 4096; fd++) close(fd);
 }
 
-/* A daemon that closes all descriptors loses its lock, not its quota. */
+/* A daemon that closes all descriptors loses its name, not its quota. */
 TEST(ledger_closed_descriptors) {
   int ready[2], go[2];
   char byte;
@@ -181,7 +182,7 @@ TEST(ledger_closed_descriptors) {
   CHECK_EQ(read(ready[0], &byte, 1), 1);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, GIB / 2), 0);
-  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* alive: /proc says that it still maps the ledger */
+  CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* alive: it holds its slot */
   CHECK_EQ(fixture_sum(ledger, 0), GIB);
   CHECK_EQ(write(go[1], "g", 1), 1);
   CHECK_EQ(read(ready[0], &byte, 1), 1);
@@ -194,7 +195,7 @@ TEST(ledger_closed_descriptors) {
 
 static uint64_t really_held(uint32_t column) { return column == 0 ? 600 : 0; }
 
-/* Somebody who cannot see our /proc entry took the slot: the next charge notices and registers what is really held. */
+/* The slot was not held and somebody took it: the next charge notices and registers what is really held. */
 TEST(ledger_lost_slot_registers_again) {
   fixture_create(1000);
   struct ledger *ledger = fixture_attach();
@@ -203,7 +204,6 @@ TEST(ledger_lost_slot_registers_again) {
   struct ledger_slot *slot = &ledger->file->slot[0];
   atomic_fetch_add(&slot->generation, 1); /* what empty_slot() does, in its order */
   atomic_store(&slot->used[0], USED_TICK * 9);
-  atomic_store(&slot->start_time, 1);
   ledger_uncharge(ledger, 0, 600); /* must not touch a slot that is no longer ours */
   CHECK_EQ(used_bytes(atomic_load(&slot->used[0])), 0);
   CHECK_EQ(ledger_charge(ledger, 0, 401), VC_ENOMEM);
@@ -243,6 +243,7 @@ TEST(ledger_signal_while_registering) {
   interrupted = fixture_attach();
   ledger_set_usage(interrupted, interrupt, NULL);
   CHECK_EQ(ledger_charge(interrupted, 0, 100), 0);
+  ledger_hold_release(interrupted, (uint32_t)atomic_load(&interrupted->slot));
   atomic_fetch_add(&interrupted->file->slot[atomic_load(&interrupted->slot)].generation, 1); /* the slot is lost */
   CHECK_EQ(ledger_charge(interrupted, 0, 200), 0);
   CHECK_EQ(interruptions, 1);
@@ -257,11 +258,11 @@ TEST(ledger_lost_slot_keeps_no_lock) {
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
-  os_close(ledger->fd); /* drops the lock; then somebody who does not see us takes the slot, and dies in it */
+  ledger_hold_release(ledger, 0); /* as if the program had unmapped it */
+  os_close(ledger->fd); /* drops the record lock; then somebody takes the slot, and dies in it */
   atomic_fetch_add(&slot->generation, 2);
   atomic_store(&slot->used[0], USED_TICK * 9 + 600);
   atomic_store(&slot->pid, 999999999);
-  atomic_store(&slot->start_time, 1);
   ledger_confirm_lock(ledger);
   pid_t child = fork();
   if (child == 0) {

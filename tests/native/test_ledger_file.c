@@ -2,6 +2,7 @@
  * error. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,6 +121,75 @@ TEST(ledger_file_hidden_slot_is_read) {
     _Exit(0);
   }
   expect_exit(child, 0);
+}
+
+TEST(ledger_file_room_beyond_its_end_is_cut) {
+  struct stat st;
+  fixture_create(GIB);
+  int fd = open(test_path("ledger"), O_RDWR);
+  CHECK(fd >= 0);
+  if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 64 << 20) == 0) { /* not every file system can */
+    CHECK_EQ(fstat(fd, &st), 0);
+    CHECK_EQ(st.st_size, ledger_file_bytes());
+    CHECK(st.st_blocks * 512 >= 64 << 20);
+    CHECK_EQ(ledger_trim(test_path("ledger")), 1);
+    CHECK_EQ(fstat(fd, &st), 0);
+    CHECK_EQ(st.st_size, ledger_file_bytes());
+    CHECK(st.st_blocks * 512 < 1 << 20);
+    CHECK_EQ(ledger_trim(test_path("ledger")), 0);
+  }
+  close(fd);
+}
+
+TEST(ledger_file_owners_of_a_damaged_ledger) {
+  struct vc_slot_owner owners[4];
+  fixture_create(GIB);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 4096), 0);
+  pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    patch(0, "garbage", 7);
+    CHECK_EQ(ledger_owners(test_path("ledger"), owners, 4), 1);
+    CHECK_EQ(owners[0].slot, 0);
+    CHECK_EQ(owners[0].pid, parent);
+    CHECK_EQ(ledger_owners(test_path("ledger"), owners, 0), 0);
+    CHECK_EQ(ledger_owners(test_path("nothing"), owners, 4), VC_ENOENT);
+    _Exit(0);
+  }
+  expect_exit(child, 0);
+}
+
+TEST(ledger_file_is_read_without_waiting) {
+  struct vc_ledger_info info;
+  fixture_create(GIB);
+  CHECK_EQ(ledger_read_now(test_path("ledger"), &info, slots, VC_MAX_SLOTS), 0);
+  CHECK_EQ(info.gpu_count, 2);
+  int fd = open(test_path("ledger"), O_RDONLY);
+  CHECK(fd >= 0);
+  fsync(fd);
+  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  close(fd);
+  int status = ledger_read_now(test_path("ledger"), &info, slots, VC_MAX_SLOTS);
+  CHECK(status == 0 || status == VC_EBUSY); /* as the file system has it */
+  CHECK_EQ(read_ledger(&info), 0);
+  CHECK_EQ(ledger_read_now(test_path("ledger"), &info, slots, VC_MAX_SLOTS), 0);
+  CHECK_EQ(truncate(test_path("ledger"), 100), 0);
+  CHECK_EQ(ledger_read_now(test_path("ledger"), &info, slots, VC_MAX_SLOTS), VC_ECORRUPT);
+}
+
+TEST(ledger_file_under_a_lease_is_not_waited_for) {
+  struct vc_ledger_info info;
+  fixture_create(GIB);
+  signal(SIGIO, SIG_IGN);
+  int fd = open(test_path("ledger"), O_RDONLY);
+  CHECK(fd >= 0);
+  if (fcntl(fd, F_SETLEASE, F_WRLCK) == 0) { /* not every file system has them */
+    CHECK_EQ(read_ledger(&info), VC_EBUSY);
+    CHECK_EQ(ledger_trim(test_path("ledger")), VC_EBUSY);
+    CHECK_EQ(fcntl(fd, F_SETLEASE, F_UNLCK), 0);
+  }
+  CHECK_EQ(read_ledger(&info), 0);
+  close(fd);
 }
 
 TEST(ledger_file_grown_is_cut) {

@@ -1,6 +1,7 @@
 /* kill -9 at every instant. Invariants after each death: the survivor is never granted more than the limit, gets all of
  * it, and never waits. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "ledger_fixture.h"
+#include "os.h"
 
 static void work(struct ledger *ledger, unsigned seed) {
   for (;;) {
@@ -41,6 +43,49 @@ TEST(kill_random_instants) {
     CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
     CHECK_EQ(fixture_sum(ledger, 0), 1000);
     ledger_uncharge(ledger, 0, 1000);
+  }
+}
+
+/* As many programs do: whatever opens and closes the file takes the record locks of all that the process has along. */
+static void work_and_lose(struct ledger *ledger, unsigned seed) {
+  for (;;) {
+    uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % 700;
+    int charged = ledger_charge(ledger, 0, bytes) == 0;
+    if (rand_r(&seed) % 2) close(open(ledger->path, O_RDONLY | O_CLOEXEC));
+    if (rand_r(&seed) % 8 == 0) os_close(ledger->fd);
+    if (charged) ledger_uncharge(ledger, 0, bytes);
+  }
+}
+
+/* The same with victims whose record locks are lost again and again, beside a process that keeps what it has. */
+TEST(kill_random_instants_without_locks) {
+  fixture_create(1000);
+  struct ledger *ledger = fixture_attach();
+  CHECK_EQ(ledger_charge(ledger, 0, 250), 0);
+  unsigned seed = 43;
+  for (int trial = 0; trial < 1000; trial++) {
+    pid_t victims[2];
+    for (int i = 0; i < 2; i++) {
+      victims[i] = fork();
+      if (victims[i] == 0) {
+        ledger_after_fork(ledger);
+        work_and_lose(ledger, (unsigned)(2 * trial + i));
+      }
+    }
+    close(open(ledger->path, O_RDONLY | O_CLOEXEC));
+    for (int i = 0; i < 20; i++) {
+      if (ledger_charge(ledger, 0, 300) == 0) ledger_uncharge(ledger, 0, 300);
+      usleep((unsigned)rand_r(&seed) % 30);
+    }
+    CHECK_EQ(used_bytes(atomic_load(&ledger->file->slot[atomic_load(&ledger->slot)].used[0])), 250);
+    for (int i = 0; i < 2; i++) {
+      kill(victims[i], SIGKILL);
+      CHECK_EQ(waitpid(victims[i], NULL, 0), victims[i]);
+    }
+    CHECK_EQ(ledger_charge(ledger, 0, 750), 0);
+    CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
+    CHECK_EQ(fixture_sum(ledger, 0), 1000);
+    ledger_uncharge(ledger, 0, 750);
   }
 }
 

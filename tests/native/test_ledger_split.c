@@ -166,7 +166,8 @@ TEST(split_lost_slot_registers_both_parts) {
   ledger_set_usage(ledger, held_bytes, held_managed);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_MANAGED, GIB), 0);
-  /* Somebody took the slot: its generation is another one. */
+  /* It was not held any more, and somebody took the slot: its generation is another one. */
+  ledger_hold_release(ledger, (uint32_t)ledger->slot);
   atomic_fetch_add(&ledger->file->slot[ledger->slot].generation, 2);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 1), VC_ENOMEM);

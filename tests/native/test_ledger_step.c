@@ -125,11 +125,12 @@ static void hand_over(struct ledger *ledger, int32_t slot, int32_t to) {
   atomic_fetch_add(&its->generation, 2);
   atomic_store(&its->used[0], USED_TICK);
   if (ledger->split != NULL) atomic_store(&ledger->split[slot].real[0], USED_TICK);
-  atomic_store(&its->start_time, atomic_load(&mine->start_time));
   atomic_store(&its->pid, atomic_load(&mine->pid));
+  CHECK_EQ(os_hold_try(ledger->fd, LEDGER_HOLDS + (uint32_t)slot), 1);
 }
 
 static void charge_real(struct ledger *ledger) {
+  ledger_hold_release(ledger, (uint32_t)ledger->slot); /* as if the program had unmapped it: a slot that is held is not lost */
   CHECK_EQ(ledger_charge_part(ledger, LEDGER_REAL, 0, PIECE, 0), 0);
   CHECK(ledger->slot > 1);
   CHECK_EQ(used_bytes(ledger->file->slot[ledger->slot].used[0]), PIECE);
@@ -196,10 +197,8 @@ TEST(step_who_empties_a_slot_clears_nobody_elses_marks) {
   struct ledger_slot *its = &ledger->file->slot[0];
   CHECK_EQ(used_bytes(its->used[0]), PIECE);
   int32_t dead = its->pid;
-  uint64_t start_time = its->start_time;
   for (long count = 0, ended = 0; !ended; count += 5) {
     atomic_store(&its->used[0], PIECE);
-    atomic_store(&its->start_time, start_time);
     atomic_store(&its->pid, dead);
     atomic_store(&its->mark[0], 0);
     atomic_store(&its->shared_marks, 0);

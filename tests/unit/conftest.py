@@ -1,12 +1,26 @@
 """What unit tests of several parts of the agent stand on."""
 
+import logging
 import shutil
+import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.state.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _hooks():
+    """An agent that a test starts inside of this process puts its log behind these."""
+    before = sys.excepthook, threading.excepthook, sys.unraisablehook
+    handlers = list(logging.getLogger().handlers)
+    yield
+    sys.excepthook, threading.excepthook, sys.unraisablehook = before
+    logging.getLogger().handlers[:] = handlers
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

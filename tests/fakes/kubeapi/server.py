@@ -94,6 +94,7 @@ class KubeApi:
         self.history: list[tuple[int, str, dict[str, Any]]] = []
         self.posted: dict[str, dict[str, Any]] = {}  # events by name
         self.evicted: list[dict[str, Any]] = []
+        self.refused_rights: set[tuple[str, str]] = set()  # verb and resource, as access reviews answer
         self.requests: list[tuple[str, str]] = []
         self.denial = 0  # status for every request, 0: none
         self.event_denial = 0
@@ -162,6 +163,13 @@ class KubeApi:
                 if value is not None:
                     document["metadata"]["annotations"][full] = value
             self.put(document)
+
+    def set_phase(self, namespace: str, name: str, uid: str, phase: str) -> None:
+        """What the kubelet reports of a pod; nothing where that pod is no more."""
+        with self.lock:
+            known = self.pods.get((namespace, name))
+            if known is not None and known["metadata"]["uid"] == uid:
+                self.put({**known, "status": {**known["status"], "phase": phase}})
 
     def remove(self, namespace: str, name: str) -> None:
         """A pod is gone."""
@@ -279,12 +287,14 @@ class KubeApi:
                 if at < api.oldest:
                     self._answer(410, {"kind": "Status", "message": "too old resource version", "code": 410})
                     return
+                generation = (
+                    api.generation
+                )  # before the answer: who has it may have the watch dropped at once
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 self.wfile.flush()
                 deadline = time.monotonic() + float(query.get("timeoutSeconds", 3600))
-                generation = api.generation
                 while time.monotonic() < deadline:
                     news = api._news(at, generation, deadline)
                     if news is None:
@@ -333,6 +343,10 @@ class KubeApi:
     def _change(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         parts = path.strip("/").split("/")
         with self.lock:
+            if parts[-1] == "selfsubjectaccessreviews":
+                asked = body["spec"]["resourceAttributes"]
+                name = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+                return 201, {"status": {"allowed": (asked["verb"], name) not in self.refused_rights}}
             if parts[-1] == "eviction":
                 self.evicted.append(body)
                 return self.eviction_status, {"kind": "Status", "message": "as the test wants it"}

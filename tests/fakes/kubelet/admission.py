@@ -7,6 +7,7 @@ the pods it has bound. Everything finer is found out at admission, where a refus
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tests.fakes.kubelet.devices import AdmissionError, DeviceManager
@@ -51,7 +52,11 @@ def _reject(pod: Pod, reason: str, text: str) -> None:
 
 
 class SyncLoop(threading.Thread):
-    """Binds and admits what waits, once per report of the node's capacity or sooner when asked to."""
+    """Reports the node's capacity every PERIOD_S; binds and admits what waits then, and whenever something changed.
+
+    A resource whose stream has ended is reported as before until the next report is due. What is bound meanwhile, by a
+    number that no longer holds, fails (kubelet-dp-plugin-gone: 24/24 became 24/0 four seconds after the stream's end).
+    """
 
     def __init__(
         self,
@@ -74,13 +79,16 @@ class SyncLoop(threading.Thread):
 
     def run(self) -> None:
         try:
+            due = time.monotonic()
             while not self.halt.is_set():
-                self.report = self.manager.capacity()
+                if time.monotonic() >= due:
+                    self.report = self.manager.capacity()
+                    due = time.monotonic() + self.period_s
                 for pod in self.pods():
                     if not pod.bound and pod.phase == PENDING and not pod.deleting.is_set():
                         self._try(pod)
                 self.rounds += 1
-                self.manager.changed.wait(self.period_s)
+                self.manager.changed.wait(max(0.0, due - time.monotonic()))
                 self.manager.changed.clear()
         except Exception as error:  # noqa: BLE001 - shown by the kubelet's stop(), not lost with the thread
             self.errors.append(error)

@@ -69,6 +69,7 @@ class DeviceManager:
         self.grace_s = grace_s
         self.lock = threading.RLock()
         self.changed = threading.Event()  # capacity may have changed
+        self.sources_ready = True  # False while a new kubelet does not know the pods of its node yet
         self.endpoints: dict[str, Endpoint] = {}
         self.known: dict[str, dict[str, pb.Device]] = {}
         self.healthy: dict[str, set[str]] = {}
@@ -119,7 +120,13 @@ class DeviceManager:
     # --- allocation ------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Takes back what pods that are no longer active held. Only ever called on the way to something else."""
+        """Takes back what pods that are no longer active held. Only ever called on the way to something else.
+
+        Nothing is taken back before the kubelet knows its pods. What an Allocate that is under way has reserved is
+        forgotten as soon as anything is taken back: the kubelet counts anew from what is finished.
+        """
+        if not self.sources_ready:
+            return
         active = {pod.uid for pod in self.active_pods()}
         with self.lock:
             gone = [uid for uid in self.held if uid not in active]
@@ -194,7 +201,6 @@ class DeviceManager:
             containers = self.held.setdefault(wish.pod.uid, {})
             held = Held(frozenset(ids), answer.container_responses[0])
             containers.setdefault(wish.spec.name, {})[resource] = held
-            self.allocated.setdefault(resource, set()).update(ids)  # a List meanwhile may have recounted
 
     def _choose(self, wish: Wish) -> set[str]:
         resource, wanted = wish.resource, wish.wanted

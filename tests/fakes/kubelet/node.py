@@ -6,6 +6,7 @@ to the API server (pods) and to the container runtime (running programs) stays.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -137,6 +138,9 @@ class FakeKubelet:
             manager, self.policy, lambda: list(self.pods), self._admitted, settings.status_period_s
         )
         self._running = _Kubelet(manager, registry, resources, loop, {})
+        manager.sources_ready = False
+        for pod in self.pods:
+            pod.active = False  # not listed before this kubelet has heard of it
         registry.start()
         resources.start()
         found = [pod for pod in self.pods if pod.bound and not pod.ended.is_set()]
@@ -148,6 +152,7 @@ class FakeKubelet:
                 self._admitted(pod)
             else:
                 pod.ended.set()
+        manager.sources_ready = True
         loop.start()
 
     def _wait_for(self, resource: str) -> None:
@@ -213,6 +218,7 @@ class FakeKubelet:
         pod = Pod(spec)
         if self.api is not None:
             self.api.put(published(spec, pod.uid))
+            pod.report = functools.partial(self.api.set_phase, spec.namespace, spec.name, pod.uid)
         self.pods.append(pod)
         self.manager.changed.set()
         return pod
@@ -271,11 +277,21 @@ class FakeKubelet:
 
     # --- what the node says ----------------------------------------------------------------------------------
 
+    def report_every(self, seconds: float) -> None:
+        """From the next report on this is the node's period, until the kubelet restarts."""
+        self._now.loop.period_s = seconds
+
     def capacity(self) -> dict[str, int]:
-        return self.manager.capacity()[0]
+        """As last reported: what the scheduler counts with."""
+        return self._reported()[0]
 
     def allocatable(self) -> dict[str, int]:
-        return self.manager.capacity()[1]
+        """As last reported."""
+        return self._reported()[1]
+
+    def _reported(self) -> tuple[dict[str, int], dict[str, int]]:
+        loop = self._now.loop
+        return loop.report if loop.is_alive() else self.manager.capacity()
 
     def wait_allocatable(self, resource: str, count: int, timeout_s: float = 30.0) -> None:
         """Returns when the node has reported COUNT of RESOURCE to the scheduler."""

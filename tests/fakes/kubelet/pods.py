@@ -118,6 +118,7 @@ class Pod:
         self.init_containers = tuple(Container(c) for c in spec.init_containers)
         self.containers = tuple(Container(c) for c in spec.containers)
         self.changed = threading.Condition()
+        self.report: Callable[[str], None] = lambda phase: None  # to the API server
 
     def __repr__(self) -> str:
         return f"<Pod {self.spec.namespace}/{self.spec.name} {self.phase} {self.reason}>"
@@ -144,7 +145,10 @@ class Pod:
         """Moves to PHASE; a terminal phase is never left."""
         with self.changed:
             if not self.terminal:
+                news = phase != self.phase
                 self.phase, self.reason, self.message = phase, reason, message
+                if news:
+                    self.report(phase)
             self.changed.notify_all()
 
     def event(self, kind: str, reason: str, message: str) -> None:

@@ -150,8 +150,8 @@ class Registry(rpc.RegistrationServicer):
 
     def stop(self) -> None:
         """Ends the streams, as the end of the process would, and removes no file."""
-        self.stopping = True
         with self.lock:
+            self.stopping = True
             channels = list(self.clients.values())
             self.clients.clear()
         for channel in channels:
@@ -165,6 +165,8 @@ class Registry(rpc.RegistrationServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:  # noqa: N802
         """Checks, dials back and asks for the options, all before the plugin gets its answer."""
+        if self.stopping:  # a process that has ended answers nobody
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the kubelet has ended")
         if request.version != API_VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet.'
             context.abort(grpc.StatusCode.UNKNOWN, f'{text} Supported version is ["{API_VERSION}"]')
@@ -180,6 +182,9 @@ class Registry(rpc.RegistrationServicer):
         options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.use_local_subchannel_pool", 1)]
         channel = grpc.insecure_channel(f"unix:{socket}", options)
         with self.lock:
+            if self.stopping:
+                channel.close()
+                raise EndpointError("the kubelet has ended")
             self.clients[resource] = channel
         try:
             grpc.channel_ready_future(channel).result(timeout=self.dial_timeout_s)

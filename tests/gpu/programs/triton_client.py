@@ -1,11 +1,14 @@
-"""A kernel compiled by Triton under a quota, and the refusal beyond it."""
+"""A kernel compiled by Triton: right, how fast it is launched, and the refusal beyond a limit."""
 
-import json
 import sys
+import time
 
 import torch
 import triton
 import triton.language as tl
+from driver import done, say
+
+seconds, limit = float(sys.argv[1]), int(sys.argv[2])
 
 
 @triton.jit
@@ -20,9 +23,19 @@ n = 1 << 20
 x, y = torch.rand(n, device="cuda"), torch.rand(n, device="cuda")
 out = torch.empty_like(x)
 add[(triton.cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)
-try:
-    torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
-    refused = False
-except torch.cuda.OutOfMemoryError:
-    refused = True
-print(json.dumps({"right": bool(torch.equal(out, x + y)), "refused": refused}))
+say(right=bool(torch.equal(out, x + y)), triton=triton.__version__)
+launches, begun = 0, time.monotonic()
+while time.monotonic() - begun < seconds:
+    for _ in range(100):
+        add[(triton.cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)
+    torch.cuda.synchronize()
+    launches += 100
+say(rate=launches / (time.monotonic() - begun), peak=torch.cuda.max_memory_reserved())
+if limit:
+    try:
+        torch.empty(limit, dtype=torch.uint8, device="cuda")
+        refused = False
+    except torch.cuda.OutOfMemoryError:
+        refused = True
+    say(refused=refused)
+done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakedriver.env import driver_env
@@ -114,12 +116,28 @@ class AgentProcess:
     def terminate(self) -> int:
         return self._end(signal.SIGTERM)
 
+    @property
+    def worker(self) -> psutil.Process | None:
+        """The agent's own process behind the front; None while there is none."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return next(iter(psutil.Process(self.process.pid).children()), None)
+        return None
+
+    def kill_worker(self) -> None:
+        """Kills the agent's own process, and not its front, which starts another."""
+        worker = wait_until(lambda: self.worker, "the agent's process")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
     def _end(self, number: int) -> int:
         assert self.process is not None
         assert self.process.poll() is None, f"ended by itself: {self.output.read_text()[-2000:]}"
+        workers = psutil.Process(self.process.pid).children()
         self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
         self.process = None
+        psutil.wait_procs(workers, PATIENCE)
         return code
 
     def events(self, name: str = "") -> list[dict]:

@@ -2,14 +2,16 @@
 
 Pods come and go in a thread of their own. After each kill, while nobody can change anything, what is on disk is
 compared with what runs: every running container's allocation is in the book and whole, no card is promised twice, and
-no container was restarted or ended. `make test-kills` runs it for long and prints how long registrations took; the
-short form is a test (test_storm.py). Kills between two given system calls are the business of
-tests/unit/state/killing.py.
+no container was restarted or ended. `Breeze` kills the agent's process behind its front, and has successors take over,
+on a node that reports its slices as seldom as a real one: there no pod may fail. `make test-kills` runs both for long
+and prints how long registrations took; the short forms are tests (test_storm.py). Kills between two given system calls
+are the business of tests/unit/state/killing.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import shutil
@@ -23,6 +25,7 @@ from pathlib import Path
 import vcuda
 from agent.state.store import read_only
 from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
     QUICK,
     RESOURCE,
@@ -42,6 +45,8 @@ _MOST_PODS = 12
 class Storm:
     """Weather over NODE and AGENT."""
 
+    level = "warning"
+
     def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
         self.node, self.agent, self.rng = node, agent, random.Random(seed)
         self.kills = self.restarts = self.wipes = self.made = 0
@@ -58,7 +63,7 @@ class Storm:
     def begin(self) -> None:
         """Starts kubelet, agent and load."""
         self.agent.inventory.write_text(inventory_text(CARDS, SLICES))
-        self.agent.flags["--log-level"] = "warning"
+        self.agent.flags["--log-level"] = self.level
         self.node.start()
         self.agent.start()
         self._load.start()
@@ -97,7 +102,7 @@ class Storm:
         return sorted(name for name in names if not name.startswith(".new-spare-"))
 
     def check(self) -> None:
-        """What is true at any instant. The agent is dead, and no pod comes or goes meanwhile."""
+        """What is true at any instant. No pod of the load comes or goes meanwhile."""
         with self._kubelet:
             self._compare([(one, each) for one in self._pods for each in one.containers if each.running])
 
@@ -195,28 +200,97 @@ class Storm:
             self.node.delete_pod(one)
 
 
+class Breeze(Storm):
+    """The agent dies and is replaced, its front and its container do not: nobody may notice."""
+
+    level = "info"
+
+    def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
+        super().__init__(node, agent, seed)
+        self.handed_over = 0
+        self.deployment = Deployment(node, lambda number: pod(f"d{number}", 4), 8)
+
+    def begin(self) -> None:
+        super().begin()
+        self.node.wait_allocatable(RESOURCE, CARDS * SLICES, 60)
+        self.node.report_every(
+            10.0
+        )  # what the kubelet has lost the scheduler learns as late as from a real node
+        self.deployment.start()
+
+    def blow(self, kills: int) -> None:
+        for number in range(kills):
+            time.sleep(self.rng.random() ** 2 * 1.2)
+            self.deployment.replace(self.rng.randint(0, 3))
+            if number % 4 == 1:
+                self._hand_over(number)
+            else:
+                self.agent.kill_worker()
+                self.kills += 1
+            self.check()
+            if number % 3 == 2:  # one that never gets to serve is away for longer than anybody waits
+                wait_until(lambda: self.deployment.running() == 8, "all pods of the deployment")
+            if self.failure:
+                raise self.failure
+            failed = self.deployment.failed + self._refused
+            assert failed == [], failed
+
+    def end(self) -> None:
+        wait_until(lambda: self.deployment.running() == 8, "all pods of the deployment")
+        assert self.deployment.end() == []
+        for one in list(self.deployment.pods):
+            self.node.delete_pod(one)
+        super().end()
+        assert self._refused == []
+        assert self.node.registry.registrations == [RESOURCE] and self.node.registry.stream_ends == []
+
+    def report(self) -> dict[str, object]:
+        return {
+            "kills of the agent's process": self.kills,
+            "hand-overs": self.handed_over,
+            "pods": self.made + self.deployment.made,
+            "pods that failed": len(self._refused) + len(self.deployment.failed),
+        }
+
+    def _hand_over(self, number: int) -> None:
+        """As a rolling update does; sometimes the successor's own agent is killed, too."""
+        agent = self.agent
+        other = copy.copy(agent)
+        other.process, other.output = None, agent.output.with_name(f"agent-{number}.log")
+        other.start(standby="on")
+        other.wait_event("standing by")
+        agent.wait_event("successor is ready")
+        assert agent.terminate() == 0
+        if self.rng.random() < 0.3:
+            other.kill_worker()
+        self.agent = other
+        other.wait_event("taken over")
+        self.handed_over += 1
+
+
 def main() -> int:
     """The long form."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
-    node = FakeKubelet(directory / "kubelet", seed=options.seed, settings=QUICK, runtime=Runtime("plain"))
-    agent = AgentProcess(directory, node.plugin_directory, node.pod_resources_socket)
-    storm = Storm(node, agent, options.seed)
-    try:
-        storm.begin()
-        storm.blow(options.kills)
-        storm.end()
-    finally:
-        storm.halt.set()
-        if agent.process is not None:
-            agent.kill()
-        node.close()
-        print(json.dumps({"seed": options.seed, **storm.report()}, indent=1))
-    assert "Traceback" not in agent.output.read_text()
-    shutil.rmtree(directory)
+    for kind in (Breeze, Storm):
+        directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+        node = FakeKubelet(directory / "kubelet", options.seed, settings=QUICK, runtime=Runtime("plain"))
+        storm = kind(
+            node, AgentProcess(directory, node.plugin_directory, node.pod_resources_socket), options.seed
+        )
+        try:
+            storm.begin()
+            storm.blow(options.kills)
+            storm.end()
+        finally:
+            storm.halt.set()
+            storm.agent.kill()
+            node.close()
+            print(json.dumps({"seed": options.seed, **storm.report()}, indent=1), flush=True)
+        assert not [one for one in directory.glob("agent*.log") if "Traceback" in one.read_text()]
+        shutil.rmtree(directory)
     return 0
 
 

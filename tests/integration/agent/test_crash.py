@@ -12,6 +12,7 @@ import vcuda
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.state.store import read_only
+from tests.fakes.kubelet import PodSpec
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
@@ -136,6 +137,7 @@ def test_pods_and_their_slices_outlive_kills(node, agent):
 
 
 def test_a_pod_that_ends_while_the_agent_is_away(node, agent):
+    node.run_pod(PodSpec("plain"))  # an empty list would mean nothing for long
     first = node.run_pod(pod("a", 24))
     wait_until(lambda: agent.status()[0]["pod"], "the name")
     directory = allocation_dir(first.container("c0"))

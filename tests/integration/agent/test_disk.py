@@ -50,9 +50,40 @@ def fill(directory: Path) -> Path:
     return filler
 
 
-pytestmark = pytest.mark.namespaces
+@pytest.fixture
+def quota(agent, kubelet, directory):
+    """A file: while it exists the agent's disk quota is used up, which no file system says of itself."""
+    library, gone = directory / "quota.so", directory / "gone"
+    source = Path(__file__).with_name("quota.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    steering = {"LD_PRELOAD": str(library), "QUOTA_GONE": str(gone), "QUOTA_BELOW": str(agent.state)}
+    agent.driver = {**agent.environment(), **steering}
+    kubelet.start()
+    agent.start()
+    kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
+    return gone
 
 
+def test_a_write_that_fails_takes_the_slices_until_writes_succeed(quota, kubelet, agent):
+    running = kubelet.run_pod(pod("a", 8))
+    wait_until(lambda: all(row["pod"] for row in agent.status()), "the name")
+    quota.touch()
+    first = kubelet.run_pod(pod("first", 4))  # the one that finds out, or already too late for that
+    kubelet.wait_allocatable(RESOURCE, 0, PATIENCE)
+    assert "quota" in agent.wait_event("state directory cannot be used; no new allocations")["detail"]
+    assert first.reason in ("UnexpectedAdmissionError", "Unschedulable")
+    assert kubelet.run_pod(pod("late", 4)).reason == "Unschedulable", "not failed for good"
+    assert running.container("c0").running
+    quota.unlink()
+    kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
+    wait_until(lambda: kubelet.pods[-1].phase == "Running", "the pod that had to wait")
+    assert agent.events("state directory can be used again")
+
+
+needs_mounts = pytest.mark.namespaces
+
+
+@needs_mounts
 def test_a_full_disk_takes_nothing_from_anybody(disk, kubelet, agent):
     running = [kubelet.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
@@ -74,6 +105,7 @@ def test_a_full_disk_takes_nothing_from_anybody(disk, kubelet, agent):
     assert all(one.container("c0").running and not one.container("c0").restarts for one in running[1:])
 
 
+@needs_mounts
 def test_a_disk_that_becomes_read_only(disk, kubelet, agent):
     running = kubelet.run_pod(pod("a", 8))
     wait_until(lambda: all(row["pod"] for row in agent.status()), "the name")

@@ -17,13 +17,13 @@ from agent.kube.decode import parse_pod
 from agent.kubelet import plugin as plugin_module
 from agent.kubelet.admission import Admissions
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.plugin import DevicePlugin
 from agent.kubelet.whose import ListedPod
 from agent.state.store import Store, read_only
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_tokens, inventory
+from tests.fakes.served import served
 from tests.unit.kubelet.conftest import make_allocator
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -189,26 +189,17 @@ def converse(directory, library, cluster, calls):
             store, make_allocator(store, FOUND), "env", lambda: None, lambda: None,
             admissions=Admissions(store, Listed(cluster), cluster, GPU), cluster=cluster,
         )  # fmt: skip
-        server = grpc.aio.server()
-        rpc.add_DevicePluginServicer_to_server(plugin, server)
-        (directory / "p.sock").unlink(missing_ok=True)
-        server.add_insecure_port(f"unix:{directory}/p.sock")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{directory}/p.sock") as channel:
-                for method, raw in calls:
-                    answer = await send(channel, method, raw)
-                    if isinstance(answer, bytes):
-                        answers[method].FromString(answer)
-                    else:
-                        assert answer is not grpc.StatusCode.DEADLINE_EXCEEDED, method
-                        assert method != "GetPreferredAllocation" or not is_preference(raw), answer
-                    check(store, calls)
-                alive = await send(channel, "GetDevicePluginOptions", b"")
-                assert api.DevicePluginOptions.FromString(alive).pre_start_required
-        finally:
-            await plugin.close()
-            await server.stop(grace=None)
+        async with served(plugin, directory) as channel:
+            for method, raw in calls:
+                answer = await send(channel, method, raw)
+                if isinstance(answer, bytes):
+                    answers[method].FromString(answer)
+                else:
+                    assert answer is not grpc.StatusCode.DEADLINE_EXCEEDED, method
+                    assert method != "GetPreferredAllocation" or not is_preference(raw), answer
+                check(store, calls)
+            alive = await send(channel, "GetDevicePluginOptions", b"")
+            assert api.DevicePluginOptions.FromString(alive).pre_start_required
 
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, plugin_module, "_GATE_PATIENCE", patience)

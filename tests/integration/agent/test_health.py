@@ -122,3 +122,27 @@ def test_a_card_can_be_cordoned_while_no_agent_runs(gpu_node, agent):
     agent.start()
     agent.wait_event("registered", 2)
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
+
+
+def test_a_driver_that_answers_nothing_takes_the_slices_and_gives_them_back(
+    gpu_node, agent, fakectl, program
+):
+    """Every call fails as after a reload of the driver's module, and so does opening it anew, for a while."""
+    count = slices(agent)
+    client = program(gpu_node.run_pod(pod("a", 4)).container("c0"))
+    for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCount_v2", "nvmlInitWithFlags"):
+        fakectl("fail", call, 9 if call == "nvmlInitWithFlags" else 999, 1_000_000, "--pid", agent.worker.pid)
+    assert "Driver Not Loaded" in agent.wait_event("gpu is silent", 2)["detail"]
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 0, "no slices")
+    assert gpu_node.capacity()[RESOURCE] == 2 * count
+    assert client.do("alloc a", GIB).code == SUCCESS, "what runs goes on"
+    assert "cannot be reached" in command(agent, "status")
+    fakectl("reset")
+    agent.wait_event("gpu answers again", 2)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "all slices")
+
+    def heard():
+        fakectl("xid", 0, 95)  # again and again: it is listened to when the wait under way is over
+        return any("Xid 95" in one["detail"] for one in agent.events("gpu is sick"))
+
+    wait_until(heard, "news from an event set of the new session")

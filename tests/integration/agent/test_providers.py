@@ -95,7 +95,7 @@ def test_whole_cards_are_counted_after_the_loss_of_the_state(both, agent):
     agent.kill()
     agent.state.rename(agent.state.with_name("lost"))
     agent.start()
-    agent.wait_event("container without a record counted by its device names")
+    agent.wait_event("container without a record restored")
     wait_both(both, 24, 2)
     assert both.device_ids(running, WHOLE) == {row["gpu"] for row in agent.status() if row["pod"] == "whole"}
 

@@ -70,7 +70,7 @@ def test_use_is_what_the_driver_sees(gpu_node, agent, program):
     (used,) = metrics(agent, "gigaslice_container_memory_used_bytes", **where)
     (measured,) = metrics(agent, "gigaslice_container_memory_measured_bytes", **where)
     assert metrics(agent, "gigaslice_container_memory_drift_bytes", **where) == [measured - used]
-    assert metrics(agent, "gigaslice_container_refusals_total") == [1]
+    wait_until(lambda: metrics(agent, "gigaslice_container_refusals_total") == [1], "its name, and a round")
     assert metrics(agent, "gigaslice_container_attached") == [1]
     assert metrics(agent, "gigaslice_foreign_bytes", **where) == [0]
 

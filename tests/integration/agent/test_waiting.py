@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -88,3 +89,27 @@ def test_a_driver_that_only_the_machine_has_makes_the_container_anew(bare, agent
     agent.wait_event("waiting for GPUs", 3)
     agent.wait_event("metrics served", 2)
     assert "gpu-unusable" in asked(agent, "metrics")
+
+
+HANGS = """
+#include <unistd.h>
+int nvmlInitWithFlags(unsigned flags) { for (;;) pause(); }
+"""
+
+
+def test_a_driver_that_hangs_at_the_start_leaves_logs_probes_and_an_end(kubelet, agent, driver, directory):
+    libraries = directory / "libraries"
+    libraries.mkdir()
+    (directory / "hangs.c").write_text(HANGS)
+    build = ["cc", "-shared", "-fPIC", "-o", libraries / "libnvidia-ml.so.1", directory / "hangs.c"]
+    subprocess.run(build, check=True)
+    agent.driver = {**driver, "LD_LIBRARY_PATH": str(libraries)}
+    agent.flags |= {"--inventory": "nvml", "--sysfs": directory / "sys"}
+    kubelet.start()
+    agent.start()
+    assert "has not answered" in agent.wait_event("waiting for NVML")["detail"]
+    assert asked(agent, "healthz") == "ok\n"
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        asked(agent, "readyz")
+    assert kubelet.registry.registrations == []
+    assert agent.terminate() == 0

@@ -55,6 +55,16 @@ class MulticastProp(ctypes.Structure):
     ]
 
 
+class EndpointProp(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("device_or_devices", c_uint),
+        ("size", c_ulonglong),
+        ("handle_types", c_uint),
+        ("flags", c_uint),
+    ]
+
+
 class ExternalMemory(ctypes.Structure):
     _fields_ = [
         ("type", c_int),
@@ -254,3 +264,51 @@ class Driver:
         return int(
             self.cuda.cuMulticastUnbind(c_uint64(team), c_int(device), c_size_t(offset), c_size_t(size))
         )
+
+    # --- logical endpoints
+
+    def endpoint(self, size: int, device: int | None = None, devices: int = 0) -> tuple[int, int]:
+        """A unicast endpoint of DEVICE, or a multicast one for DEVICES of them: (code, number)."""
+        number = c_uint(UNTOUCHED)
+        assert self.cuda.cuLogicalEndpointIdReserve(byref(number), c_uint(1)) == 0
+        kind, value = (1, device) if device is not None else (2, devices)
+        wanted = EndpointProp(kind, value or 0, size, 0, 0)
+        return self.cuda.cuLogicalEndpointCreate(number, byref(wanted)), number.value
+
+    def join_endpoint(self, number: int, device: int) -> int:
+        return int(self.cuda.cuLogicalEndpointAddDevice(c_uint(number), c_int(device)))
+
+    def bind_endpoint(self, number: int, device: int, offset: int, handle: int, size: int) -> int:
+        return int(
+            self.cuda.cuLogicalEndpointBindMem(
+                c_uint(number),
+                c_int(device),
+                c_ulonglong(offset),
+                c_uint64(handle),
+                c_ulonglong(0),
+                c_ulonglong(size),
+                c_ulonglong(0),
+            )
+        )
+
+    def bind_endpoint_address(self, number: int, device: int, offset: int, address: int, size: int) -> int:
+        return int(
+            self.cuda.cuLogicalEndpointBindAddr(
+                c_uint(number),
+                c_int(device),
+                c_ulonglong(offset),
+                c_void_p(address),
+                c_ulonglong(size),
+                c_ulonglong(0),
+            )
+        )
+
+    def unbind_endpoint(self, number: int, device: int, offset: int, size: int) -> int:
+        return int(
+            self.cuda.cuLogicalEndpointUnbind(
+                c_uint(number), c_int(device), c_ulonglong(offset), c_ulonglong(size)
+            )
+        )
+
+    def end_endpoint(self, number: int) -> int:
+        return int(self.cuda.cuLogicalEndpointDestroy(c_uint(number)))

@@ -6,6 +6,7 @@ import pytest
 
 from agent.audit.auditor import Auditor
 from agent.audit.policy import Policy
+from agent.kube import Eviction
 from agent.model import Pod
 from agent.state.ledgers import Reading
 from agent.state.records import Book, ContainerRef
@@ -23,7 +24,7 @@ class Cluster:
         self.events = []
         self.evicted = []
         self.tried = []
-        self.refusal = None
+        self.answer = Eviction()
 
     def pod(self, namespace, name):
         return self.pods.get((namespace, name))
@@ -33,7 +34,7 @@ class Cluster:
 
     async def evict(self, pod, *, dry_run=False):
         (self.tried if dry_run else self.evicted).append(pod)
-        return self.refusal
+        return self.answer
 
 
 class World:
@@ -45,6 +46,7 @@ class World:
         self.now = 0.0
         self.root = root
         self.reading = Reading({}, {})
+        self.owners = {}
         self.auditor = Auditor(
             self, self.cluster, Policy(mode, **policy), self.counters, now=lambda: self.now, proc=root
         )
@@ -58,7 +60,7 @@ class World:
             for _ in range(number):
                 measured = {uuid(0): {10: memory} if memory else {}}
                 found = self.auditor.judge(
-                    measured, self.auditor.look(measured), {}, {self.grant.id: self.reading}
+                    measured, self.auditor.look(measured), self.owners, {self.grant.id: self.reading}
                 )
                 await asyncio.sleep(0)
             return found
@@ -151,16 +153,24 @@ def test_a_dry_run_asks_and_ends_nobody(tmp_path):
 
 def test_an_eviction_that_is_refused_is_asked_for_again_later(tmp_path):
     world = World(tmp_path, "evict", grace=0)
-    world.cluster.refusal = "a PodDisruptionBudget does not allow it"
+    world.cluster.answer = Eviction("a PodDisruptionBudget does not allow it")
     world.rounds(5)
     world.now += 60
     world.rounds(1)
     assert len(world.cluster.evicted) == 2
     assert world.counters.evictions == 0
-    world.cluster.refusal = None
+    world.cluster.answer = Eviction()
     world.now += 60
     world.rounds(1)
     assert world.counters.evictions == 1
+
+
+def test_a_pod_that_went_by_itself_is_no_eviction_of_ours(tmp_path):
+    world = World(tmp_path, "evict", grace=0)
+    world.cluster.answer = Eviction(gone=True)
+    world.rounds(5)
+    assert world.cluster.evicted == [POD]
+    assert world.counters.evictions == 0
 
 
 @pytest.mark.parametrize(("over_limit", "evicted"), [(False, []), (True, [POD])])
@@ -175,6 +185,46 @@ def test_a_limit_lowered_below_use_ends_nobody_unless_the_policy_says_so(tmp_pat
     assert ("nothing is ended" in text) == (not over_limit)
     assert world.cluster.evicted == evicted
     assert [one[2] for one in rest] == ["GigasliceEvicting"] * len(evicted)
+
+
+@pytest.mark.parametrize("mode", ["report", "evict"])
+def test_a_process_with_a_slot_that_holds_more_is_treated_as_one_without(tmp_path, mode):
+    """Declares 1 GiB of its 8 and holds 60, which a plug-in took that passes the library by."""
+    world = World(tmp_path, mode, grace=0)
+    process = ProcessUsage(0, 10, 10, 1, {uuid(0): GIB}, {uuid(0): GIB}, 0, "p")
+    world.reading = Reading({uuid(0): GIB}, {uuid(0): GIB}, (process,), limits={uuid(0): 8 * GIB})
+    world.owners = {10: world.grant.id}
+    world.rounds(2, 60 * GIB)
+    assert world.cluster.events == []
+    world.rounds(3, 60 * GIB)
+    assert world.reasons() == ["GigasliceOveruse"] + ["GigasliceEvicting"] * (mode == "evict")
+    assert f"holds 52 GiB of {uuid(0)} beyond its quota, taken by a part" in world.cluster.events[0][3]
+    assert world.cluster.evicted == ([POD] if mode == "evict" else [])
+
+
+@pytest.mark.parametrize(("mode", "size"), [("report", 60 * GIB), ("evict", 60 * GIB), ("evict", GIB // 8)])
+def test_a_ledger_that_is_made_to_grow_is_told_and_ended_by_policy(tmp_path, mode, size):
+    world = World(tmp_path, mode, grace=0, above=GIB // 4)
+    world.reading = Reading({}, {}, grew=size)
+    world.rounds(2, 0)
+    world.reading = Reading({}, {})
+    world.rounds(1, 0)
+    assert world.cluster.events == [], "what happens once is cut, counted and in the log"
+    world.reading = Reading({}, {}, grew=size)
+    world.rounds(4, 0)
+    evicts = mode == "evict" and size > GIB
+    assert world.reasons() == ["GigasliceLedger"] + ["GigasliceEvicting"] * evicts
+    assert ("nothing is ended" in world.cluster.events[0][3]) == (not evicts)
+    assert world.cluster.evicted == [POD] * evicts
+
+
+def test_a_context_on_top_of_a_full_quota_is_nothing_to_speak_of(tmp_path):
+    world = World(tmp_path, "evict", grace=0)
+    process = ProcessUsage(0, 10, 10, 1, {uuid(0): 8 * GIB}, {uuid(0): 8 * GIB}, 0, "p")
+    world.reading = Reading({uuid(0): 8 * GIB}, {uuid(0): 8 * GIB}, (process,), limits={uuid(0): 8 * GIB})
+    world.owners = {10: world.grant.id}
+    world.rounds(9, 9 * GIB)
+    assert world.cluster.events == [] and world.cluster.evicted == []
 
 
 def test_what_a_dead_process_held_is_no_offence(tmp_path):

@@ -9,10 +9,10 @@ UID = "2c48913c-b29f-11e7-9350-020968147796"
 ID, GRANT = "a1" * 32, "0b" * 16
 
 
-def make(root, pid, comm="python\n", cgroup="0::/\n", mounts=""):
+def make(root, pid, *, comm="python\n", cgroup="0::/\n", mounts="", status=""):
     directory = root / str(pid)
     directory.mkdir()
-    for name, text in (("comm", comm), ("cgroup", cgroup), ("mountinfo", mounts)):
+    for name, text in (("comm", comm), ("cgroup", cgroup), ("mountinfo", mounts), ("status", status)):
         (directory / name).write_text(text)
 
 
@@ -56,3 +56,10 @@ def test_the_real_proc_can_be_read():
     seen = sight(os.getpid())
     assert seen.name
     assert seen.mounted == ""
+
+
+def test_the_number_inside_is_the_innermost_one(tmp_path):
+    make(tmp_path, 7, status="Name:\tpython\nNStgid:\t7\t90\t1\nNSpid:\t7\t90\t12\nNSpgid:\t7\t90\t1\n")
+    make(tmp_path, 8, status="Name:\told kernel\n")
+    assert (sight(7, tmp_path).inner, sight(8, tmp_path).inner) == (12, 0)
+    assert sight(os.getpid()).inner in (0, os.getpid())

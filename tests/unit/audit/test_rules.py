@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
 from agent.audit.cgroups import Place
 from agent.audit.processes import Sighting
-from agent.audit.rules import examine, whose
-from agent.state.records import ContainerRef, Hold, whole_token
+from agent.audit.rules import credible, examine, named, undeclared, whose
+from agent.state.ledgers import Reading
+from agent.state.records import ContainerRef, Hold, Owner, whole_token
 from tests.fakes.nodes import GIB, grant, uuid
+from vcuda import ProcessUsage
 
 UID, OTHER = "2c48913c-b29f-11e7-9350-020968147796", "ffffffff-b29f-11e7-9350-020968147796"
 ONE, TWO = "a1" * 32, "b2" * 32
@@ -108,3 +112,93 @@ def test_who_has_ended_while_it_was_measured_blames_nobody():
     survey = examine({uuid(0): {10: GIB, 11: GIB}}, {10: ended.id}, sightings, [of(2, "b")], PODS)
     assert survey.findings == () and survey.strangers == {}
     assert survey.foreign == {uuid(0): GIB}
+
+
+def test_a_slot_is_the_kernels_word_where_nothing_contradicts_it():
+    mine, other = of(1), of(2, "b")
+    assert credible({10: {mine.id}}, [], [mine, other], PODS) == {10: mine.id}
+    assert credible({10: {mine.id}}, [seen()], [mine, other], PODS) == {10: mine.id}
+    assert credible({10: {mine.id}}, [seen(place=Place(UID, ONE))], [mine, other], PODS) == {10: mine.id}
+    assert credible({10: {"ended"}}, [seen(place=Place(UID, ONE))], [mine], PODS) == {10: "ended"}
+
+
+def test_a_slot_of_a_process_that_runs_in_another_pod_is_no_slot():
+    mine, other = of(1), of(2, "b")
+    away = seen(place=Place(OTHER, ONE))
+    assert credible({10: {mine.id}}, [away], [mine, other], {**PODS, OTHER: ("default", "b")}) == {}
+    assert (
+        credible({10: {mine.id}}, [away], [replace(mine, owner=Owner(UID, "default", "a", "c0"))], {}) == {}
+    )
+    assert credible({10: {mine.id}}, [seen(mounted=other.id)], [mine, other], {}) == {}
+
+
+def test_of_two_who_have_a_process_the_one_that_it_has_mounted_is_right():
+    first, second = of(1), of(2, container="c1", tokens=range(8, 12))
+    both = {10: {first.id, second.id}}
+    assert credible(both, [seen(mounted=second.id)], [first, second], PODS) == {10: second.id}
+    assert credible(both, [seen(place=Place(UID, ONE))], [first, second], PODS) == {}
+
+
+def reading(used, limit=8 * GIB, excess=0, pid=10, **more):
+    process = ProcessUsage(0, pid, 1, 1, {uuid(0): used}, {uuid(0): used}, 0, "p", {uuid(0): excess})
+    return Reading({uuid(0): used}, {}, (process,), limits={uuid(0): limit}, **more)
+
+
+@pytest.mark.parametrize(
+    ("used", "excess", "held", "found"),
+    [
+        (GIB, 0, 60 * GIB, 52 * GIB),
+        (60 * GIB, 59 * GIB, 60 * GIB, 52 * GIB),  # what it measured on itself no call declared either
+        (60 * GIB, 0, 60 * GIB, 52 * GIB),  # nobody ever allowed it to declare that much
+        (8 * GIB, 0, 9 * GIB, 0),  # a context, on top of a quota that is used up
+        (GIB, 0, 8 * GIB, 0),  # within its limit, whoever took it
+        (8 * GIB, 0, 0, 0),  # reserved, and not used yet
+    ],
+)
+def test_what_a_process_with_a_slot_holds_undeclared_is_too_much_beyond_the_limit(used, excess, held, found):
+    over = undeclared(of(1), reading(used, excess=excess), {uuid(0): {10: held, 11: GIB}})
+    assert over == ({uuid(0): found} if found else {})
+
+
+def test_what_was_declared_under_a_larger_limit_is_no_overuse():
+    lowered = replace(of(1), resizes=2)
+    assert undeclared(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 8 * GIB + GIB // 2}}) == {}
+    over = undeclared(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 20 * GIB}})
+    assert over == {uuid(0): 12 * GIB}, "but what nobody declared is"
+
+
+def test_each_process_may_have_its_context():
+    processes = tuple(
+        ProcessUsage(slot, pid, 1, 1, {uuid(0): 4 * GIB}, {}, 0, "p", {}) for slot, pid in enumerate((10, 11))
+    )
+    both = Reading({uuid(0): 8 * GIB}, {}, processes, limits={uuid(0): 8 * GIB})
+    assert undeclared(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB}}) == {}
+    assert undeclared(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB + 1}}) == {uuid(0): 2 * GIB + 1}
+
+
+def test_nothing_is_said_of_a_ledger_that_cannot_be_read_or_of_whole_gpus():
+    measured = {uuid(0): {10: 60 * GIB}}
+    assert undeclared(of(1), reading(0, problem="damaged"), measured) == {}
+    whole = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_token(uuid(0)),)),))
+    assert undeclared(whole, reading(0), measured) == {}
+
+
+def nameless(inside, slot=0):
+    return ProcessUsage(slot, 0, inside, 1, {uuid(0): GIB}, {uuid(0): GIB}, 0, "p", alive=True)
+
+
+def test_an_owner_without_a_lock_is_the_process_that_has_the_files_mounted():
+    mine, other = of(1), of(2, "b")
+    lost = Reading({uuid(0): GIB}, {}, (nameless(7), nameless(8, 1)), limits={})
+    sightings = [
+        replace(seen(70, mounted=mine.id), inner=7),
+        replace(seen(71, mounted=other.id), inner=7),  # the number is another container's there
+        replace(seen(80, mounted=mine.id), inner=8),
+        replace(seen(90, mounted=mine.id), inner=9),
+    ]
+    assert named({mine.id: lost}, sightings, {80})[mine.id].pids == (70,), "80 has a name already"
+    assert named({mine.id: lost}, sightings, ())[mine.id].pids == (70, 80)
+    twice = [*sightings, replace(seen(72, mounted=mine.id), inner=7)]  # two PID namespaces in one container
+    assert named({mine.id: lost}, twice, ())[mine.id].pids == (80,), "of two who could be meant neither is"
+    dead = Reading({}, {}, (replace(nameless(7), alive=False),), limits={})
+    assert named({mine.id: dead}, sightings, ()) == {mine.id: dead}

@@ -210,3 +210,77 @@ def test_host_memory_is_lent_to_the_node_and_to_single_gpus():
 def test_host_memory_that_makes_no_sense_is_refused(text):
     with pytest.raises(ConfigError, match="--host-memory"):
         config.load({"host-memory": text}, {})
+
+
+@pytest.mark.parametrize("text, meant", [
+    ("on", "on"), ("off", "off"), ("On", "on"), ("OFF", "off"), ("yes", "on"), ("no", "off"), ("true", "on"),
+    ("False", "off"), ('"on"', "on"), ("'off'", "off"),
+])  # fmt: skip
+def test_on_and_off_mean_that_in_a_file_too(tmp_path, text, meant):
+    """YAML 1.1 has them as truth values, and so has Helm, which writes true and false for them."""
+    path = tmp_path / "config.yaml"
+    path.write_text(f"bindCpus: {text}\nevictOverLimit: {text}\n")
+    loaded = load({"config": str(path)})
+    assert (loaded.bind_cpus, loaded.evict_over_limit) == (meant, meant)
+    plain = text.strip("\"'")
+    assert load({"bind-cpus": plain}, {"GIGASLICE_EVICT_OVER_LIMIT": plain}).bind_cpus == meant
+
+
+@pytest.mark.parametrize("text", ["off", "Off", "no", "false"])
+def test_what_can_be_turned_off_can_be_so_in_a_file(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    keys = [field.key for field in config.FIELDS if field.metavar.endswith("|off")]
+    assert set(keys) >= {"hostMemory", "bindCpus", "metricsAddress", "kubeApi", "wholeGpus", "rdma"}
+    path.write_text("".join(f"{key}: {text}\n" for key in keys))
+    loaded, meant = (
+        load({"config": str(path)}),
+        {field.flag: "off" for field in config.FIELDS if field.key in keys},
+    )
+    assert loaded == load(meant)
+    assert (loaded.host_memory, loaded.metrics_address, loaded.kube_api, loaded.rdma) == ({}, None, "off", "")
+
+
+@pytest.mark.parametrize(
+    "key", ["logFormat", "placement", "overuse", "visibleDevices", "withoutGpus", "slice"]
+)
+@pytest.mark.parametrize("text", ["on", "off", "true", "no"])
+def test_a_truth_value_is_no_word_of_another_choice(tmp_path, key, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{key}: {text}\n")
+    (line,) = mistakes({"config": str(path)})
+    assert f'{key} "{text}"' in line
+
+
+@pytest.mark.parametrize("line, attribute, value", [
+    ("slice: 1073741824", "slice_bytes", 1 << 30), ("slice: '1073741824'", "slice_bytes", 1 << 30),
+    ("slice: 8GiB", "slice_bytes", 8 << 30), ("slice: 010", "slice_bytes", 10),
+    ("pollInterval: 90", "poll_interval", 90.0), ("pollInterval: 2.50", "poll_interval", 2.5),
+    ("pollInterval: 0100", "poll_interval", 100.0), ("rdmaShare: '4'", "rdma_share", 4),
+    ("nodeName: '0123'", "node_name", "0123"), ("nodeName: 0123", "node_name", "0123"),
+    ("nodeName: 1e3", "node_name", "1e3"), ("nodeName: 2026-01-02", "node_name", "2026-01-02"),
+    ("hostMemory: 8GiB", "host_memory", {"": 8 << 30}), ("metricsAddress: :9445", "metrics_address", (None, 9445)),
+])  # fmt: skip
+def test_a_value_is_the_text_that_stands_there(tmp_path, line, attribute, value):
+    """Not what YAML 1.1 makes of it: an octal 010, a 1:30 of base 60, a date."""
+    path = tmp_path / "config.yaml"
+    path.write_text(line + "\n")
+    assert getattr(load({"config": str(path)}), attribute) == value
+
+
+@pytest.mark.parametrize("line", [
+    "pollInterval: 1:30", "pollInterval: 0x10", "pollInterval: 1_000", "slice: 1:30", "slice: 1_000", "slice: 0x10",
+    "slice: 1e9", "slice: .inf", "pollInterval: .nan", "rdmaShare: 010", "slice:", "slice: ~", "slice: null",
+    "nodeName:", "nodeName: null", "rdma: ~", "slice: 1GiB\nslice: 2GiB", "slice: [1GiB]", "slice: {a: b}",
+    "? [a]\n: b", "slice: *x",
+])  # fmt: skip
+def test_what_could_mean_two_things_is_refused_with_its_key(tmp_path, line):
+    path = tmp_path / "config.yaml"
+    path.write_text(line + "\n")
+    found = mistakes({"config": str(path)})
+    assert len(found) == 1 and str(path) in found[0] and "\n" not in found[0]
+
+
+@pytest.mark.parametrize("port", ["", "x", "-1", "0", "65536", "²", "1" * 400])
+def test_a_service_with_an_impossible_port_is_none(port):
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    assert load({}, environ).kubernetes_service == ""

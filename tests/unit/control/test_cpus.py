@@ -1,16 +1,20 @@
 """Threads on the CPUs near their card: only ever fewer, and only of containers that use it."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from agent.control import cpus as module
 from agent.control.cpus import CpuBinder, narrowed
 from agent.discovery.sysfs import node_cpus
 from agent.state import ledgers
 from agent.state.records import Book
 from tests.fakes.nodes import grant, inventory
+from vcuda import ProcessUsage
 
 
 @pytest.mark.parametrize(
@@ -49,12 +53,10 @@ class Ledgers:
         self.book = Book().with_grant(grant(1, *held))
         self.pids = pids
 
-    def readings(self):
-        class Process:
-            def __init__(self, pid):
-                self.pid = pid
-
-        return {f"{1:032x}": ledgers.Reading({}, {}, tuple(map(Process, self.pids)))}
+    def reading(self, grant_id):
+        assert grant_id == f"{1:032x}"
+        processes = [ProcessUsage(slot, pid, pid, 1, {}, {}, 0, "p") for slot, pid in enumerate(self.pids)]
+        return ledgers.Reading({}, {}, tuple(processes))
 
 
 @pytest.fixture
@@ -76,17 +78,19 @@ def cpus():
 def test_a_process_is_kept_on_the_near_ones_and_never_gets_more(tmp_path, sleeper, cpus):
     write_node(tmp_path, 0, f"{cpus[-1]}\n")
     binder = CpuBinder(Ledgers([sleeper], (0, range(2))), inventory, 1.0, sysfs=tmp_path)
-    binder.round()
+    asyncio.run(binder.round())
     assert os.sched_getaffinity(sleeper) == {cpus[-1]}
     (tmp_path / "devices/system/node/node0/cpulist").write_text(f"0-{cpus[-1]}\n")
-    binder.round()
+    asyncio.run(binder.round())
     assert os.sched_getaffinity(sleeper) == {cpus[-1]}
 
 
 def test_cards_of_two_nodes_leave_both(tmp_path, sleeper, cpus):
     write_node(tmp_path, 0, f"{cpus[0]}\n")
     write_node(tmp_path, 1, f"{cpus[1]}\n")
-    CpuBinder(Ledgers([sleeper], (0, range(2)), (1, range(2))), inventory, 1.0, sysfs=tmp_path).round()
+    asyncio.run(
+        CpuBinder(Ledgers([sleeper], (0, range(2)), (1, range(2))), inventory, 1.0, sysfs=tmp_path).round()
+    )
     assert os.sched_getaffinity(sleeper) == set(cpus[:2])
 
 
@@ -95,13 +99,15 @@ def test_without_a_known_node_nobody_is_bound(tmp_path, sleeper, cpus):
     binder = CpuBinder(
         Ledgers([sleeper], (0, range(2))), lambda: inventory(numa=(None,)), 1.0, sysfs=tmp_path
     )
-    binder.round()
+    asyncio.run(binder.round())
     assert os.sched_getaffinity(sleeper) == set(cpus)
 
 
-def test_processes_that_have_ended_disturb_nobody(tmp_path, cpus):
+def test_processes_that_have_ended_disturb_nobody(tmp_path, sleeper, cpus):
     write_node(tmp_path, 0, f"{cpus[0]}\n")
-    CpuBinder(Ledgers([1 << 30], (0, range(2))), inventory, 1.0, sysfs=tmp_path).round()
+    pids = [1 << 30, sleeper, (1 << 30) - 1]
+    asyncio.run(CpuBinder(Ledgers(pids, (0, range(2))), inventory, 1.0, sysfs=tmp_path).round())
+    assert os.sched_getaffinity(sleeper) == {cpus[0]}
 
 
 @pytest.mark.parametrize(
@@ -114,5 +120,22 @@ def test_the_company_in_a_pods_cgroup_is_bound_too_and_no_other(tmp_path, sleepe
     for pid in (1 << 29, sleeper):
         (proc / str(pid) / "task" / str(pid)).mkdir(parents=True)
         (proc / str(pid) / "cgroup").write_text(group)
-    CpuBinder(Ledgers([1 << 29], (0, range(2))), inventory, 1.0, sysfs=tmp_path, proc=proc).round()
+    asyncio.run(
+        CpuBinder(Ledgers([1 << 29], (0, range(2))), inventory, 1.0, sysfs=tmp_path, proc=proc).round()
+    )
     assert os.sched_getaffinity(sleeper) == ({cpus[0]} if bound else set(cpus))
+
+
+def test_processes_are_not_looked_at_in_the_agents_own_thread(tmp_path, sleeper, cpus, monkeypatch):
+    """A node has thousands, and the kubelet's calls are answered there."""
+    write_node(tmp_path, 0, f"{cpus[0]}\n")
+    seen = set()
+    for name in ("_cgroup", "node_cpus"):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, real=real: (seen.add(threading.get_ident()), real(*a))[1]
+        )
+    binder = CpuBinder(Ledgers([sleeper], (0, range(2))), inventory, 1.0, sysfs=tmp_path)
+    asyncio.run(binder.round())
+    assert os.sched_getaffinity(sleeper) == {cpus[0]}
+    assert seen and threading.get_ident() not in seen

@@ -328,3 +328,21 @@ def test_nobody_grows_into_host_memory_that_is_not_there(host_node):
     )
     host_node.left = 4 * GIB
     assert not isinstance(host_node.keeper.resize(Ask("default", "one", memory=20 * GIB)), Refusal)
+
+
+def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
+    key = node.admit("a", range(8))
+    forgotten = node.store.book.given_back(tokens(0, 0))
+    node.store.update(forgotten)
+    node.round()
+    assert node.shown == frozenset(), "the scheduler counts its pod"
+    node.cluster.pods.clear()
+    node.round()
+    assert len(node.shown) == 8
+    node.cluster.synced = False
+    node.round()
+    assert node.shown == frozenset(), "nobody knows"
+    node.cluster.synced = True
+    node.store.update(node.store.book.without([key]))
+    node.round()
+    assert node.shown == frozenset()

@@ -1,5 +1,6 @@
 """What reaches the limits pages of containers that share a card's time."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,3 +203,17 @@ def test_a_ledger_of_nonsense_gives_numbers(node):
     assert lib.ledger_read_shares(str(ledger).encode(), array, 16) in (1, -1) or array[0].flying <= 1024
     found = vcuda.read_shares(ledger)
     assert all(0 <= use.flying <= lib.VC_MAX_SLOTS for use in found.values())
+
+
+def test_processes_that_nvml_does_not_list_have_no_work_under_way(node, keeper, monkeypatch):
+    """A container that says 1,000 processes are at work would give its neighbour back all that it is charged."""
+    node.admit("honest", range(4), cores="30")
+    node.admit("liar", range(4, 8), cores="70")
+    honest, liar = node.store.book.grants
+    busy = Busy(monkeypatch)
+    node.store.listed = {honest.id: {uuid(0): 1}, liar.id: {uuid(0): 1}}
+    for _ in range(100):
+        busy.charge(0.005, honest, liar)
+        busy.uses[liar.id] = replace(busy.uses[liar.id], flying=1000)
+        keeper.look()
+    assert page(node, honest).credit_us == pytest.approx(250_000, rel=0.1)

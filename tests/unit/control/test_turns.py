@@ -12,6 +12,7 @@ from agent.discovery.paging import Paging
 from agent.discovery.source import Inventory
 from agent.model import Gpu, Topology
 from agent.state.records import Book, Grant, GrantPolicy, Hold
+from tests.fakes.hostile import HostileLedger
 from tests.fakes.nodes import GIB, uuid
 from vcuda import contract
 
@@ -194,3 +195,48 @@ def test_it_frees_everybody_when_it_is_cancelled(store):
 
     asyncio.run(begin_and_end())
     assert [node.page(name)[0] for name in "ab"] == [0, 0]
+
+
+def test_nobody_brings_turns_upon_others_by_what_he_says_he_has(store):
+    """Two whose working sets fit the card go on together, whatever a third says of its own."""
+    node = Node(store, "abc")
+    for name in "ab":
+        node.said[name] = used(1, managed=2 * GIB)
+    (liar,) = (grant for grant in store.book.grants if node.names[grant.id] == "c")
+    del node.keeper._usage
+    honest = node.keeper._usage
+    node.keeper._usage = lambda grant: (
+        honest(grant) if grant is liar else {uuid(0): node.said[node.names[grant.id]]}
+    )
+    with HostileLedger(store.dirs.path(liar.id)) as ledger:
+        ledger.hold(0)
+        ledger.slot(0, 64 << 40)
+        ledger.split(0, real=64 << 40, managed=64 << 40, busy=0)
+        vcuda.read_ledger(ledger.path)  # as every measuring round does: then it is in memory
+        for step in range(40):
+            node.now += 0.05
+            for name in "ab":
+                node.said[name] = used(step, managed=2 * GIB)
+            node.keeper.look()
+        assert node.keeper.cards[uuid(0)].fits
+        assert node.page("a") == node.page("b") == (0, 0)
+        usage = node.keeper._usage(liar)[uuid(0)]
+        assert (usage.real, usage.managed) == (GIB, QUOTA * GIB)
+
+
+def test_a_ledger_that_cannot_be_read_takes_no_more_than_its_part_of_the_card(store):
+    """Else a container could take the room from its neighbours by damaging its own file."""
+    node = Node(store, "abc")
+    (liar,) = (grant for grant in store.book.grants if node.names[grant.id] == "c")
+    del node.keeper._usage
+    honest = node.keeper._usage
+    node.keeper._usage = lambda grant: (
+        honest(grant) if grant is liar else {uuid(0): node.said[node.names[grant.id]]}
+    )
+    HostileLedger(store.dirs.path(liar.id)).garbage()
+    for step in range(40):
+        node.now += 0.05
+        for name in "ab":
+            node.said[name] = used(step, managed=2 * GIB)
+        node.keeper.look()
+    assert node.keeper.cards[uuid(0)].fits

@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802  (NVML names its functions)
 
+import threading
 from types import SimpleNamespace
 
 import pynvml
@@ -261,6 +262,26 @@ def test_what_processes_used_is_what_was_sampled_since(driver, source):
     assert source.process_busy("GPU-nowhere") is None
 
 
+def test_samples_that_come_between_the_two_questions_are_asked_for_again(driver, source, monkeypatch):
+    sample = SimpleNamespace(timeStamp=1000, pid=41, smUtil=30)
+    answers: list[object] = []
+
+    def one_more_each_time(card, last_seen):
+        answers.append(card)
+        if len(answers) < tries:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        return [sample]
+
+    source.scan()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", one_more_each_time)
+    tries = 3
+    assert source.process_busy(uuid(0)) == {41: 0.3}
+    answers.clear()
+    tries = 100
+    assert source.process_busy(uuid(0)) is None, "not for ever"
+    assert len(answers) < 10
+
+
 def test_a_card_that_does_not_tell_its_processes_is_left_out(driver, source):
     source.scan()
     driver.fails["nvmlDeviceGetComputeRunningProcesses", 0] = LOST
@@ -276,3 +297,182 @@ def test_the_driver_is_opened_once_and_let_go_once(driver, source):
     source.close()
     source.close()
     assert driver.started == 0
+
+
+# --- a driver that was reloaded or swapped ----------------------------------------------------------------------------
+
+
+class Reloaded(Driver):
+    """A driver whose handles and event sets are worth nothing once it was reloaded, as after rmmod and modprobe.
+
+    It answers calls of the old session with CODE, and `nvmlInit` with INIT, where that is set.
+    """
+
+    def __init__(self, cards=2):
+        super().__init__(cards)
+        self.module = self.session = 0  # which load of the module, and which one NVML was initialised with
+        self.code = pynvml.NVML_ERROR_UNKNOWN
+        self.init = None
+        self.sets, self.heard = 0, []
+
+    def reload(self, code, init=None):
+        self.module, self.code, self.init = self.module + 1, code, init
+
+    def check(self):
+        if self.session != self.module:
+            raise pynvml.NVMLError(self.code)
+
+    def _guarded(self, name):
+        inner = super()._guarded(name)
+
+        def call(*arguments, **keywords):
+            if name not in ("nvmlInit", "nvmlShutdown"):
+                self.check()
+            arguments = [self.index(one) for one in arguments]
+            return inner(*arguments, **keywords)
+
+        return call
+
+    def index(self, handle):
+        if not isinstance(handle, tuple):
+            return handle
+        if handle[0] != self.module:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return handle[1]
+
+    def nvmlInit(self):
+        super().nvmlInit()
+        if self.init is not None:
+            self.started -= 1
+            raise pynvml.NVMLError(self.init)
+        self.session = self.module
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return (self.module, index)
+
+    def nvmlEventSetCreate(self):
+        self.sets += 1
+        return (self.module, 100 + self.sets)
+
+    def nvmlEventSetFree(self, events):
+        pass
+
+    def nvmlDeviceGetSupportedEventTypes(self, card):
+        return pynvml.nvmlEventTypeXidCriticalError
+
+    def nvmlDeviceRegisterEvents(self, card, types, events):
+        pass
+
+    def nvmlEventSetWait(self, events, milliseconds):
+        if not self.heard:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        card = (self.module, self.heard.pop())
+        return SimpleNamespace(device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=79)
+
+
+SWAPPED = [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST,
+           pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_UNINITIALIZED]  # fmt: skip
+
+
+@pytest.fixture
+def reloaded(monkeypatch):
+    monkeypatch.setattr(nvml.nvml_health, "_address", lambda handle: handle)
+    driver = Reloaded().install(monkeypatch)
+    source = NvmlSource(GIB)
+    source.scan()
+    assert source.events(0.0) == ()
+    return driver, source
+
+
+@pytest.mark.parametrize("code", SWAPPED)
+def test_a_driver_that_was_swapped_is_opened_anew_and_its_errors_are_heard_again(reloaded, code):
+    driver, source = reloaded
+    driver.reload(code)
+    assert set(source.vitals().values()) == {nvml.Vitals()}, "the same question has its answer already"
+    assert driver.started == 1, "shut down and initialised"
+    assert source.process_memory() is not None
+    assert driver.sets == 2, "with an event set of its own, at once"
+    driver.heard.append(1)
+    assert source.events(0.0) == (nvml.CardEvent(uuid(1), 79),)
+    assert [gpu.uuid for gpu in source.scan().gpus] == [uuid(0), uuid(1)]
+    source.close()
+    assert driver.started == 0
+
+
+@pytest.mark.parametrize("code", SWAPPED)
+def test_while_it_cannot_be_opened_every_card_is_silent_and_back_with_it(reloaded, code):
+    driver, source = reloaded
+    driver.reload(code, init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    for _ in range(20):
+        found = source.vitals()
+        assert set(found) == {uuid(0), uuid(1)}
+        assert all("cannot be reached (NVML: Driver Not Loaded)" in one.silent for one in found.values())
+        assert source.process_memory() is None and source.process_busy(uuid(0)) is None
+        assert source.events(0.0) == ()
+    with pytest.raises(MissingError):
+        source.scan()
+    driver.init = None
+    assert set(source.vitals().values()) == {nvml.Vitals()}
+    driver.heard.append(0)
+    assert source.events(0.0) == (nvml.CardEvent(uuid(0), 79),)
+
+
+def test_a_library_that_stays_the_old_one_ends_the_process(reloaded):
+    driver, source = reloaded
+    mismatch = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    driver.reload(mismatch, init=mismatch)
+    assert all(one.silent for one in source.vitals().values())
+    assert all(one.silent for one in source.vitals().values())
+    with pytest.raises(MissingError, match="made anew"):
+        source.vitals()
+
+
+def test_one_card_that_does_not_answer_costs_the_others_one_look(reloaded, monkeypatch):
+    driver, source = reloaded
+    driver.fails["nvmlDeviceGetMemoryInfo", 1] = pynvml.NVML_ERROR_UNKNOWN
+    for _ in range(10):
+        found = source.vitals()
+        assert not found[uuid(0)].silent and found[uuid(1)].silent
+        source.events(0.0)
+    assert driver.sets == 2, "events of the others are missed once"
+    driver.fails.clear()
+    assert not source.vitals()[uuid(1)].silent
+    driver.heard.append(1)
+    assert source.events(0.0) == (nvml.CardEvent(uuid(1), 79),)
+
+
+def test_events_that_fail_for_good_have_the_driver_opened_anew(reloaded):
+    driver, source = reloaded
+    driver.fails["nvmlEventSetWait"] = pynvml.NVML_ERROR_UNINITIALIZED
+    for _ in range(6):
+        source.events(0.0)
+    assert "cannot be heard" in " ".join(source.scan().warnings)
+    driver.fails.clear()
+    source.vitals()
+    driver.heard.append(1)
+    assert source.events(0.0) == (nvml.CardEvent(uuid(1), 79),)
+    assert "cannot be heard" not in " ".join(source.scan().warnings)
+
+
+def test_a_call_that_hangs_keeps_the_driver_from_being_opened_anew_and_nothing_else(reloaded, monkeypatch):
+    driver, source = reloaded
+    hangs, going = threading.Event(), threading.Event()
+
+    def hang(*_):
+        going.set()
+        hangs.wait(60)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", hang)
+    source._session._patience = 0.01
+    thread = threading.Thread(target=source.process_memory)
+    thread.start()
+    going.wait(60)
+    try:
+        driver.reload(pynvml.NVML_ERROR_UNKNOWN)
+        assert all(one.silent for one in source.vitals().values())
+        source.close()
+        assert driver.started == 1, "nobody shuts it down under a call"
+    finally:
+        hangs.set()
+        thread.join()

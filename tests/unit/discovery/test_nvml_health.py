@@ -45,11 +45,14 @@ def test_a_card_that_says_nothing_is_well(monkeypatch):
         (pynvml.NVML_ERROR_GPU_IS_LOST, True),
         (pynvml.NVML_ERROR_RESET_REQUIRED, True),
         (pynvml.NVML_ERROR_UNKNOWN, False),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, False),
+        (pynvml.NVML_ERROR_UNINITIALIZED, False),
     ],
 )
 def test_only_a_lost_card_is_lost(monkeypatch, error, lost):
     answers(monkeypatch, nvmlDeviceGetMemoryInfo=error)
-    assert nvml_health.vitals(1).lost is lost
+    found = nvml_health.vitals(1)
+    assert (found.lost, bool(found.silent)) == (lost, not lost)
 
 
 def test_everything_a_card_can_say(monkeypatch):
@@ -115,3 +118,31 @@ def test_after_an_error_it_begins_anew(listening):
 def test_a_card_that_cannot_be_listened_to_does_not_keep_the_others_from_it(listening):
     listener = listening(event(8, XID, 95))
     assert listener.wait({"GPU-a": 7, "GPU-b": 8}, 0.0) == (CardEvent("GPU-b", 95),)
+
+
+def test_a_card_that_could_not_be_listened_to_is_tried_again(listening, monkeypatch):
+    registered = []
+
+    def register(handle, *_):
+        registered.append(handle)
+        if len(registered) == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    listener = listening(*[pynvml.NVML_ERROR_TIMEOUT] * 3)
+    monkeypatch.setattr(nvml_health.pynvml, "nvmlDeviceRegisterEvents", register)
+    listener.wait({"GPU-a": 7, "GPU-b": 8}, 0.0)
+    listener.wait({"GPU-a": 7, "GPU-b": 8}, 0.0)
+    assert registered == [7, 8], "not at once"
+    monkeypatch.setattr(nvml_health.time, "monotonic", lambda: listener._register_at)
+    listener.wait({"GPU-a": 7, "GPU-b": 8}, 0.0)
+    assert registered == [7, 8, 7, 8]
+
+
+def test_waits_that_fail_again_and_again_are_noticed(listening):
+    errors = [pynvml.NVML_ERROR_UNINITIALIZED] * 6
+    listener = listening(*errors, pynvml.NVML_ERROR_TIMEOUT)
+    heard = []
+    for _ in range(7):
+        listener.wait({"GPU-a": 7}, 0.0)
+        heard.append(listener.deaf)
+    assert heard == [False] * 5 + [True, False]

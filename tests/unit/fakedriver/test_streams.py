@@ -90,6 +90,21 @@ def test_launches_are_counted_per_process(small):
     assert small.state()["processes"][0]["launches"] == 1000 + 12 * 500
 
 
+def test_records_elsewhere_than_the_last_launch_are_counted(small):
+    peer = small.peer()
+    peer("context(0)")
+    first, second = (peer("handles('cuStreamCreate', 1)") for _ in range(2))
+    event, kernel = peer("handles('cuEventCreate', 2)"), peer("function('kernel')")
+    record = f"good('cuEventRecord', c_void_p({event}), c_void_p({{}}))"
+    peer(record.format(first))
+    assert small.state()["processes"][0]["records"] == 0, "this thread has launched nothing"
+    for into, recorded in ((first, first), (first, second), (0, 0), (0, first), (second, 0)):
+        peer(f"launch({kernel}, {into})")
+        peer(record.format(recorded))
+    process = small.state()["processes"][0]
+    assert (process["records"], process["foreign_records"]) == (5, 3)
+
+
 def test_bad_launches(small):
     peer = small.peer()
     peer("context(0)")

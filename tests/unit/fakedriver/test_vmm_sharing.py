@@ -108,3 +108,27 @@ def test_a_handle_is_no_handle_after_its_last_reference(small, peers):
     assert peer(f"d.release({memory})") == 1
     assert peer(f"d.retain({base})") == [0, memory]
     assert peer(f"d.map({base + PART}, {PART}, {memory})") == 0
+
+
+def test_an_endpoint_is_one_devices_or_wants_all_of_them(small, peers):
+    peer = peers()
+    code, alone = peer(f"d.endpoint({2 * PART}, device=0)")
+    assert code == 0
+    _, memory = peer(f"d.create({PART}, prop(0))")
+    assert peer(f"d.join_endpoint({alone}, 1)") == 1, "it has its device"
+    assert peer(f"d.bind_endpoint({alone}, 1, 0, {memory}, {PART})") == 101, "on the other device"
+    assert peer(f"d.bind_endpoint({alone}, 0, 0, {memory}, {PART})") == 0
+    assert peer(f"d.bind_endpoint({alone}, 0, {PART}, {memory}, {PART})") == 0
+    assert peer(f"d.release({memory})") == 0
+    assert peer(f"d.unbind_endpoint({alone}, 0, 0, {PART})") == 0
+    assert paid(small, peer) == [PART], "it is still bound behind that"
+    assert peer(f"d.cuda.cuLogicalEndpointIdRelease({alone}, 1)") == 1, "it is in use"
+    assert peer(f"d.end_endpoint({alone})") == 0
+    assert paid(small, peer) == [0]
+    code, team = peer(f"d.endpoint({2 * PART}, devices=2)")
+    _, memory = peer(f"d.create({PART}, prop(0))")
+    assert (code, peer(f"d.join_endpoint({team}, 0)")) == (0, 0)
+    assert peer(f"d.bind_endpoint({team}, 0, 0, {memory}, {PART})") == 101, "not all devices are there"
+    assert peer(f"d.join_endpoint({team}, 1)") == 0
+    assert peer(f"d.bind_endpoint({team}, 0, 0, {memory}, {PART})") == 0
+    assert peer(f"d.endpoint({PART + 1}, device=0)")[0] == 1, "not a multiple of the granularity"

@@ -9,7 +9,10 @@ import grpc
 import pytest
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
+from agent.kubelet.pb import podresources_v1_pb2 as podresources
+from agent.kubelet.pb import podresources_v1_pb2_grpc as podresources_rpc
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec
+from tests.fakes.kubelet import podresources as kubelet_podresources
 from tests.unit.fakes.plugin import RESOURCE
 
 
@@ -243,3 +246,78 @@ def test_mistakes_of_the_caller_are_named(short_dir, ready):
         kubelet.run_pod(PodSpec("p"))
     with pytest.raises(RuntimeError, match="already running"):
         kubelet.start()
+
+
+# --- what the pod-resources list says after a start ---------------------------------------------------------------
+
+
+def list_pods(kubelet):
+    """What the list shows: the devices of each pod, by name."""
+    with grpc.insecure_channel(
+        f"unix:{kubelet.pod_resources_socket}", [("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        answer = podresources_rpc.PodResourcesListerStub(channel).List(
+            podresources.ListPodResourcesRequest(), timeout=30
+        )
+    return {
+        pod.name: {ident for c in pod.containers for devices in c.devices for ident in devices.device_ids}
+        for pod in answer.pod_resources
+    }
+
+
+def test_the_list_is_empty_right_after_a_start_and_complete_later(ready):
+    """As recorded: nothing when kubelet.sock is there, all of it 1.5 s later."""
+    kubelet, _ = ready()
+    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    ids = kubelet.device_ids(pod, RESOURCE)
+    assert list_pods(kubelet) == {"p": ids}
+    kubelet.stop()
+    seen = []
+    served = kubelet_podresources.PodResources.start
+
+    def look_at_once(resources):
+        served(resources)
+        seen.append(list_pods(kubelet))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubelet_podresources.PodResources, "start", look_at_once)
+        kubelet.start()
+    assert seen == [{}]
+    assert list_pods(kubelet) == {"p": ids}, "and nothing was taken back by the question"
+
+
+def test_without_its_checkpoint_running_pods_are_bare_and_their_devices_free(ready):
+    kubelet, one = ready()
+    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    ids = kubelet.device_ids(pod, RESOURCE)
+    kubelet.stop()
+    (kubelet.plugin_directory / "kubelet_internal_checkpoint").unlink()
+    kubelet.start()
+    one.stop()
+    one.start()
+    kubelet.wait_allocatable(RESOURCE, 24)
+    assert list_pods(kubelet) == {"p": set()}
+    assert pod.container().running
+    assert kubelet.run_pod(PodSpec("all", (wants(24),))).reason == "Unschedulable", "the scheduler counts p"
+    twenty = kubelet.run_pod(PodSpec("twenty", (wants(20),)))
+    assert twenty.phase == "Running"
+    assert kubelet.device_ids(twenty, RESOURCE) & ids, "handed out a second time"
+    pod.container().process.finish(1)
+
+
+def test_a_list_during_an_allocation_can_lose_its_reservation(ready):
+    """What the kubelet counts anew, because a pod has ended meanwhile, leaves out what is not recorded yet."""
+    kubelet, one = ready()
+    ended = kubelet.run_pod(PodSpec("ended", (wants(1),)))
+
+    def slow(ids, context):
+        if len(ids) == 4:
+            kubelet.delete_pod(ended, force=True)
+            list_pods(kubelet)
+        return one.answer(ids, context)
+
+    one.on_allocate = slow
+    first = kubelet.run_pod(PodSpec("first", (wants(4),)))
+    second = kubelet.run_pod(PodSpec("second", (wants(20),)))
+    assert (first.phase, second.phase) == ("Running", "Running")
+    assert kubelet.device_ids(first, RESOURCE) & kubelet.device_ids(second, RESOURCE)

@@ -6,8 +6,10 @@ import threading
 import pytest
 
 from agent.discovery.source import CardEvent, Vitals, merge
+from agent.errors import MissingError
 from agent.health.files import CORDON, Cordon, change_cordons, read_report
 from agent.health.keeper import Keeper
+from agent.roles.supervise import lasting
 from tests.fakes.nodes import FixedSource, inventory, uuid
 
 
@@ -220,3 +222,72 @@ def test_a_card_is_cordoned_while_the_driver_does_not_answer(world):
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+# --- a driver that does not answer ------------------------------------------------------------------------------------
+
+SILENT = Vitals(silent="the driver cannot be reached")
+
+
+def test_a_card_without_an_answer_is_out_of_service_the_second_time_and_back_at_once(world):
+    world.examine(SILENT, Vitals())
+    assert world.handed_out == [] and world.told == []
+    world.examine(SILENT, Vitals())
+    assert world.healthy() == [False, True]
+    assert world.handed_out[-1].sick == {uuid(0): "the driver cannot be reached"}
+    assert "cannot be reached" in world.keeper.reason(uuid(0))
+    assert world.told == [
+        (uuid(0), False, f"{uuid(0)}: the driver cannot be reached; no new containers until it answers")
+    ]
+    world.examine(SILENT, Vitals())
+    assert len(world.told) == 1
+    world.examine(Vitals(), Vitals())
+    assert world.healthy() == [True, True], "without a probation: nothing was said against the card"
+    assert world.told[-1] == (uuid(0), True, f"{uuid(0)} answers again")
+    world.examine(SILENT, Vitals())
+    assert world.healthy() == [True, True]
+
+
+def test_what_was_wrong_before_the_silence_still_is_after_it(world):
+    world.hear(0, 95)
+    world.examine(SILENT, SILENT)
+    world.examine(SILENT, SILENT)
+    assert world.healthy() == [False, False]
+    assert "Xid 95" in world.keeper.reason(uuid(0)) and "cannot be reached" in world.keeper.reason(uuid(0))
+    world.examine(Vitals(), Vitals())
+    assert world.healthy() == [False, True]
+
+
+def test_a_driver_that_hangs_takes_all_cards_out_until_it_answers(world):
+    asked, answer = threading.Event(), threading.Event()
+
+    def hangs():
+        asked.set()
+        assert answer.wait(60)
+        return {uuid(0): Vitals(), uuid(1): Vitals()}
+
+    async def story():
+        world.keeper._hangs = 0.0
+        question = asyncio.create_task(world.keeper.examine())
+        await asyncio.to_thread(asked.wait, 60)
+        await asyncio.sleep(0.01)
+        await world.keeper.review()
+        assert world.healthy() == [False, False]
+        assert "it hangs" in world.keeper.reason(uuid(1))
+        answer.set()
+        await question
+        assert world.healthy() == [True, True]
+        await world.keeper.review()
+        assert world.healthy() == [True, True]
+
+    world.source.vitals = hangs
+    asyncio.run(story())
+
+
+def test_an_answer_that_only_another_process_can_have_ends_this_one(world):
+    def never():
+        raise MissingError("ending, so that the container is made anew")
+
+    world.source.vitals = never
+    with pytest.raises(MissingError):
+        asyncio.run(lasting("health", world.keeper.run))

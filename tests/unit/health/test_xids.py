@@ -65,3 +65,12 @@ def test_no_number_is_there_twice():
 
     numbers = [row.number for row in xids._ROWS]
     assert len(numbers) == len(set(numbers)) > 100
+
+
+@pytest.mark.parametrize("number", sorted(XIDS))
+def test_a_text_says_what_mends_it_and_not_that_time_does(number):
+    row = XIDS[number]
+    assert row.text.startswith(f"Xid {number}: {row.meaning}")
+    assert ("reset" in row.text.partition(row.meaning)[2]) == (row.verdict is Verdict.RESET)
+    assert ("new start of the machine" in row.text) == (row.verdict is Verdict.REBOOT)
+    assert "until" not in row.text and "quiet" not in row.text

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from agent.kube.decode import Gone, count_of, parse_change, parse_list, parse_pod
+from agent.kube.decode import Gone, parse_change, parse_list, parse_pod
 from agent.model import ContainerKind
 from tests.fakes.kubeapi import pod_document
 
@@ -37,20 +37,33 @@ def test_owners_and_deletion():
     assert (parse_pod(document).controlled, parse_pod(document).ending) == (True, True)
 
 
-@pytest.mark.parametrize("text, count", [("8", 8), (8, 8), ("5k", 5000), ("1Ki", 1024), ("2M", 2_000_000)])
-def test_counts(text, count):
-    assert count_of(text) == count
+@pytest.mark.parametrize("foreign", [
+    "1e3", "2T", "500m", "1Ei", "12E", "1.5", "1n", "-1", "9e99", 3, 1.5, "", "much", None, True, [], {"a": "b"},
+])  # fmt: skip
+def test_what_another_resource_says_hides_no_pod(foreign):
+    document = pod_document("p", {GPU: 2})
+    for table in ("limits", "requests"):
+        document["spec"]["containers"][0]["resources"][table] = {
+            "example.com/fpga": foreign,
+            GPU: "2",
+            "cpu": foreign,
+        }
+    (container,) = parse_pod(document).containers
+    assert container.requests[GPU] == 2
 
 
-@pytest.mark.parametrize("text", ["", "500m", "k", "8 ", "1e3", "-1", "8kk", None])
-def test_what_is_no_count(text):
-    with pytest.raises(ValueError):
-        count_of(text)
+@pytest.mark.parametrize(
+    "text, count", [("8", 8), ("1k", 1000), ("1e1", 10), ("2Ki", 2048), ("2E0", 2), (5, 5)]
+)
+def test_a_count_of_ours_may_be_written_in_every_way(text, count):
+    document = pod_document("p", {GPU: 1})
+    document["spec"]["containers"][0]["resources"]["limits"][GPU] = text
+    assert parse_pod(document).containers[0].requests == {GPU: count}
 
 
 def test_a_pod_that_cannot_be_understood_does_not_hide_the_others():
     bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
-    bad["spec"]["containers"][0]["resources"]["limits"][GPU] = "much"
+    bad["spec"]["containers"][0]["resources"]["limits"] = "much"
     body = json.dumps({"metadata": {"resourceVersion": "7"}, "items": [bad, good]}).encode()
     found = parse_list(body)
     assert ([pod.name for pod in found.pods], found.version) == (["good"], "7")

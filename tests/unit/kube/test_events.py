@@ -153,15 +153,16 @@ def test_the_memory_of_what_was_said_is_bounded():
 # --- eviction ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status, text", [
-    (201, None), (404, None), (409, None), (429, "PodDisruptionBudget"), (500, "as the test wants it"),
+@pytest.mark.parametrize("status, gone, text", [
+    (201, False, ""), (404, True, ""), (409, True, ""), (429, False, "PodDisruptionBudget"),
+    (500, False, "as the test wants it"), (403, False, "no right to evict pods"),
 ])  # fmt: skip
-def test_eviction_is_of_exactly_this_pod(server, tmp_path, status, text):
+def test_eviction_is_of_exactly_this_pod(server, tmp_path, status, gone, text):
     server.eviction_status = status
     access, _ = find_access(server.kubeconfig(tmp_path), "")
     answer = asyncio.run(KubeCluster(Api(access), "node-a").evict(POD))
-    assert (answer is None) == (text is None)
-    assert text is None or text in answer
+    assert (answer.gone, answer.done) == (gone, status == 201)
+    assert text in answer.problem and bool(text) == bool(answer.problem)
     (body,) = server.evicted
     assert body["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
 
@@ -170,5 +171,5 @@ def test_without_access_nothing_is_known_and_nothing_fails():
     cluster = NoCluster()
     cluster.event(POD, "Normal", "R", "x")
     assert not cluster.pods and cluster.pod("a", "b") is None and not cluster.expected
-    assert "without access" in asyncio.run(cluster.evict(POD))
+    assert "without access" in asyncio.run(cluster.evict(POD)).problem
     assert not asyncio.run(cluster.news(0.01))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -212,6 +213,28 @@ def test_a_token_that_is_just_being_written_is_waited_for(server, watching, tmp_
     watching(story)
     said = "".join(capsys.readouterr())
     assert "has no token in it" in said and "two" not in said
+
+
+@pytest.mark.parametrize("token", ["a token\n", "s3cr3t\r\nX: y", "s3cr3t\x00"])
+def test_a_token_that_no_header_can_carry_ends_nothing_and_is_shown_to_nobody(
+    server, tmp_path, token, capsys
+):
+    """h11 quotes what it refuses. A kubeconfig with such a token is refused; this is for whatever comes another way."""
+    access = replace(find_access(server.kubeconfig(tmp_path), "")[0], token_file=None, token=token)
+
+    async def main():
+        watch = PodWatch(Api(access), "node-a", pause=0.01)
+        task = asyncio.create_task(watch.run())
+        await until(lambda: watch._failures > 1)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(ApiError) as caught:
+            await Api(access).request("GET", "/api/v1/pods")
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+        return str(caught.value)
+
+    said = asyncio.run(main()) + "".join(capsys.readouterr())
+    assert "credentials" in said and "s3cr3t" not in said and "a token" not in said
 
 
 def test_a_token_that_was_renewed_is_used(server, watching, tmp_path):

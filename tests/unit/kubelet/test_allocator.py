@@ -5,6 +5,7 @@ import pytest
 import vcuda
 from agent.errors import StorageError
 from agent.kubelet.allocator import ImpossibleError
+from agent.kubelet.whose import Ended
 from agent.state.records import ContainerRef
 from tests.fakes.nodes import GIB, all_tokens, inventory, tokens, uuid
 from tests.unit.kubelet.conftest import make_allocator
@@ -109,7 +110,7 @@ def test_a_pod_that_is_gone_makes_room_at_the_next_question(store, allocator):
     (first,) = allocator.allocate([tokens(0, *range(24))])
     allocator.allocate([tokens(1, *range(20))])
     free = set(all_tokens(inventory())) - tokens(1, *range(20))
-    wanted = allocator.prefer(sorted(free), [], 24)
+    wanted = allocator.prefer(sorted(free), [], 24, ended=Ended(frozenset({first.id})))
     (third,) = allocator.allocate([wanted])
     assert cards(third) == {uuid(0): 24}
     assert not third.waiting
@@ -127,7 +128,7 @@ def test_a_fragmented_node_admits_and_holds_back_the_start(store, allocator):
     assert f"2 GiB of {card}" in reason
     assert "default/p/main" in reason
     holder = a if uuid(0) == card else b
-    store.update(store.book.given_back(list(holder.tokens)[:1]))
+    store.update(store.book.counted_out({holder.id}))
     assert allocator.may_start(store.book.find(late.id)) is None
     assert not store.book.find(late.id).waiting
 

@@ -14,6 +14,7 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.plugin import DevicePlugin
 from tests.fakes.nodes import all_tokens, inventory, tokens, uuid
+from tests.fakes.served import served as at_a_front
 from vcuda import contract
 
 
@@ -26,16 +27,8 @@ def call(store, allocator, short_dir):
         changes = []
         plugin = DevicePlugin(store, allocator, "env", lambda: None, lambda: changes.append(1))
         plugin.changes = changes
-        server = grpc.aio.server()
-        rpc.add_DevicePluginServicer_to_server(plugin, server)
-        server.add_insecure_port(f"unix:{short_dir}/p.sock")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{short_dir}/p.sock") as channel:
-                yield rpc.DevicePluginStub(channel), plugin
-        finally:
-            await plugin.close()
-            await server.stop(grace=1)
+        async with at_a_front(plugin, short_dir) as channel:
+            yield rpc.DevicePluginStub(channel), plugin
 
     def run(story):
         async def main():
@@ -55,6 +48,12 @@ def allocate(*token_sets):
 
 def pre_start(wanted):
     return api.PreStartContainerRequest(devices_ids=sorted(wanted))
+
+
+async def at_the_gate(plugin):
+    """Returns when a container waits there."""
+    while not plugin._waiting:
+        await asyncio.sleep(0.01)
 
 
 async def refusal(awaitable):
@@ -77,14 +76,12 @@ def test_the_list_comes_at_once_and_again_after_every_change(call):
         stream = stub.ListAndWatch(api.Empty())
         first = await stream.read()
         assert [device.ID for device in first.devices] == all_tokens(inventory())
-        assert plugin.streams == 1
+        while plugin.streams != 1:
+            await asyncio.sleep(0.01)
         await plugin.set_inventory(inventory(sick=(1,)))
         second = await stream.read()
         assert {device.health for device in second.devices if device.ID.startswith(uuid(1))} == {"Unhealthy"}
         assert {device.health for device in second.devices if device.ID.startswith(uuid(0))} == {"Healthy"}
-        await plugin.close()
-        assert await stream.read() == grpc.aio.EOF
-        assert plugin.streams == 0
 
     call(story)
 
@@ -94,7 +91,8 @@ def test_a_stream_that_the_kubelet_drops_is_noticed(call):
         streams = [stub.ListAndWatch(api.Empty()) for _ in range(2)]
         for stream in streams:
             await stream.read()
-        assert plugin.streams == 2
+        while plugin.streams != 2:
+            await asyncio.sleep(0.01)
         for left in (1, 0):
             streams[left].cancel()
             while plugin.streams > left:
@@ -220,10 +218,10 @@ def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
         late = tokens(0, 18, 19, 20, 21) | tokens(1, 18, 19, 20, 21)
         await stub.Allocate(allocate(late))
         waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(late)))
-        await asyncio.sleep(0.3)
+        await at_the_gate(plugin)
         assert not waiting.done()
         await stub.GetDevicePluginOptions(api.Empty())  # everybody else goes on meanwhile
-        store.update(store.book.given_back(tokens(0, 0) | tokens(1, 0)))
+        store.update(store.book.counted_out([one.id for one in store.book.grants[:2]]))
         await waiting
 
     call(story)
@@ -326,10 +324,10 @@ def test_a_container_whose_devices_went_to_another_meanwhile(call, store, monkey
         await stub.Allocate(allocate(["x/1"]))
         late = store.book.grants[-1]
         waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(["x/1"])))
-        await asyncio.sleep(0.2)
+        await at_the_gate(plugin)
         store.update(store.book.without([late.id]))
         _, text = await refusal(waiting)
-        assert "delete the pod" in text
+        assert "to another one; delete the pod" in text
 
     call(story)
 
@@ -343,3 +341,23 @@ def test_a_waiting_grant_stays_so_in_the_book_until_it_starts(call, store):
         assert not store.book.grants[0].waiting
 
     call(story)
+
+
+def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator):
+    """The call's age tells a grant that was made during it from one that somebody else had before."""
+    plugin = DevicePlugin(store, allocator, "env", lambda: None, lambda: None)
+    wanted = [tokens(0, 4)]
+
+    async def story():
+        first = await plugin.allocate(wanted)
+        assert await plugin.allocate_again(wanted, age=0.5) == first
+        assert len(store.book.grants) == 1
+        other = await plugin.allocate_again([tokens(1, 4)], age=0.5)
+        assert other != first and len(store.book.grants) == 2
+        again = await plugin.allocate_again(wanted, age=0.5)
+        assert again != first, "not the newest: given back and asked for anew"
+        allocator._now = lambda: 1700000100.0
+        later = await plugin.allocate_again(wanted, age=0.5)
+        assert later != again, "from before the call: a pod that has ended had it"
+
+    asyncio.run(story())

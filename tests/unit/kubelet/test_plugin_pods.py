@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+import vcuda
+from agent.kube import Eviction
 from agent.kube.decode import parse_pod
 from agent.kubelet import plugin as plugin_module
 from agent.kubelet.admission import Admissions
@@ -16,9 +18,11 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.plugin import DevicePlugin
 from agent.kubelet.whose import ListedPod
+from agent.state.reconcile import Answered
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_tokens, inventory, tokens, uuid
+from tests.fakes.served import served
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -28,6 +32,7 @@ class Pods:
 
     def __init__(self, cluster):
         self.cluster, self.hidden, self.holding = cluster, [], {}
+        self.settled = self.informed = True
 
     async def pods(self):
         names = [(pod.namespace, pod.name) for pod in self.cluster.pods.values()] + self.hidden
@@ -50,23 +55,29 @@ def kubelet(cluster):
 
 
 @pytest.fixture
-def call(store, allocator, short_dir, cluster, kubelet):
+def world(store, allocator, kubelet):
+    return store, allocator, kubelet
+
+
+@pytest.fixture
+def kept():
+    """What the kubelet's checkpoint holds of our answers; [None] is one that cannot be read."""
+    return [None]
+
+
+@pytest.fixture
+def call(world, short_dir, cluster, kept):
+    store, allocator, kubelet = world
+
     def run(story):
         async def main():
             admissions = Admissions(store, kubelet, cluster, GPU)
             plugin = DevicePlugin(
-                store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster
-            )
-            server = grpc.aio.server()
-            rpc.add_DevicePluginServicer_to_server(plugin, server)
-            server.add_insecure_port(f"unix:{short_dir}/p.sock")
-            await server.start()
-            try:
-                async with grpc.aio.insecure_channel(f"unix:{short_dir}/p.sock") as channel:
-                    await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)
-            finally:
-                await plugin.close()
-                await server.stop(grace=1)
+                store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster,
+                kept_answers=lambda: None if kept == [None] else kept,
+            )  # fmt: skip
+            async with served(plugin, short_dir) as channel:
+                await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)
 
         asyncio.run(main())
 
@@ -200,19 +211,83 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
     call(story)
 
 
+def test_what_the_gate_decides_is_on_the_disk_before_the_container_starts(
+    call, cluster, kubelet, store, monkeypatch
+):
+    """A power failure must not make a decision undone that a container was started by."""
+    kubelet.hidden, synced, sync = [("default", "late")], [], store.sync
+    monkeypatch.setattr(store, "sync", lambda: (synced.append(store.book), sync()))
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.put(pod("late", 2, cores="30"))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert not store.book.grants[0].undecided and store.book.grants[0].policy.cores == 30
+    assert synced[-1] == store.book
+
+
+def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
+    call, cluster, kubelet, store, monkeypatch
+):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    synced, sync = [], store.sync
+    monkeypatch.setattr(store, "sync", lambda: (synced.append(store.book), sync()))
+
+    async def story(stub):
+        for name, size, wanted in (
+            ("a", 18, tokens(0, *range(18))),
+            ("b", 18, tokens(1, *range(18))),
+            ("late", 8, tokens(0, 18, 19, 20, 21) | tokens(1, 18, 19, 20, 21)),
+        ):
+            cluster.put(pod(name, size))
+            await stub.Allocate(allocate(wanted))
+            kubelet.holding["default", name] = frozenset({"c0"})
+        assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert not synced, "nothing is decided that a disk would have to keep"
+        store.update(store.book.without([store.book.grants[0].id]))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert not any(grant.waiting for grant in store.book.grants)
+    assert synced[-1] == store.book
+
+
+def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not_start(
+    call, cluster, kubelet, store, monkeypatch
+):
+    sync = store.sync
+
+    def slow():
+        store.remember(store.book.without([grant.id for grant in store.book.grants]))
+        sync()
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        monkeypatch.setattr(store, "sync", slow)
+        assert "to another one" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+
+    cluster.expected = False
+    call(story)
+
+
 def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
     """By a disruption budget, say: the pod would wait for ever behind the gate."""
     monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
     kubelet.hidden = [("default", "late")]
-    refusals = ["a PodDisruptionBudget does not allow it now"]
+    refusals = [Eviction("a PodDisruptionBudget does not allow it now")]
     asked = []
 
-    async def evict(found, **_):
-        asked.append(found)
+    async def evict(found, *, dry_run=False):
+        asked.append(dry_run)
         if refusals:
             return refusals.pop()
-        cluster.put(replace(found, ending=True))
-        return None
+        if not dry_run:
+            cluster.put(replace(found, ending=True))
+        return Eviction()
 
     cluster.evict = evict
 
@@ -221,12 +296,14 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         await stub.Allocate(allocate(wanted))
         cluster.put(pod("late", 2, gpus="2", controlled=True))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
-        assert len(asked) == 1, "not ten times a second"
+        assert asked == [True], "not ten times a second"
+        assert not cluster.said("GigasliceEvicting"), "nobody is told of what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(plugin_module, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
-        assert len(asked) == 2, "again, and not for one that is ending"
+        assert asked == [True, True, False], "again, and not for one that is ending"
+        assert cluster.said("GigasliceEvicting")
 
     call(story)
 
@@ -277,5 +354,128 @@ def test_the_start_gate_says_on_the_pod_what_it_waits_for(call, cluster, kubelet
         text = await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert text.startswith("waiting for 2 GiB of GPU-") and "default/a/c0 (18 GiB)" in text
         assert cluster.said("GigasliceWaiting") == [text]
+
+    call(story)
+
+
+# --- who lives, and whose files they are ------------------------------------------------------------------------------
+
+
+def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_it_has(
+    call, cluster, kubelet, store
+):
+    """It has lost its checkpoint: 18 of 24 GiB stay the first pod's, and the second one is placed beside it."""
+    cluster.put(replace(pod("a", 18), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(await prefer(stub, 18)))
+        (first,) = store.book.grants
+        store.update(store.book.replaced([replace(first, container=first.ref)]))
+        cluster.put(pod("b", 24))
+        (answer,) = (await stub.Allocate(allocate(await prefer(stub, 24)))).container_responses
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] not in first.quota()
+        first, second = store.book.grants
+        assert (first.forgotten, first.gone, sum(first.promised.values())) == (True, False, 18 << 30)
+        assert not second.waiting
+        cluster.put(pod("c", 10))
+        wanted = await prefer(stub, 10)
+        await stub.Allocate(allocate(wanted))
+        assert store.book.grants[-1].waiting
+        assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+
+    plugin_module._GATE_PATIENCE, before = 0.1, plugin_module._GATE_PATIENCE
+    try:
+        call(story)
+    finally:
+        plugin_module._GATE_PATIENCE = before
+
+
+def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, cluster, store):
+    """The kubelet does not ask for a preference when it needs all that is aligned, so it does not show what is free."""
+    cluster.put(replace(pod("a", 8, gpu_uuid=uuid(0)), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(tokens(1, *range(8))))
+        (first,) = store.book.grants
+        assert list(first.quota()) == [uuid(0)]
+        store.update(store.book.replaced([replace(first, container=first.ref)]))
+        cluster.pods.clear()
+        cluster.put(pod("b", 24))
+        (answer,) = (await stub.Allocate(allocate(tokens(0, *range(24))))).container_responses
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0), "aligned, as the kubelet chose"
+
+    call(story)
+    (text,) = cluster.said("GigasliceUnaligned")
+    assert f"{uuid(0)} is on NUMA node 0, and the kubelet chose devices of node 1" in text
+
+
+def kept_of(grant, store, **changes):
+    return replace(
+        Answered("uid-a", "c0", grant.tokens, grant.id, str(store.dirs.path(grant.id)), tuple(grant.quota())),
+        **changes,
+    )
+
+
+def test_the_kubelets_checkpoint_says_which_of_two_is_meant(call, cluster, kept, store):
+    """The same devices for two living pods: each start is for the one whose mounts are replayed."""
+    cluster.put(replace(pod("a", 24), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(tokens(0, *range(24))))
+        (first,) = store.book.grants
+        store.update(store.book.replaced([replace(first, container=first.ref)]))
+        cluster.put(pod("b", 24))
+        await stub.Allocate(allocate(tokens(0, *range(24))))
+        second = store.book.grants[1]
+        assert list(first.quota()) != list(second.quota())
+        for one in (first, second):
+            kept[:] = [kept_of(one, store)]
+            (store.dirs.path(one.id) / "limits").unlink()
+            await stub.PreStartContainer(pre_start(tokens(0, *range(24))))
+            assert store.dirs.problem(one) is None
+
+    call(story)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"directory": "/srv/old/allocations/x"}, "the mounts of this container point to /srv/old"),
+        ({"gpus": (uuid(0), uuid(1))}, "which GPU has how many of them cannot be told"),
+        ({"gpus": ("GPU-of-another-node",)}, "cannot be told"),
+    ],
+)
+def test_an_allocation_that_cannot_be_restored_where_its_mounts_point_does_not_start(
+    call, kept, store, change, text
+):
+    async def story(stub):
+        await stub.Allocate(allocate(tokens(0, 1, 2)))
+        (lost,) = store.book.grants
+        kept[:] = [kept_of(lost, store, **change)]
+        store.update(store.book.without([lost.id]))
+        store.dirs.remove(lost.id)
+        said = await refusal(stub.PreStartContainer(pre_start(tokens(0, 1, 2))))
+        assert text in said and "delete the pod" in said
+
+    call(story)
+
+
+def test_a_lost_allocation_is_restored_with_what_its_pod_asked_for(call, cluster, kept, store):
+    """Its share of compute is on the pod: with the memory alone it would have all of it."""
+    cluster.put(pod("a", 2, cores="30"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(tokens(0, 1, 2)))
+        (lost,) = store.book.grants
+        assert lost.policy.cores == 30
+        kept[:] = [kept_of(lost, store)]
+        store.update(store.book.without([lost.id]))
+        store.dirs.remove(lost.id)
+        await stub.PreStartContainer(pre_start(tokens(0, 1, 2)))
+        (again,) = store.book.grants
+        assert (again.id, again.quota(), again.policy.cores) == (lost.id, lost.quota(), 30)
+        assert not again.undecided
+        (page,) = vcuda.read_limits(store.dirs.path(again.id) / "limits").gpus
+        assert (page.memory_bytes, page.cores_percent) == (2 << 30, 30)
 
     call(story)

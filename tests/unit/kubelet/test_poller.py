@@ -1,14 +1,19 @@
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from agent.errors import KubeletError
+from agent.kube.decode import parse_pod
 from agent.kubelet.poller import PATIENCE, Poller
+from agent.kubelet.presence import Presence
 from agent.state import allocdir
-from agent.state.reconcile import Listed
+from agent.state.reconcile import Answered, Listed
 from agent.state.records import ContainerRef
-from tests.fakes.nodes import ListedKubelet, tokens
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import GIB, ListedKubelet, tokens, uuid
 from vcuda import contract
 
 REF = ContainerRef("default", "p", "main")
@@ -154,3 +159,142 @@ def test_the_files_of_what_is_given_up_go_with_the_same_look(store, allocator, k
     root = store.dirs.path(one.id).parent
     assert not store.book.grants
     assert [path.name for path in root.iterdir() if not path.name.startswith(".new-spare-")] == []
+
+
+def test_what_is_tidied_away_is_synced_first(store, poller, monkeypatch, allocator):
+    """It may be all that a power failure would leave."""
+    called = []
+    for name in ("sync", "tidy"):
+        monkeypatch.setattr(store, name, lambda name=name: called.append(name))
+    allocator.allocate([tokens(0, 1)])
+    asyncio.run(poller.look(regular=True))
+    assert called == ["sync", "tidy"]
+
+
+# --- what is known besides the kubelet's list ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster():
+    return MemoryCluster()
+
+
+def known(name="p", uid="uid-p", **more):
+    return replace(parse_pod(pod_document(name, {"r": 2}, uid=uid)), phase="Running", **more)
+
+
+def test_lists_of_a_kubelet_that_was_just_started_count_for_nothing(store, allocator, kubelet, poller):
+    allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed, kubelet.settled = (), False
+    looks(poller, 3 * PATIENCE)
+    assert store.book.grants
+    kubelet.settled = True
+    looks(poller, PATIENCE)
+    assert not store.book.grants
+
+
+def test_what_the_api_server_shows_alive_is_kept_whatever_the_kubelet_lists(
+    store, allocator, kubelet, cluster
+):
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    pod = cluster.put(known())
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed = ()
+    looks(poller, 3 * PATIENCE)
+    assert store.dirs.path(one.id).exists()
+    cluster.pods.clear()
+    cluster.synced = False
+    looks(poller, 1)
+    assert store.book.grants, "what the API server does not say now it does not say"
+    cluster.synced = True
+    looks(poller, 1, regular=False)
+    assert not store.book.grants, (
+        f"{pod} is deleted and unlisted, and nothing of it runs: counted out at once"
+    )
+
+
+def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, cluster):
+    """Deleted and unlisted, but its container still runs, and has not used CUDA yet."""
+    mounted = set()
+    poller = Poller(
+        store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster,
+        present=lambda wanted: Presence(frozenset(mounted & set(wanted)), others=True),
+    )  # fmt: skip
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed = ()
+    mounted.add(one.id)
+    looks(poller, 3 * PATIENCE)
+    assert store.book.find(one.id).promised
+    mounted.clear()
+    looks(poller, 1)
+    assert not store.book.grants
+
+
+def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_once(
+    store, allocator, kubelet, cluster
+):
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    cluster.put(known())
+    (one,) = allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
+    looks(poller, 2 * PATIENCE)
+    assert store.book.find(one.id).forgotten
+    assert store.book.find(one.id).promised
+    assert len(cluster.said("GigasliceForgotten")) == 1
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    assert not store.book.find(one.id).forgotten, "a checkpoint that was put back"
+
+
+def test_the_end_of_a_pod_brings_a_look_soon(store, allocator, kubelet, cluster):
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    cluster.put(known())
+    allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+
+    async def main():
+        news = asyncio.Queue()
+        cluster.news = lambda timeout: news.get()
+        tasks = [asyncio.create_task(poller.run()), asyncio.create_task(poller.follow())]
+        await asyncio.sleep(0.05)
+        kubelet.listed, kubelet.pods = (), frozenset({"default/other"})
+        cluster.pods.clear()
+        news.put_nowait(True)
+        while store.book.grants:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_stranger_gets_the_id_and_the_cards_of_the_answer_that_the_kubelet_keeps(store, allocator, kubelet):
+    key = "0a" * 16
+    kept = Answered("u", "main", tokens(0, 1, 2), key, str(store.dirs.path(key)), (uuid(1),))
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: (kept,))
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    (one,) = store.book.grants
+    assert (one.id, one.quota(), one.foreign) == (key, {uuid(1): 2 * GIB}, False)
+    assert store.dirs.problem(one) is None
+
+
+@pytest.mark.parametrize("answers", [None, (), "elsewhere"])
+def test_a_stranger_whose_files_cannot_be_known_counts_and_is_foreign(store, allocator, kubelet, answers):
+    if answers == "elsewhere":
+        answers = (Answered("u", "main", tokens(0, 1, 2), "0a" * 16, "/other/state", (uuid(0),)),)
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: answers)
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    (one,) = store.book.grants
+    assert (one.foreign, one.promised) == (True, {uuid(0): 2 * GIB})

@@ -108,7 +108,7 @@ def test_whoever_must_share_an_exclusive_card_waits_until_it_is_free(node):
     late = node.one("late", 2, gpu_uuid=uuid(1))
     reason = node.allocator.may_start(late)
     assert f"2 GiB of {uuid(1)}" in reason and "default/alone/c0 (2 GiB, exclusively)" in reason
-    node.store.update(node.store.book.given_back(alone.tokens))
+    node.store.update(node.store.book.counted_out([alone.id]))
     assert node.allocator.may_start(node.store.book.find(late.id)) is None
 
 
@@ -117,7 +117,7 @@ def test_exclusive_waits_for_everybody_else_to_go(node):
     alone = node.one("alone", 2, exclusive="true", gpu_uuid=uuid(1))
     reason = node.allocator.may_start(alone)
     assert "which is to be its alone" in reason and "default/first/c0" in reason
-    node.store.update(node.store.book.given_back(first.tokens))
+    node.store.update(node.store.book.counted_out([first.id]))
     assert node.allocator.may_start(node.store.book.find(alone.id)) is None
 
 
@@ -144,6 +144,69 @@ def test_all_containers_on_one_card(node):
 def test_more_on_one_card_than_it_has_can_never_be(node):
     with pytest.raises(ImpossibleError, match="8"):
         node.admit(node.pod("a", 9, same_gpu="true"))
+
+
+@pytest.mark.parametrize("requests, init, annotations, says", [
+    ((5, 4), (), {"same_gpu": "true"}, "ask for 9 slices in all"),
+    ((4, 2, 3), (), {"same_gpu": "true"}, "ask for 9 slices in all"),
+    ((9, 9), (), {"same_gpu": "true", "gpus": "2"}, "ask for 18 slices in all"),
+    ((5, 4), (), {"same_gpu.c1": "true"}, "never fit beside them"),
+    ((2, 2), (), {"same_gpu": "true", "cores": "60"}, "never fit beside them"),
+    ((2, 2), (), {"same_gpu": "true", "gpu_uuid.c0": uuid(0), "gpu_uuid.c1": uuid(1)}, "other annotations refuse"),
+    ((2, 4), (), {"same_gpu": "true", "gpus.c0": "1", "gpus.c1": "2"}, "never fit beside them"),
+    ((2, 9), (8,), {"same_gpu": "true"}, "ask for 11 slices in all"),
+])  # fmt: skip
+def test_containers_that_never_fit_one_card_together_are_told_at_once(
+    node, requests, init, annotations, says
+):
+    """The last of them would wait for the first to end, which ends with it."""
+    for number in range(CARDS):
+        node.one(f"f{number}", 1, gpu_uuid=uuid(number))
+    with pytest.raises(ImpossibleError, match=says) as caught:
+        node.admit(node.pod("a", *requests, init=init, **annotations))
+    assert "gigaslice.io/same-gpu" in str(caught.value)
+
+
+@pytest.mark.parametrize("requests, init, annotations", [
+    ((5, 3), (), {"same_gpu": "true"}), ((4,), (8,), {"same_gpu": "true"}),
+    ((8, 8), (), {"same_gpu": "true", "gpus": "2"}),
+    ((2, 2), (), {"same_gpu": "true", "cores": "50"}), ((5, 3), (), {"same_gpu.c1": "true"}),
+    ((4, 4), (), {"same_gpu": "true", "exclusive": "true"}), ((4, 4), (), {"same_gpu": "true", "memory": "2,2"}),
+])  # fmt: skip
+def test_containers_that_fit_one_card_together_are_placed_or_wait_for_others(
+    node, requests, init, annotations
+):
+    grants = node.admit(node.pod("a", *requests, init=init, **annotations))
+    assert len({frozenset(node.parts(grant)) for grant in grants}) == 1
+    assert not any(grant.waiting for grant in grants)
+    late = node.admit(node.pod("b", 3, 3, same_gpu="true", gpu_uuid=next(iter(node.parts(grants[0])))))
+    assert len({frozenset(node.parts(grant)) for grant in late}) == 1
+
+
+@pytest.mark.parametrize("annotations", [
+    {"gpu_uuid": uuid(1), "exclude_gpu_uuid": uuid(1)},
+    {"gpu_uuid": uuid(1), "exclude_gpu_uuid": "GPU-" + uuid(1)[4:].upper()},
+    {"gpu_type": "L4", "exclude_gpu_type": "L4"}, {"gpus": "2", "memory": "1,1,2"}, {"gpus": "2", "gpu_uuid": uuid(1)},
+    {"memory": "2,2", "gpu_uuid": uuid(1)}, {"gpus": "5"}, {"memory": "1,1"}, {"gpus": "2", "elastic": "1"},
+    {"memory": "1,3", "elastic": "2"},
+    {"gpus": "2", "memory": "1,1,2", "gpu_uuid": uuid(1), "exclude_gpu_uuid": uuid(1)},
+])  # fmt: skip
+def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
+    pod = node.pod("a", 4, **annotations)
+    (grant,) = node.admit(pod)
+    (remark,) = node.allocator.remarks(Admitted(pod, pod.containers[0]), grant)
+    assert grant.undecided and "annotations to be corrected: gigaslice.io/" in remark
+    assert node.allocator.settle(grant, Admitted(pod, pod.containers[0])).reason == remark
+    better = node.pod("a", 4)
+    assert node.allocator.settle(grant, Admitted(better, better.containers[0])).reason is None
+
+
+def test_what_has_no_effect_on_a_container_is_said_of_it(node):
+    pod = node.pod("a", 4, elastic="3", oversubscribe="true")
+    (grant,) = node.admit(pod)
+    elastic, host = node.allocator.remarks(Admitted(pod, pod.containers[0]), grant)
+    assert "3 slices are no more than the 4" in elastic and "no host memory" in host
+    assert not grant.undecided
 
 
 def test_shares_of_compute_are_written_and_counted(node):
@@ -235,4 +298,5 @@ def test_init_containers_lend_by_name_and_a_pod_of_another_uid_lends_nothing(nod
     assert len(kept.held) == 2 and not kept.gone
     other = node.pod("b", 2)
     node.allocator.allocate([sorted(app.tokens)], Verdict(Admitted(other, other.containers[0])))
-    assert node.store.book.find(app.id).gone
+    assert not node.store.book.find(app.id).lent
+    assert node.store.book.find(app.id).forgotten

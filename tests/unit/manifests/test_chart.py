@@ -36,10 +36,29 @@ def helm(*words: str, release: str = "gigaslice") -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def rendered(*words: str, release: str = "gigaslice") -> Documents:
+def listed(*words: str, release: str = "gigaslice") -> list[dict[str, Any]]:
     done = helm(*words, release=release)
     assert done.returncode == 0, done.stderr
-    return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def rendered(*words: str, release: str = "gigaslice") -> Documents:
+    """By kind; a second role or binding is under its kind with a plus."""
+    found: Documents = {}
+    for one in listed(*words, release=release):
+        found[one["kind"] + "+" * sum(one["kind"] == known.rstrip("+") for known in found)] = one
+    return found
+
+
+def with_values(path: Path, text: str) -> Documents:
+    (path / "values.yaml").write_text(text)
+    return rendered("--values", str(path / "values.yaml"))
+
+
+def settings_of(documents: Documents) -> config.Config:
+    """What the agent makes of the flags in the manifest."""
+    given = dict(flag.removeprefix("--").split("=", 1) for flag in node(documents)["args"][1:])
+    return config.load(given, {})
 
 
 def pod(documents: Documents) -> dict[str, Any]:
@@ -80,6 +99,7 @@ tolerations: [{key: gpu, operator: Exists}]
 priorityClassName: ""
 podAnnotations: {a: b}
 podLabels: {c: d}
+maxSurge: 0
 maxUnavailable: 10%
 resources: {limits: {memory: 256Mi}}
 serviceAccount: {create: true, name: other, annotations: {x: z}}
@@ -98,6 +118,50 @@ serviceAccount: {create: true, name: other, annotations: {x: z}}
     assert "/data/gigaslice" in paths and not [path for path in paths if path.startswith("/var/lib/")]
     selector = documents["DaemonSet"]["spec"]["selector"]["matchLabels"]
     assert selector.items() <= documents["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_a_network_policy_admits_who_is_named_and_nobody_else():
+    assert "NetworkPolicy" not in rendered()
+    closed = rendered("--set", "networkPolicy.enabled=true")
+    labels = closed["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    spec = closed["NetworkPolicy"]["spec"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    assert spec["policyTypes"] == ["Ingress"] and "ingress" not in spec
+    kubernetes_validate.validate(closed["NetworkPolicy"], kubernetes_validate.latest_version(), strict=True)
+    peer = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
+    for more in ([], ["--set", "settings.metricsAddress=:9000"]):
+        opened = rendered("--set", f"networkPolicy.enabled=true,{peer}", *more)
+        kubernetes_validate.validate(
+            opened["NetworkPolicy"], kubernetes_validate.latest_version(), strict=True
+        )
+        (rule,) = opened["NetworkPolicy"]["spec"]["ingress"]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
+        assert rule["ports"] == [{"protocol": "TCP", "port": node(opened)["ports"][0]["name"]}]
+
+
+def test_a_secret_becomes_the_token_of_the_metrics():
+    documents = rendered("--set", "metricsToken=scrape")
+    kubernetes_validate.validate(documents["DaemonSet"], kubernetes_validate.latest_version(), strict=True)
+    file = settings_of(documents).metrics_token_file
+    (mount,) = [one for one in node(documents)["volumeMounts"] if one["name"] == "metrics-token"]
+    (volume,) = [one for one in pod(documents)["volumes"] if one["name"] == "metrics-token"]
+    assert file == Path(mount["mountPath"]) / "token" and mount["readOnly"] is True
+    assert volume["secret"] == {"secretName": "scrape", "defaultMode": 0o400}
+    assert settings_of(rendered()).metrics_token_file is None
+
+
+def test_metrics_on_the_pods_own_address_alone(tmp_path):
+    documents = with_values(
+        tmp_path,
+        """
+settings: {metricsAddress: "$(POD_IP):9445"}
+extraEnv: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]
+""",
+    )
+    assert "--metrics-address=$(POD_IP):9445" in node(documents)["args"]
+    assert node(documents)["ports"][0]["containerPort"] == 9445
+    assert "httpGet" in node(documents)["livenessProbe"], "the kubelet asks on that address"
+    assert config.load({"metrics-address": "10.1.2.3:9445"}, {}).metrics_address == ("10.1.2.3", 9445)
 
 
 def test_the_agent_understands_the_flags_that_settings_become():
@@ -149,6 +213,96 @@ def test_the_capability_for_cpus_comes_with_their_binding_alone(words):
     assert node(rendered(*words))["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE", "SYS_NICE"]
     without = node(rendered("--set-string", "settings.bindCpus=off"))
     assert without["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE"]
+
+
+@pytest.mark.parametrize("text", ["off", "Off", "no", "false", '"off"', '"false"', '"No"'])
+def test_metrics_are_off_however_yaml_reads_it(tmp_path, text):
+    documents = with_values(
+        tmp_path, f"settings: {{metricsAddress: {text}, bindCpus: {text}, kubeApi: {text}}}"
+    )
+    settings = settings_of(documents)
+    assert (settings.metrics_address, settings.bind_cpus, settings.kube_api) == (None, "off", "off")
+    assert "ports" not in node(documents) and "exec" in node(documents)["livenessProbe"]
+    assert node(documents)["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE"]
+    assert not {"ClusterRole", "ClusterRoleBinding"} & set(documents), "nothing is asked of the API server"
+    assert pod(documents)["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("text", ["on", "On", "yes", "true", '"on"', '"true"', '"YES"'])
+def test_a_switch_is_on_however_yaml_reads_it(tmp_path, text):
+    documents = with_values(tmp_path, f"settings: {{bindCpus: {text}}}")
+    assert settings_of(documents).bind_cpus == "on"
+    assert "SYS_NICE" in node(documents)["securityContext"]["capabilities"]["add"]
+
+
+@pytest.mark.parametrize("text, flag", [
+    ("slice: 1073741824", "--slice=1073741824"), ("slice: 17179869184", "--slice=17179869184"),
+    ("slice: 8GiB", "--slice=8GiB"), ("pollInterval: 2.5", "--poll-interval=2.5"), ("rdmaShare: 4", "--rdma-share=4"),
+    ("hostMemory: 1099511627776", "--host-memory=1099511627776"), ("evictAbove: 4294967296", "--evict-above=4294967296")
+])  # fmt: skip
+def test_a_number_reaches_the_agent_as_it_stands_there(tmp_path, text, flag):
+    """Helm's numbers are floating point ones, and print as 1.073741824e+09."""
+    documents = with_values(tmp_path, f"settings: {{{text}}}")
+    assert node(documents)["args"] == ["node", flag]
+    settings_of(documents)
+
+
+# --- rights at the API server -----------------------------------------------------------------------------------------
+
+
+def rights(documents: Documents) -> set[tuple[str, ...]]:
+    """What the node agents' account may, by bindings to it."""
+    found = set()
+    for binding in (one for kind, one in documents.items() if kind.startswith("ClusterRoleBinding")):
+        roles = [one for kind, one in documents.items() if kind.rstrip("+") == "ClusterRole"]
+        (role,) = [one for one in roles if one["metadata"]["name"] == binding["roleRef"]["name"]]
+        assert [one["name"] for one in binding["subjects"]] == [pod(documents)["serviceAccountName"]]
+        found |= {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]}
+    return found
+
+
+SEES = {("pods", "list", "watch"), ("events", "create", "patch")}
+EVICTS = {("pods/eviction", "create")}
+
+
+@pytest.mark.parametrize("values", [
+    "{}", "settings: {overuse: report}", "rbac: {create: true, evict: auto}",
+    "{settings: {overuse: evict}, rbac: {create: true, evict: false}}",
+    "extraArgs: [--overuse=report, --evict-grace=10s]", "settings: {evictOverLimit: on}",
+    "extraEnv: [{name: GIGASLICE_OVERUSE, value: report}]",
+])  # fmt: skip
+def test_nobody_may_evict_where_no_setting_evicts(tmp_path, values):
+    assert rights(with_values(tmp_path, values)) == SEES
+
+
+@pytest.mark.parametrize("values", [
+    "settings: {overuse: evict}", "settings: {overuse: dry-run}", "rbac: {create: true, evict: true}",
+    "extraArgs: [--overuse=evict]", "extraArgs: [--overuse, evict]",
+    "extraEnv: [{name: GIGASLICE_OVERUSE, value: evict}]", "extraEnv: [{name: GIGASLICE_CONFIG, value: /c}]",
+])  # fmt: skip
+def test_the_right_to_evict_comes_with_the_setting(tmp_path, values):
+    """A dry run needs it too: the API server goes through its permissions. What a settings file says nobody knows."""
+    documents = with_values(tmp_path, values)
+    evicts = rights(documents)
+    for document in documents.values():
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    if "GIGASLICE_CONFIG" in values:
+        assert evicts == SEES, "rbac.evict says it there"
+    else:
+        assert evicts == SEES | EVICTS
+
+
+def test_the_chart_gives_the_right_to_evict_as_the_manifest_beside_it_does():
+    manifest = [one for one in yaml.safe_load_all((ROOT / "deploy" / "eviction.yaml").read_text()) if one]
+    found = listed("--set", "settings.overuse=evict")
+    assert [one for one in found if one["metadata"]["name"].endswith("-evict")] == manifest
+
+
+@pytest.mark.parametrize(
+    "mistake", ["rbac.evict=sometimes", "rbac.evict=on", "terminationGracePeriodSeconds=1"]
+)
+def test_a_mistake_about_rights_is_refused(mistake):
+    assert helm("--set-string", mistake).returncode != 0
 
 
 # --- the probe where metrics are off ---------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from agent import config
+from agent.roles import supervise
 from vcuda import contract
 from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-MANIFESTS = [ROOT / "daemonset.yaml", *sorted((ROOT / "docs" / "examples").glob("*.yaml"))]
+EVICTION = ROOT / "deploy" / "eviction.yaml"
+MANIFESTS = [ROOT / "daemonset.yaml", EVICTION, *sorted((ROOT / "docs" / "examples").glob("*.yaml"))]
 DEFAULTS = config.load({}, {})
 
 
@@ -67,11 +69,15 @@ def test_the_schema_would_notice_a_misspelt_field(daemonset: dict[str, Any]) -> 
 # --- what the agent needs --------------------------------------------------------------------------------------------
 
 
-def test_never_two_agents_on_a_node(daemonset: dict[str, Any]) -> None:
+def test_an_upgrade_is_a_hand_over(daemonset: dict[str, Any], node: dict[str, Any]) -> None:
+    """Two agents on a node for a moment: one of them must stand by, and both must find a port of their own."""
     assert daemonset["spec"]["updateStrategy"] == {
         "type": "RollingUpdate",
-        "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0},
+        "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
     }
+    assert {"name": "GIGASLICE_STANDBY", "value": "on"} in node["env"]
+    assert not daemonset["spec"]["template"]["spec"].get("hostNetwork")
+    assert not [port for port in node["ports"] if "hostPort" in port]
 
 
 def test_the_selector_finds_the_pods(daemonset: dict[str, Any]) -> None:
@@ -82,7 +88,7 @@ def test_the_selector_finds_the_pods(daemonset: dict[str, Any]) -> None:
 def test_the_hosts_pids_and_a_place_on_every_node(pod: dict[str, Any]) -> None:
     assert pod["hostPID"] is True
     assert pod["priorityClassName"] == "system-node-critical"
-    assert {"operator": "Exists"} in pod["tolerations"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     assert "nodeSelector" not in pod and "runtimeClassName" not in pod
 
 
@@ -155,9 +161,22 @@ def test_no_more_of_the_api_server_than_is_asked_of_it(pod: dict[str, Any]) -> N
     assert {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]} == {
         ("pods", "list", "watch"),
         ("events", "create", "patch"),
-        ("pods/eviction", "create"),
     }
     assert "automountServiceAccountToken" not in pod | account, "the token is what it gets in with"
+
+
+def test_the_right_to_evict_is_a_manifest_of_its_own(pod: dict[str, Any]) -> None:
+    role, binding = documents(EVICTION)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] != "gigaslice-node"
+    assert [one["name"] for one in binding["subjects"]] == [pod["serviceAccountName"]]
+    assert DEFAULTS.overuse == "report", "else the right would have to come with the agent"
+
+
+def test_an_agent_has_the_time_to_end_that_it_takes(pod: dict[str, Any]) -> None:
+    """From the signal: parts that end, then the driver that hangs. Killed, it would end as a failure."""
+    assert pod["terminationGracePeriodSeconds"] == supervise.TERMINATION_SECONDS
+    assert 2 * supervise.LEAVE_SECONDS <= supervise.TERMINATION_SECONDS, "as much again for what ends before"
 
 
 def test_as_little_privilege_as_works(pod: dict[str, Any], node: dict[str, Any]) -> None:

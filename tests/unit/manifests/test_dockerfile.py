@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.manifests.locks import lock
 from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,11 +71,42 @@ def ignored(path: str) -> bool:
 
 def test_two_stages_of_one_python() -> None:
     first, second = of("FROM")
-    assert first.endswith(" AS build")
-    assert first.removesuffix(" AS build") == second
+    assert (first, second) == ("${BASE_IMAGE} AS build", "${BASE_IMAGE}")
     (argument,) = of("ARG")
-    version = re.fullmatch(r"PYTHON=3\.(\d+)-slim-\w+", argument)
+    version = re.fullmatch(r"BASE_IMAGE=\S+/python:3\.(\d+)-slim-\w+", argument)
     assert version and int(version[1]) >= 10
+    assert f"3.{version[1]}" == lock.PYTHON, "the packages are locked for the image's Python"
+
+
+def test_every_package_comes_by_its_hash() -> None:
+    installs = [
+        part
+        for line in of("RUN")
+        for part in line.split("&&")
+        if re.search(r"\bpip\b.*\b(install|wheel)\b", part)
+    ]
+    assert len(installs) == 4
+    for part in installs:
+        assert "--require-hashes" in part or ("--no-index" in part and "--no-deps" in part), part
+
+
+def test_the_locks_agree_with_the_project() -> None:
+    for name, requirements in lock.wanted().items():
+        found = lock.locked((ROOT / "deploy" / "image" / name).read_text())
+        assert lock.disagreements(requirements, found) == [], "run make lock"
+        assert all(hashes >= 1 for _, hashes in found.values())
+    compiled = lock.locked((ROOT / "deploy" / "image" / "runtime.txt").read_text())
+    assert compiled["grpcio"][1] == compiled["cffi"][1] == len(lock.ARCHITECTURES)
+
+
+def test_what_a_lock_lacks_is_said() -> None:
+    found = {"h11": ("0.13.0", 1), "cffi": ("2.1.0", 2)}
+    assert lock.disagreements(["h11>=0.14,<1", "cffi>=2.0,<3", "PyYAML>=6"], found) == [
+        "h11 0.13.0 is not <1,>=0.14",
+        "pyyaml is not locked",
+    ]
+    with pytest.raises(ValueError, match="no version with hashes"):
+        lock.locked("h11==0.14.0\n")
 
 
 def test_the_image_that_runs_has_no_compiler_and_fetches_nothing() -> None:
@@ -114,6 +146,7 @@ def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=unwanted)
         else:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     result = subprocess.run(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,8 +105,72 @@ def test_contradictions():
     assert "leave one of the two out" in wish(gpu_uuid="GPU-1", exclude_gpu_uuid="GPU-1").mistakes[0]
     assert "3 GPUs cannot share 2 slices" in wish(gpus="3").contradictions(2)[0]
     assert "make the limit 24" in wish(memory="8,16").contradictions(20)[0]
-    assert "less than what the container is given" in wish(memory="8,16", elastic="4").contradictions(24)[0]
+    assert (
+        "less than the 16 that the container is given"
+        in wish(memory="8,16", elastic="4").contradictions(24)[0]
+    )
     assert wish(memory="8,16", gpus="2", elastic="20").contradictions(24) == ()
+
+
+@pytest.mark.parametrize("said, names, left", [
+    ({"gpus": "2", "memory": "1,2,3"}, ("memory", "gpus"), {"gpus": None, "parts": ()}),
+    ({"gpu_uuid": "GPU-1", "exclude_gpu_uuid": "GPU-1"}, ("exclude-gpu-uuid", "also asked for"), {"uuids": ()}),
+    ({"gpu_uuid": "GPU-1a,GPU-2", "exclude_gpu_uuid": "GPU-1A"}, ("exclude-gpu-uuid",), {"uuids": ("GPU-2",)}),
+    ({"gpu_type": "A100", "exclude_gpu_type": "a100"}, ("exclude-gpu-type",), {"types": (), "not_types": ()}),
+    ({"gpu_type": "A100-SXM4,L4", "exclude_gpu_type": "A100"}, ("exclude-gpu-type",), {"types": ("L4",)}),
+    ({"gpus": "2", "gpu_uuid": "GPU-1"}, ("gpu-uuid", "gpus"), {"uuids": (), "gpus": 2}),
+    ({"memory": "4,4", "gpu_uuid": "GPU-1,GPU-1"}, ("gpu-uuid", "memory"), {"uuids": ()}),
+])  # fmt: skip
+def test_annotations_that_contradict_each_other(said, names, left):
+    """One sentence that names both, and what is left can be had meanwhile: the pod is held back, not failed."""
+    found = wish(**said)
+    (sentence,) = found.mistakes
+    assert all(name in sentence for name in names)
+    assert {name: getattr(found, name) for name in left} == left
+
+
+@pytest.mark.parametrize("said, slices", [
+    ({"gpus": "9"}, 8), ({"memory": "3,4"}, 8), ({"gpus": "2", "elastic": "3"}, 8),
+    ({"memory": "2,6", "elastic": "5"}, 8),
+    ({"gpus": "3", "elastic": "2"}, 8),
+])  # fmt: skip
+def test_annotations_that_contradict_the_request(said, slices):
+    (sentence,) = wish(**said).contradictions(slices)
+    assert sentence.startswith("gigaslice.io/")
+
+
+@pytest.mark.parametrize("said", [
+    {"gpu_type": "A100", "exclude_gpu_type": "A10"}, {"gpu_type": "A10", "exclude_gpu_type": "A100"},
+    {"gpu_uuid": "GPU-1,GPU-2", "gpus": "2"}, {"gpu_uuid": "GPU-1", "gpus": "1"}, {"gpu_uuid": "", "gpus": "2"},
+    {"gpu_uuid": "GPU-1", "exclude_gpu_uuid": "GPU-2"}, {"gpus": "2", "elastic": "4"}, {"gpus": "2", "elastic": "8"},
+    {"elastic": "1"}, {"exclusive": "true", "same_gpu": "true", "cores": "50", "gpus": "2"},
+])  # fmt: skip
+def test_annotations_that_go_together(said):
+    assert wish(**said).mistakes == () and wish(**said).contradictions(8) == ()
+
+
+@pytest.mark.parametrize("said, given, lends, names", [
+    ({"elastic": "4"}, (8,), False, "elastic"), ({"elastic": "8"}, (8,), False, "elastic"),
+    ({"elastic": "4"}, (4, 4), False, "elastic"), ({"cores_policy": "elastic"}, (8,), False, "cores-policy"),
+    ({"turns": "false"}, (8,), True, "turns"), ({"oversubscribe": "true"}, (8,), False, "oversubscribe"),
+    ({"elastic": "9"}, (8,), False, ""), ({"elastic": "true"}, (8,), False, ""), ({"elastic": "5"}, (4, 4), False, ""),
+    ({"elastic": "5"}, (4, 8), False, ""), ({"elastic": "8"}, (), False, ""),
+    ({"cores_policy": "elastic", "cores": "5"}, (8,), False, ""), ({"cores_policy": "hard"}, (8,), False, ""),
+    ({"turns": "false", "oversubscribe": "true"}, (8,), True, ""), ({}, (8,), False, ""),
+])  # fmt: skip
+def test_what_has_no_effect_is_said(said, given, lends, names):
+    found = wish(**said).idle(given, lends)
+    assert len(found) == bool(names)
+    assert not names or (f"gigaslice.io/{names}" in found[0] and "no effect" in found[0])
+
+
+def test_a_named_card_of_another_kind_is_not_said_to_be_missing():
+    answer = wish(gpu_uuid=uuid(1), exclude_gpu_type="L40").cards(inventory(2).gpus)
+    assert answer == {uuid(1)}
+    mixed = [replace(gpu, model="NVIDIA A100") if gpu.index else gpu for gpu in inventory(2).gpus]
+    answer = wish(gpu_uuid=uuid(0), gpu_type="A100").cards(mixed)
+    assert isinstance(answer, Infeasible)
+    assert f"{uuid(0)}, NVIDIA L4" in answer.detail and "no GPU of type A100" in answer.detail
 
 
 def test_the_size_of_a_slice_counts():

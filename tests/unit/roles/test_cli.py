@@ -1,6 +1,7 @@
 """What a user sees: lines and exit codes, never a stack."""
 
 import pytest
+import structlog
 
 import vcuda
 from agent import cli
@@ -107,16 +108,22 @@ def test_a_checkpoint_of_a_newer_agent(run, inventory_file, tmp_path, monkeypatc
     assert "version 99" in lines[-1]
 
 
-def test_a_fault_of_ours_is_a_line_too(run, monkeypatch):
+@pytest.mark.parametrize("command", ["node", "status"])
+def test_a_fault_of_ours_is_a_line_with_its_stack_above(capsys, monkeypatch, command):
     def broken(*arguments, **keywords):
         raise RuntimeError("a bug\nin two lines")
 
-    monkeypatch.setattr(cli.config, "load", broken)
-    code, _, lines = run("node")
-    assert code == 1
-    assert lines == [
-        "gigaslice: internal error: RuntimeError: a bug in two lines; --log-level debug shows where"
-    ]
+    structlog.reset_defaults()
+    monkeypatch.setattr(cli, "_dispatch", broken)
+    assert cli.main([command]) == 1
+    out, err = capsys.readouterr()
+    *stack, line = err.splitlines()
+    assert (
+        line
+        == "gigaslice: internal error: RuntimeError: a bug in two lines; please report it with the lines above"
+    )
+    assert "internal error" in stack[0] and "in broken" in err and out == ""
+    structlog.reset_defaults()
 
 
 def test_help_lists_every_flag(capsys):

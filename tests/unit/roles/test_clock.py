@@ -8,7 +8,7 @@ from agent.roles.clock import steady
 
 AGENT = Path(__file__).resolve().parents[3] / "agent"
 # Who may look at the wall: the clock itself, commands of people, times that people read.
-WALL = {"roles/clock.py", "cli.py", "kube/events.py"}
+WALL = {"roles/clock.py", "cli.py", "kube/events.py", "front/log.py"}
 
 
 def test_it_tells_the_time_and_does_not_follow_when_that_is_set(monkeypatch):

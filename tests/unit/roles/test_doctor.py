@@ -12,6 +12,7 @@ from agent.discovery.source import Inventory
 from agent.errors import MissingError
 from agent.model import Gpu, Topology
 from agent.roles import doctor
+from tests.fakes.kubeapi import KubeApi
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import GIB, uuid
 
@@ -109,6 +110,71 @@ def test_cdi_descriptions_are_looked_for(tmp_path):
     assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
     (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
     assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
+
+
+@pytest.fixture
+def api(settings, tmp_path):
+    """The finding about an API server as the test leaves it."""
+    with KubeApi() as server:
+
+        def find(**more):
+            path = str(server.kubeconfig(tmp_path))
+            return findings(settings(kube_api="auto", kubeconfig=path, node_name="node-a", **more))[
+                "API server"
+            ]
+
+        yield server, find
+
+
+def test_an_api_server_is_asked_whether_it_lets_us_in(api):
+    server, find = api
+    found = find()
+    assert found.level == "ok" and "lets us in" in found.text
+    assert server.asked("GET", "limit=1") == 1
+    assert server.posted == {} and server.evicted == [], "asked and nothing else"
+
+
+@pytest.mark.parametrize("status, words", [
+    (401, ("does not accept the credentials", "token")), (403, ("may not list pods", "daemonset.yaml")),
+    (500, ("500", "")), (404, ("404", "")),
+])  # fmt: skip
+def test_credentials_that_are_refused_are_no_ok(api, status, words):
+    server, find = api
+    server.denial = status
+    found = find()
+    assert found.level == "fail"
+    assert all(word in f"{found.text}; {found.remedy}" for word in words)
+
+
+@pytest.mark.parametrize("token, words", [("dead", "401"), ("", "no token in it")])
+def test_a_dead_token_is_seen(settings, tmp_path, token, words):
+    with KubeApi() as server:
+        path = server.kubeconfig(tmp_path)
+        (tmp_path / "token").write_text(token)
+        found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
+    assert found.level == "fail" and words in found.text and found.remedy
+    assert not token or token not in found.text
+
+
+@pytest.mark.parametrize("right, overuse, level", [
+    (("watch", "pods"), "report", "fail"), (("create", "events"), "report", "warn"),
+    (("patch", "events"), "report", "warn"), (("create", "pods/eviction"), "report", "ok"),
+    (("create", "pods/eviction"), "evict", "fail"), (("create", "pods/eviction"), "dry-run", "fail"),
+])  # fmt: skip
+def test_rights_that_are_missing_are_named(api, right, overuse, level):
+    server, find = api
+    server.refused_rights = {right}
+    found = find(overuse=overuse)
+    assert found.level == level
+    assert level == "ok" or " ".join(right) in found.text
+    assert ("eviction.yaml" in found.remedy) == (level != "ok" and "eviction" in right[1])
+
+
+def test_an_api_server_that_nobody_reaches(settings, tmp_path):
+    with KubeApi() as server:
+        path = server.kubeconfig(tmp_path)
+    found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
+    assert found.level == "fail" and "not reached" in found.text
 
 
 def test_the_command_fails_when_anything_does(tmp_path, capsys):

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agent.kubelet.link import Link
 from agent.providers.provider import Answer, Device, Provider
 from agent.roles import providers
 from agent.roles.providers import host, run_beside
@@ -37,11 +38,13 @@ def test_a_provider_with_a_mistake_is_tried_again_and_ends_when_asked_to(tmp_pat
     monkeypatch.setattr(providers, "_FIRST_PAUSE", 0.001)
 
     async def story():
-        stop, odd = asyncio.Event(), Odd(failures=2)
-        task = asyncio.create_task(host(odd, tmp_path / "none", stop))
-        await asyncio.wait_for(odd.settled.wait(), 60)
-        stop.set()
-        await asyncio.wait_for(task, 60)
+        stop, odd, link = asyncio.Event(), Odd(failures=2), Link.open()
+        async with link.attached():
+            task = asyncio.create_task(host(odd, tmp_path / "none", stop, link))
+            await asyncio.wait_for(odd.settled.wait(), 60)
+            stop.set()
+            await asyncio.wait_for(task, 60)
+        await asyncio.to_thread(link.close)
         assert odd.runs == 3
 
     asyncio.run(story())

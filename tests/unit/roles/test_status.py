@@ -54,16 +54,16 @@ def test_json_for_programs(state_dir, capsys):
 
 
 def test_without_permission_the_remedy_is_said(state_dir, capsys, monkeypatch):
-    from pathlib import Path
+    import os
 
-    real = Path.open
+    real = os.open
 
     def guarded(path, *arguments, **keywords):
-        if path.name == "checkpoint.json":
+        if str(path).endswith("checkpoint.json"):
             raise PermissionError(13, "Permission denied")
         return real(path, *arguments, **keywords)
 
-    monkeypatch.setattr(Path, "open", guarded)
+    monkeypatch.setattr("vcuda.files.os.open", guarded)
     assert main(["status", "--state-dir", str(state_dir)]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "as root" in line

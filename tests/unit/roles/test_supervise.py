@@ -5,7 +5,10 @@ import time
 
 import pytest
 
-from agent.roles.supervise import run_together
+from agent.control.shares import ShareKeeper
+from agent.health.keeper import Keeper
+from agent.roles import supervise
+from agent.roles.supervise import lasting, run_together
 
 
 @pytest.fixture
@@ -45,6 +48,19 @@ def test_a_failure_reaches_the_caller_and_ends_the_others(ended):
     with pytest.raises(ValueError, match="why"):
         asyncio.run(run_together("a", {"a": forever(ended, "a"), "b": fails()}))
     assert ended == ["a"]
+
+
+def test_a_second_failure_is_not_lost(ended, capsys):
+    async def fails_as_it_ends():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise KeyError("second")
+
+    with pytest.raises(ValueError, match="why"):
+        asyncio.run(run_together("a", {"a": forever(ended, "a"), "z": fails_as_it_ends(), "b": fails()}))
+    said = capsys.readouterr().out
+    assert "failed while it ended" in said and "KeyError" in said and "second" in said
 
 
 def test_being_cancelled_cancels_all(ended):
@@ -99,7 +115,7 @@ import sys, threading
 from agent.cli import main
 from agent.discovery.static import StaticSource
 from agent.roles import node
-node._LEAVE_SECONDS = 0.5
+node.LEAVE_SECONDS = 0.5
 def process_memory(self):
     print("hangs", flush=True)
     threading.Event().wait()
@@ -128,3 +144,99 @@ def test_an_agent_whose_driver_hangs_ends_when_it_is_asked_to(short_dir):
             assert agent.wait(timeout=30) == 0
         finally:
             agent.kill()
+
+
+# --- parts that the others can do without ---------------------------------------------------------------------------
+
+
+def test_a_part_that_fails_is_started_again_and_the_others_go_on(ended, capsys):
+    attempts, failures = [], []
+
+    async def part():
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("why")
+        if len(attempts) == 2:
+            await is_called_off()
+        if len(attempts) > 3:
+            done.set()
+            await forever(ended, "part")
+
+    async def leads():
+        await asyncio.wait_for(done.wait(), 60)
+
+    async def main():
+        parts = {
+            "lead": leads(),
+            "p": lasting("p", part, failures.append, pause=0.001),
+            "b": forever(ended, "b"),
+        }
+        await run_together("lead", parts)
+
+    done = asyncio.Event()
+    asyncio.run(main())
+    assert len(attempts) == 4 and failures == ["p"] * 3
+    assert sorted(ended) == ["b", "part"], "each was cancelled by us, once"
+    said = "".join(capsys.readouterr())
+    assert "ValueError" in said and "why" in said and "ended by itself" in said
+
+
+def test_pauses_grow_and_end_at_a_minute(monkeypatch):
+    pauses = []
+
+    async def rest(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(supervise.asyncio, "sleep", rest)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(lasting("p", _fails_at_once))
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+async def _fails_at_once():
+    raise RuntimeError("always")
+
+
+class _Pair:
+    """Of a part's two halves the first fails and the second goes on."""
+
+    def __init__(self):
+        self.going_on = 0
+
+    async def half(self):
+        raise ValueError("why")
+
+    async def other(self):
+        self.going_on += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.going_on -= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "halves"),
+    [
+        (Keeper, ("_keep_examining", "_keep_reviewing")),
+        (ShareKeeper, ("_keep_looking", "_keep_asking")),
+    ],
+)
+def test_a_part_of_two_halves_leaves_none_behind_when_it_is_started_again(kind, halves):
+    pair = _Pair()
+    part = object.__new__(kind)
+    for name, half in zip(halves, (pair.half, pair.other), strict=True):
+        setattr(part, name, half)
+
+    async def main():
+        failures = []
+        task = asyncio.create_task(lasting("p", part.run, failures.append, pause=0.001))
+        while len(failures) < 3:
+            await asyncio.sleep(0.001)
+        assert pair.going_on <= 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert pair.going_on == 0
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
 from agent.errors import MissingError
+from agent.roles import waiting
 from agent.roles.waiting import Bus, Wait
 
 NOTHING, CARD, DRIVER = Bus((), False), Bus(("0000:3b:00.0",), False), Bus(("0000:3b:00.0",), True)
@@ -140,3 +142,107 @@ def test_probes_and_metrics_are_answered_meanwhile(logs):
     found = values(answers["metrics"])
     assert found["gigaslice_waiting_for_gpus", "gpu-unusable"] == 1
     assert found["gigaslice_kubelet_registered", ""] == 0
+
+
+# --- a driver that hangs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    """An event: while it is not set, looks do not come back. Nothing is waited for longer than it must be."""
+    monkeypatch.setattr(waiting, "_QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "_SAY_SECONDS", 0.02)
+    going_on = threading.Event()
+    yield going_on
+    going_on.set()
+
+
+def said(logs, event="waiting for NVML"):
+    return [one for one in logs if one["event"] == event]
+
+
+@pytest.mark.parametrize("outcome", ["gpu", "no library"])
+def test_a_driver_that_hangs_is_waited_for_and_told_of(hanging, logs, outcome):
+    def scan():
+        hanging.wait(60)
+        return [outcome] if outcome == "gpu" else "no library"
+
+    node = Node(scan, ["gpu"])
+    begun = []
+    node.wait._begins = lambda: begun.append(1)
+
+    def let_go():
+        while len(said(logs)) < 3:
+            time.sleep(0.01)
+        hanging.set()
+
+    helper = threading.Thread(target=let_go)
+    helper.start()
+    assert node.wait.until_found() == ["gpu"]
+    helper.join()
+    assert begun == [1]
+    assert {one["log_level"] for one in said(logs)} == {"info"}, "so far it may merely be slow"
+    assert len(said(logs, "waiting for GPUs")) == (outcome == "no library")
+
+
+def test_what_takes_too_long_for_a_start_is_a_warning(hanging, logs, monkeypatch):
+    monkeypatch.setattr(waiting, "_SLOW_SECONDS", 0.0)
+    node = Node(lambda: hanging.wait(60) and ["gpu"])
+    threading.Timer(0.05, hanging.set).start()
+    assert node.wait.until_found() == ["gpu"]
+    assert {one["log_level"] for one in said(logs)} == {"warning"}
+    assert "see dmesg" in said(logs)[0]["detail"]
+
+
+def test_live_and_not_ready_while_it_hangs(hanging, logs):
+    answers = {}
+    node = Node(lambda: hanging.wait(60) and ["gpu"], bus=(CARD,), address=("127.0.0.1", 0))
+
+    def ask():
+        while not (ports := [one["port"] for one in logs if one["event"] == "metrics served"]):
+            time.sleep(0.01)
+        for path in ("healthz", "readyz", "metrics"):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/{path}", timeout=30) as answer:
+                    answers[path] = answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    answers[path] = error.code, error.read().decode()
+        hanging.set()
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert node.wait.until_found() == ["gpu"]
+    asker.join()
+    assert answers["healthz"] == (200, "ok\n")
+    assert answers["readyz"] == (503, "the NVIDIA driver does not answer\n")
+    assert values(answers["metrics"][1])["gigaslice_waiting_for_gpus", "driver-hangs"] == 1
+
+
+@pytest.mark.parametrize("first", [None, MissingError("no library")])
+def test_asked_to_end_while_it_hangs_it_ends(hanging, logs, first):
+    node = Node(lambda: hanging.wait(60) and ["gpu"])
+
+    def end():
+        while not said(logs):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    helper = threading.Thread(target=end)
+    helper.start()
+    assert node.wait.until_found(first) is None
+    helper.join()
+    assert not hanging.is_set(), "nobody waited for the driver"
+
+
+def test_a_quick_first_look_is_not_waited_for_by_anybody():
+    assert Node(["gpu"]).wait.until_found() == ["gpu"]
+    with pytest.raises(MissingError, match="no library"):
+        Node("no library").wait.until_found(exits=True)
+    assert Node("no library", ["gpu"]).wait.until_found() == ["gpu"]
+
+
+def test_a_slow_first_look_that_finds_nothing_ends_where_that_is_wanted(hanging):
+    threading.Timer(0.1, hanging.set).start()
+    with pytest.raises(MissingError, match="no library"):
+        Node(lambda: hanging.wait(60) and "no library").wait.until_found(exits=True)

@@ -29,6 +29,7 @@ import vcuda
 from agent.errors import GigasliceError
 from agent.kubelet.allocator import Allocator, ImpossibleError
 from agent.placement import Policy
+from agent.state.lifetime import Evidence
 from agent.state.reconcile import Listed, Listing, review
 from agent.state.records import ContainerRef, LiveLimit
 from agent.state.store import Store
@@ -77,10 +78,9 @@ def look(store: Store, kubelet: Kubelet) -> None:
     """One regular look of the poller, without its patience: what nobody lists is over."""
     found = review(
         store.book,
-        kubelet.listing,
+        Evidence(kubelet.listing),
         young=frozenset(),
         asked_at=store.book.next_number,
-        alive=frozenset(),
         unlisted={},
         patience=1,
         gpus=CARDS.gpus,
@@ -151,6 +151,7 @@ def check(state: Path, library: Path, kubelet: Kubelet) -> None:
     assert half == [], half
     look(store, kubelet)
     assert {grant.id for grant in store.book.grants} == set(kubelet.answered), "something stays for ever"
+    store.sync()
     store.tidy()
     kept = {
         path.name for path in (state / "allocations").iterdir() if not path.name.startswith(".new-spare-")
@@ -243,7 +244,7 @@ def main(directory: Path, rounds: int, seed: int, mode: str) -> int:
     state, library = directory / "state", directory / "libvcuda.so"
     library.write_bytes(b"\x7fELF library" * 1000)
     counts = {"rounds": rounds, "ended": 0, "refused": 0, "whole": 0, "answers": 0}
-    most = 600 if mode == "kill" else 150  # such calls of a whole round, or a little more
+    most = 1500 if mode == "kill" else 150  # such calls of a whole round, or a little more
     for number in range(rounds):
         calls, job_seed = rng.randint(1, most), rng.getrandbits(32)
 

@@ -255,9 +255,30 @@ def test_a_ledger_that_grew_is_cut_back_and_damage_is_a_reading(dirs):
     path = dirs.path(ONE.id)
     with (path / contract.LEDGER_FILE).open("ab") as file:
         file.write(b"x" * 10000)
-    reading = ledgers.read(path, trim=True)
-    assert (reading.grew, reading.problem, reading.alive) == (True, None, False)
+    dirs.ledgers.cut()
+    assert (path / contract.LEDGER_FILE).stat().st_size == vcuda.ledger_file_bytes()
+    reading = ledgers.read(path)
+    assert (reading.problem, reading.alive) == (None, False)
     assert reading.present() == {uuid(0): 0, uuid(1): 0}
     (path / contract.LEDGER_FILE).write_bytes(b"garbage")
     assert "ledger" in ledgers.read(path).problem
     assert ledgers.read(path / "nowhere").problem
+
+
+def test_a_ledger_is_held_open_as_long_as_its_directory_is_there(dirs):
+    dirs.create(ONE)
+    assert dirs.ledgers.held(ONE.id)
+    dirs.rebuild(ONE)
+    assert dirs.ledgers.held(ONE.id)
+    with (dirs.path(ONE.id) / contract.LEDGER_FILE).open("ab") as file:
+        file.write(b"x" * 10000)
+    dirs.ledgers.cut()
+    assert dirs.ledgers.take_grown().keys() == {ONE.id}, "the new file is the one that is held"
+    dirs.remove(ONE.id)
+    assert not dirs.ledgers.held(ONE.id)
+
+
+def test_a_made_ahead_directory_is_held_too(dirs):
+    dirs.make_ahead(ONE.library)
+    dirs.create(ONE)
+    assert dirs.ledgers.held(ONE.id)

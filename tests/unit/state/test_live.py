@@ -176,6 +176,21 @@ def test_nobody_is_given_more_before_it_starts_or_after_it_ended(state):
     assert now(book(one), one) == (8 * GIB, 30)
 
 
+def test_what_neither_kubelet_nor_scheduler_counts_is_withheld():
+    """A pod deleted by force, whose devices the kubelet has given back, and whose processes hold on."""
+    left = grant(1, (0, range(6)), forgotten=True)
+    other = grant(2, (1, range(4)))
+    gpus = inventory(2, 8).gpus
+    assert live.withheld(book(left, other), gpus) == frozenset(), (
+        "its pod's requests are the scheduler's to count"
+    )
+    found = live.withheld(book(left, other), gpus, uncounted={left.id})
+    assert len(found) == 6 and all(token.startswith(uuid(0)) for token in found)
+    late = grant(3, (0, range(2)))
+    again = live.withheld(book(left, other, late), gpus, uncounted={left.id})
+    assert len(again) == 6 and not again & late.tokens, "never what somebody has"
+
+
 class Kubelet:
     """Gives out free healthy tokens of its choice, as a kubelet does, and takes them back."""
 

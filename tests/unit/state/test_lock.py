@@ -61,3 +61,9 @@ def test_releasing_twice_is_harmless(tmp_path):
     lock.acquire()
     lock.release()
     lock.release()
+    other = LockFile(tmp_path / "lock", "x")
+    other.acquire()
+    lock.release()
+    with pytest.raises(LockedError):
+        lock.acquire()
+    other.release()

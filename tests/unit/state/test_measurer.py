@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import struct
 from types import SimpleNamespace
 
 import vcuda
+from agent.audit.auditor import Auditor
+from agent.audit.policy import Policy
+from agent.kube import NoCluster
 from agent.state import ledgers
 from agent.state.measurer import Measurer
-from agent.state.records import Book, Grant, Hold
+from agent.state.openledgers import OpenLedgers
+from agent.state.records import Book, Grant, Hold, Owner
+from agent.state.trust import RecentLimits
+from agent.telemetry.counters import Counters
+from tests.fakes.hostile import HostileLedger
+from tests.fakes.nodes import grant, uuid
 from vcuda import contract
 
 CARD = "GPU-00000000-0000-4000-8000-000000000001"
@@ -17,7 +27,7 @@ GIB = 1 << 30
 
 
 def declares(count):
-    process = SimpleNamespace(pid=os.getpid(), used={CARD: count})
+    process = SimpleNamespace(pid=os.getpid(), used={CARD: count}, nameless=False)
     return ledgers.Reading({CARD: count}, {}, (process,), {CARD: 0})
 
 
@@ -28,10 +38,13 @@ class World:
         tokens = tuple(f"{CARD}/{number}" for number in range(8))
         self.grant = Grant("ab" * 16, 1, 0.0, (Hold(CARD, GIB, tokens),), "libvcuda.so")
         self.book = Book((self.grant,))
-        self.dirs = SimpleNamespace(path=lambda _: directory)
+        self.dirs = SimpleNamespace(path=lambda _: directory, recent=RecentLimits(), ledgers=OpenLedgers())
         self.declared, self._after = before, after
 
-    def read(self, path, *, trim=False):
+    def believe(self, grant, reading):
+        return reading
+
+    def read(self, path):
         return declares(self.declared)
 
     def process_memory(self):
@@ -45,8 +58,12 @@ class Audit:
     def __init__(self, world, count):
         self.world, self.count = world, count
 
-    def look(self, measured):
+    def look(self, measured, claimed):
+        assert claimed == {os.getpid()}
         return "seen"
+
+    def owners(self, claims, sightings):
+        return {pid: next(iter(keys)) for pid, keys in claims.items()}
 
     def judge(self, measured, sightings, owners, readings):
         assert sightings == "seen"
@@ -98,30 +115,42 @@ class Several:
                 for at, name in enumerate(first)
             )
         )
-        self.dirs = SimpleNamespace(path=lambda name: directory / name)
+        self.dirs = SimpleNamespace(
+            path=lambda name: directory / name, recent=RecentLimits(), ledgers=OpenLedgers()
+        )
         self.pids, self._then, self._measured = first, then, measured
-        self.reads, self.owners = [], {}
+        self.reads, self.known = [], {}
         self.strangers = {}
+        self.asked = False
         for name in first:
             (directory / name).mkdir()
             vcuda.create_limits(
                 directory / name / contract.LIMITS_FILE, bytes(16), [vcuda.GpuLimit(CARD, GIB)]
             )
 
-    def read(self, path, *, trim=False):
-        self.reads.append((path.name, trim))
-        processes = tuple(SimpleNamespace(pid=pid, used={CARD: 0}) for pid in self.pids[path.name])
+    def believe(self, grant, reading):
+        return reading
+
+    def read(self, path):
+        self.reads.append((path.name, self.asked))
+        processes = tuple(
+            SimpleNamespace(pid=pid, used={CARD: 0}, nameless=False) for pid in self.pids[path.name]
+        )
         return ledgers.Reading({CARD: 0}, {}, processes, {CARD: 0})
 
     def process_memory(self):
         self.pids = self._then
+        self.asked = True
         return self._measured and {CARD: self._measured}
 
-    def look(self, measured):
+    def look(self, measured, claimed):
         return ()
 
+    def owners(self, claims, sightings):
+        return {pid: next(iter(keys)) for pid, keys in claims.items()}
+
     def judge(self, measured, sightings, owners, readings):
-        self.owners = owners
+        self.known = owners
         assert set(readings) == set(self.pids)
         return {}
 
@@ -131,8 +160,8 @@ def reads_again(tmp_path, monkeypatch, then, measured):
     world = Several(tmp_path, first, first | then, measured)
     monkeypatch.setattr(ledgers, "read", world.read)
     asyncio.run(Measurer(world, world, 1.0, world).round())
-    assert [name for name, trim in world.reads if trim] == ["a", "b", "c"]
-    return [name for name, trim in world.reads if not trim], world.owners
+    assert [name for name, asked in world.reads if not asked] == ["a", "b", "c"]
+    return [name for name, asked in world.reads if asked], world.known
 
 
 def test_nothing_is_read_twice_when_nothing_was_measured(tmp_path, monkeypatch):
@@ -152,3 +181,84 @@ def test_a_process_that_came_while_the_driver_answered_is_nobodys_stranger(tmp_p
     again, owners = reads_again(tmp_path, monkeypatch, {"c": (31,)}, {11: GIB, 31: GIB})
     assert again == ["a", "b", "c"]
     assert owners[31] == "c"
+
+
+class Driver:
+    """NVML over processes that the test names."""
+
+    def __init__(self, **memory):
+        self.memory = memory
+
+    def process_memory(self):
+        return {uuid(0): {int(pid): count for pid, count in self.memory.items()}}
+
+
+def test_after_a_round_ledgers_count_for_what_was_measured(store):
+    """One that says 64 TiB with 1 GiB on the card, and one that says nothing with 6 GiB."""
+    much = grant(1, (0, range(4)), library=store.library, gone=True)
+    none = grant(2, (0, range(4, 8)), library=store.library)
+    store.commit(store.book.with_grant(much).with_grant(none), [much, none])
+    with HostileLedger(store.dirs.path(much.id)) as one, HostileLedger(store.dirs.path(none.id)) as two:
+        pids = one.hold(0), two.hold(0)
+        one.slot(0, 64 << 40)
+        two.slot(0, 0)
+        driver = Driver(**{str(pids[0]): GIB, str(pids[1]): 6 * GIB})
+        measurer = Measurer(store, driver, 1.0, Auditor(store, NoCluster(), Policy(), Counters()))
+        asyncio.run(measurer.round())
+        assert store.measured == {much.id: {uuid(0): GIB}, none.id: {uuid(0): 6 * GIB}}
+        assert store.reading(much.id).present() == {uuid(0): 4 * GIB}
+        assert store.reading(none.id).present() == {uuid(0): 6 * GIB}
+        assert measurer.last[none.id].reading.used == {uuid(0): 0}
+
+
+def test_a_process_of_another_container_is_not_had_by_holding_its_number(store, tmp_path):
+    """A lock outlives the process that took it where others share its files, and its number is given out again."""
+    victim, liar = (
+        grant(
+            number,
+            (0, range(at, at + 4)),
+            library=store.library,
+            owner=Owner(f"{number}" * 32, "default", name, "c0"),
+        )
+        for number, at, name in ((1, 0, "victim"), (2, 4, "liar"))
+    )
+    store.commit(store.book.with_grant(victim).with_grant(liar), [victim, liar])
+    with HostileLedger(store.dirs.path(victim.id)) as one, HostileLedger(store.dirs.path(liar.id)) as two:
+        pid = one.hold(0)
+        stolen = two.hold(0)
+        for number, key in ((pid, "1"), (stolen, "1")):
+            directory = tmp_path / "proc" / str(number)
+            directory.mkdir(parents=True)
+            (directory / "comm").write_text("p\n")
+            (directory / "cgroup").write_text(f"0::/kubepods/pod{key * 32}/{'a' * 64}\n")
+        two.slot(0, GIB)
+        driver = Driver(**{str(pid): GIB, str(stolen): 2 * GIB})
+        auditor = Auditor(store, NoCluster(), Policy(), Counters(), proc=tmp_path / "proc")
+        asyncio.run(Measurer(store, driver, 1.0, auditor).round())
+        assert store.disowned == {liar.id: frozenset([stolen])}
+        assert store.reading(liar.id).pids == () and not store.reading(liar.id).alive
+        assert store.measured == {victim.id: {uuid(0): 3 * GIB}, liar.id: {uuid(0): 0}}
+
+
+def test_an_owner_that_lost_its_record_lock_is_no_stranger(store, tmp_path):
+    """What it has declared is not held against its container a second time."""
+    mine = grant(1, (0, range(8)), library=store.library, owner=Owner("1" * 32, "default", "a", "c0"))
+    store.commit(store.book.with_grant(mine), [mine])
+    ledger = store.dirs.path(mine.id) / contract.LEDGER_FILE
+    directory = tmp_path / "proc" / "70"
+    directory.mkdir(parents=True)
+    (directory / "comm").write_text("p\n")
+    (directory / "cgroup").write_text(f"0::/kubepods/pod{'1' * 32}/{'a' * 64}\n")
+    (directory / "mountinfo").write_text(
+        f"9 8 0:1 {store.dirs.path(mine.id) / contract.LIMITS_FILE} {contract.CONTAINER_LIMITS} ro - ext4 x ro\n"
+    )
+    (directory / "status").write_text("Name:\tp\nNSpid:\t70\t1\n")
+    HostileLedger(ledger.parent).slot(0, 2 * GIB)
+    with ledger.open("r+b") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhlli4x", fcntl.F_WRLCK, 0, 1 << 33, 1, 0))
+        auditor = Auditor(store, NoCluster(), Policy(), Counters(), proc=tmp_path / "proc")
+        measurer = Measurer(store, Driver(**{"70": 3 * GIB}), 1.0, auditor)
+        asyncio.run(measurer.round())
+        assert store.strangers == {}
+        assert store.measured == {mine.id: {uuid(0): 3 * GIB}}
+        assert vcuda.read_limits(ledger.parent / contract.LIMITS_FILE).gpus[0].unhooked_bytes == GIB

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.model import Share
+from agent.state.lifetime import Evidence, grant_of
 from agent.state.reconcile import Listed, Listing, recover, review
 from agent.state.records import Book, ContainerRef, Hold, whole_token
 from tests.fakes.nodes import GIB, LIBRARY, all_tokens, grant, inventory, tokens, uuid
@@ -26,19 +27,39 @@ def book(*grants):
     return result
 
 
-def look(found, *containers, pods=(), alive=(), unlisted=None, patience=3, asked_at=None, young=None):
+def look(
+    found,
+    *containers,
+    pods=(),
+    alive=(),
+    unlisted=None,
+    patience=3,
+    asked_at=None,
+    young=None,
+    api=None,
+    settled=True,
+    watched=True,
+    answers=(),
+    attached=(),
+):
     present = frozenset({*pods, *(f"{one.container.namespace}/{one.container.pod}" for one in containers)})
     return review(
         found,
-        Listing(containers, present),
+        Evidence(
+            Listing(containers, present, settled),
+            api,
+            frozenset(one.id for one in (*alive, *attached)),
+            frozenset(one.id for one in attached),
+            watched=watched,
+        ),
         young=present if young is None else frozenset(young),
         asked_at=found.next_number if asked_at is None else asked_at,
-        alive=frozenset(one.id for one in alive),
         unlisted=unlisted or {},
         patience=patience,
         gpus=FOUND.gpus,
         library=LIBRARY,
         now=1.0,
+        answers=answers,
     )
 
 
@@ -188,7 +209,7 @@ def test_an_init_containers_living_process_keeps_it_and_it_ends_when_that_is_dea
     init = grant(1, (0, range(4)), lent=tokens(0, 0, 1))
     app = grant(2, (0, range(2)), container=ref("p"), supersedes=(init.id,))
     kept, _ = look_often(book(init, app), alive=[init])
-    assert [(one.number, one.gone) for one in kept.grants] == [(1, True)]
+    assert [(one.number, one.forgotten) for one in kept.grants] == [(1, True)]
     kept, released = look_often(kept)
     assert released == [1]
 
@@ -251,8 +272,10 @@ def test_an_allocation_that_was_made_and_never_recorded_is_taken_over():
     known = grant(1, (0, range(4)), container=ref("p"))
     fresh = grant(2, (0, range(2, 6)))
     found = recover(book(known), {known.id: known, fresh.id: fresh})
-    assert found.book.grants[0].gone
-    assert found.book.grants[1].held == fresh.tokens
+    older, newer = found.book.grants
+    assert (older.forgotten, older.gone, older.promised) == (True, False, {uuid(0): 4 * GIB})
+    assert newer.held == fresh.tokens
+    assert look_often(found.book, listed("q", fresh.tokens))[1] == [1], "until nothing shows that it lives"
 
 
 def test_an_old_directory_does_not_take_tokens_from_newer_grants():
@@ -310,7 +333,7 @@ def test_a_review_gives_up_nothing_that_is_listed_or_alive(found, data):
     patience = data.draw(st.integers(1, 3))
     unlisted = {one.id: data.draw(st.integers(0, 5)) for one in found.grants}
     result = look(found, *containers, alive=alive, unlisted=unlisted, patience=patience)
-    meant = {one.id for container in containers if (one := found.of_tokens(container.tokens))}
+    meant = {one.id for container in containers if (one := grant_of(found, container))}
     for one in result.released:
         assert one.id not in {living.id for living in alive}
         lent_by = [other for other in found.grants if one.id in other.supersedes]
@@ -343,3 +366,17 @@ def test_recovering_twice_changes_nothing_more(found, data):
     once = recover(found, directories)
     assert once.book == found
     assert once.adopted == ()
+
+
+def test_of_a_pod_that_is_over_what_its_processes_hold_counts_and_no_longer_what_was_promised():
+    ended, used = (
+        grant(1, (0, range(4)), container=ref("a")),
+        grant(2, (1, range(4)), container=ref("b")),
+    )
+    found, released = look_often(book(ended, used), attached=[ended], alive=[used], times=9)
+    assert released == []
+    assert found.find(ended.id).gone
+    assert not found.find(used.id).gone, "it runs, has used no GPU yet, and still may"
+    for more in ({"settled": False}, {"times": 2}, {"pods": ["default/a"]}):
+        found, released = look_often(book(ended), attached=[ended], **more)
+        assert released == [] and not found.find(ended.id).gone, more

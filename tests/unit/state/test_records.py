@@ -30,10 +30,30 @@ def test_an_id_twice_is_a_contradiction():
 
 def test_a_token_seen_again_ends_a_container_that_was_listed():
     made = book(grant(1, (0, range(8)), container=APP))
-    after, superseded = made.taken_over(tokens(0, 3))
+    after, superseded = made.taken_over(tokens(0, 3), over={made.grants[0].id})
     assert superseded == (made.grants[0].id,)
     assert after.grants[0].gone
     assert after.allocations(inventory().gpus) == ()
+
+
+def test_a_token_seen_again_takes_nothing_from_a_holder_that_may_live():
+    """A kubelet that has lost its checkpoint hands out the devices of running containers."""
+    made = book(grant(1, (0, range(8)), container=APP))
+    after, superseded = made.taken_over(tokens(0, 3))
+    assert superseded == (made.grants[0].id,)
+    (one,) = after.grants
+    assert (one.gone, one.forgotten, one.held) == (False, True, frozenset())
+    (allocation,) = after.allocations(inventory().gpus)
+    assert allocation.shares == (Share(uuid(0), 8),)
+    assert after.taken_over(tokens(0, 3)) == (after, ())
+
+
+@pytest.mark.parametrize("known", [{"started": {f"{1:032x}"}}, {"since": 1700000001.0}])
+def test_who_has_started_or_was_made_long_ago_lends_nothing(known):
+    """The kubelet allocates all containers of a pod at once, and before it starts the first."""
+    after, _ = book(grant(1, (0, range(8)))).taken_over(tokens(0, 3, 4), **known)
+    assert (after.grants[0].lent, after.grants[0].forgotten) == (frozenset(), True)
+    assert after.grants[0].promised == {uuid(0): 8 * GIB}
 
 
 def test_a_container_that_was_never_listed_may_be_an_init_container_and_lends_just_these():
@@ -51,10 +71,11 @@ def test_lent_tokens_are_not_taken_twice():
     assert second == first
 
 
-def test_a_token_shown_free_ends_its_holder_whoever_it_is():
+def test_a_token_shown_free_ends_its_holder_only_if_that_is_over():
     made = book(grant(1, (0, range(8))), grant(2, (1, range(4)), container=APP), grant(3, (1, range(4, 6))))
-    after = made.given_back([f"{uuid(0)}/7", f"{uuid(1)}/0", "nonsense"])
-    assert [one.gone for one in after.grants] == [True, True, False]
+    after = made.given_back([f"{uuid(0)}/7", f"{uuid(1)}/0", "nonsense"], over={made.grants[1].id})
+    assert [one.gone for one in after.grants] == [False, True, False]
+    assert [one.forgotten for one in after.grants] == [True, False, False]
 
 
 def test_the_newest_of_equal_token_sets_is_meant():

@@ -3,11 +3,13 @@
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from agent.errors import StorageError
 from agent.state.room import ENOUGH_BYTES, Room
 
 STATE = Path("/state")
@@ -89,3 +91,88 @@ def test_a_real_directory(tmp_path):
     assert (room.problem, told) == ("", [])
     asyncio.run(gone.look())
     assert "nowhere" in gone.problem and told == [False]
+
+
+# --- what the file system does not say of itself ---------------------------------------------------------------------
+
+
+class Disk:
+    """Trials end as `answer` says: None, or an error that they raise; `tries` counts them."""
+
+    def __init__(self):
+        self.answer, self.tries, self.told = None, 0, []
+        self.room = Room(STATE, self.changed, lambda _: file_system(), probe=self.probe, patience=30)
+
+    async def changed(self, usable):
+        self.told.append(usable)
+
+    def probe(self):
+        self.tries += 1
+        if callable(self.answer):
+            self.answer()
+        elif self.answer:
+            raise self.answer
+
+
+QUOTA = StorageError("cannot write: Disk quota exceeded; raise the disk quota, or make room within it")
+
+
+def test_a_write_that_failed_withdraws_at_once_until_a_trial_succeeds():
+    async def story(disk):
+        await disk.room.look()
+        assert (disk.told, disk.tries) == ([], 0), "no trial is due yet"
+        disk.answer = QUOTA
+        disk.room.write_failed(str(QUOTA))
+        await disk.room.look()
+        assert (disk.told, disk.tries, disk.room.problem) == ([False], 0, str(QUOTA))
+        for tries in (1, 2, 3):
+            await disk.room.look()
+            assert (disk.told, disk.tries, disk.room.problem) == ([False], tries, str(QUOTA))
+        disk.answer = None
+        await disk.room.look()
+        assert (disk.told, disk.room.problem) == ([False, True], "")
+
+    asyncio.run(story(Disk()))
+
+
+def test_a_failure_rings_and_is_not_waited_for():
+    async def story(disk):
+        disk.room._interval = 3600.0
+        task = asyncio.create_task(disk.room.run())
+        await asyncio.sleep(0.01)
+        disk.room.write_failed("why")
+        while not disk.told:
+            await asyncio.sleep(0.01)
+        assert disk.told == [False]
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(story(Disk()), 60))
+
+
+def test_trials_find_it_before_a_pod_does(monkeypatch):
+    async def story(disk):
+        disk.answer = QUOTA
+        disk.room._tried_at -= 3600
+        await disk.room.look()
+        assert (disk.told, disk.tries) == ([False], 1)
+
+    asyncio.run(story(Disk()))
+
+
+def test_a_disk_that_hangs_cannot_be_used_and_is_tried_once_at_a_time():
+    going_on = threading.Event()
+
+    async def story(disk):
+        disk.answer = lambda: going_on.wait(60)
+        disk.room._patience = 0.01
+        disk.room._tried_at -= 3600
+        for _ in range(3):
+            await disk.room.look()
+            assert (disk.told, disk.tries) == ([False], 1)
+            assert "has not answered" in disk.room.problem
+        going_on.set()
+        disk.room._patience = 60
+        await disk.room.look()
+        assert (disk.told, disk.tries) == ([False, True], 1)
+
+    asyncio.run(story(Disk()))

@@ -1,10 +1,13 @@
 import stat
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import vcuda
 from agent.errors import CheckpointError, LockedError, MissingError, StorageError
+from agent.state import ledgers
+from agent.state.lifetime import Evidence
 from agent.state.reconcile import Listed, Listing, review
 from agent.state.records import Book, ContainerRef
 from agent.state.store import Store, read_only
@@ -108,6 +111,22 @@ def test_a_damaged_directory_waits_for_the_next_start_of_its_container(make):
     assert second.dirs.problem(one) is None
 
 
+def test_a_damaged_directory_that_processes_use_starts_nobody(make, monkeypatch):
+    """Without its preload line the container would run without limits."""
+    store = make()
+    fill(store, grant(1, (0, range(8))))
+    (one,) = store.book.grants
+    preload = store.dirs.path(one.id) / contract.PRELOAD_FILE
+    preload.unlink()
+    monkeypatch.setattr(ledgers, "read", lambda path: SimpleNamespace(alive=True))
+    with pytest.raises(StorageError, match="damaged while processes use it"):
+        store.ensure(one)
+    assert not preload.exists()
+    monkeypatch.undo()
+    store.ensure(one)
+    assert preload.exists()
+
+
 def test_a_commit_that_fails_changes_nothing(make, monkeypatch):
     store = make()
     fill(store, grant(1, (0, range(8))))
@@ -126,10 +145,9 @@ def test_a_commit_that_fails_changes_nothing(make, monkeypatch):
 def look(store, *listed, patience=3):
     return review(
         store.book,
-        Listing(listed),
+        Evidence(Listing(listed)),
         young=frozenset(),
         asked_at=store.book.next_number,
-        alive=frozenset(),
         unlisted={},
         patience=patience,
         gpus=inventory().gpus,

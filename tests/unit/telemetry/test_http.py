@@ -9,15 +9,31 @@ import pytest
 from agent.telemetry import logs
 from agent.telemetry.http import Server
 
+_kept: list[socket.socket] = []
 
-def ask(*requests, metrics=lambda: lambda: b"x 1\n", ready=lambda: None):
+
+@pytest.fixture(autouse=True)
+def _let_go():
+    yield
+    while _kept:
+        _kept.pop().close()
+
+
+def free():
+    """An address that nobody else gets until the test is over: bound, and not listened at."""
+    probe = socket.socket()
+    _kept.append(probe)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()
+
+
+def ask(*requests, metrics=lambda: lambda: b"x 1\n", ready=lambda: None, token=None):
     """The answers to raw REQUESTS, one connection each."""
 
     async def run():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        task = asyncio.create_task(Server(("127.0.0.1", port), metrics, ready).run())
+        port = free()[1]
+        task = asyncio.create_task(Server(("127.0.0.1", port), metrics, ready, token).run())
         answers = []
         for request in requests:
             for _ in range(500):
@@ -131,9 +147,7 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch):
     monkeypatch.setattr(http, "_PATIENCE", 0.2)
 
     async def run():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = probe.getsockname()
+        address = free()
         much = b"x" * (32 << 20)  # more than kernels take on both sides
         task = asyncio.create_task(Server(address, lambda: lambda: much, lambda: None).run())
         with socket.socket() as client:
@@ -166,9 +180,7 @@ def test_clients_that_say_nothing_do_not_keep_a_probe_out():
     """The kubelet ends an agent whose probes are not answered; any pod can open connections."""
 
     async def run():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = probe.getsockname()
+        address = free()
         server = Server(address, lambda: lambda: b"", lambda: None)
         task = asyncio.create_task(server.run())
         silent, answers = [], []
@@ -195,3 +207,44 @@ def test_clients_that_say_nothing_do_not_keep_a_probe_out():
     answers, served = asyncio.run(run())
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
     assert served <= 16
+
+
+# --- who may read the metrics -----------------------------------------------------------------------------------------
+
+
+def with_token(value, path="/metrics"):
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n{value}\r\n\r\n".encode("latin-1")
+
+
+def test_with_a_token_only_who_knows_it_reads_the_metrics(tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    right = [with_token("Authorization: Bearer s3cret"), with_token("authorization:  bearer  s3cret ")]
+    wrong = [
+        get("/metrics"), with_token("Authorization: Bearer s3cre"), with_token("Authorization: Bearer "),
+        with_token("Authorization: Basic s3cret"), with_token("Authorization: s3cret"),
+        with_token("Authorization: Bearer \xff"), with_token("X: Bearer s3cret"),
+        with_token("Authorization: Bearer s3cret\r\nAuthorization: Bearer s3cret"),
+    ]  # fmt: skip
+    answers = ask(*right, *wrong, get("/healthz"), get("/readyz"), token=tmp_path / "token")
+    assert [one.split(" ")[1] for one in answers] == ["200"] * 2 + ["401"] * len(wrong) + ["200"] * 2
+    assert "WWW-Authenticate: Bearer" in answers[2] and "x 1" not in "".join(answers[2:10])
+    assert "s3cret" not in "".join(answers)
+
+
+def test_a_renewed_token_counts_at_once(tmp_path):
+    (tmp_path / "token").write_text("new")
+    answers = ask(
+        with_token("Authorization: Bearer old"),
+        with_token("Authorization: Bearer new"),
+        token=tmp_path / "token",
+    )
+    assert [one.split(" ")[1] for one in answers] == ["401", "200"]
+
+
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_without_a_token_to_compare_nobody_reads_them(tmp_path, content):
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    asked = [get("/metrics"), with_token("Authorization: Bearer "), with_token("Authorization: Bearer x")]
+    answers = ask(*asked, get("/healthz"), token=tmp_path / "token")
+    assert [one.split(" ")[1] for one in answers] == ["503"] * 3 + ["200"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from tests.fakes.command import alone, environment, runtime
+from tests.fakes.hostile import HostileLedger
+from vcuda import quotas
 from vcuda.cli import ps
 from vcuda.cli.run import split_command
 
@@ -22,16 +24,12 @@ LIMIT = 8 << 30
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir()
-    keep = {
-        name: value for name, value in os.environ.items() if name not in {"LD_PRELOAD", "LD_LIBRARY_PATH"}
-    }
+    keep = environment("LD_LIBRARY_PATH") | {"XDG_RUNTIME_DIR": str(runtime(tmp_path))}
 
     def call(*arguments: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "vcuda", *map(str, arguments)],
-            env={**keep, "XDG_RUNTIME_DIR": str(runtime), **extra},
+            [*alone(tmp_path / "allocations"), *map(str, arguments)],
+            env={**keep, **extra},
             capture_output=True,
             text=True,
             timeout=60,
@@ -132,6 +130,14 @@ def test_ps_of_nothing(run: Callable[..., subprocess.CompletedProcess[str]]) -> 
     assert (answer["version"], answer["quotas"], answer["errors"]) == (1, [], [])
 
 
+def test_ps_shows_what_a_node_agent_has_given_out(
+    run: Callable[..., subprocess.CompletedProcess[str]], quota: Callable[[str], Path]
+) -> None:
+    directory = quota("allocations/0123456789abcdef")
+    (found,) = json.loads(run("ps", "--json").stdout)["quotas"]
+    assert found["directory"] == str(directory)
+
+
 def test_ps_as_a_table(
     run: Callable[..., subprocess.CompletedProcess[str]], quota: Callable[[str], Path]
 ) -> None:
@@ -202,6 +208,33 @@ def test_ps_as_json(
         ],
         "processes": [],
     }
+
+
+def test_ps_of_a_ledger_with_the_gpu_of_somebody_else(
+    run: Callable[..., subprocess.CompletedProcess[str]], quota: Callable[[str], Path]
+) -> None:
+    directory = quota("hostile")
+    with HostileLedger(directory) as ledger:
+        ledger.hold(0)
+        ledger.head(["GPU-6e1b0000-0000-4000-8000-0000000000ff"])
+        ledger.slot(0, 1 << 30)
+        (shown,) = json.loads(run("ps", "--json", "--dir", directory).stdout)["quotas"]
+        assert [gpu["uuid"] for gpu in shown["gpus"]] == [GPU_A, GPU_B]
+        assert [gpu["declared_bytes"] for gpu in shown["gpus"]] == [0, 0]
+        assert [[gpu["uuid"] for gpu in one["gpus"]] for one in shown["processes"]] == [[GPU_A, GPU_B]]
+        assert "hostile" in run("ps", "--dir", directory).stdout
+
+
+def test_ps_believes_no_ledger_that_says_more_than_there_is(quota: Callable[[str], Path]) -> None:
+    directory = quota("hostile")
+    with HostileLedger(directory) as ledger:
+        pid = ledger.hold(0)
+        ledger.slot(0, 64 << 40)
+        found = quotas.read_quota(directory)
+        look = ps._Look(0.0, (found,), (), {GPU_A: {pid: 1 << 30}})
+        assert ps._of_quota(look, found, found.limits.gpus[0]).used == (8 << 30) + (5 << 20)
+        look = ps._Look(0.0, (found,), (), {GPU_A: {pid: 9 << 30}})
+        assert ps._of_quota(look, found, found.limits.gpus[0]).used == (9 << 30) + (5 << 20)
 
 
 def test_ps_shows_the_others_when_one_is_damaged(

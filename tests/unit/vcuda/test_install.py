@@ -131,3 +131,12 @@ def test_no_library_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / inside).mkdir(parents=True)
         (tmp_path / inside / "libvcuda.so").touch()
         assert install.library_path() == tmp_path / inside / "libvcuda.so"
+
+
+def test_what_every_user_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "closed" / "file"
+    file.parent.mkdir(mode=0o700)
+    file.touch(mode=0o644)
+    assert install.is_readable_by_all(Path("/usr/bin/env"))
+    assert not install.is_readable_by_all(file), "the directory is closed"
+    assert not install.is_readable_by_all(tmp_path / "missing")

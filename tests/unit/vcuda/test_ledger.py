@@ -44,13 +44,13 @@ def test_bad_numbers_of_gpus(tmp_path: Path, count: int) -> None:
 
 
 def test_living_processes_are_summed() -> None:
-    def process(pid: int, used: int) -> vcuda.ProcessUsage:
-        return vcuda.ProcessUsage(0, pid, pid, 1, {GPU_A: used}, {GPU_A: used}, 0, "x")
+    def process(pid: int, used: int, alive: bool = True) -> vcuda.ProcessUsage:
+        return vcuda.ProcessUsage(0, pid, pid, 1, {GPU_A: used}, {GPU_A: used}, 0, "x", alive=alive)
 
     usage = vcuda.LedgerUsage(
-        1, IDENTITY, (GPU_A,), {GPU_A: 9}, (process(5, 1), process(0, 2), process(6, 4))
+        1, IDENTITY, (GPU_A,), {GPU_A: 9}, (process(5, 1), process(0, 2, False), process(6, 4), process(0, 8))
     )
-    assert usage.used(GPU_A) == 5
+    assert usage.used(GPU_A) == 13  # who lives without a name counts, who is dead does not
 
 
 def test_a_ledger_that_grew_is_cut(ledger: Path) -> None:

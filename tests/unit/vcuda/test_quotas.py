@@ -17,6 +17,8 @@ from vcuda import errors, quotas
 
 from .conftest import GPU_A, GPU_B
 
+OPEN = 0o711 if os.geteuid() == 0 else 0o700
+
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
@@ -57,7 +59,7 @@ def forget_launcher(directory: Path) -> None:
 
 def test_a_fresh_directory_is_complete(base: Path, gpus: list[vcuda.GpuLimit]) -> None:
     directory = quotas.create_in(base, gpus, ["python", "train\n.py"])
-    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_mode & 0o777 == OPEN
     assert {entry.name for entry in directory.iterdir()} == {"limits", "ledger", "command.json"}
     quota = quotas.read_quota(directory)
     assert (quota.kind, quota.name) == ("command", r"python train\n.py")
@@ -83,7 +85,20 @@ def test_a_base_of_somebody_else_is_refused(tmp_path: Path) -> None:
         with pytest.raises(errors.PermissionDeniedError):
             quotas.private_base(path)
     (tmp_path / "real").chmod(0o777)
-    assert quotas.private_base(tmp_path / "real").stat().st_mode & 0o777 == 0o700
+    assert quotas.private_base(tmp_path / "real").stat().st_mode & 0o777 == OPEN
+
+
+@pytest.mark.parametrize(("user", "mode"), [(0, 0o711), (1000, 0o700)])
+def test_only_roots_directories_can_be_entered_by_others(
+    base: Path, gpus: list[vcuda.GpuLimit], monkeypatch: pytest.MonkeyPatch, user: int, mode: int
+) -> None:
+    """What root starts may become another user; what a user starts may not."""
+    monkeypatch.setattr(quotas.os, "geteuid", lambda: user)
+    directory = quotas.create_in(base, gpus, ["x"])
+    assert directory.stat().st_mode & 0o777 == mode
+    assert len(directory.name.rpartition("-")[2]) == 24, "whoever may enter the base has to know the name"
+    assert (directory / "limits").stat().st_mode & 0o777 == 0o644
+    assert (directory / "ledger").stat().st_mode & 0o777 == 0o666
 
 
 def test_a_named_directory_is_shared_on_equal_terms(tmp_path: Path, gpus: list[vcuda.GpuLimit]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,25 @@ def environment(given: dict[str, str], **extra: str) -> dict[str, str]:
 
 
 def test_the_runtime_directory_when_it_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o711)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert settings.read_settings().base_directory == tmp_path / "vcuda"
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "user", "may"),
+    [
+        (1000, 0o700, 1000, True),
+        (1000, 0o711, 1000, True),
+        (0, 0o700, 1000, False),
+        (0, 0o700, 0, False),  # whoever a program of root's becomes could not enter
+        (0, 0o711, 0, True),
+        (1000, 0o755, 0, False),
+    ],
+)
+def test_whose_runtime_directory_is_used(owner: int, mode: int, user: int, may: bool) -> None:
+    info = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, owner, 0, 0, 0, 0, 0))
+    assert settings._may_hold_quotas(info, user) is may
 
 
 @pytest.mark.parametrize("value", ["", "relative", "/nonexistent/run", "/proc/1/root/nonexistent"])

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from agent.errors import SocketError
-from agent.kubelet import sockets
+from agent.front import sockets
 
 
 @pytest.fixture

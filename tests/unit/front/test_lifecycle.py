@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.lifecycle import QUIET_SECONDS, RULES, Action, Facts, decide
+from agent.front.lifecycle import QUIET_SECONDS, RULES, Action, Facts, decide
 
 OLD, NEW = "old kubelet", "new kubelet"
 
@@ -38,9 +38,6 @@ OLD, NEW = "old kubelet", "new kubelet"
         (Facts(serving=True, kubelet=NEW, told=NEW, failures=9, idle=1.9), Action.REST),
         (Facts(serving=True, kubelet=NEW, told=NEW, failures=9, idle=2.0), Action.REGISTER),
         (Facts(serving=True, kubelet=NEW, told=OLD, failures=9, idle=0.0), Action.REGISTER),
-        # asked to end, whatever else is the case
-        (Facts(stopping=True), Action.END),
-        (Facts(stopping=True, serving=True, kubelet=NEW, told=NEW, registering=True, streams=1), Action.END),
     ],
 )
 def test_cases(facts, action):
@@ -50,7 +47,6 @@ def test_cases(facts, action):
 sockets = st.none() | st.sampled_from([OLD, NEW])
 any_facts = st.builds(
     Facts,
-    stopping=st.booleans(),
     serving=st.booleans(),
     kubelet=sockets,
     told=sockets,

@@ -1,0 +1,11 @@
+"""All cases by their names. A: what the design rests on. B: memory. C: frameworks. D: tenants beside one another.
+
+No case asks for more than the card has free, managed memory included, and none touches a setting of the card.
+"""
+
+from tests.gpu.cases import assumptions, costs, frameworks, memory, tenants
+from tests.gpu.world import REGISTRY
+
+__all__ = ["ALL", "assumptions", "costs", "frameworks", "memory", "tenants"]
+
+ALL = REGISTRY

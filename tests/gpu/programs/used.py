@@ -1,0 +1,5 @@
+"""Bytes in use on the card, by NVML, in a process that has neither context nor library."""
+
+from driver import Nvml
+
+print(Nvml().used())

@@ -1,0 +1,131 @@
+"""Calls while the agent is away: they wait, come to the next agent with their age, and are given up in the end."""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.front import channel as way
+from agent.front import front as module
+from agent.front.channel import CALL, METHODS, Buffer, Kind
+from agent.front.front import Front
+from agent.front.offer import Offer
+
+AGENTS = []
+
+
+class Agent:
+    """The agent's end of the way to FRONT."""
+
+    def __init__(self, front: Front) -> None:
+        ours, self.sock = way.pair()
+        front.connect(ours)
+        self.sock.settimeout(30)
+        self.buffer, self.heard = Buffer(), []
+        AGENTS.append(self)
+
+    def offer(self, directory):
+        offer = Offer(str(directory), "p.sock", "example.com/x", b"\x08\x01", b"register")
+        self.sock.sendall(way.frame(Kind.OFFER, 1, offer.to_bytes()) + way.frame(Kind.LIST, 1, b"devices"))
+
+    def call(self):
+        """Number, method, age and message of the next call."""
+        while not (calls := [one for one in self.heard if one[0] == Kind.CALL]):
+            self.heard += self.buffer.add(self.sock.recv(65536))
+        self.heard.remove(calls[0])
+        _, number, payload = calls[0]
+        method, _, age, _ = CALL.unpack_from(payload)
+        return number, METHODS[method], age, payload[CALL.size :]
+
+    def answer(self, number, message):
+        self.sock.sendall(way.frame(Kind.ANSWER, number, b"\0" + message))
+
+
+@pytest.fixture
+def place():
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        front, halt = Front(), threading.Event()
+
+        def work():
+            while not halt.is_set():
+                front.turn(0.02)
+            front.close()
+
+        agent = Agent(front)
+        agent.offer(name)
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        path = Path(name) / "p.sock"
+        while not path.exists():
+            time.sleep(0.01)
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            yield front, agent, channel, Path(name)
+        halt.set()
+        thread.join(30)
+        while AGENTS:
+            AGENTS.pop().sock.close()
+
+
+def allocate(channel, message=b"wanted"):
+    return channel.unary_unary("/v1beta1.DevicePlugin/Allocate").future(message, timeout=60)
+
+
+def test_an_unanswered_call_is_put_to_the_next_agent(place):
+    front, agent, channel, directory = place
+    future = allocate(channel)
+    _, method, age, message = agent.call()
+    assert (method, age, message) == ("Allocate", -1.0, b"wanted")
+    agent.sock.close()
+    while front.connected:
+        time.sleep(0.01)
+    options = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
+    assert options(b"", timeout=30) == b"\x08\x01", "the front answers for itself"
+    other = Agent(front)
+    other.offer(directory)
+    number, _, age, message = other.call()
+    assert age >= 0 and message == b"wanted"
+    other.answer(number, b"given")
+    assert future.result(30) == b"given"
+
+
+def test_a_stream_goes_on_and_the_same_list_is_not_sent_twice(place):
+    front, agent, channel, directory = place
+    stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"", timeout=60)
+    assert next(stream) == b"devices"
+    agent.sock.close()
+    while front.connected:
+        time.sleep(0.01)
+    other = Agent(front)
+    other.offer(directory)
+    other.sock.sendall(way.frame(Kind.LIST, 1, b"changed"))
+    assert next(stream) == b"changed"
+    stream.cancel()
+
+
+def test_patience_ends(place, monkeypatch):
+    _, agent, channel, directory = place
+    stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"", timeout=60)
+    assert next(stream) == b"devices"
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    agent.sock.close()
+    future = allocate(channel)
+    with pytest.raises(grpc.RpcError) as caught:
+        future.result(30)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert list(stream) == [], "the kubelet sees that nobody is there"
+    until = time.monotonic() + 30
+    while (directory / "p.sock").exists() and time.monotonic() < until:
+        time.sleep(0.01)  # the front tells the kubelet first
+    assert not (directory / "p.sock").exists()
+
+
+def test_a_call_that_the_kubelet_gives_up_is_taken_back(place):
+    _, agent, channel, _ = place
+    future = allocate(channel)
+    number = agent.call()[0]
+    future.cancel()
+    while not [one for one in agent.heard if one[:2] == (Kind.CANCEL, number)]:
+        agent.heard += agent.buffer.add(agent.sock.recv(65536))

@@ -1,0 +1,3 @@
+"""Imports what no machine has."""
+
+import no_such_package_as_this  # noqa: F401

@@ -1,0 +1,3 @@
+"""Names that kernels use."""
+
+constexpr = int

@@ -1,0 +1,93 @@
+"""Manual pages and completion of both commands, from the parsers they have."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import agent.cli
+import vcuda.cli
+from vcuda import manual
+from vcuda.version import VERSION
+
+COMMANDS = {"gigaslice": agent.cli, "vcuda": vcuda.cli}
+MACROS = {".TH", ".SH", ".SS", ".TP", ".B", ".PP"}
+
+
+def printed(capsys, name, *words):
+    try:
+        assert COMMANDS[name].main(list(words)) == 0
+    except SystemExit as end:  # argparse's own --version
+        assert end.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_version_is_asked_for_as_everywhere(name, capsys):
+    assert printed(capsys, name, "--version") == f"{name} {VERSION}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_has_every_command_and_flag_of_the_help(name, capsys):
+    page = printed(capsys, name, "man")
+    parser = COMMANDS[name]._parser()
+    flags = {flag for _, _, one in manual._commands(parser) for flag in manual._flags(one)} - {"--help"}
+    assert len(flags) > 5
+    for flag in flags:
+        assert rf"\fB{flag.replace('-', chr(92) + '-')}\fR" in page
+    for word, _, _ in manual._commands(parser):
+        assert f".SS {word}\n" in page
+    assert "%" not in page.replace("100%", "").replace("per cent", ""), "no format of argparse is left"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_is_one(name, capsys):
+    page = printed(capsys, name, "man")
+    requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
+    assert requests <= MACROS
+    assert set(re.findall(r"\\(.)", page)) <= set("-ef&"), "escapes that man(7) has"
+    if groff := shutil.which("groff"):
+        done = subprocess.run(
+            [groff, "-man", "-ww", "-z", "-Kutf8"],
+            input=page,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def completed(capsys, name, line):
+    """What bash offers for the last word of LINE."""
+    script = printed(capsys, name, "completion", "bash")
+    words = line.split(" ")
+    quoted = " ".join(f"'{word}'" for word in words)
+    run = f"{script}\nCOMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}\n_{name}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    bash = shutil.which("bash")
+    assert bash, "bash is missing: the Makefile needs it, too"
+    done = subprocess.run([bash, "-euc", run], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_commands_flags_and_values_are_completed(capsys, tmp_path):
+    assert {"node", "status", "cordon", "--version"} <= completed(capsys, "gigaslice", "gigaslice ")
+    assert completed(capsys, "gigaslice", "gigaslice unc") == {"uncordon"}
+    assert completed(capsys, "gigaslice", "gigaslice node --metrics-t") == {"--metrics-token-file"}
+    assert completed(capsys, "gigaslice", "gigaslice topology --format ") == {"text", "dot", "svg"}
+    assert completed(capsys, "gigaslice", "gigaslice node --overuse ") == {"report", "dry-run", "evict"}
+    assert completed(capsys, "gigaslice", "gigaslice completion ") >= {"bash"}
+    assert "--memory" in completed(capsys, "vcuda", "vcuda run --mem")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    state_dir = completed(capsys, "gigaslice", f"gigaslice status --state-dir {tmp_path}/")
+    assert state_dir == {f"{tmp_path}/directory"}
+    assert completed(capsys, "gigaslice", f"gigaslice node --config {tmp_path}/f") == {f"{tmp_path}/file"}
+
+
+def test_text_cannot_become_a_request_of_the_page():
+    assert manual._roff(".so /etc/passwd") == r"\&.so /etc/passwd"
+    assert manual._roff("'x") == r"\&'x"
+    assert manual._roff(r"a\fBb") == r"a\efBb"
