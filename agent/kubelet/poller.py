@@ -82,7 +82,8 @@ class Poller:
         self._present = present
         self._unlisted: dict[str, int] = {}
         self._first_seen: dict[str, float] = {}
-        self._said: set[str] = set()  # forgotten ones
+        self._logged: set[str] = set()  # forgotten ones that the log has
+        self._said: set[str] = set()  # and those whose pods have the event
         self._alarm = Alarm()
         self._plan = _Plan(0.0, [])
         self._failure = ""
@@ -193,17 +194,24 @@ class Poller:
         return tuple(one for one in answers if self._store.is_place_of(one))
 
     def _say_forgotten(self, forgotten: Sequence[Grant]) -> None:
-        """Says once of each container that its devices are no longer the kubelet's business."""
-        news = [grant for grant in forgotten if grant.id not in self._said]
-        self._said = {grant.id for grant in forgotten}
-        for grant in news:
-            self._log.warning(
-                "kubelet has lost its record of a container",
-                allocation=grant.id,
-                container=grant.name,
-            )
+        """Says once of each container that its devices are no longer the kubelet's business: in the log at once, on its
+        pod as soon as the API server has told us of that.
+        """
+        ids = {grant.id for grant in forgotten}
+        logged, self._logged = self._logged & ids, ids
+        self._said &= ids
+        for grant in forgotten:
+            if grant.id not in logged:
+                self._log.warning(
+                    "kubelet has lost its record of a container",
+                    allocation=grant.id,
+                    container=grant.name,
+                )
+            if grant.id in self._said:
+                continue
             pod = self._cluster.pod(grant.ref.namespace, grant.ref.pod) if grant.ref else None
             if pod is not None and grant.ref is not None:
+                self._said.add(grant.id)
                 self._cluster.event(pod, "Warning", "GigasliceForgotten", _FORGOTTEN, grant.ref.container)
 
     def _to_disk(self, *, sync: bool) -> None:

@@ -161,9 +161,11 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     assert len({row["gpu"] for row in rows.values()}) == 1
     page = vcuda.read_limits(allocation_dir(one.container("c1")) / contract.LIMITS_FILE)
     assert [gpu.cores_percent for gpu in page.gpus] == [30]
-    assert {event["involvedObject"]["fieldPath"] for event in api.events("GigasliceAllocated")} == {
-        f"spec.containers{{{name}}}" for name in ("i0", "s0", "c0", "c1")
-    }
+    paths = {f"spec.containers{{{name}}}" for name in ("i0", "s0", "c0", "c1")}
+    wait_until(  # events are posted beside everything else
+        lambda: {event["involvedObject"]["fieldPath"] for event in api.events("GigasliceAllocated")} == paths,
+        "an event for each container",
+    )
 
 
 def test_an_exclusive_card_is_nobody_elses_until_it_is_given_back(begin):

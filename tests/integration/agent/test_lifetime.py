@@ -88,9 +88,12 @@ def test_what_does_not_fit_beside_it_waits_until_it_has_ended(node, agent):
     node.delete_pod(other)  # the card where least is missing
     new.wait("Running", PATIENCE)
     assert max(promised(old, new).values()) <= 24 * GIB
-    (event,) = [
-        one for one in node.api.events("GigasliceForgotten") if one["involvedObject"]["name"] == "old"
-    ]
+    (event,) = wait_until(  # said at a poll, and posted beside everything else
+        lambda: [
+            one for one in node.api.events("GigasliceForgotten") if one["involvedObject"]["name"] == "old"
+        ],
+        "the event",
+    )
     assert "delete the pod" in event["message"]
 
 

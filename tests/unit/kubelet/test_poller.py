@@ -254,6 +254,19 @@ def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_o
     assert not store.book.find(one.id).forgotten, "a checkpoint that was put back"
 
 
+def test_a_forgotten_container_is_told_when_its_pod_becomes_known(store, allocator, kubelet, cluster):
+    poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
+    allocator.allocate([tokens(0, 1, 2)])
+    kubelet.listed = (Listed(REF, tokens(0, 1, 2)),)
+    looks(poller, 1)
+    kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
+    looks(poller, 2 * PATIENCE)
+    assert not cluster.said("GigasliceForgotten")
+    cluster.put(known())
+    looks(poller, 2)
+    assert len(cluster.said("GigasliceForgotten")) == 1
+
+
 def test_the_end_of_a_pod_brings_a_look_soon(store, allocator, kubelet, cluster):
     poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     cluster.put(known())
