@@ -29,19 +29,19 @@ int config_is_gone(const char *path) {
   return gone;
 }
 
-/* A container is made with its page, so it is looked for once. */
+/* A container is made with its page, so one check is enough. */
 static int container_page_exists(void) {
-  enum { NOT_LOOKED, ABSENT, PRESENT };
+  enum { UNKNOWN, ABSENT, PRESENT };
   static _Atomic int settled;
   int known = atomic_load_explicit(&settled, memory_order_relaxed);
-  if (known == NOT_LOOKED) {
+  if (known == UNKNOWN) {
     known = config_is_gone(VC_ROOT "/limits") ? ABSENT : PRESENT;
     atomic_store_explicit(&settled, known, memory_order_relaxed);
   }
   return known == PRESENT;
 }
 
-/* A program with raised privileges does not take its limits from whoever started it. */
+/* A program with raised privileges does not take its limits from the process that started it. */
 static const char *variable(const char *name) { return secure_getenv(name); }
 
 static const char prefix[] = "VCUDA_";
@@ -50,7 +50,7 @@ static int is_name(const char *setting, size_t length, const char *name) {
   return strlen(name) == length && memcmp(setting, name, length) == 0;
 }
 
-/* A variable that is named like ours and is none: somebody meant a limit by it. Kubernetes makes some for a service that is
+/* A variable that is named like ours and is none was meant as a limit. Kubernetes makes some for a service that is
  * called vcuda. */
 static int is_misspelt(const char *setting) {
   static const char known[][24] = {"VCUDA_MEMORY_LIMIT", "VCUDA_PHYSICAL_LIMIT", "VCUDA_CORES", "VCUDA_DIR", "VCUDA_LOG"};
@@ -169,7 +169,7 @@ static int parse_index(const char *text, uint32_t *out) {
 }
 
 /* ITEM is a private copy. */
-static int parse_item(const struct list *list, char *item, struct wish *out, char *why) {
+static int parse_item(const struct list *list, char *item, struct request *out, char *why) {
   char *equals = strchr(item, '=');
   const char *size = equals != NULL ? equals + 1 : item;
   if (equals == NULL && !list->alone) return bad_item(list, item, "names no GPU", why);
@@ -178,34 +178,34 @@ static int parse_item(const struct list *list, char *item, struct wish *out, cha
       return bad_item(list, item, "is no such percentage", why);
   } else if (size_parse(size, &out->bytes) != VC_OK)
     return bad_item(list, item, *size == '-' ? "is negative" : "is not a size from 1 byte to 128TiB", why);
-  out->kind = WISH_EVERY_GPU;
+  out->kind = REQUEST_EVERY_GPU;
   if (equals == NULL) return VC_OK;
   *equals = 0;
-  out->kind = WISH_UUID;
+  out->kind = REQUEST_UUID;
   if (uuid_parse(item, out->uuid, &out->flags) == VC_OK) return VC_OK;
-  out->kind = WISH_INDEX;
+  out->kind = REQUEST_INDEX;
   if (parse_index(item, &out->index) == VC_OK) return VC_OK;
   return bad_item(list, item, "is neither a GPU's UUID nor its index", why);
 }
 
-static int same_gpu(const struct wish *a, const struct wish *b) {
+static int same_gpu(const struct request *a, const struct request *b) {
   if (a->kind != b->kind) return 0;
-  return a->kind == WISH_INDEX ? a->index == b->index : memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0;
+  return a->kind == REQUEST_INDEX ? a->index == b->index : memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0;
 }
 
-static int add_wish(const struct list *list, struct wishes *out, char *item, char *why) {
+static int add_request(const struct list *list, struct requests *out, char *item, char *why) {
   if (out->count == VC_MAX_GPUS) return bad_item(list, item, "is one GPU more than the 16 that are supported", why);
-  struct wish *wish = &out->wish[out->count];
-  memset(wish, 0, sizeof *wish);
-  int status = parse_item(list, item, wish, why);
+  struct request *request = &out->request[out->count];
+  memset(request, 0, sizeof *request);
+  int status = parse_item(list, item, request, why);
   if (status != VC_OK) return status;
   for (uint32_t i = 0; i < out->count; i++)
-    if (same_gpu(wish, &out->wish[i])) return bad_item(list, item, "is named twice", why);
+    if (same_gpu(request, &out->request[i])) return bad_item(list, item, "is named twice", why);
   out->count++;
   return VC_OK;
 }
 
-static int parse_list(const char *variable_name, int percent, const char *text, struct wishes *out, char *why) {
+static int parse_list(const char *variable_name, int percent, const char *text, struct requests *out, char *why) {
   char copy[VC_MAX_GPUS * 96];
   size_t length = strlen(text);
   const struct list list = {variable_name, strchr(text, ',') == NULL, percent};
@@ -216,79 +216,81 @@ static int parse_list(const char *variable_name, int percent, const char *text, 
   for (char *item = copy, *next; item != NULL; item = next) {
     next = strchr(item, ',');
     if (next != NULL) *next++ = 0;
-    int status = add_wish(&list, out, item, why);
+    int status = add_request(&list, out, item, why);
     if (status != VC_OK) return status;
   }
   return VC_OK;
 }
 
-int config_parse_wishes(const char *text, struct wishes *out, char *why) {
+int config_parse_memory(const char *text, struct requests *out, char *why) {
   return parse_list("VCUDA_MEMORY_LIMIT", 0, text, out, why);
 }
 
-static struct wish *find_wish(struct wishes *wishes, const struct wish *like) {
-  for (uint32_t i = 0; i < wishes->count; i++)
-    if (same_gpu(&wishes->wish[i], like)) return &wishes->wish[i];
+static struct request *find_request(struct requests *requests, const struct request *like) {
+  for (uint32_t i = 0; i < requests->count; i++)
+    if (same_gpu(&requests->request[i], like)) return &requests->request[i];
   return NULL;
 }
 
-typedef int give_part(struct wish *wish, const struct wish *part, char *why);
+typedef int give_part(struct request *request, const struct request *part, char *why);
 
-static int give_cores(struct wish *wish, const struct wish *part, char *why) {
+static int give_cores(struct request *request, const struct request *part, char *why) {
   (void)why;
-  wish->cores = part->cores;
+  request->cores = part->cores;
   return VC_OK;
 }
 
-static int give_physical(struct wish *wish, const struct wish *part, char *why) {
+static int give_physical(struct request *request, const struct request *part, char *why) {
   uint64_t bytes = part->bytes;
-  if (bytes > wish->bytes) {
+  if (bytes > request->bytes) {
     snprintf(why, CONFIG_WHY, "VCUDA_PHYSICAL_LIMIT gives %llu bytes of %llu; it is the part of VCUDA_MEMORY_LIMIT that "
-             "may be in the card's own memory, write less", (unsigned long long)bytes, (unsigned long long)wish->bytes);
+             "may be in the GPU's own memory, write less", (unsigned long long)bytes, (unsigned long long)request->bytes);
     return VC_EINVAL;
   }
-  wish->physical = bytes;
+  request->physical = bytes;
   return VC_OK;
 }
 
 /* What a second variable says goes to the GPUs that VCUDA_MEMORY_LIMIT names. */
-static int give_parts(const char *variable_name, const struct wishes *parts, give_part *give, struct wishes *inout, char *why) {
+static int give_parts(const char *variable_name, const struct requests *parts, give_part *give,
+                      struct requests *inout, char *why) {
   int status = VC_OK;
-  if (parts->wish[0].kind == WISH_EVERY_GPU) {
-    for (uint32_t i = 0; i < inout->count && status == VC_OK; i++) status = give(&inout->wish[i], &parts->wish[0], why);
+  if (parts->request[0].kind == REQUEST_EVERY_GPU) {
+    for (uint32_t i = 0; i < inout->count && status == VC_OK; i++)
+      status = give(&inout->request[i], &parts->request[0], why);
     return status;
   }
   for (uint32_t i = 0; i < parts->count && status == VC_OK; i++) {
-    struct wish *wish = find_wish(inout, &parts->wish[i]);
-    if (wish == NULL) {
+    struct request *request = find_request(inout, &parts->request[i]);
+    if (request == NULL) {
       snprintf(why, CONFIG_WHY, "%s names a GPU that VCUDA_MEMORY_LIMIT does not name, or names otherwise; name each in "
                "both, by UUID or by index", variable_name);
       return VC_EINVAL;
     }
-    status = give(wish, &parts->wish[i], why);
+    status = give(request, &parts->request[i], why);
   }
   return status;
 }
 
-int config_parse_physical(const char *text, struct wishes *inout, char *why) {
-  struct wishes parts;
+int config_parse_physical(const char *text, struct requests *inout, char *why) {
+  struct requests parts;
   int status = parse_list("VCUDA_PHYSICAL_LIMIT", 0, text, &parts, why);
   return status == VC_OK ? give_parts("VCUDA_PHYSICAL_LIMIT", &parts, give_physical, inout, why) : status;
 }
 
-int config_parse_cores(const char *text, struct wishes *inout, char *why) {
-  struct wishes parts;
+int config_parse_cores(const char *text, struct requests *inout, char *why) {
+  struct requests parts;
   int status = parse_list("VCUDA_CORES", 1, text, &parts, why);
   return status == VC_OK ? give_parts("VCUDA_CORES", &parts, give_cores, inout, why) : status;
 }
 
-int config_needs_gpus(const struct wishes *wishes) {
-  for (uint32_t i = 0; i < wishes->count; i++)
-    if (wishes->wish[i].kind == WISH_INDEX) return 1;
+int config_needs_gpus(const struct requests *requests) {
+  for (uint32_t i = 0; i < requests->count; i++)
+    if (requests->request[i].kind == REQUEST_INDEX) return 1;
   return 0;
 }
 
-static int grant_every(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+static int resolve_every(const struct request *request, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                        struct vc_gpu_limit *out, char *why) {
   if (gpu_count > VC_MAX_GPUS) {
     snprintf(why, CONFIG_WHY, "this machine has %u GPUs and a directory holds %d; name some: GPU-<uuid>=8GiB,1=4GiB",
@@ -296,8 +298,8 @@ static int grant_every(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BY
     return VC_EINVAL;
   }
   for (uint32_t i = 0; i < gpu_count; i++) {
-    out[i] = (struct vc_gpu_limit){.memory_bytes = wish->bytes, .physical_bytes = wish->physical,
-                                   .cores_percent = wish->cores};
+    out[i] = (struct vc_gpu_limit){.memory_bytes = request->bytes, .physical_bytes = request->physical,
+                                   .cores_percent = request->cores};
     memcpy(out[i].uuid, gpus[i], VC_UUID_BYTES);
   }
   return (int)gpu_count;
@@ -309,32 +311,35 @@ static int find_gpu(const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count, co
   return -1;
 }
 
-static int grant_one(const struct wish *wish, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+static int resolve_one(const struct request *request, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                      struct vc_gpu_limit *out, char *why) {
   char text[48] = "";
-  *out = (struct vc_gpu_limit){
-      .memory_bytes = wish->bytes, .physical_bytes = wish->physical, .cores_percent = wish->cores, .flags = wish->flags};
-  memcpy(out->uuid, wish->uuid, VC_UUID_BYTES);
-  if (wish->kind == WISH_INDEX && wish->index >= gpu_count) {
+  *out = (struct vc_gpu_limit){.memory_bytes = request->bytes,
+                               .physical_bytes = request->physical,
+                               .cores_percent = request->cores,
+                               .flags = request->flags};
+  memcpy(out->uuid, request->uuid, VC_UUID_BYTES);
+  if (request->kind == REQUEST_INDEX && request->index >= gpu_count) {
     snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names GPU %u, but this machine has %u; count from 0 or use UUIDs",
-             wish->index, gpu_count);
+             request->index, gpu_count);
     return VC_EINVAL;
   }
-  if (wish->kind == WISH_INDEX) memcpy(out->uuid, gpus[wish->index], VC_UUID_BYTES);
+  if (request->kind == REQUEST_INDEX) memcpy(out->uuid, gpus[request->index], VC_UUID_BYTES);
   /* MIG instances are not listed as GPUs; a UUID that nothing has simply never matches. */
-  if (wish->kind != WISH_UUID || (wish->flags & VC_GPU_MIG) || gpu_count == 0) return VC_OK;
-  if (find_gpu(gpus, gpu_count, wish->uuid) >= 0) return VC_OK;
-  uuid_format(wish->uuid, wish->flags, text, sizeof text);
+  if (request->kind != REQUEST_UUID || (request->flags & VC_GPU_MIG) || gpu_count == 0) return VC_OK;
+  if (find_gpu(gpus, gpu_count, request->uuid) >= 0) return VC_OK;
+  uuid_format(request->uuid, request->flags, text, sizeof text);
   snprintf(why, CONFIG_WHY, "VCUDA_MEMORY_LIMIT names %s, which this machine does not have; nvidia-smi -L lists them",
            text);
   return VC_EINVAL;
 }
 
-int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+int config_resolve(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                  struct vc_gpu_limit out[VC_MAX_GPUS], char *why) {
-  if (wishes->wish[0].kind == WISH_EVERY_GPU) return grant_every(&wishes->wish[0], gpus, gpu_count, out, why);
-  for (uint32_t i = 0; i < wishes->count; i++) {
-    int status = grant_one(&wishes->wish[i], gpus, gpu_count, &out[i], why);
+  const struct request *first = &requests->request[0];
+  if (first->kind == REQUEST_EVERY_GPU) return resolve_every(first, gpus, gpu_count, out, why);
+  for (uint32_t i = 0; i < requests->count; i++) {
+    int status = resolve_one(&requests->request[i], gpus, gpu_count, &out[i], why);
     if (status != VC_OK) return status;
     for (uint32_t k = 0; k < i; k++) {
       if (memcmp(out[k].uuid, out[i].uuid, VC_UUID_BYTES) != 0) continue;
@@ -342,11 +347,11 @@ int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTE
       return VC_EINVAL;
     }
   }
-  return (int)wishes->count;
+  return (int)requests->count;
 }
 
-static int disagree(const char *variable_name, const char *unit, uint64_t asked, uint64_t found, const uint8_t uuid[VC_UUID_BYTES],
-                    uint32_t flags, const char *page_path, char *why) {
+static int disagree(const char *variable_name, const char *unit, uint64_t asked, uint64_t found,
+                    const uint8_t uuid[VC_UUID_BYTES], uint32_t flags, const char *page_path, char *why) {
   char text[48] = "";
   uuid_format(uuid, flags, text, sizeof text);
   snprintf(why, CONFIG_WHY,
@@ -361,35 +366,37 @@ static uint64_t bytes_in_page(const struct vc_limits *page, const uint8_t uuid[V
   return 0;
 }
 
-static struct vc_gpu_limit find_grant(const struct vc_gpu_limit *grant, int count, const uint8_t uuid[VC_UUID_BYTES]) {
+static struct vc_gpu_limit find_entry(const struct vc_gpu_limit *entry, int count, const uint8_t uuid[VC_UUID_BYTES]) {
   for (int i = 0; i < count; i++)
-    if (memcmp(grant[i].uuid, uuid, VC_UUID_BYTES) == 0) return grant[i];
+    if (memcmp(entry[i].uuid, uuid, VC_UUID_BYTES) == 0) return entry[i];
   return (struct vc_gpu_limit){.memory_bytes = 0};
 }
 
-int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                    const struct vc_limits *page, const char *page_path, char *why) {
-  struct vc_gpu_limit grant[VC_MAX_GPUS];
-  int every = wishes->wish[0].kind == WISH_EVERY_GPU, count = 0;
-  if (!every) count = config_grant(wishes, gpus, gpu_count, grant, why);
+  struct vc_gpu_limit entry[VC_MAX_GPUS];
+  const struct request *first = &requests->request[0];
+  int every = first->kind == REQUEST_EVERY_GPU, count = 0;
+  if (!every) count = config_resolve(requests, gpus, gpu_count, entry, why);
   if (count < 0) return count;
   for (uint32_t i = 0; i < page->gpu_count; i++) {
     const struct vc_gpu_limit *found = &page->gpu[i];
-    struct vc_gpu_limit asked = {.memory_bytes = wishes->wish[0].bytes, .physical_bytes = wishes->wish[0].physical,
-                                  .cores_percent = wishes->wish[0].cores};
-    if (!every) asked = find_grant(grant, count, found->uuid);
+    struct vc_gpu_limit asked = {
+        .memory_bytes = first->bytes, .physical_bytes = first->physical, .cores_percent = first->cores};
+    if (!every) asked = find_entry(entry, count, found->uuid);
     if (asked.memory_bytes != found->memory_bytes)
       return disagree("VCUDA_MEMORY_LIMIT", "bytes", asked.memory_bytes, found->memory_bytes, found->uuid, found->flags,
                       page_path, why);
     if (asked.physical_bytes != found->physical_bytes)
-      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found->uuid, found->flags,
-                      page_path, why);
+      return disagree("VCUDA_PHYSICAL_LIMIT", "bytes", asked.physical_bytes, found->physical_bytes, found->uuid,
+                      found->flags, page_path, why);
     if (asked.cores_percent != found->cores_percent)
       return disagree("VCUDA_CORES", "per cent of its time", asked.cores_percent, found->cores_percent, found->uuid,
                       found->flags, page_path, why);
   }
   for (int i = 0; i < count; i++)
-    if (bytes_in_page(page, grant[i].uuid) == 0)
-      return disagree("VCUDA_MEMORY_LIMIT", "bytes", grant[i].memory_bytes, 0, grant[i].uuid, grant[i].flags, page_path, why);
+    if (bytes_in_page(page, entry[i].uuid) == 0)
+      return disagree("VCUDA_MEMORY_LIMIT", "bytes", entry[i].memory_bytes, 0, entry[i].uuid, entry[i].flags,
+                      page_path, why);
   return VC_OK;
 }

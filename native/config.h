@@ -1,5 +1,5 @@
 /* Settings: which directory holds limits page and ledger, and which limits the environment asks for.
- * Reads the environment and looks whether files exist; opens nothing, decides nothing about a broken page.
+ * Reads the environment and checks whether files exist; opens nothing, decides nothing about a broken page.
  * Knows neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
 #ifndef VC_CONFIG_H
 #define VC_CONFIG_H
@@ -25,7 +25,7 @@ struct config {
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
-/* Whether there is certainly no such file: what cannot be looked at must not mean unlimited. */
+/* Whether there is certainly no such file: what cannot be checked must not mean unlimited. */
 int config_is_gone(const char *path);
 
 /* 1: something is configured, whether or not it can be used. */
@@ -35,40 +35,40 @@ int config_is_present(void);
 int config_read(struct config *out, char *why);
 
 /* What the two variables ask for. */
-struct wish {
-  enum { WISH_EVERY_GPU, WISH_UUID, WISH_INDEX } kind;
+struct request {
+  enum { REQUEST_EVERY_GPU, REQUEST_UUID, REQUEST_INDEX } kind;
   uint8_t uuid[VC_UUID_BYTES];
   uint32_t flags;
   uint32_t index;
   uint64_t bytes;
-  uint64_t physical; /* of them in the card's own memory at most; 0: all */
-  uint32_t cores;    /* percent of the card's time; 0: all */
+  uint64_t physical; /* of them in the GPU's own memory at most; 0: all */
+  uint32_t cores;    /* percent of the GPU's time; 0: all */
 };
 
-struct wishes {
+struct requests {
   uint32_t count;
-  struct wish wish[VC_MAX_GPUS];
+  struct request request[VC_MAX_GPUS];
 };
 
 /* "8GiB", or "GPU-<uuid>=8GiB,1=4GiB" (index: in NVML's order). VC_EINVAL with WHY. */
-int config_parse_wishes(const char *text, struct wishes *out, char *why);
+int config_parse_memory(const char *text, struct requests *out, char *why);
 
-/* The same for VCUDA_PHYSICAL_LIMIT: what it says goes into the wishes of the same GPUs. */
-int config_parse_physical(const char *text, struct wishes *inout, char *why);
+/* The same for VCUDA_PHYSICAL_LIMIT: what it says goes into the requests of the same GPUs. */
+int config_parse_physical(const char *text, struct requests *inout, char *why);
 /* Adds what VCUDA_CORES says: "30", or "GPU-<uuid>=30,1=50", percent. */
-int config_parse_cores(const char *text, struct wishes *inout, char *why);
+int config_parse_cores(const char *text, struct requests *inout, char *why);
 
-/* Whether the wishes name a GPU by index, so that nobody can say which one without asking the machine. */
-int config_needs_gpus(const struct wishes *wishes);
+/* Whether the requests name a GPU by index, so that the machine has to be asked which one. */
+int config_needs_gpus(const struct requests *requests);
 
-/* The wishes as entries of a page for a machine with these GPUs, in its order. Returns how many, or VC_EINVAL with
+/* The requests as entries of a page for a machine with these GPUs, in its order. Returns how many, or VC_EINVAL with
  * WHY (no such GPU, named twice). GPUs that are not named get no entry. */
-int config_grant(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+int config_resolve(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                  struct vc_gpu_limit out[VC_MAX_GPUS], char *why);
 
 /* A page that exists says the same as the environment, or WHY tells both values (VC_EINVAL). GPUS may be empty unless
  * config_needs_gpus(). */
-int config_compare(const struct wishes *wishes, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
+int config_compare(const struct requests *requests, const uint8_t (*gpus)[VC_UUID_BYTES], uint32_t gpu_count,
                    const struct vc_limits *page, const char *page_path, char *why);
 
 #endif

@@ -16,7 +16,7 @@
 #include "device.h"
 #include "driver.h"
 #include "gpu.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "limits_layout.h"
 #include "lock.h"
@@ -24,15 +24,15 @@
 #include "objects.h"
 #include "os.h"
 #include "standalone.h"
-#include "watch.h"
+#include "poller.h"
 
-struct ledger *guest_ledger;
+struct ledger *runtime_ledger;
 
 enum state { UNDECIDED, INERT, READY, FAILED };
-enum wanted { NOT_LOOKED, NOT_WANTED, WANTED };
+enum limited { UNKNOWN, UNLIMITED, LIMITED };
 
 static _Atomic int state;
-static _Atomic int wanted;
+static _Atomic int limited;
 static struct long_lock attaching;
 static _Thread_local int entered; /* this thread is inside prepare_and_attach() */
 
@@ -43,27 +43,27 @@ int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)
  * they bring a constructor. */
 void *__dso_handle __attribute__((visibility("hidden"))) = &__dso_handle;
 
-/* Nothing is configured where this process looks; but it may look from another root directory than the one that it was
+/* Nothing is configured in this process's file system; but it may have another root directory than the one that it was
  * loaded in (chroot, pivot_root), or its mounts are gone. Then the path that the library came from leads nowhere. */
 static int root_has_changed(void) {
   const char *path = objects_own_path();
   return path[0] == '/' && config_is_gone(path);
 }
 
-int guest_is_wanted(void) {
-  int known = atomic_load_explicit(&wanted, memory_order_relaxed);
-  if (known == NOT_LOOKED) {
-    known = config_is_present() || root_has_changed() ? WANTED : NOT_WANTED;
-    atomic_store_explicit(&wanted, known, memory_order_relaxed);
+int runtime_is_limited(void) {
+  int known = atomic_load_explicit(&limited, memory_order_relaxed);
+  if (known == UNKNOWN) {
+    known = config_is_present() || root_has_changed() ? LIMITED : UNLIMITED;
+    atomic_store_explicit(&limited, known, memory_order_relaxed);
   }
-  return known == WANTED;
+  return known == LIMITED;
 }
 
 /* What the page says when the process starts. Later changes of a share that there is are live, but a process that began
  * without one has been handed the driver's own functions. */
 enum { HAS_SHARE = 4, HAS_HOST = 8 };
 
-/* The page that was looked at first, for the attachment: opened, mapped and checked once. */
+/* The page that was read first, for the attachment: opened, mapped and checked once. */
 static _Atomic(const struct limits_page *) first_page;
 
 static void keep_page(const struct limits_page *page) {
@@ -76,7 +76,7 @@ static int what_is_configured(void) {
   const struct limits_page *page;
   char why[CONFIG_WHY] = "";
   int found = 0;
-  if (!guest_is_wanted()) return 0;
+  if (!runtime_is_limited()) return 0;
   if (config_read(&config, why) != VC_OK || config.kind == CONFIG_INERT) return HAS_SHARE | HAS_HOST;
   if (config.cores != NULL) found |= HAS_SHARE;
   if (config.physical_limit != NULL) found |= HAS_HOST;
@@ -94,21 +94,21 @@ static int what_is_configured(void) {
 static int configured(void) {
   static _Atomic int settled;
   int known = atomic_load_explicit(&settled, memory_order_relaxed);
-  if (known == NOT_LOOKED) {
-    known = WANTED | what_is_configured();
+  if (known == UNKNOWN) {
+    known = LIMITED | what_is_configured();
     atomic_store_explicit(&settled, known, memory_order_relaxed);
   }
   return known;
 }
 
-int guest_may_have_shares(void) { return (configured() & HAS_SHARE) != 0; }
+int runtime_may_have_shares(void) { return (configured() & HAS_SHARE) != 0; }
 
-int guest_may_be_held(void) { return (configured() & (HAS_SHARE | HAS_HOST)) != 0; }
+int runtime_may_be_held(void) { return (configured() & (HAS_SHARE | HAS_HOST)) != 0; }
 
-/* Whoever does not see it done does it himself, since another thread may fork at any time: a child of which nobody has told
- * us would find our locks taken for ever, and hold its parent's slot for its own. So it may be there twice, and what it does
- * may be done twice. */
-int guest_may_lock(void) {
+/* A thread that does not see it done does it itself, since another thread may fork at any time: a child without the
+ * handler would find our locks taken for ever, and hold its parent's slot for its own. So it may be registered twice,
+ * and what it does may be done twice. */
+int runtime_may_lock(void) {
   static _Atomic int registered;
   if (atomic_load_explicit(&registered, memory_order_acquire)) return 1;
   if (__register_atfork(NULL, NULL, init_after_fork, &__dso_handle) != 0) return 0;
@@ -120,9 +120,9 @@ void init_after_fork(void) {
   driver_after_fork();
   gpu_after_fork();
   allocators_after_fork();
-  watch_after_fork();
+  poller_after_fork();
   long_lock_give(&attaching);
-  if (guest_ledger != NULL) ledger_after_fork(guest_ledger);
+  if (runtime_ledger != NULL) ledger_after_fork(runtime_ledger);
 }
 
 static int list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
@@ -144,7 +144,7 @@ static int attach(const struct config *config, char *why) {
   int status = attach_files(config, &ledger, why);
   if (status != VC_OK) return status;
   ledger_set_usage(ledger, allocators_usage, allocators_managed_usage);
-  guest_ledger = ledger;
+  runtime_ledger = ledger;
   return VC_OK;
 }
 
@@ -160,7 +160,7 @@ static void decide(int status, const struct config *config, const char *why) {
   }
 }
 
-/* guest_is_wanted(), and nothing is configured. */
+/* runtime_is_limited(), and nothing is configured. */
 static int say_what_is_gone(char *why) {
   if (root_has_changed())
     snprintf(why, CONFIG_WHY, "%.128s, from which this library was loaded, is not there any more: the program has changed "
@@ -182,7 +182,7 @@ static void prepare_and_attach(void) {
   struct config config;
   char why[CONFIG_WHY] = "";
   int status = config_read(&config, why);
-  if (status == VC_OK && !guest_may_lock()) status = say_no_handler(why);
+  if (status == VC_OK && !runtime_may_lock()) status = say_no_handler(why);
   if (status == VC_OK && config.kind == CONFIG_INERT) status = say_what_is_gone(why);
   if (status == VC_OK && config.kind == CONFIG_DIRECTORY) status = standalone_prepare(&config, list_gpus, why);
   if (!long_lock_take(&attaching, &entered)) return;
@@ -193,8 +193,8 @@ static void prepare_and_attach(void) {
   long_lock_give(&attaching);
 }
 
-/* The driver comes back in while it is asked about its GPUs, and is not limited; a handler of the program's would look
- * like that. */
+/* The driver comes back in while it is asked about its GPUs, and is not limited; a signal handler of the program's
+ * would be taken for that. */
 static void enter_first(void) {
   uint64_t signals;
   os_signals_block(&signals);
@@ -204,14 +204,14 @@ static void enter_first(void) {
   os_signals_restore(&signals);
 }
 
-enum guest_passage guest_enter(void) {
+enum runtime_passage runtime_enter(void) {
   int known = atomic_load_explicit(&state, memory_order_acquire);
   if (known == UNDECIDED) {
-    if (entered) return GUEST_FORWARD;
-    if (!guest_is_wanted()) return GUEST_FORWARD;
+    if (entered) return RUNTIME_FORWARD;
+    if (!runtime_is_limited()) return RUNTIME_FORWARD;
     enter_first();
     known = atomic_load_explicit(&state, memory_order_acquire);
   }
-  if (known == READY) return GUEST_HOOK;
-  return known == FAILED ? GUEST_REFUSE : GUEST_FORWARD;
+  if (known == READY) return RUNTIME_HOOK;
+  return known == FAILED ? RUNTIME_REFUSE : RUNTIME_FORWARD;
 }

@@ -1,5 +1,5 @@
 # The vCUDA library, its checks and its unit tests. Included by the top Makefile; nothing but gcc and make is needed
-# besides NVIDIA's headers. Include paths are the architecture: base <- shm <- books, hooks <- cuda, nvml <- the root.
+# besides NVIDIA's headers. Include paths are the architecture: base <- shm <- table, hooks <- cuda, nvml <- the root.
 BUILD ?= build
 # `make V=1` shows the commands.
 Q ?= $(if $(V),,@)
@@ -21,14 +21,14 @@ NATIVE_HEADERS = -isystem $(CUDA_INCLUDE) -isystem $(NVML_INCLUDE)
 
 NATIVE_I_base  := -Inative/base
 NATIVE_I_shm   := $(NATIVE_I_base) -Inative/shm
-NATIVE_I_books := $(NATIVE_I_base) -Inative/books
+NATIVE_I_table := $(NATIVE_I_base) -Inative/table
 NATIVE_I_hooks  = $(NATIVE_I_shm) -Inative/hooks $(NATIVE_HEADERS)
-NATIVE_I_cuda   = $(NATIVE_I_hooks) -Inative/books -Inative/cuda
+NATIVE_I_cuda   = $(NATIVE_I_hooks) -Inative/table -Inative/cuda
 NATIVE_I_nvml   = $(NATIVE_I_hooks) -Inative/nvml
 NATIVE_I_settings := $(NATIVE_I_shm) -Inative
-NATIVE_I_root   = $(NATIVE_I_hooks) -Inative/books -Inative/cuda -Inative/nvml -Inative
+NATIVE_I_root   = $(NATIVE_I_hooks) -Inative/table -Inative/cuda -Inative/nvml -Inative
 
-NATIVE_SOURCES := $(wildcard native/*.c $(addprefix native/,$(addsuffix /*.c,base shm books hooks cuda nvml)) native/hooks/*.S)
+NATIVE_SOURCES := $(wildcard native/*.c $(addprefix native/,$(addsuffix /*.c,base shm table hooks cuda nvml)) native/hooks/*.S)
 NATIVE_OBJECTS := $(patsubst native/%,%.o,$(NATIVE_SOURCES))
 NATIVE_ROOT_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/*.c))
 
@@ -40,7 +40,7 @@ $(BUILD)/native/$(1)/$(3)%.c.o: native/$(3)%.c | $(VENV)
 	$$(Q)$$(CC) $$(NATIVE_CFLAGS) $(2) $$(NATIVE_I_$(4)) -c $$< -o $$@
 endef
 define native_flavour
-$(foreach dir,base shm books hooks cuda nvml,$(call native_rule,$(1),$(2),$(dir)/,$(dir))
+$(foreach dir,base shm table hooks cuda nvml,$(call native_rule,$(1),$(2),$(dir)/,$(dir))
 )
 $(BUILD)/native/$(1)/hooks/%.S.o: native/hooks/%.S
 	@mkdir -p $$(@D)
@@ -58,7 +58,7 @@ endef
 
 NATIVE_ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 NATIVE_TSAN := -fsanitize=thread
-# Link-time optimisation: charge, books and wrapper are three layers in the source and one function in the hot path,
+# Link-time optimisation: charge, allocation table and wrapper are three layers in the source and one function in the hot path,
 # which saves 8 of 38 ns.
 # As one unit: with several, each has small variables of its own, on pages of its own.
 NATIVE_LTO := -flto=auto -flto-partition=one --param=inline-unit-growth=400
@@ -80,7 +80,7 @@ native-rooted: $(addprefix $(BUILD)/native/release/,$(NATIVE_OBJECTS))
 
 # --- unit tests: everything but init.c, so that no test has hooks in its own process ----------------------------
 NATIVE_TEST_SOURCES := $(wildcard tests/native/*.c)
-NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/books/*.c) $(addprefix native/cuda/,format.c ranges.c lane.c lane_look.c lane_table.c) native/config.c)
+NATIVE_TEST_OBJECTS := $(patsubst native/%,%.o,$(wildcard native/base/*.c native/shm/*.c native/table/*.c) $(addprefix native/cuda/,format.c ranges.c stream_state.c stream_poll.c stream_table.c) native/config.c)
 
 # $(1) flavour, $(2) extra compiler flags
 define native_tests
@@ -102,9 +102,9 @@ native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests
 # Without the tests that fork or single-step thousands of processes: a sanitizer makes each of those a hundred times
 # dearer and finds nothing in the thousandth that it had not found in the first. Leaks are not looked for in forked
 # children that _Exit. Nor without the one that takes away all memory, of which the sanitizer needs some itself.
-FORK_HEAVY := lane_without_memory_for_more|kill_.*|step_(killed|who_empties)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
+FORK_HEAVY := stream_state_without_memory_for_more|kill_.*|step_(killed|who_empties)_.*|ledger_full_table|ledger_slots_are_reused|publish_is_atomic|race_last_piece_has_one_winner
 # What has threads; everything else has nothing for the thread sanitizer to see.
-THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|lane_(race|every|of)_.*|ledger_exact_to_the_byte|log_.*
+THREADED := race_threads_never_over|split_race_threads_never_over|allowance_race_never_over|race_lost_locks_never_over|table_.*|stream_state_(race|every|of)_.*|ledger_exact_to_the_byte|log_.*
 
 native-asan: $(BUILD)/native/asan/run_tests  ## the same under address and undefined-behaviour sanitizers
 	VC_TEST_TIMEOUT=6 $< $$($< --list | grep -vxE '$(FORK_HEAVY)')

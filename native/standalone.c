@@ -1,6 +1,6 @@
-/* The page is created complete or not at all, and whoever creates it decides the identity; everybody, the creator
- * included, then makes sure that a ledger of that identity exists. So nobody waits for anybody, and a process killed
- * between the two leaves nothing that the next one does not finish.
+/* The page is created complete or not at all, and the process that creates it decides the identity; every process, the
+ * creator included, then makes sure that a ledger of that identity exists. So no process waits for another, and one
+ * killed between the two leaves nothing that the next one does not finish.
  * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
 #define _GNU_SOURCE
 #include "standalone.h"
@@ -31,7 +31,7 @@ static int is_private(const char *path) {
   return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 022) == 0;
 }
 
-/* The default directory lies in one that others may write to: a directory or link that somebody else put there must
+/* The default directory lies in one that others may write to: a directory or link that another user put there must
  * not decide our limits. */
 static int make_directory(const struct config *config, char *why) {
   char parent[CONFIG_PATH];
@@ -41,7 +41,7 @@ static int make_directory(const struct config *config, char *why) {
   if (mkdir(parent, DIRECTORY_MODE) != 0 && errno != EEXIST)
     return fail(VC_EACCES, why, "cannot create", parent, strerror(errno), "set VCUDA_DIR to a directory of yours");
   if (config->default_directory && !is_private(parent))
-    return fail(VC_EACCES, why, "cannot use", parent, "somebody else can write to it",
+    return fail(VC_EACCES, why, "cannot use", parent, "another user can write to it",
                 "remove it, or set VCUDA_DIR to a directory of yours");
   if (mkdir(config->directory, DIRECTORY_MODE) != 0 && errno != EEXIST)
     return fail(VC_EACCES, why, "cannot create", config->directory, strerror(errno),
@@ -63,23 +63,23 @@ static int list_machine(standalone_list_gpus *list_gpus, uint8_t (*gpus)[VC_UUID
              "nvidia-smi -L");
     return VC_ENODRIVER;
   }
-  *count = (uint32_t)(listed < MAX_LISTED ? listed : MAX_LISTED); /* more GPUs than that are not looked at */
+  *count = (uint32_t)(listed < MAX_LISTED ? listed : MAX_LISTED); /* more GPUs than that are left out */
   return VC_OK;
 }
 
-static int create_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
+static int create_page(const struct config *config, const struct requests *requests, standalone_list_gpus *list_gpus,
                        char *why) {
   uint8_t gpus[MAX_LISTED][VC_UUID_BYTES], id[VC_ID_BYTES];
-  struct vc_gpu_limit grant[VC_MAX_GPUS];
+  struct vc_gpu_limit entry[VC_MAX_GPUS];
   uint32_t gpu_count = 0;
   int status = list_machine(list_gpus, gpus, &gpu_count, why);
   if (status != VC_OK) return status;
-  int count = config_grant(wishes, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, grant, why);
+  int count = config_resolve(requests, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, entry, why);
   if (count < 0) return count;
   status = make_directory(config, why);
   if (status == VC_OK) status = make_id(id, why);
   if (status != VC_OK) return status;
-  status = limits_create(config->limits, id, grant, (uint32_t)count, PAGE_MODE);
+  status = limits_create(config->limits, id, entry, (uint32_t)count, PAGE_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;
   return fail(status, why, "cannot create", config->limits, status_text(status),
               status == VC_ENOSPC    ? "free some"
@@ -87,16 +87,16 @@ static int create_page(const struct config *config, const struct wishes *wishes,
                                     : "set VCUDA_DIR to a directory of yours");
 }
 
-static int check_page(const struct config *config, const struct wishes *wishes, standalone_list_gpus *list_gpus,
+static int check_page(const struct config *config, const struct requests *requests, standalone_list_gpus *list_gpus,
                       const struct vc_limits *page, char *why) {
   uint8_t gpus[MAX_LISTED][VC_UUID_BYTES];
   uint32_t gpu_count = 0;
   int status = VC_OK;
-  /* Limits that were changed live are somebody's later word; the variable only repeats the first one. */
-  if (wishes == NULL || page->changes != 0) return VC_OK;
-  if (config_needs_gpus(wishes)) status = list_machine(list_gpus, gpus, &gpu_count, why);
+  /* Limits that were changed live are a later decision; the variable only repeats the first one. */
+  if (requests == NULL || page->changes != 0) return VC_OK;
+  if (config_needs_gpus(requests)) status = list_machine(list_gpus, gpus, &gpu_count, why);
   if (status != VC_OK) return status;
-  return config_compare(wishes, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, page, config->limits, why);
+  return config_compare(requests, (const uint8_t(*)[VC_UUID_BYTES])gpus, gpu_count, page, config->limits, why);
 }
 
 static int read_page(const struct config *config, struct vc_limits *page, char *why) {
@@ -112,22 +112,22 @@ static int read_page(const struct config *config, struct vc_limits *page, char *
 }
 
 int standalone_prepare(const struct config *config, standalone_list_gpus *list_gpus, char *why) {
-  struct wishes parsed, *wishes = NULL;
+  struct requests parsed, *requests = NULL;
   struct vc_limits page;
   int status = VC_OK;
   if (config->memory_limit != NULL) {
-    status = config_parse_wishes(config->memory_limit, &parsed, why);
+    status = config_parse_memory(config->memory_limit, &parsed, why);
     if (status == VC_OK && config->physical_limit != NULL)
       status = config_parse_physical(config->physical_limit, &parsed, why);
     if (status == VC_OK && config->cores != NULL) status = config_parse_cores(config->cores, &parsed, why);
     if (status != VC_OK) return status;
-    wishes = &parsed;
-    if (!os_exists(config->limits)) status = create_page(config, wishes, list_gpus, why);
+    requests = &parsed;
+    if (!os_exists(config->limits)) status = create_page(config, requests, list_gpus, why);
   }
   /* The usual case, a directory that vcuda run has made: attaching checks both files anyway. */
-  if (wishes == NULL && os_exists(config->ledger)) return VC_OK;
+  if (requests == NULL && os_exists(config->ledger)) return VC_OK;
   if (status == VC_OK) status = read_page(config, &page, why);
-  if (status == VC_OK) status = check_page(config, wishes, list_gpus, &page, why);
+  if (status == VC_OK) status = check_page(config, requests, list_gpus, &page, why);
   if (status != VC_OK || os_exists(config->ledger)) return status;
   status = ledger_create(config->ledger, page.id, page.gpu, page.gpu_count, LEDGER_MODE);
   if (status == VC_OK || status == VC_EEXIST) return VC_OK;

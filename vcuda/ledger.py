@@ -156,7 +156,7 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
             used=dict(zip(uuids, slot.used, strict=False)),
             peak=dict(zip(uuids, slot.peak, strict=False)),
             refused=slot.refused,
-            excess=dict(zip(uuids, slot.excess, strict=False)),
+            excess=dict(zip(uuids, slot.undeclared, strict=False)),
             managed=dict(zip(uuids, slot.managed, strict=False)),
             name=errors.printable(ffi.string(slot.name, lib.VC_NAME_BYTES).decode("utf-8", "replace")),
         )

@@ -121,7 +121,7 @@ def read_limits(path: StrPath) -> LimitsPage:
             unhooked_bytes=gpu.unhooked_bytes,
             physical_bytes=gpu.physical_bytes,
             compute_policy=gpu.compute_policy,
-            granted_permille=gpu.granted_permille,
+            granted_permille=gpu.allowed_permille,
             credit_us=gpu.credit_us,
         )
         for gpu in page.gpu[0 : page.gpu_count]
@@ -158,7 +158,7 @@ def set_compute_policy(path: StrPath, uuid: str, policy: int) -> None:
 
 def set_granted(path: StrPath, uuid: str, permille: int) -> None:
     """Publishes the permille of the GPU's time that the container may use now: its share and what is lent."""
-    _change(lib.limits_set_granted, path, uuid, _in_range(permille, 32, uuid, "permille of its time"))
+    _change(lib.limits_set_allowed, path, uuid, _in_range(permille, 32, uuid, "permille of its time"))
 
 
 def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
@@ -168,7 +168,7 @@ def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
 
 def set_turn(path: StrPath, uuid: str, turn: int) -> None:
     """Publishes whose turn it is on a card that is given to one container at a time."""
-    _change(lib.limits_set_turn, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
+    _change(lib.limits_set_time_slice, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
 
 
 def _change(setter: Any, path: StrPath, uuid: str, value: int) -> None:

@@ -35,8 +35,8 @@ class TurnUsage:
 def read_turns(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dict[str, TurnUsage]:
     """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory. WAIT: as in
     read_ledger()."""
-    read = lib.ledger_read_turns if wait else lib.ledger_read_turns_now
-    usage = ffi.new("struct vc_turn_usage[]", lib.VC_MAX_GPUS)
+    read = lib.ledger_read_time_slices if wait else lib.ledger_read_time_slices_now
+    usage = ffi.new("struct vc_time_slice_usage[]", lib.VC_MAX_GPUS)
     status = read(path_bytes(path), usage, len(usage))
     count = checked(status, f"cannot read the ledger {os.fspath(path)}")
     found = (
@@ -48,24 +48,24 @@ def read_turns(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dic
 
 def turn_clock() -> int:
     """Milliseconds of the clock by which turns end."""
-    return int(lib.turn_now_ms())
+    return int(lib.time_slice_now_ms())
 
 
 def give_turn(path: StrPath, uuid: str, end_ms: int) -> None:
     """The limits page at PATH says that it is its container's turn on the GPU, until END_MS."""
-    set_turn(path, uuid, lib.VC_TURN_YOURS | end_ms << lib.VC_TURN_SHIFT)
+    set_turn(path, uuid, lib.VC_TIME_SLICE_YOURS | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def hold_turn(path: StrPath, uuid: str, end_ms: int) -> None:
     """The same for somebody else's turn: the container waits, until END_MS at most."""
-    set_turn(path, uuid, lib.VC_TURN_HELD | end_ms << lib.VC_TURN_SHIFT)
+    set_turn(path, uuid, lib.VC_TIME_SLICE_HELD | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def shorten_queues(path: StrPath, uuid: str, end_ms: int) -> None:
     """Everybody may go on, but queues are to be kept short, until END_MS: there may soon be turns."""
-    set_turn(path, uuid, lib.VC_TURN_SHORT | end_ms << lib.VC_TURN_SHIFT)
+    set_turn(path, uuid, lib.VC_TIME_SLICE_SHORT | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def free_turn(path: StrPath, uuid: str) -> None:
     """There are no turns on the GPU."""
-    set_turn(path, uuid, lib.VC_TURN_FREE)
+    set_turn(path, uuid, lib.VC_TIME_SLICE_FREE)

@@ -1,5 +1,5 @@
 /* FNV-1a, 64 bits: notices damage, not malice (a container cannot write its limits page at all).
- * Knows nobody. Tests: tests/native/test_base.c. */
+ * Depends on nothing. Tests: tests/native/test_base.c. */
 #ifndef VC_BASE_CHECKSUM_H
 #define VC_BASE_CHECKSUM_H
 

@@ -1,5 +1,5 @@
 /* See growth.h.
- * Knows nobody. Tests: tests/native/test_growth.c. */
+ * Depends on nothing. Tests: tests/native/test_growth.c. */
 #include "growth.h"
 
 static const struct growth_process *list_of(const struct growth_view *view) {

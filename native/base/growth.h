@@ -1,6 +1,6 @@
 /* Which part of a GPU's memory is this process's, when NVML names processes by the host's PIDs and we know only our own
  * namespace's. Pure.
- * Knows nobody. Tests: tests/native/test_growth.c. */
+ * Depends on nothing. Tests: tests/native/test_growth.c. */
 #ifndef VC_BASE_GROWTH_H
 #define VC_BASE_GROWTH_H
 
@@ -19,7 +19,7 @@ struct growth_view {
   struct growth_process few[GROWTH_FEW];
   int listed; /* there is a list, complete */
   uint64_t total;
-  struct growth_process *many; /* where they lie when they are more than a few; else NULL. Whoever took the view owns it */
+  struct growth_process *many; /* where they lie when they are more than a few; else NULL. The taker of the view owns it */
   uint64_t many_bytes;
 };
 
@@ -34,8 +34,8 @@ uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct
 uint64_t growth_held(uint32_t self, const struct growth_view *view);
 
 /* Whether the two views prove that the list names processes as SELF knows itself: it was in none of them before it made
- * its first context on the GPU, and is in it now. Being listed alone proves nothing: the list may be the host's, and the
- * number somebody else's there. */
+ * its first context on the GPU, and is in it now. Being listed alone proves nothing: the list may be the host's, and
+ * the number another process's there. */
 int growth_proves(uint32_t self, const struct growth_view *before, const struct growth_view *after);
 
 #endif

@@ -1,5 +1,5 @@
 /* Two small locks that need no thread library and can be reset in a forked child.
- * Knows nobody. Tests: tests/native/test_table.c. */
+ * Depends on nothing. Tests: tests/native/test_table.c. */
 #ifndef VC_BASE_LOCK_H
 #define VC_BASE_LOCK_H
 
@@ -32,12 +32,12 @@ struct long_lock {
 
 /* 1: taken. 0: this thread holds it already. SELF: an address that only this thread has (of a thread-local). */
 static inline int long_lock_take(struct long_lock *lock, const void *self) {
-  const void *nobody = NULL;
+  const void *none = NULL;
   if (atomic_load_explicit(&lock->holder, memory_order_relaxed) == self) return 0;
-  for (unsigned int tries = 0; !atomic_compare_exchange_weak_explicit(&lock->holder, &nobody, self,
+  for (unsigned int tries = 0; !atomic_compare_exchange_weak_explicit(&lock->holder, &none, self,
                                                                       memory_order_acquire, memory_order_relaxed);
        tries++) {
-    nobody = NULL;
+    none = NULL;
     if (tries < 64)
       os_yield();
     else
@@ -46,15 +46,15 @@ static inline int long_lock_take(struct long_lock *lock, const void *self) {
   return 1;
 }
 
-/* The same without end in sight: 0 also when somebody else has held it for about LIMIT_MS (0: no waiting). For calls
+/* The same, but 0 also when another thread has held it for about LIMIT_MS (0: no waiting). For calls
  * that may come from inside the driver, whose own locks the holder may be waiting for. */
 static inline int long_lock_try(struct long_lock *lock, const void *self, unsigned int limit_ms) {
-  const void *nobody = NULL;
+  const void *none = NULL;
   if (atomic_load_explicit(&lock->holder, memory_order_relaxed) == self) return 0;
-  for (unsigned int tries = 0; !atomic_compare_exchange_strong_explicit(&lock->holder, &nobody, self,
+  for (unsigned int tries = 0; !atomic_compare_exchange_strong_explicit(&lock->holder, &none, self,
                                                                         memory_order_acquire, memory_order_relaxed);
        tries++) {
-    nobody = NULL;
+    none = NULL;
     if (tries >= limit_ms * 20) return 0;
     os_sleep_us(50);
   }

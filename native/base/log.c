@@ -1,5 +1,5 @@
 /* Messages on stderr. The level is VCUDA_LOG: none, error (default), info or debug.
- * Knows nobody. Tests: tests/native/test_config.c. */
+ * Depends on nothing. Tests: tests/native/test_config.c. */
 #define _GNU_SOURCE
 #include "log.h"
 
@@ -13,7 +13,7 @@
 
 enum { LINE_BYTES = 512, MAX_LINES = 64 };
 
-static _Atomic int wanted_level = -1;
+static _Atomic int level_set = -1;
 static _Atomic int lines;
 
 static void write_line(const char *format, va_list args) {
@@ -51,13 +51,13 @@ static int level_from_environment(void) {
 }
 
 void log_line(enum log_level level, const char *format, ...) {
-  int saved = errno, wanted = atomic_load_explicit(&wanted_level, memory_order_relaxed);
+  int saved = errno, set = atomic_load_explicit(&level_set, memory_order_relaxed);
   va_list args;
-  if (wanted < 0) {
-    wanted = level_from_environment();
-    atomic_store_explicit(&wanted_level, wanted, memory_order_relaxed);
+  if (set < 0) {
+    set = level_from_environment();
+    atomic_store_explicit(&level_set, set, memory_order_relaxed);
   }
-  if ((int)level <= wanted && atomic_fetch_add_explicit(&lines, 1, memory_order_relaxed) < MAX_LINES) {
+  if ((int)level <= set && atomic_fetch_add_explicit(&lines, 1, memory_order_relaxed) < MAX_LINES) {
     va_start(args, format);
     write_line(format, args);
     va_end(args);

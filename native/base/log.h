@@ -1,5 +1,5 @@
-/* Messages of a guest library: one line each on stderr, capped in number, silent unless something is wrong.
- * Allocates nothing, keeps errno, knows nobody. Tests: tests/native/test_config.c. */
+/* Messages of a library in another program's process: one line each on stderr, capped in number, silent unless
+ * something is wrong. Allocates nothing, keeps errno, depends on nothing. Tests: tests/native/test_config.c. */
 #ifndef VC_BASE_LOG_H
 #define VC_BASE_LOG_H
 

@@ -1,7 +1,7 @@
 /* Everything the shared-memory code needs from the operating system, as contracts. Functions return 0 or VC_E…;
  * out-parameters are never NULL and are written only on success. Nothing here needs a glibc newer than 2.17 or
  * allocates memory.
- * Knows nobody. Tests: tests/native/test_base.c. */
+ * Depends on nothing. Tests: tests/native/test_base.c. */
 #ifndef VC_BASE_OS_H
 #define VC_BASE_OS_H
 
@@ -15,8 +15,8 @@ struct os_file {
   uint64_t size, device, inode;
 };
 
-/* Opens a regular file, close-on-exec, and never waits. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file), VC_EBUSY or
- * VC_EIO. */
+/* Opens a regular file, close-on-exec, and never waits. VC_ENOENT, VC_EACCES, VC_ECORRUPT (not a regular file),
+ * VC_EBUSY or VC_EIO. */
 int os_open(const char *path, int writable, struct os_file *out);
 /* The size of an open file, and what it takes of the disk: more where room was reserved beyond its end. */
 int os_stored(int fd, uint64_t *size, uint64_t *stored);
@@ -32,8 +32,8 @@ void os_unmap(void *address, size_t size);
 
 /* Reads exactly SIZE bytes from OFFSET on; VC_ECORRUPT when the file is shorter. */
 int os_read_all(int fd, void *buffer, size_t size, uint64_t offset);
-/* The same without waiting: VC_EBUSY where the disk would have to be asked, or somebody keeps the file to himself by writing
- * it (XFS reads no file that is being written). Waits where kernel or file system know no other way. */
+/* The same without waiting: VC_EBUSY where the disk would have to be asked, or another process keeps the file to itself
+ * by writing it (XFS reads no file that is being written). Waits where kernel or file system know no other way. */
 int os_read_now(int fd, void *buffer, size_t size, uint64_t offset);
 /* One of the two, as the file says. */
 int os_read_from(const struct os_file *file, void *buffer, size_t size, uint64_t offset);
@@ -41,28 +41,29 @@ int os_read_from(const struct os_file *file, void *buffer, size_t size, uint64_t
  * whatever the umask is, and with all blocks allocated, so that a full disk is an error here and not a SIGBUS later.
  * The file appears complete or not at all. VC_EEXIST. */
 int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode);
-/* Makes an empty file of TOTAL bytes likewise: to be written by os_fill later, before anybody else knows of it. */
+/* Makes an empty file of TOTAL bytes likewise: to be written by os_fill later, before another process knows of it. */
 int os_reserve(const char *path, size_t total, uint32_t mode);
-/* Writes SIZE bytes of BUFFER at the beginning of a file that os_reserve made, and makes it TOTAL bytes long where it is
- * not. It may be cut short by a sudden end. VC_ENOENT, VC_ENOSPC. */
+/* Writes SIZE bytes of BUFFER at the beginning of a file that os_reserve made, and makes it TOTAL bytes long where it
+ * is not. It may be cut short by a sudden end. VC_ENOENT, VC_ENOSPC. */
 int os_fill(const char *path, const void *buffer, size_t size, size_t total);
 int os_truncate(int fd, uint64_t size);
 
 /* POSIX record locks on one byte: owned by the process, dropped by the kernel when it ends in whatever way. */
-int os_lock_try(int fd, uint64_t offset);    /* 1: ours now; 0: somebody else's; VC_EIO */
+int os_lock_try(int fd, uint64_t offset);    /* 1: ours now; 0: another process's; VC_EIO */
 void os_lock_release(int fd, uint64_t offset);
-/* 1: another process, or any open file, holds it, *pid = the process's PID in our namespace (0 when it has none there, and
- * for open files); 0: neither. */
+/* 1: another process, or any open file, holds it, *pid = the process's PID in our namespace (0 when it has none there,
+ * and for open files); 0: neither. */
 int os_lock_owner(int fd, uint64_t offset, int32_t *pid);
 /* Whether another process holds a lock on any of LENGTH bytes. */
 int os_lock_any(int fd, uint64_t offset, uint64_t length);
 
-/* Open-file-description locks on one byte: they belong to the open file, whoever has descriptors or mappings of it, and
- * go with the last of these. 1: ours now; 0: another open file's or process's; VC_ENOSYS: the kernel has none; VC_EIO. */
+/* Open-file-description locks on one byte: they belong to the open file, whichever process has descriptors or mappings
+ * of it, and go with the last of these. 1: ours now; 0: another open file's or process's; VC_ENOSYS: the kernel has
+ * none; VC_EIO. */
 int os_hold_try(int fd, uint64_t offset);
 void os_hold_release(int fd, uint64_t offset);
-/* Keeps the open file open, and its locks with it, without a descriptor: until os_unmap(page, OS_HOLD_BYTES) or the end of
- * the process's memory. A forked child does not get the mapping. */
+/* Keeps the open file open, and its locks with it, without a descriptor: until os_unmap(page, OS_HOLD_BYTES) or the end
+ * of the process's memory. A forked child does not get the mapping. */
 enum { OS_HOLD_BYTES = 4096 };
 int os_map_hold(int fd, void **page);
 /* Whether a mapping is known to keep open the file that was opened; overlayfs maps the file below. */
@@ -79,21 +80,22 @@ void os_process_name(char *out, size_t size);
 /* What the kernel thinks can be taken without swapping; VC_EIO when /proc does not say. */
 int os_memory_available(uint64_t *bytes);
 
-/* The kernel's own clock_gettime(), which the C library's calls, for os_coarse_ms(): who looks often finds it. */
+/* The kernel's own clock_gettime(), which the C library's calls, for os_coarse_ms(): a frequent caller finds it. */
 struct timespec;
 typedef int os_clock(int32_t clock, struct timespec *out);
 void os_use_clock(os_clock *function);
 /* Milliseconds of a monotonic clock, cheap (no system call) and coarse (a few ms). */
 uint64_t os_coarse_ms(void);
-/* The same for a comparison with an earlier one, in nanoseconds of which a second has 2^30: without a multiplication and
- * a division, which take as long as the clock. */
+/* The same for a comparison with an earlier one, in nanoseconds of which a second has 2^30: without a multiplication
+ * and a division, which take as long as the clock. */
 uint64_t os_coarse_stamp(void);
 /* The same clock, exact. */
 uint64_t os_now_ns(void);
-/* Sleeps while *WORD is EXPECTED, until somebody wakes it or NS have passed (0: without end). May return early. */
+/* Sleeps while *WORD is EXPECTED, until another thread wakes it or NS have passed (0: without end). May return
+ * early. */
 void os_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t ns);
 void os_wake(_Atomic uint32_t *word);
-/* Blocks every signal that somebody sends, so that no handler of the program's runs; OLD: for os_signals_restore(). */
+/* Blocks every signal that a process sends, so that no handler of the program's runs; OLD: for os_signals_restore(). */
 void os_signals_block(uint64_t *old);
 void os_signals_restore(const uint64_t *old);
 void os_thread_name(const char *name);

@@ -2,7 +2,7 @@
  * and nanosleep would be points where a program's thread can be cancelled, with our locks in its hands; and each
  * function of the C library that a process has not called yet is looked up by the loader, which takes as long as the
  * call.
- * Knows nobody. Tests: tests/native/test_base.c. */
+ * Depends on nothing. Tests: tests/native/test_base.c. */
 #define _GNU_SOURCE
 #include "os.h"
 
@@ -62,7 +62,8 @@ static int file_stat(int fd, struct stat *out) { return (int)syscall(SYS_fstat, 
 
 int os_open(const char *path, int writable, struct os_file *out) {
   struct stat st;
-  /* O_NONBLOCK: opening a FIFO planted under this name must not hang, nor wait for the end of somebody's lease. */
+  /* O_NONBLOCK: opening a FIFO planted under this name must not hang, nor wait for the end of another process's
+   * lease. */
   int fd = file_open(path, (writable ? O_RDWR : O_RDONLY) | O_NOCTTY | O_NONBLOCK, 0);
   if (fd < 0) return errno == EISDIR || errno == ENXIO ? VC_ECORRUPT : status_of_errno(errno);
   if (file_stat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

@@ -1,6 +1,6 @@
 /* Where variables lie. A page that is written for the first time costs a process a microsecond or more, so the few
  * words that every start writes lie together, apart from the tables that few programs fill.
- * Knows nobody. Tests: tests/integration/test_native_exports.py. */
+ * Depends on nothing. Tests: tests/integration/test_native_exports.py. */
 #ifndef VC_BASE_PLACE_H
 #define VC_BASE_PLACE_H
 

@@ -1,8 +1,8 @@
 /* String functions for code that runs before anything else in the process is ready. A sanitizer's own strcmp does not
  * work until the sanitizer has started, and it starts by looking functions up, which brings it here. What every start
- * compares is compared here too: the C library's functions are looked up by the loader when they are first called, which
- * takes a thousand times as long as the comparison.
- * Knows nobody. Tests: tests/integration/test_native_ways.py (the address sanitizer). */
+ * compares is compared here too: the C library's functions are looked up by the loader when they are first called,
+ * which takes a thousand times as long as the comparison.
+ * Depends on nothing. Tests: tests/integration/test_native_ways.py (the address sanitizer). */
 #ifndef VC_BASE_PLAIN_H
 #define VC_BASE_PLAIN_H
 

@@ -1,5 +1,5 @@
 /* Names and sentences of the status codes, expanded from status.def.
- * Knows nobody. Tests: tests/native/test_base.c. */
+ * Depends on nothing. Tests: tests/native/test_base.c. */
 #include "status.h"
 
 const char *status_name(int status) {

@@ -1,5 +1,5 @@
 /* Status codes of the native code, one convention everywhere: 0 or a count is success, VC_E… (negative) is failure.
- * Knows nobody. Tests: tests/native/test_base.c. */
+ * Depends on nothing. Tests: tests/native/test_base.c. */
 #ifndef VC_BASE_STATUS_H
 #define VC_BASE_STATUS_H
 

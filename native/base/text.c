@@ -1,6 +1,6 @@
 /* Parsing by hand: strtoull accepts signs, spaces and locale forms, and a quota must never be a different number
  * than the one that was written.
- * Knows nobody. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
+ * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
 #include "text.h"
 
 #include "status.h"

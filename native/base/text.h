@@ -1,6 +1,6 @@
 /* Text forms of sizes and GPU UUIDs: one parser for environment, command line, agent and library; texts put together.
  * Declarations are in shm_api.h (size_parse, uuid_parse, uuid_format) because Python calls them too.
- * Knows nobody. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
+ * Depends on nothing. Tests: tests/native/test_base.c, tests/unit/vcuda/test_sizes.py. */
 #ifndef VC_BASE_TEXT_H
 #define VC_BASE_TEXT_H
 

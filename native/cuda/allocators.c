@@ -4,7 +4,7 @@
 
 #include "charge.h"
 #include "context.h"
-#include "excess.h"
+#include "undeclared.h"
 #include "exported.h"
 #include "graph_memory.h"
 #include "holding.h"
@@ -12,14 +12,14 @@
 #include "managed.h"
 #include "pool.h"
 #include "sparse.h"
-#include "turn.h"
+#include "time_slice.h"
 #include "vmm.h"
 
 /* Asked when the slot was lost. What lingered there (exported.c) went with it: it is held no more by this process, and
  * in a new slot nothing would end it. */
 uint64_t allocators_usage(uint32_t column) {
   return charge_usage(column) + context_usage(column) + graph_memory_usage(column) +
-         pool_usage(column) + holding_usage(column) + excess_bytes(column);
+         pool_usage(column) + holding_usage(column) + undeclared_bytes(column);
 }
 
 uint64_t allocators_managed_usage(uint32_t column) { return charge_managed_usage(column) + pool_managed_usage(column); }
@@ -29,7 +29,7 @@ static int reclaim(uint32_t column) {
   given_back |= graph_memory_reclaim(column);
   given_back |= pool_reclaim(column);
   given_back |= exported_reclaim(column);
-  given_back |= excess_shrink(column); /* last: what the others gave back is measured no more */
+  given_back |= undeclared_shrink(column); /* last: what the others gave back is measured no more */
   return given_back;
 }
 
@@ -63,7 +63,7 @@ void allocators_after_fork(void) {
   sparse_after_fork();
   limit_after_fork();
   managed_after_fork();
-  turn_after_fork();
+  time_slice_after_fork();
   pool_after_fork();
-  excess_after_fork();
+  undeclared_after_fork();
 }

@@ -1,12 +1,12 @@
-/* The list of all that holds device memory in this process, in one place: each question below is put to every
- * allocator. A new one adds its lines to allocators.c.
+/* The list of all that holds device memory in this process, in one place: each function below asks every allocator. A
+ * new one adds its lines to allocators.c.
  * Tests: tests/integration/test_native_quota.py. */
 #ifndef VC_CUDA_ALLOCATORS_H
 #define VC_CUDA_ALLOCATORS_H
 
 #include <stdint.h>
 
-/* Bytes that this process holds of a column, from its own books. */
+/* Bytes that this process holds of a column, from its own allocation tables. */
 uint64_t allocators_usage(uint32_t column);
 
 /* The part of it that is managed. */

@@ -1,5 +1,5 @@
 /* Arrays and mipmapped arrays in all ABI versions; format.c knows their sizes. Levels and planes of an array are views:
- * they are in no book, so destroying one gives nothing back.
+ * they are in no table, so destroying one gives nothing back.
  * Knows no accounting. Tests: tests/integration/test_native_array.py. */
 #include "cuda_bodies.h"
 #include "charge.h"
@@ -46,7 +46,7 @@ static CUresult made_without_memory(CUresult result, uint64_t array, unsigned in
   if (bytes == 0) return made_without_memory(result, (uintptr_t)*array, shape.flags);          \
   if (result != CUDA_SUCCESS) return result;                                                   \
   result = real_cuda.symbol(&made, desc);                                                      \
-  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_array);            \
+  result = charge_end(&charge, ALLOCATION_ARRAY, result, (uintptr_t)made, destroy_array);            \
   if (result == CUDA_SUCCESS) *array = made;                                                   \
   return result
 
@@ -73,13 +73,13 @@ CUresult vc_cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_
   if (bytes == 0) return made_without_memory(result, (uintptr_t)*mipmap, shape.flags);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMipmappedArrayCreate(&made, desc, levels);
-  result = charge_end(&charge, BOOK_ARRAY, result, (uintptr_t)made, destroy_mipmap);
+  result = charge_end(&charge, ALLOCATION_ARRAY, result, (uintptr_t)made, destroy_mipmap);
   if (result == CUDA_SUCCESS) *mipmap = made;
   return result;
 }
 
-CUresult vc_cuArrayDestroy(CUarray array) { return charge_free(BOOK_ARRAY, (uintptr_t)array, destroy_array); }
+CUresult vc_cuArrayDestroy(CUarray array) { return charge_free(ALLOCATION_ARRAY, (uintptr_t)array, destroy_array); }
 
 CUresult vc_cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
-  return charge_free(BOOK_ARRAY, (uintptr_t)mipmap, destroy_mipmap);
+  return charge_free(ALLOCATION_ARRAY, (uintptr_t)mipmap, destroy_mipmap);
 }

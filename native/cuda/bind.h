@@ -9,7 +9,7 @@
 /* A binding, in all its versions. */
 struct bind {
   CUresult (*call)(const struct bind *bind);
-  uint64_t to; /* in the books of holding.h */
+  uint64_t to; /* in the table of holding.h */
   CUmemGenericAllocationHandle memory;
   uint64_t offset; /* in the memory */
   CUdeviceptr address;

@@ -1,18 +1,18 @@
-/* Reservations and the books of live addresses.
+/* Reservations and the tables of live allocations.
  * Knows no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #include "charge.h"
 
 #include "allocators.h"
 #include "context.h"
 #include "driver.h"
-#include "excess.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "log.h"
 #include "place.h"
 #include "view.h"
 
-static VC_LARGE_BEGINNING struct table books[BOOKS];
+static VC_LARGE_BEGINNING struct table allocations[ALLOCATION_KINDS];
 
 static __attribute__((noinline, cold)) CUresult refusal(int status) {
   static _Atomic int said;
@@ -26,14 +26,14 @@ uint64_t charge_round(uint64_t bytes) { return (bytes + VIEW_GRAIN - 1) & ~(uint
 
 /* Managed memory, out of the way of the rest. */
 static __attribute__((noinline)) int take_managed(uint32_t column, uint64_t bytes) {
-  return ledger_charge_part(guest_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes, 1);
+  return ledger_charge_part(runtime_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes, 1);
 }
 
 static inline int is_managed(uint32_t column) { return !VC_LIKELY(column < COLUMN_MANAGED); }
 
 static __attribute__((noinline, cold)) CUresult charge_after_reclaiming(uint32_t column, uint64_t bytes, int status) {
   if (status == VC_ENOMEM && allocators_reclaim(column & COLUMN_NUMBER))
-    status = is_managed(column) ? take_managed(column, bytes) : ledger_charge(guest_ledger, column, bytes);
+    status = is_managed(column) ? take_managed(column, bytes) : ledger_charge(runtime_ledger, column, bytes);
   return status >= 0 ? CUDA_SUCCESS : refusal(status);
 }
 
@@ -45,8 +45,8 @@ static __attribute__((noinline)) CUresult charge_managed(uint32_t column, uint64
 CUresult charge_column(uint32_t column, uint64_t bytes) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (is_managed(column)) return charge_managed(column, bytes);
-  if (bytes >= EXCESS_LARGE) excess_glance(column);
-  int status = ledger_charge(guest_ledger, column, bytes);
+  if (bytes >= UNDECLARED_LARGE) undeclared_glance(column);
+  int status = ledger_charge(runtime_ledger, column, bytes);
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : charge_after_reclaiming(column, bytes, status);
 }
 
@@ -55,15 +55,15 @@ CUresult charge_try(uint32_t column, uint64_t bytes) {
     int managed = bytes == 0 ? VC_OK : take_managed(column, bytes);
     return managed >= 0 ? CUDA_SUCCESS : refusal(managed);
   }
-  int status = bytes == 0 ? VC_OK : ledger_charge(guest_ledger, column, bytes);
+  int status = bytes == 0 ? VC_OK : ledger_charge(runtime_ledger, column, bytes);
   return VC_LIKELY(status >= 0) ? CUDA_SUCCESS : refusal(status);
 }
 
 void charge_return(uint32_t column, uint64_t bytes) {
   if (is_managed(column))
-    ledger_uncharge_part(guest_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes);
+    ledger_uncharge_part(runtime_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes);
   else
-    ledger_uncharge(guest_ledger, column, bytes);
+    ledger_uncharge(runtime_ledger, column, bytes);
 }
 
 static CUresult begin(struct charge *charge, uint32_t column, uint32_t owner, uint64_t bytes) {
@@ -89,46 +89,46 @@ CUresult charge_begin(struct charge *charge, uint64_t bytes) {
 }
 
 /* One try without reclaiming. COUNTED: a refusal is one, there is no other way left. */
-static int take_wish(struct charge *charge, enum charge_wish wish, int counted) {
+static int take_placed(struct charge *charge, enum charge_placement placement, int counted) {
   uint32_t column = charge->column & COLUMN_NUMBER;
-  int managed_first = wish != CHARGE_EITHER;
-  int status = ledger_charge_part(guest_ledger, managed_first ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes,
-                                  counted && wish == CHARGE_MANAGED);
+  int managed_first = placement != CHARGE_EITHER;
+  int status = ledger_charge_part(runtime_ledger, managed_first ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes,
+                                  counted && placement == CHARGE_MANAGED);
   int managed = managed_first;
-  if (status == VC_ENOMEM && wish != CHARGE_MANAGED) {
+  if (status == VC_ENOMEM && placement != CHARGE_MANAGED) {
     managed = !managed_first;
-    status = ledger_charge_part(guest_ledger, managed ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes, counted);
+    status = ledger_charge_part(runtime_ledger, managed ? LEDGER_MANAGED : LEDGER_REAL, column, charge->bytes, counted);
   }
   charge->column = column | (managed ? COLUMN_MANAGED : 0);
-  if (managed && wish != CHARGE_MANAGED_FIRST) charge->column |= COLUMN_CONVERTED;
+  if (managed && placement != CHARGE_MANAGED_FIRST) charge->column |= COLUMN_CONVERTED;
   return status;
 }
 
-static __attribute__((noinline)) CUresult begin_wish(struct charge *charge, const struct place *place, uint64_t bytes,
-                                                     enum charge_wish wish) {
+static __attribute__((noinline)) CUresult begin_placed(struct charge *charge, const struct place *place, uint64_t bytes,
+                                                     enum charge_placement placement) {
   if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
   *charge = (struct charge){.column = place->column, .owner = place->owner, .bytes = charge_round(bytes)};
-  if (charge->bytes >= EXCESS_LARGE) excess_glance(place->column);
-  int status = take_wish(charge, wish, 0);
+  if (charge->bytes >= UNDECLARED_LARGE) undeclared_glance(place->column);
+  int status = take_placed(charge, placement, 0);
   if (status == VC_ENOMEM) {
     allocators_reclaim(place->column);
-    status = take_wish(charge, wish, 1);
+    status = take_placed(charge, placement, 1);
   }
   charge->taken = status == VC_OK;
   return status == VC_OK ? CUDA_SUCCESS : refusal(status);
 }
 
-CUresult charge_begin_wish(struct charge *charge, uint64_t bytes, enum charge_wish wish) {
+CUresult charge_begin_placed(struct charge *charge, uint64_t bytes, enum charge_placement placement) {
   struct place place;
   charge->taken = 0;
   CUresult result = context_place(&place);
   if (result != CUDA_SUCCESS) return result;
-  if (VC_LIKELY(!ledger_is_split(guest_ledger))) return begin(charge, place.column, place.owner, bytes);
-  return begin_wish(charge, &place, bytes, wish);
+  if (VC_LIKELY(!ledger_is_split(runtime_ledger))) return begin(charge, place.column, place.owner, bytes);
+  return begin_placed(charge, &place, bytes, placement);
 }
 
 int charge_may_be_managed(const struct charge *charge) {
-  return charge->taken && ledger_is_split(guest_ledger) && ledger_host_budget(guest_ledger, charge->column) != 0;
+  return charge->taken && ledger_is_split(runtime_ledger) && ledger_host_budget(runtime_ledger, charge->column) != 0;
 }
 
 void charge_cancel(struct charge *charge) {
@@ -136,7 +136,7 @@ void charge_cancel(struct charge *charge) {
   charge->taken = 0;
 }
 
-CUresult charge_end(struct charge *charge, enum book book, CUresult result, uint64_t key, charge_call *undo) {
+CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult result, uint64_t key, charge_call *undo) {
   struct table_entry old;
   if (!charge->taken) return result;
   if (result != CUDA_SUCCESS) {
@@ -144,9 +144,9 @@ CUresult charge_end(struct charge *charge, enum book book, CUresult result, uint
     return result;
   }
   const struct table_entry entry = {key, charge->bytes, charge->column, charge->owner};
-  int status = table_put(&books[book], &entry, &old);
+  int status = table_put(&allocations[kind], &entry, &old);
   if (VC_LIKELY(status == 0)) return CUDA_SUCCESS;
-  if (status == 1) { /* the driver hands out a key that we thought live: it was freed where we do not look */
+  if (status == 1) { /* the driver hands out a key that we thought live: it was freed by a call that is not hooked */
     charge_return(old.column, old.bytes);
     return CUDA_SUCCESS;
   }
@@ -169,24 +169,24 @@ CUresult charge_correct(struct charge *charge, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-int charge_take(enum book book, uint64_t key, struct table_entry *out) {
-  return key != 0 && table_take(&books[book], key, out);
+int charge_take(enum allocation_kind kind, uint64_t key, struct table_entry *out) {
+  return key != 0 && table_take(&allocations[kind], key, out);
 }
 
-__attribute__((noinline, cold)) void charge_put_back(enum book book, const struct table_entry *entry) {
+__attribute__((noinline, cold)) void charge_put_back(enum allocation_kind kind, const struct table_entry *entry) {
   struct table_entry old;
-  table_put(&books[book], entry, &old);
+  table_put(&allocations[kind], entry, &old);
 }
 
-/* Out of the book first: once the driver has freed the block, another thread may be given the same address. */
-CUresult charge_free(enum book book, uint64_t key, charge_call *call) {
+/* Out of the table first: once the driver has freed the block, another thread may be given the same address. */
+CUresult charge_free(enum allocation_kind kind, uint64_t key, charge_call *call) {
   struct table_entry entry;
-  if (!charge_take(book, key, &entry)) return call(key);
+  if (!charge_take(kind, key, &entry)) return call(key);
   CUresult result = call(key);
   if (VC_LIKELY(result == CUDA_SUCCESS))
     charge_return(entry.column, entry.bytes);
   else
-    charge_put_back(book, &entry);
+    charge_put_back(kind, &entry);
   return result;
 }
 
@@ -196,29 +196,29 @@ static void forget(const struct table_entry *entry, void *data) {
 }
 
 void charge_forget_owner(uint32_t owner) {
-  for (int book = 0; book < BOOKS; book++) table_take_owner(&books[book], owner, forget, NULL);
+  for (int kind = 0; kind < ALLOCATION_KINDS; kind++) table_take_owner(&allocations[kind], owner, forget, NULL);
 }
 
 int charge_is_converted(uint64_t key) {
   struct table_entry entry;
-  return key != 0 && table_get(&books[BOOK_LINEAR], key, &entry) && (entry.column & COLUMN_CONVERTED) != 0;
+  return key != 0 && table_get(&allocations[ALLOCATION_LINEAR], key, &entry) && (entry.column & COLUMN_CONVERTED) != 0;
 }
 
 uint32_t charge_converted(uint32_t column, struct table_entry *out, uint32_t max) {
-  return table_collect(&books[BOOK_LINEAR], column | COLUMN_MANAGED | COLUMN_CONVERTED, out, max);
+  return table_collect(&allocations[ALLOCATION_LINEAR], column | COLUMN_MANAGED | COLUMN_CONVERTED, out, max);
 }
 
 void charge_after_fork(void) {
-  for (int book = 0; book < BOOKS; book++) table_reset(&books[book]);
+  for (int kind = 0; kind < ALLOCATION_KINDS; kind++) table_reset(&allocations[kind]);
 }
 
 uint64_t charge_managed_usage(uint32_t column) {
-  struct table *linear = &books[BOOK_LINEAR];
+  struct table *linear = &allocations[ALLOCATION_LINEAR];
   return table_sum(linear, column | COLUMN_MANAGED) + table_sum(linear, column | COLUMN_MANAGED | COLUMN_CONVERTED);
 }
 
 uint64_t charge_usage(uint32_t column) {
   uint64_t sum = charge_managed_usage(column);
-  for (int book = 0; book < BOOKS; book++) sum += table_sum(&books[book], column);
+  for (int kind = 0; kind < ALLOCATION_KINDS; kind++) sum += table_sum(&allocations[kind], column);
   return sum;
 }

@@ -1,4 +1,4 @@
-/* A context takes device memory of its own, hundreds of megabytes on large cards, before anything is allocated in it.
+/* A context takes device memory of its own, hundreds of megabytes on large GPUs, before anything is allocated in it.
  * That cost is measured around the first creation on each GPU, remembered, charged like an allocation and given back
  * with everything else when the context goes.
  * Knows no allocator. Tests: tests/integration/test_native_context.py. */
@@ -12,16 +12,16 @@
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
-#include "excess.h"
-#include "gauge.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "nvml_probe.h"
+#include "runtime_state.h"
 #include "ledger.h"
-#include "lane.h"
+#include "stream_state.h"
 #include "lock.h"
-#include "measure.h"
+#include "context_cost.h"
 #include "place.h"
 #include "table.h"
-#include "turn.h"
+#include "time_slice.h"
 
 /* One GPU of the limits page. Guarded by its lock, which is held while the driver creates a context: two creations
  * measured at once would each see both. */
@@ -99,65 +99,65 @@ CUresult context_place(struct place *out) {
 /* Without a lock: it may load NVML, unless nothing is left to be measured. */
 static void prepare(struct gpu *gpu, uint32_t column) {
   uint64_t cost;
-  if (atomic_load(&gpu->cost_known) && excess_is_measurable()) return;
-  if (!ledger_learned_context(guest_ledger, column, &cost)) gauge_prepare();
+  if (atomic_load(&gpu->cost_known) && undeclared_is_measurable()) return;
+  if (!ledger_learned_context(runtime_ledger, column, &cost)) nvml_probe_prepare();
 }
 
 /* What was charged against what is there. A context of known cost is no reason to start NVML for it. */
 static void review(uint32_t column) {
-  if (gauge_is_started()) excess_renew(column);
+  if (nvml_probe_is_started()) undeclared_renew(column);
 }
 
 /* What another process of this quota has found out. */
 static void learn(struct gpu *gpu, uint32_t column) {
   uint64_t cost;
-  if ((gpu->cost_known && excess_is_measurable()) || !ledger_learned_context(guest_ledger, column, &cost)) return;
-  if (!gpu->cost_known) gpu->cost = cost < MEASURE_MAX ? cost : MEASURE_MAX;
+  if ((gpu->cost_known && undeclared_is_measurable()) || !ledger_learned_context(runtime_ledger, column, &cost)) return;
+  if (!gpu->cost_known) gpu->cost = cost < CONTEXT_COST_MAX ? cost : CONTEXT_COST_MAX;
   gpu->cost_known = 1;
-  excess_trust();
+  undeclared_trust();
 }
 
 /* Only what is certain: NVML names us, and nothing else of this process grew meanwhile. */
 static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
   struct ledger_holding after;
-  if (!gpu->cost_known || !excess_is_certain() || before->bytes != 0) return;
-  if (ledger_holding(guest_ledger, column, &after) != VC_OK || after.state == before->state)
-    ledger_learn_context(guest_ledger, column, gpu->cost);
+  if (!gpu->cost_known || !undeclared_is_certain() || before->bytes != 0) return;
+  if (ledger_holding(runtime_ledger, column, &after) != VC_OK || after.state == before->state)
+    ledger_learn_context(runtime_ledger, column, gpu->cost);
 }
 
 /* The cost is not known yet: measured around the creation, charged after it. */
 static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
-  struct measure measure;
+  struct context_cost cost_of;
   struct ledger_holding before = {0, 0};
-  ledger_holding(guest_ledger, column, &before);
-  excess_hold(column); /* what the driver takes now is charged below, not as an excess */
-  measure_begin(&measure, column);
+  ledger_holding(runtime_ledger, column, &before);
+  undeclared_hold(column); /* what the driver takes now is charged below, not as undeclared bytes */
+  context_cost_begin(&cost_of, column);
   CUresult result = creation->make(creation, context);
   if (result == CUDA_SUCCESS) {
-    gpu->cost_known = measure_end(&measure, &gpu->cost);
+    gpu->cost_known = context_cost_end(&cost_of, &gpu->cost);
     teach(gpu, column, &before);
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   } else {
-    measure_drop(&measure);
+    context_cost_drop(&cost_of);
   }
-  excess_release(column);
+  undeclared_release(column);
   return result;
 }
 
 /* A forked child inherits the cost, but has to find out again whether it can measure itself. */
 static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
-  struct measure measure = {.running = 0};
+  struct context_cost cost_of = {.running = 0};
   uint64_t measured;
   CUresult result = charge_column(column, gpu->cost);
   if (result != CUDA_SUCCESS) return result;
-  if (!excess_is_measurable()) measure_begin(&measure, column);
+  if (!undeclared_is_measurable()) context_cost_begin(&cost_of, column);
   result = creation->make(creation, context);
   if (result != CUDA_SUCCESS) {
     charge_return(column, gpu->cost);
-    measure_drop(&measure);
+    context_cost_drop(&cost_of);
   } else {
-    measure_end(&measure, &measured);
+    context_cost_end(&cost_of, &measured);
   }
   return result;
 }
@@ -175,14 +175,14 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   const struct table_entry entry = {(uintptr_t)context, cost, column, owner};
   struct table_entry old;
   if (table_small_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
-    allocators_forget_owner(old.owner); /* that context went where we do not look, and its handle came back */
+    allocators_forget_owner(old.owner); /* that context ended in a call that is not hooked, and its handle came back */
     charge_return(old.column, old.bytes);
   }
   contexts_changed();
 }
 
-/* On a device that the driver says it does not have: its own error is the answer. Were it to make a context all the same,
- * nobody would pay for that. */
+/* On a device that the driver says it does not have: its own error is the answer. Were it to make a context all the
+ * same, it would be charged to no container. */
 static CUresult make_nowhere(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
   CUresult result = creation->make(creation, pctx != NULL ? &context : NULL);
@@ -213,22 +213,22 @@ static void settle(const struct table_entry *entry) {
   allocators_forget_owner(entry->owner);
   charge_return(entry->column, entry->bytes);
   allocators_context_gone(entry->column);
-  excess_renew(entry->column);
+  undeclared_renew(entry->column);
 }
 
 static void forget_work(CUcontext context) {
-  lanes_forget_context(context);
-  turn_forget_context(context);
+  stream_states_forget_context(context);
+  time_slice_forget_context(context);
 }
 
-/* Out of the books first: the driver may give the handle to another thread's new context at once. */
+/* Out of the table first: the driver may give the handle to another thread's new context at once. */
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
   struct table_entry entry, old;
   int known = table_small_take(&contexts, (uintptr_t)context, &entry);
-  lane_touch();
+  stream_polls_block();
   CUresult result = call(context);
   if (result == CUDA_SUCCESS) forget_work(context);
-  lane_touch_end();
+  stream_polls_unblock();
   if (known && result == CUDA_SUCCESS) settle(&entry);
   if (known && result != CUDA_SUCCESS) table_small_put(&contexts, &entry, &old);
   return result;
@@ -244,11 +244,11 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
   int known = table_small_take(&contexts, (uintptr_t)ctx, &entry);
-  lane_touch();
+  stream_polls_block();
   CUresult result = real_cuda.cuCtxDetach(ctx);
   int attached = result != CUDA_SUCCESS || real_cuda.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now == ctx;
   if (!attached) forget_work(ctx);
-  lane_touch_end();
+  stream_polls_unblock();
   if (!known) return result;
   if (attached)
     table_small_put(&contexts, &entry, &old);
@@ -323,17 +323,17 @@ static int is_created(CUcontext context) {
          gpus[entry.column].primary_context != (uintptr_t)context;
 }
 
-/* Its parts go with it, whose handles are in no book, nor is its own when a part brought it about: retain(). */
+/* Its parts go with it, whose handles are in no table, nor is its own when a part brought it about: retain(). */
 static void forget_primary_work(uint32_t column) {
-  lanes_forget_column(column, is_created);
-  turn_forget_column(column, is_created);
+  stream_states_forget_column(column, is_created);
+  time_slice_forget_column(column, is_created);
 }
 
 /* Streams outlive a part, and its events may: those set in it are destroyed while their handles are good. */
 static CUresult let_go(const struct letting_go *what) {
   if (what->part != NULL) {
-    lanes_drop_events(what->part);
-    turn_drop_event(what->part);
+    stream_states_drop_events(what->part);
+    time_slice_drop_event(what->part);
   }
   CUresult result = what->call(what);
   if (what->part != NULL && result == CUDA_SUCCESS) forget_work(what->part);
@@ -345,14 +345,14 @@ CUresult context_let_go(const struct letting_go *what) {
   if (column < 0) return what->call(what);
   struct gpu *gpu = &gpus[column];
   if (!long_lock_take(&gpu->lock, &seat)) return what->call(what);
-  lane_touch();
+  stream_polls_block();
   CUresult result = let_go(what);
   int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
   if (gone) forget_primary_work((uint32_t)column);
-  lane_touch_end();
+  stream_polls_unblock();
   if (gone) forget_primary(gpu, (uint32_t)column);
   long_lock_give(&gpu->lock);
-  if (gone) excess_renew((uint32_t)column);
+  if (gone) undeclared_renew((uint32_t)column);
   return result;
 }
 

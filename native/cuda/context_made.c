@@ -6,7 +6,7 @@
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
-#include "excess.h"
+#include "undeclared.h"
 #include "place.h"
 #include "table.h"
 
@@ -156,7 +156,7 @@ CUresult vc_cuGreenCtxCreate(CUgreenCtx *pctx, CUdevResourceDesc desc, CUdevice 
     struct table_entry entry = {.key = (uintptr_t)*pctx, .bytes = 0, .owner = (uint32_t)dev}, old;
     table_put(&green, &entry, &old);
     int column = device_column(dev);
-    if (column >= 0) excess_glance((uint32_t)column);
+    if (column >= 0) undeclared_glance((uint32_t)column);
   }
   return result;
 }

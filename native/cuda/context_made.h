@@ -23,7 +23,8 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation);
 /* A reference to the device's primary context, charged when it is the first. */
 CUresult context_retain(CUcontext *pctx, const struct creation *creation);
 
-/* CALL gives up a reference to the primary context of DEV. ALWAYS: success means that it is gone, whoever else held it. */
+/* CALL gives up a reference to the primary context of DEV. ALWAYS: success means that it is gone, even if other
+ * references existed. */
 struct letting_go {
   CUdevice dev;
   CUresult (*call)(const struct letting_go *what);

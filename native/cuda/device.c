@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "log.h"
 #include "os.h"
@@ -67,12 +67,12 @@ static int find_on_bus(CUdevice dev, uint8_t out[VC_UUID_BYTES]) {
   return status;
 }
 
-/* Drivers before CUDA 9.2 have no UUIDs. Where the container has one GPU and the driver shows one, that is it. An error of
- * a driver that has them proves nothing of the kind. */
+/* Drivers before CUDA 9.2 have no UUIDs. Where the container has one GPU and the driver shows one, that is it. An error
+ * of a driver that has them proves nothing of the kind. */
 static int is_the_only_one(void) {
   int count = 0;
   return real_cuda.cuDeviceGetUuid_v2 == NULL && real_cuda.cuDeviceGetUuid == NULL &&
-         ledger_gpu_count(guest_ledger) == 1 && real_cuda.cuDeviceGetCount != NULL &&
+         ledger_gpu_count(runtime_ledger) == 1 && real_cuda.cuDeviceGetCount != NULL &&
          real_cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS && count == 1;
 }
 
@@ -86,14 +86,14 @@ static int say_unknown(CUdevice dev) {
   return VC_ENODRIVER;
 }
 
-/* VC_ENODRIVER: nobody knows, perhaps somebody does the next time. */
+/* VC_ENODRIVER: neither CUDA nor NVML answered; a later call may succeed. */
 static __attribute__((noinline, cold)) int find_column(CUdevice dev) {
   uint8_t uuid[VC_UUID_BYTES];
   int status = read_uuid(dev, uuid);
   if (status != VC_OK && driver_denies(dev)) return VC_EINVAL;
   if (status != VC_OK) status = find_on_bus(dev, uuid);
   if (status < 0) return is_the_only_one() ? 0 : say_unknown(dev);
-  int column = ledger_column(guest_ledger, uuid);
+  int column = ledger_column(runtime_ledger, uuid);
   if (column < 0) view_no_share(uuid);
   return column < 0 ? VC_ENOENT : column;
 }

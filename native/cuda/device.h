@@ -6,22 +6,22 @@
 #include "nvidia.h"
 #include "shm.h"
 
-/* Column of a device; VC_ENOENT: the container has no share of it, or nobody can tell which GPU it is (either is said once
+/* Column of a device; VC_ENOENT: the container has no share of it, or its UUID cannot be found (either is said once
  * on stderr): it has no memory; VC_EINVAL: the driver itself says that there is no such device, or that it is not
  * initialised. */
 int device_column(CUdevice dev);
 
-/* Device that memory of a place is on, all of it or a part of it. PLACE_HOST: on none. PLACE_UNKNOWN: a kind of place that
- * came after this library. */
+/* Device that memory of a place is on, all of it or a part of it. PLACE_HOST: on none. PLACE_UNKNOWN: a kind of place
+ * that came after this library. */
 enum { PLACE_HOST = -1, PLACE_UNKNOWN = -2 };
 CUdevice device_of_place(const CUmemLocation *place);
 
 /* Column for memory at such a device: as device_column(), and VC_ENOENT for PLACE_UNKNOWN. Not for PLACE_HOST. */
 int device_place_column(CUdevice dev);
 
-/* Devices of the driver in its own order, which CUDA_VISIBLE_DEVICES changes; for machines without NVML.
- * Initialises the driver. Returns how many, at most MAX, or VC_ENODRIVER, also when one of them cannot be told: the others
- * would be counted wrongly. */
+/* Devices of the driver in its own order, which CUDA_VISIBLE_DEVICES changes; for machines without NVML. Initialises
+ * the driver. Returns how many, at most MAX, or VC_ENODRIVER, also when one of them cannot be told: the others would be
+ * counted wrongly. */
 int device_list(uint8_t (*uuids)[VC_UUID_BYTES], int max);
 
 /* What the container may see: TOTAL is the limit, AVAIL what is left of it. 0 and 0 for a device without a share. */

@@ -5,7 +5,7 @@
 #include "abi.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "log.h"
 #include "pointers.h"
 
@@ -41,8 +41,8 @@ static __attribute__((noinline, cold)) void *refuse(const struct query *query) {
   return NULL;
 }
 
-/* FOUND is none of the functions that dlsym gives for the names in our lists: one that is not ours, or one of ours by another
- * address, or in a form that came after this library. NULL: nobody can say how to limit it. */
+/* FOUND is none of the functions that dlsym gives for the names in our lists: one that is not ours, or one of ours by
+ * another address, or in a form that came after this library. NULL: there is no way to limit it. */
 static __attribute__((noinline, cold)) void *judge_ours(const struct query *query, void *found) {
   int per_thread = (query->flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, newest = 0;
   if (real_cuda.cuDriverGetVersion == NULL || real_cuda.cuDriverGetVersion(&newest) != CUDA_SUCCESS) return refuse(query);
@@ -55,7 +55,7 @@ static __attribute__((noinline, cold)) void *judge_ours(const struct query *quer
 /* Hooks of work that may have to wait take nothing's place in a process that never waits. */
 static __attribute__((noinline)) void *judge_by_name(const struct query *query, void *found) {
   const struct hook *hook = names_find(query->name);
-  if (VC_LIKELY(hook == NULL) || (hook->shared && !guest_may_be_held())) return found;
+  if (VC_LIKELY(hook == NULL) || (hook->shared && !runtime_may_be_held())) return found;
   return judge_ours(query, found);
 }
 

@@ -1,6 +1,6 @@
 /* See exported.h.
  *
- * The level of a card is what is in use on it beyond what this process has charged by calls. It does not change when we
+ * The level of a GPU is what is in use on it beyond what this process has charged by calls. It does not change when we
  * take memory or give it back, and falls by the size of what we still pay for when that is gone. So "the level is lower
  * than before the call by at least these bytes" means gone. Neighbours move it too: one that frees as much in between
  * makes us stop paying early, one that takes as much makes us pay the seconds out. Charges under way in other threads
@@ -11,9 +11,9 @@
 #include <stdatomic.h>
 
 #include "charge.h"
-#include "excess.h"
-#include "gauge.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "nvml_probe.h"
+#include "runtime_state.h"
 #include "holding.h"
 #include "ledger.h"
 #include "lock.h"
@@ -30,21 +30,21 @@ struct entry {
 
 static VC_LARGE struct entry entries[ENTRIES];
 static struct lock lock;         /* of the entries; taken under the holdings' */
-static struct long_lock judging; /* one look is taken and judged after the other */
+static struct long_lock judging; /* readings of the level are taken and judged one after the other */
 static _Atomic int exporting;    /* something was exported */
 static _Atomic int count;        /* of entries in use */
 static _Thread_local char self;
 
 void exported_begin(void) {
-  gauge_prepare();
+  nvml_probe_prepare();
   atomic_store_explicit(&exporting, 1, memory_order_release);
 }
 
-static int look(uint32_t column, int64_t *level) {
+static int read_level(uint32_t column, int64_t *level) {
   struct ledger_holding own;
   uint64_t total;
-  if (!gauge_total(column, &total) || ledger_holding(guest_ledger, column, &own) != VC_OK) return 0;
-  *level = (int64_t)total - (int64_t)own.bytes + (int64_t)excess_bytes(column);
+  if (!nvml_probe_total(column, &total) || ledger_holding(runtime_ledger, column, &own) != VC_OK) return 0;
+  *level = (int64_t)total - (int64_t)own.bytes + (int64_t)undeclared_bytes(column);
   return 1;
 }
 
@@ -53,7 +53,7 @@ void parting_begin(struct parting *parting, uint32_t holding) {
   parting->column = holding_exported_from(holding);
   if (parting->column < 0) return;
   exported_reclaim((uint32_t)parting->column); /* what is gone already must not count for this call */
-  parting->seen = look((uint32_t)parting->column, &parting->level);
+  parting->seen = read_level((uint32_t)parting->column, &parting->level);
 }
 
 int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting) {
@@ -62,7 +62,7 @@ int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting
   lock_take(&lock);
   for (struct entry *entry = entries; entry < entries + ENTRIES && !kept; entry++) {
     if (entry->lingering.word != 0) continue;
-    kept = ledger_linger(guest_ledger, column, bytes, &entry->lingering);
+    kept = ledger_linger(runtime_ledger, column, bytes, &entry->lingering);
     if (!kept) break;
     entry->column = column;
     entry->bytes = bytes;
@@ -80,9 +80,9 @@ static void drop(struct entry *entry) {
 
 /* What lapsed is paid no more and may still be there: that raises the level for those that remain. */
 static void forget_lapsed(void) {
-  ledger_lapse(guest_ledger);
+  ledger_lapse(runtime_ledger);
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
-    if (entry->lingering.word == 0 || ledger_lingers(guest_ledger, &entry->lingering)) continue;
+    if (entry->lingering.word == 0 || ledger_lingers(runtime_ledger, &entry->lingering)) continue;
     for (struct entry *other = entries; other < entries + ENTRIES; other++)
       if (other->column == entry->column) other->level += (int64_t)entry->bytes;
     drop(entry);
@@ -94,7 +94,7 @@ static int judge(uint32_t column, int64_t level) {
   int ended = 0;
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {
     if (entry->lingering.word == 0 || entry->column != column || level + (int64_t)entry->bytes > entry->level) continue;
-    ended |= ledger_linger_end(guest_ledger, &entry->lingering);
+    ended |= ledger_linger_end(runtime_ledger, &entry->lingering);
     level += (int64_t)entry->bytes;
     drop(entry);
   }
@@ -108,7 +108,7 @@ int exported_reclaim(uint32_t column) {
   lock_take(&lock);
   forget_lapsed();
   lock_give(&lock);
-  if (look(column, &level)) {
+  if (read_level(column, &level)) {
     lock_take(&lock);
     ended = judge(column, level);
     lock_give(&lock);

@@ -1,6 +1,6 @@
-/* Memory that was exported and that this process has let go of: is it gone, or does somebody else still hold it? While
- * that may be, its charge stays for some seconds and then ends by itself (ledger_linger()); as soon as the card shows
- * that the memory is gone, it ends at once. Why: docs/adr/0014-shared-memory-is-paid-once.md.
+/* Memory that was exported and that this process has let go of: is it gone, or does another process still hold it?
+ * While that may be, its charge stays for some seconds and then ends by itself (ledger_linger()); as soon as the GPU
+ * shows that the memory is gone, it ends at once. Why: docs/adr/0014-shared-memory-is-paid-once.md.
  * Tests: tests/integration/test_native_lingering.py. */
 #ifndef VC_CUDA_EXPORTED_H
 #define VC_CUDA_EXPORTED_H
@@ -17,7 +17,8 @@ struct parting {
 /* Something was exported. Before that the functions below cost one load. */
 void exported_begin(void);
 
-/* Before the driver call; looks at the card when HOLDING was exported and no look was taken for this call yet. */
+/* Before the driver call; reads the level of the GPU when HOLDING was exported and that was not done for this call
+ * yet. */
 void parting_begin(struct parting *parting, uint32_t holding);
 /* After what ended was settled. */
 void parting_end(const struct parting *parting);

@@ -1,27 +1,27 @@
-/* The CUDA functions that programs link with or are handed: each passes a gate and goes to its body in this directory
- * or to the driver. No wrapper is written by hand.
+/* The CUDA functions that programs link with or are handed: each asks whether limits hold and goes to its body in this
+ * directory or to the driver. No wrapper is written by hand.
  * Knows no quota. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
 #include <stdatomic.h>
 
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 
-static guest_gate gate;
+static runtime_passed passed;
 
 enum passage { PASS_HOOK, PASS_FORWARD, PASS_REFUSE, PASS_NO_DRIVER };
 
 static __attribute__((noinline, cold)) enum passage enter_slowly(void) {
-  enum guest_passage passage = guest_enter();
-  if (passage == GUEST_REFUSE) return PASS_REFUSE;
+  enum runtime_passage passage = runtime_enter();
+  if (passage == RUNTIME_REFUSE) return PASS_REFUSE;
   if (!driver_cuda()) return PASS_NO_DRIVER;
-  if (passage != GUEST_HOOK) return PASS_FORWARD;
-  atomic_store_explicit(&gate, 1, memory_order_release);
+  if (passage != RUNTIME_HOOK) return PASS_FORWARD;
+  atomic_store_explicit(&passed, 1, memory_order_release);
   return PASS_HOOK;
 }
 
 static inline enum passage enter_limited(void) {
-  return VC_LIKELY(atomic_load_explicit(&gate, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
+  return VC_LIKELY(atomic_load_explicit(&passed, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
 }
 
 static inline enum passage enter_release(void) {
@@ -32,23 +32,23 @@ static inline enum passage enter_release(void) {
 
 static inline enum passage enter_resolve(void) {
   if (!driver_cuda()) return PASS_NO_DRIVER;
-  return guest_is_wanted() ? PASS_HOOK : PASS_FORWARD;
+  return runtime_is_limited() ? PASS_HOOK : PASS_FORWARD;
 }
 
 /* 0: not known yet; else 1 + the passage. */
-static _Atomic int shared_gate;
+static _Atomic int shared_passage;
 
 static __attribute__((noinline, cold)) enum passage enter_shared_slowly(void) {
   enum passage passage = enter_limited();
-  if (passage == PASS_HOOK && !guest_may_be_held()) passage = PASS_FORWARD;
+  if (passage == PASS_HOOK && !runtime_may_be_held()) passage = PASS_FORWARD;
   /* Forwarded although there may be shares: this thread is inside the attachment, and is answered anew next time. */
-  int settled = passage == PASS_HOOK || (passage == PASS_FORWARD && !guest_may_be_held());
-  if (settled) atomic_store_explicit(&shared_gate, 1 + (int)passage, memory_order_release);
+  int settled = passage == PASS_HOOK || (passage == PASS_FORWARD && !runtime_may_be_held());
+  if (settled) atomic_store_explicit(&shared_passage, 1 + (int)passage, memory_order_release);
   return passage;
 }
 
 static inline enum passage enter_shared(void) {
-  int known = atomic_load_explicit(&shared_gate, memory_order_acquire);
+  int known = atomic_load_explicit(&shared_passage, memory_order_acquire);
   return VC_LIKELY(known != 0) ? (enum passage)(known - 1) : enter_shared_slowly();
 }
 

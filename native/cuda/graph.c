@@ -41,11 +41,11 @@ static CUresult run(CUgraphExec exec, CUstream stream, graph_call *call, int per
   return graph_execs_exist() ? run_with_memory(exec, stream, call, per_thread) : call(exec, stream);
 }
 
-/* A whole graph passes the gate like one kernel. */
+/* A whole graph is throttled like one kernel. */
 static CUresult launch(CUgraphExec exec, CUstream stream, graph_call *call, int per_thread) {
-  if (!guest_may_be_held()) return run(exec, stream, call, per_thread);
-  struct lane *lane = launch_begin(stream, per_thread);
-  return launch_end(lane, run(exec, stream, call, per_thread));
+  if (!runtime_may_be_held()) return run(exec, stream, call, per_thread);
+  struct stream_state *state = launch_begin(stream, per_thread);
+  return launch_end(state, run(exec, stream, call, per_thread));
 }
 
 CUresult vc_cuGraphLaunch(CUgraphExec exec, CUstream stream) { return launch(exec, stream, real_cuda.cuGraphLaunch, 0); }

@@ -72,7 +72,7 @@ void graph_exec_drop(struct graph_exec *exec) {
   lock_give(&lock);
 }
 
-static int book(CUgraphExec handle, struct graph_exec *exec) {
+static int record(CUgraphExec handle, struct graph_exec *exec) {
   const struct table_entry entry = {(uintptr_t)handle, (uintptr_t)exec, 0, 0};
   struct table_entry old;
   int status = table_put(&execs, &entry, &old);
@@ -88,7 +88,7 @@ static int book(CUgraphExec handle, struct graph_exec *exec) {
 int graph_exec_add(CUgraphExec handle, const struct graph_exec *need) {
   struct graph_exec *exec = new_record(need);
   if (exec == NULL) return VC_EIO;
-  if (book(handle, exec) == VC_OK) return VC_OK;
+  if (record(handle, exec) == VC_OK) return VC_OK;
   unlink_live(exec);
   graph_exec_drop(exec);
   return VC_EIO;
@@ -116,7 +116,7 @@ void graph_exec_put_back(CUgraphExec handle, struct graph_exec *exec) {
   lock_take(&lock);
   link_live(exec);
   lock_give(&lock);
-  book(handle, exec);
+  record(handle, exec);
 }
 
 uint64_t graph_exec_others(const struct graph_exec *self, uint32_t column, uint64_t stream) {

@@ -1,5 +1,5 @@
-/* Executable graphs that have allocation nodes: what each needs, and where it ran last. Graphs without such nodes, nearly
- * all, are not in the list, and while it is empty a launch costs one load.
+/* Executable graphs that have allocation nodes: what each needs, and where it ran last. Graphs without such nodes,
+ * nearly all, are not in the list, and while it is empty a launch costs one load.
  * Knows no driver. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_EXEC_H
 #define VC_CUDA_GRAPH_EXEC_H
@@ -36,7 +36,7 @@ static inline int graph_execs_exist(void) {
   return __builtin_expect(atomic_load_explicit(&graph_exec_count, memory_order_relaxed) != 0, 0);
 }
 
-/* Books a copy of NEED for the handle. VC_EIO: no memory. */
+/* Records a copy of NEED for the handle. VC_EIO: no memory. */
 int graph_exec_add(CUgraphExec handle, const struct graph_exec *need);
 
 /* NULL: a graph without memory, or unknown. */

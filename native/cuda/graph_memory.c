@@ -2,24 +2,24 @@
  * again by other graphs, and given back by trimming. The driver tells how much it has (RESERVED_MEM_CURRENT), so after
  * every call the charge is set to that; what must be known before a call is how much it may add at most:
  *
- *   need of the graph - what the driver has and nobody else can be using (= all it has - graph_exec_others())
+ *   need of the graph - what the driver has and no other graph can be using (= all it has - graph_exec_others())
  *
  * Pages of graphs that run in other streams, and allocations that graphs have left, are not to be had for this launch;
- * charging only need - RESERVED would exceed the limit in exactly these cases. A graph that ran last in this stream keeps
- * its pages until something takes them: a trim, or a graph that leaves allocations in pages it shared. Each of these
- * begins a new epoch; a launch within the epoch and stream of the last one adds nothing ("settled").
+ * charging only need - RESERVED would exceed the limit in exactly these cases. A graph that ran last in this stream
+ * keeps its pages until something takes them: a trim, or a graph that leaves allocations in pages it shared. Each of
+ * these begins a new epoch; a launch within the epoch and stream of the last one adds nothing ("settled").
  *
- * Everything else happens under one lock, which is held while the driver launches: two launches at once would both count
- * on the same pages, and a trim would take them from under a launch. Settled launches of many threads pass it together,
- * through a gate that the holder of the lock closes.
+ * Everything else happens under one lock, which is held while the driver launches: two launches at once would both
+ * count on the same pages, and a trim would take them from under a launch. Settled launches of many threads pass it
+ * together, unless the holder of the lock has closed the way (CLOSED).
  * Tests: tests/integration/test_native_graph.py. */
 #include "graph_memory.h"
 
-#include "bias.h"
+#include "biased_lock.h"
 #include "charge.h"
 #include "device.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "lock.h"
 #include "log.h"
@@ -48,7 +48,7 @@ static _Atomic int closed;
 static void new_epoch(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
 
 uint64_t graph_stream_key(CUstream stream, int per_thread) {
-  if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread)) return (uintptr_t)bias_self();
+  if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread)) return (uintptr_t)biased_lock_self();
   return stream == NULL ? (uintptr_t)CU_STREAM_LEGACY : (uintptr_t)stream;
 }
 
@@ -88,12 +88,12 @@ static __attribute__((noinline, cold)) void say_over(uint64_t bytes) {
 static void charge_anyway(uint32_t column, uint64_t bytes) {
   if (bytes <= held_in(column)) return;
   say_over(bytes - held_in(column));
-  ledger_charge_anyway(guest_ledger, column, bytes - held_in(column));
+  ledger_charge_anyway(runtime_ledger, column, bytes - held_in(column));
   hold(column, bytes);
 }
 
-/* Sets the charge to what the driver has, and what is pending. Returns the sum. Charging may trim, and so come back here
- * once, hence no number is kept across it. What does not fit is held, and so charged, all the same. */
+/* Sets the charge to what the driver has, and what is pending. Returns the sum. Charging may trim, and so come back
+ * here once, hence no number is kept across it. What does not fit is held, and so charged, all the same. */
 static uint64_t adjust(uint32_t column) {
   uint64_t bytes;
   while ((bytes = reserved_in(column) + columns[column].pending) > held_in(column)) {
@@ -156,15 +156,15 @@ static CUresult reserve_all(const struct graph_exec *exec, uint64_t stream) {
 
 /* Waits for those that are passing, but not for ever: a launch may stand in the driver until another of the program's
  * threads has done something. */
-static void close_gate(void) {
+static void wait_for_readers(void) {
   atomic_store(&closed, 1);
   for (int tries = 0; atomic_load(&passing) != 0 && tries < PATIENCE_MS * 20; tries++) os_sleep_us(50);
 }
 
-/* 0: this thread is inside already, the driver having called back (a profiler); whoever entered first adjusts. */
+/* 0: this thread is inside already, the driver having called back (a profiler); the call that entered first adjusts. */
 static int enter(void) {
-  if (!long_lock_take(&lock, bias_self())) return 0;
-  close_gate();
+  if (!long_lock_take(&lock, biased_lock_self())) return 0;
+  wait_for_readers();
   return 1;
 }
 
@@ -222,7 +222,7 @@ void graph_memory_end(struct graph_exec *exec, uint64_t stream, CUresult result)
 void graph_memory_passed(struct graph_exec *exec, CUresult result) {
   atomic_fetch_sub(&passing, 1);
   if (result != CUDA_SUCCESS) atomic_store_explicit(&exec->epoch, 0, memory_order_relaxed);
-  if (!long_lock_try(&lock, bias_self(), 0)) return; /* whoever has it looks when he is done */
+  if (!long_lock_try(&lock, biased_lock_self(), 0)) return; /* the thread that has it adjusts when it is done */
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
     if (exec->columns >> column & 1) adjust(column);
   long_lock_give(&lock);
@@ -269,9 +269,9 @@ int graph_memory_reclaim(uint32_t column) {
   int device = device_of(column);
   if (held_in(column) == 0 || device < 0 || real_cuda.cuDeviceGraphMemTrim == NULL) return 0;
   /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
-  int taken = !long_lock_is_mine(&lock, bias_self());
-  if (taken && !long_lock_try(&lock, bias_self(), PATIENCE_MS)) return 0;
-  if (taken) close_gate();
+  int taken = !long_lock_is_mine(&lock, biased_lock_self());
+  if (taken && !long_lock_try(&lock, biased_lock_self(), PATIENCE_MS)) return 0;
+  if (taken) wait_for_readers();
   int given_back = trim_even_in_capture(device) == CUDA_SUCCESS && adjust_after_trim(column);
   if (taken) leave();
   return given_back;

@@ -9,7 +9,7 @@
  * that each thread has. PER_THREAD: the call means that stream by 0. */
 uint64_t graph_stream_key(CUstream stream, int per_thread);
 
-/* 1: a launch into the stream finds all its pages mapped as its last one left them, and nobody takes them until
+/* 1: a launch into the stream finds all its pages mapped as its last one left them, and they stay mapped until
  * graph_memory_passed(), which must follow the launch. */
 int graph_memory_pass(const struct graph_exec *exec, uint64_t stream);
 void graph_memory_passed(struct graph_exec *exec, CUresult result);

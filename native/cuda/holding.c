@@ -24,21 +24,21 @@ struct tie_record {
   struct tie where;
 };
 
-static struct bias bias; /* of LOCK */
+static struct biased_lock first_lock; /* of the first thread; later threads take LOCK */
 static struct lock lock;
 static struct store holdings = {.size = sizeof(struct holding)};
 static struct store ties = {.size = sizeof(struct tie_record)};
 static VC_LARGE struct table numbers; /* handle -> number of its holding, as the owner */
 
 static int enter(void) {
-  int biased = bias_enter(&bias);
+  int biased = biased_lock_enter(&first_lock);
   if (!biased) lock_take(&lock);
   return biased;
 }
 
 static void leave(int biased) {
   if (biased)
-    bias_leave(&bias);
+    biased_lock_leave(&first_lock);
   else
     lock_give(&lock);
 }
@@ -206,7 +206,7 @@ uint64_t holding_usage(uint32_t column) {
 }
 
 void holding_after_fork(void) {
-  bias = (struct bias){0};
+  first_lock = (struct biased_lock){0};
   lock_give(&lock);
   store_reset(&holdings);
   store_reset(&ties);

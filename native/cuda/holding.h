@@ -3,8 +3,8 @@
  * charge back with the last.
  *
  * What takes hold counts before the driver is called, what lets go counts after the driver has done it, and each names
- * the holding it found before the call. So the books are never ahead of the driver, whichever of two racing calls it
- * serves first, and a handle may be given to somebody else while its old holding is still being settled.
+ * the holding it found before the call. So the counts are never ahead of the driver, whichever of two racing calls it
+ * serves first, and a handle may be given out anew while its old holding is still being settled.
  * Knows no hook. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #ifndef VC_CUDA_HOLDING_H
 #define VC_CUDA_HOLDING_H
@@ -13,11 +13,11 @@
 #include "exported.h"
 
 /* The driver gave out HANDLE, with one reference, for what CHARGE has paid (NULL: nothing): the charge belongs to the
- * holding now. DEV: where the memory is, -1: on no device. 0: the books have no memory, nothing changed. */
+ * holding now. DEV: where the memory is, -1: on no device. 0: there is no memory for it, nothing changed. */
 int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev);
 
-/* One more hold on what HANDLE stands for. Returns the holding, 0 for a handle that is in no book; every function takes
- * a 0 and does nothing. */
+/* One more hold on what HANDLE stands for. Returns the holding, 0 for a handle that is in no table; every function
+ * takes a 0 and does nothing. */
 uint32_t holding_take(uint64_t handle);
 void holding_again(uint32_t holding); /* and another one on the same */
 void holding_give(uint32_t holding);
@@ -31,7 +31,7 @@ void holding_note_export(uint32_t holding);
 /* Column of what was exported and is paid for, -1 for everything else. */
 int holding_exported_from(uint32_t holding);
 
-/* The driver gave out one more reference of HANDLE. 0: it is in no book. */
+/* The driver gave out one more reference of HANDLE. 0: it is in no table. */
 int holding_found(uint64_t handle);
 
 /* A tie: the holding OF keeps the holding TO alive until the tie is cut or OF ends. */

@@ -1,5 +1,5 @@
-/* Kernel launches in every form: each finds the lane of its stream, passes the gate, and is noted when the driver took it.
- * What becomes a node of a graph costs nothing until the graph is launched (graph.c).
+/* Kernel launches in every form: each finds the stream state of its stream, is throttled where it has to be, and is
+ * noted when the driver took it. What becomes a node of a graph costs nothing until the graph is launched (graph.c).
  * Tests: tests/integration/test_native_share.py. */
 #include "launch.h"
 
@@ -7,8 +7,8 @@
 #include "driver.h"
 
 #define LAUNCH(stream, per_thread, call)                 \
-  struct lane *lane = launch_begin(stream, per_thread);  \
-  return launch_end(lane, real_cuda.call)
+  struct stream_state *state = launch_begin(stream, per_thread);  \
+  return launch_end(state, real_cuda.call)
 
 CUresult vc_cuLaunch(CUfunction f) { LAUNCH(NULL, 0, cuLaunch(f)); }
 
@@ -47,17 +47,17 @@ COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
 CUresult vc_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
   for (unsigned int i = 0; list != NULL && i < count; i++) launch_begin(list[i].hStream, 0);
   CUresult result = real_cuda.cuLaunchCooperativeKernelMultiDevice(list, count, flags);
-  for (unsigned int i = 0; list != NULL && i < count; i++) launch_end(lane_find(list[i].hStream, 0), result);
+  for (unsigned int i = 0; list != NULL && i < count; i++) launch_end(stream_state_find(list[i].hStream, 0), result);
   return result;
 }
 
-/* --- what a look must not meet ------------------------------------------------------------------------------------ */
+/* --- calls that a poll must not meet -------------------------------------------------------------------------- */
 
 #define UNSEEN(symbol, params, args)         \
   CUresult vc_##symbol params {              \
-    lane_touch();                            \
+    stream_polls_block();                            \
     CUresult result = real_cuda.symbol args; \
-    lane_touch_end();                        \
+    stream_polls_unblock();                        \
     return result;                           \
   }
 UNSEEN(cuStreamBeginCapture, (CUstream stream), (stream))
@@ -82,13 +82,14 @@ UNSEEN(cuStreamBeginRecaptureToGraph_ptsz,
        (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data),
        (stream, mode, graph, callback, data))
 
-/* The work of a stream that is destroyed goes on, but nobody can ask about it any more: its last mark tells. */
+/* The work of a stream that is destroyed goes on, but the stream cannot be asked about it any more: its last fence
+ * tells. */
 static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {
-  lane_touch();
-  struct lane *lane = lane_before_end(stream);
+  stream_polls_block();
+  struct stream_state *state = stream_state_before_end(stream);
   CUresult result = call(stream);
-  lane_after_end(lane, result == CUDA_SUCCESS);
-  lane_touch_end();
+  stream_state_after_end(state, result == CUDA_SUCCESS);
+  stream_polls_unblock();
   return result;
 }
 

@@ -3,26 +3,28 @@
 #ifndef VC_CUDA_LAUNCH_H
 #define VC_CUDA_LAUNCH_H
 
-#include "gate.h"
-#include "guest.h"
-#include "lane.h"
-#include "turn.h"
-#include "watch.h"
+#include "throttle.h"
+#include "runtime_state.h"
+#include "stream_state.h"
+#include "time_slice.h"
+#include "poller.h"
 
-/* Before the driver is called: the launch's lane, after its turn has come and the gate. NULL: nothing is charged. */
-static inline struct lane *launch_begin(CUstream stream, int per_thread) {
-  turn_pass(stream, per_thread);
-  struct lane *lane = guest_may_have_shares() ? lane_find(stream, per_thread) : NULL;
-  if (lane == NULL) return NULL;
-  if (VC_LIKELY(atomic_load_explicit(&watch_open[lane->column], memory_order_relaxed) && !lane_is_full(lane))) return lane;
-  gate_pass(lane);
-  return lane;
+/* Before the driver is called: waits for the time slice and the throttle; the launch's stream state. NULL: nothing is
+ * charged. */
+static inline struct stream_state *launch_begin(CUstream stream, int per_thread) {
+  time_slice_enter(stream, per_thread);
+  struct stream_state *state = runtime_may_have_shares() ? stream_state_find(stream, per_thread) : NULL;
+  if (state == NULL) return NULL;
+  int open = (int)atomic_load_explicit(&poller_open[state->column], memory_order_relaxed);
+  if (VC_LIKELY(open && !stream_state_is_full(state))) return state;
+  throttle_launch(state);
+  return state;
 }
 
-static inline CUresult launch_end(struct lane *lane, CUresult result) {
-  if (lane == NULL || result != CUDA_SUCCESS) return result;
-  if (lane_note(lane)) lane_set_mark(lane);
-  if (!VC_LIKELY(atomic_load_explicit(&watch_awake, memory_order_relaxed))) watch_wake();
+static inline CUresult launch_end(struct stream_state *state, CUresult result) {
+  if (state == NULL || result != CUDA_SUCCESS) return result;
+  if (stream_state_note(state)) stream_state_set_fence(state);
+  if (!VC_LIKELY(atomic_load_explicit(&poller_awake, memory_order_relaxed))) poller_wake();
   return result;
 }
 

@@ -1,8 +1,8 @@
 /* Limits of a context that reserve device memory. The heap of the device's malloc and the buffer of its printf are
- * charged as they are asked for, although the driver may take them only with the first kernel that uses them: a heap that
- * was granted must not push others out later. What is booked is always the difference between what the driver says that
- * the limit is and what it was when the context was new, which the context has paid: so no order of changes adds up to
- * anything else. What other limits take (stacks, nested launches) is measured.
+ * charged as they are asked for, although the driver may take them only with the first kernel that uses them: a heap
+ * that was allowed must not push others out later. What is charged is always the difference between what the driver
+ * says that the limit is and what it was when the context was new, which the context has paid: so no order of changes
+ * adds up to anything else. What other limits take (stacks, nested launches) is measured.
  * Knows no allocator. Tests: tests/integration/test_native_module.py. */
 #include "limit.h"
 
@@ -10,8 +10,8 @@
 #include "context.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "excess.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "lock.h"
 #include "place.h"
@@ -20,7 +20,7 @@
 enum { PATIENCE_MS = 20 };
 
 static struct long_lock changing; /* reading, setting and reading again must be one step */
-static struct lock booking;       /* no driver call under it */
+static struct lock recording;       /* no driver call under it */
 static VC_LARGE struct table firsts; /* owner and limit -> value of the new context */
 static _Thread_local char self;
 
@@ -28,9 +28,9 @@ static _Thread_local char self;
 struct change {
   struct place place;
   CUlimit limit;
-  int alone; /* nobody else changes one meanwhile */
+  int alone; /* no other thread changes one meanwhile */
   size_t first, before;
-  uint64_t reserved; /* charged and in no book */
+  uint64_t reserved; /* charged and in no table */
 };
 
 /* Owners are never 0 and limits are small. */
@@ -40,12 +40,12 @@ static uint64_t key_of(const struct change *change) {
 
 static size_t first_value(const struct change *change) {
   struct table_entry entry, old;
-  lock_take(&booking);
+  lock_take(&recording);
   if (!table_get(&firsts, key_of(change), &entry)) {
     entry = (struct table_entry){key_of(change), change->before, change->place.column, change->place.owner};
     table_put(&firsts, &entry, &old);
   }
-  lock_give(&booking);
+  lock_give(&recording);
   return entry.bytes;
 }
 
@@ -54,13 +54,13 @@ static uint64_t cost(const struct change *change, size_t value) {
   return value > change->first ? charge_round(value) - charge_round(change->first) : 0;
 }
 
-/* Books BYTES, less than is booked only if LOWER, and uses up what was reserved. Returns what is missing for that: then
- * nothing was changed. */
-static uint64_t book(const struct change *change, uint64_t bytes, int lower) {
+/* Records BYTES, less than is recorded only if LOWER, and uses up what was reserved. Returns what is missing for that:
+ * then nothing was changed. */
+static uint64_t record(const struct change *change, uint64_t bytes, int lower) {
   struct table_entry entry;
   uint64_t missing = 0;
-  lock_take(&booking);
-  if (!charge_take(BOOK_LIMIT, key_of(change), &entry))
+  lock_take(&recording);
+  if (!charge_take(ALLOCATION_LIMIT, key_of(change), &entry))
     entry = (struct table_entry){key_of(change), 0, change->place.column, change->place.owner};
   uint64_t have = entry.bytes + change->reserved;
   if (bytes < entry.bytes && !lower) bytes = entry.bytes;
@@ -68,13 +68,13 @@ static uint64_t book(const struct change *change, uint64_t bytes, int lower) {
     missing = bytes - have;
   else
     entry.bytes = bytes;
-  if (entry.bytes != 0) charge_put_back(BOOK_LIMIT, &entry);
-  lock_give(&booking);
+  if (entry.bytes != 0) charge_put_back(ALLOCATION_LIMIT, &entry);
+  lock_give(&recording);
   if (missing == 0 && have != bytes) charge_return(change->place.column, have - bytes);
   return missing;
 }
 
-/* What the driver says, else the most that it can be. 1: it said so, and nobody changed it meanwhile. */
+/* What the driver says, else the most that it can be. 1: it said so, and no other thread changed it meanwhile. */
 static int ask(const struct change *change, size_t most, size_t *value) {
   if (real_cuda.cuCtxGetLimit(value, change->limit) == CUDA_SUCCESS) return change->alone;
   *value = most;
@@ -86,18 +86,18 @@ static void undo(struct change *change, size_t value) {
   size_t after;
   real_cuda.cuCtxSetLimit(change->limit, change->before);
   int lower = ask(change, value, &after);
-  uint64_t missing = book(change, cost(change, after), lower);
+  uint64_t missing = record(change, cost(change, after), lower);
   if (missing == 0) return;
-  ledger_charge_anyway(guest_ledger, change->place.column, missing);
+  ledger_charge_anyway(runtime_ledger, change->place.column, missing);
   change->reserved += missing;
-  book(change, cost(change, after), lower);
+  record(change, cost(change, after), lower);
 }
 
 /* The driver has answered RESULT. */
 static CUresult settle(struct change *change, CUresult result, size_t value) {
   size_t after;
   int lower = ask(change, result == CUDA_SUCCESS && value > change->before ? value : change->before, &after);
-  for (uint64_t missing; (missing = book(change, cost(change, after), lower)) != 0;) { /* the driver rounded */
+  for (uint64_t missing; (missing = record(change, cost(change, after), lower)) != 0;) { /* the driver rounded */
     CUresult charged = charge_column(change->place.column, missing);
     if (charged != CUDA_SUCCESS) {
       undo(change, after);
@@ -111,7 +111,7 @@ static CUresult settle(struct change *change, CUresult result, size_t value) {
 static CUresult set_charged(struct change *change, size_t value) {
   change->first = first_value(change);
   if (value > change->first && value - change->first > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t missing = book(change, cost(change, value), 0);
+  uint64_t missing = record(change, cost(change, value), 0);
   CUresult result = charge_column(change->place.column, missing);
   if (result != CUDA_SUCCESS) return result;
   change->reserved = missing;
@@ -121,18 +121,18 @@ static CUresult set_charged(struct change *change, size_t value) {
 static CUresult set_measured(const struct place *place, CUlimit limit, size_t before, size_t value) {
   CUresult result = real_cuda.cuCtxSetLimit(limit, value);
   if (result != CUDA_SUCCESS) return result;
-  result = excess_take(place->column, charge_column);
+  result = undeclared_take(place->column, charge_column);
   if (result != CUDA_SUCCESS) real_cuda.cuCtxSetLimit(limit, before);
   return result;
 }
 
-/* A reserving limit that cannot be read, or of a context that nobody names, is not set: its memory would be in no book. */
+/* A reserving limit that cannot be read, or of an unknown context, is not set: its memory would be in no table. */
 CUresult vc_cuCtxSetLimit(CUlimit limit, size_t value) {
   struct change change = {.limit = limit};
   int reserves = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
   CUresult place = real_cuda.cuCtxGetLimit != NULL ? context_place(&change.place) : CUDA_ERROR_NOT_SUPPORTED;
   if (place != CUDA_SUCCESS) return reserves ? place : real_cuda.cuCtxSetLimit(limit, value);
-  excess_prepare();
+  undeclared_prepare();
   change.alone = long_lock_try(&changing, &self, PATIENCE_MS);
   CUresult result = real_cuda.cuCtxGetLimit(&change.before, limit);
   if (result == CUDA_SUCCESS)
@@ -152,6 +152,6 @@ void limit_forget_owner(uint32_t owner) { table_take_owner(&firsts, owner, forge
 
 void limit_after_fork(void) {
   table_reset(&firsts);
-  lock_give(&booking);
+  lock_give(&recording);
   long_lock_give(&changing);
 }

@@ -1,9 +1,9 @@
 /* See managed.h.
  *
- * Managed memory is created without pages: its success says nothing about room. Without concurrent access a card's
- * managed memory is bound to its size and no page moves while a kernel runs, and one such card among several moves the
- * memory of all to the host: so every visible card must have it. Managed pages may escape the memory limits of a
- * container, and a host without memory stands still: so what /proc/meminfo calls available is looked at first.
+ * Managed memory is created without pages: its success says nothing about room. Without concurrent access a GPU's
+ * managed memory is bound to its size and no page moves while a kernel runs, and one such GPU among several moves the
+ * memory of all to the host: so every visible GPU must have it. Managed pages may escape the memory limits of a
+ * container, and a host without memory stands still: so what /proc/meminfo calls available is read first.
  * Knows no charge. Tests: tests/integration/test_native_oversub.py. */
 #include "managed.h"
 
@@ -19,28 +19,28 @@
 enum { PITCH = 512 };
 enum { UNKNOWN, POSSIBLE, IMPOSSIBLE };
 
-static _Atomic int support; /* of all visible cards; they do not change while the driver is loaded */
+static _Atomic int support; /* of all visible GPUs; they do not change while the driver is loaded */
 static _Atomic int any;
 
 static int once(_Atomic int *said) { return !atomic_exchange_explicit(said, 1, memory_order_relaxed); }
 
-static int card_moves_pages(CUdevice dev) {
+static int gpu_moves_pages(CUdevice dev) {
   int value = 0;
   return real_cuda.cuDeviceGetAttribute != NULL &&
          real_cuda.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, dev) == CUDA_SUCCESS &&
          value == 1;
 }
 
-static int cards_move_pages(void) {
+static int gpus_move_pages(void) {
   int known = atomic_load_explicit(&support, memory_order_relaxed), count = 0;
   if (VC_LIKELY(known != UNKNOWN)) return known == POSSIBLE;
   if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return 0;
   known = real_cuda.cuMemAllocManaged != NULL ? POSSIBLE : IMPOSSIBLE;
   for (int dev = 0; dev < count && known == POSSIBLE; dev++)
-    if (!card_moves_pages(dev)) {
+    if (!gpu_moves_pages(dev)) {
       log_line(LOG_ERROR,
                "GPU %d has no concurrentManagedAccess: nothing can be kept in host memory, allocations beyond the "
-               "physical share are refused; use a card of compute capability 6.0 or newer with a full driver on Linux, "
+               "physical share are refused; use a GPU of compute capability 6.0 or newer with a full driver on Linux, "
                "or hide this one with CUDA_VISIBLE_DEVICES",
                dev);
       known = IMPOSSIBLE;
@@ -67,7 +67,7 @@ static int host_has(uint64_t bytes) {
   return 0;
 }
 
-int managed_is_possible(uint64_t bytes) { return cards_move_pages() && host_has(bytes); }
+int managed_is_possible(uint64_t bytes) { return gpus_move_pages() && host_has(bytes); }
 
 /* The two ABIs pass the place differently, and a driver may lack either: each has its own name here. Advice that is
  * refused changes the speed and nothing else. */
@@ -102,7 +102,7 @@ CUmemoryPool managed_pool(CUdevice dev) {
   const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev}};
   int version = 0;
-  if (!cards_move_pages()) return NULL;
+  if (!gpus_move_pages()) return NULL;
   if (real_cuda.cuDriverGetVersion == NULL || real_cuda.cuDriverGetVersion(&version) != CUDA_SUCCESS ||
       version < 13000 || real_cuda.cuMemPoolCreate(&pool, &props) != CUDA_SUCCESS) {
     if (once(&said))
@@ -143,7 +143,7 @@ static CUresult fetch(CUdeviceptr address, size_t bytes, CUdevice dev, CUstream 
   return new != NULL ? new(address, bytes, place, 0, stream) : CUDA_ERROR_NOT_FOUND;
 }
 
-/* No more than the card surely has room for: what is too much would push out what has just come. A block that another
+/* No more than the GPU surely has room for: what is too much would push out what has just come. A block that another
  * thread frees meanwhile is an error to the driver and nothing to us. */
 void managed_fetch(uint32_t column, CUstream stream, int per_thread) {
   struct table_entry blocks[128];

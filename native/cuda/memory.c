@@ -6,7 +6,7 @@
 #include "cuda_bodies.h"
 #include "charge.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "managed.h"
 #include "pool.h"
@@ -18,14 +18,14 @@ static CUresult free_any(CUdeviceptr address) {
   return real_cuda.cuMemFree != NULL ? free_v1(address) : CUDA_ERROR_NOT_FOUND;
 }
 
-/* The card may be full although the physical share is not. */
+/* The GPU may be full although the physical share is not. */
 static __attribute__((noinline, cold)) CUresult take_instead(struct charge *charge, CUdeviceptr *block, size_t bytes) {
   charge_cancel(charge);
-  CUresult result = charge_begin_wish(charge, bytes, CHARGE_MANAGED);
+  CUresult result = charge_begin_placed(charge, bytes, CHARGE_MANAGED);
   return result == CUDA_SUCCESS && charge_is_managed(charge) ? managed_allocate(block, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The ledger has room beyond the physical share and the machine has none: what this process holds in reserve on the card
+/* The ledger has room beyond the physical share and the machine has none: what this process holds in reserve on the GPU
  * is given back before the refusal. */
 static __attribute__((noinline, cold)) CUresult take_after_all(struct charge *charge, CUdeviceptr *block,
                                                                size_t bytes) {
@@ -50,10 +50,10 @@ static CUresult take(struct charge *charge, CUdeviceptr *block, size_t bytes) {
 static __attribute__((noinline)) CUresult allocate_split(CUdeviceptr *dptr, size_t bytes) {
   struct charge charge;
   CUdeviceptr block = 0;
-  CUresult result = charge_begin_wish(&charge, bytes, CHARGE_EITHER);
+  CUresult result = charge_begin_placed(&charge, bytes, CHARGE_EITHER);
   if (result != CUDA_SUCCESS) return result;
   result = take(&charge, &block, bytes);
-  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
+  result = charge_end(&charge, ALLOCATION_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -62,11 +62,11 @@ VC_HOT CUresult vc_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes) {
   struct charge charge;
   CUdeviceptr block = 0;
   if (dptr == NULL || bytes == 0) return real_cuda.cuMemAlloc_v2(dptr, bytes);
-  if (!VC_LIKELY(!ledger_is_split(guest_ledger))) return allocate_split(dptr, bytes);
+  if (!VC_LIKELY(!ledger_is_split(runtime_ledger))) return allocate_split(dptr, bytes);
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAlloc_v2(&block, bytes);
-  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
+  result = charge_end(&charge, ALLOCATION_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -78,7 +78,7 @@ CUresult vc_cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytes) {
   CUresult result = charge_begin(&charge, bytes);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAlloc(&block, bytes);
-  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
+  result = charge_end(&charge, ALLOCATION_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -87,10 +87,10 @@ CUresult vc_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned int flag
   struct charge charge;
   CUdeviceptr block = 0;
   if (dptr == NULL || bytes == 0) return real_cuda.cuMemAllocManaged(dptr, bytes, flags);
-  CUresult result = charge_begin_wish(&charge, bytes, CHARGE_MANAGED_FIRST);
+  CUresult result = charge_begin_placed(&charge, bytes, CHARGE_MANAGED_FIRST);
   if (result != CUDA_SUCCESS) return result;
   result = real_cuda.cuMemAllocManaged(&block, bytes, flags);
-  result = charge_end(&charge, BOOK_LINEAR, result, block, free_any);
+  result = charge_end(&charge, ALLOCATION_LINEAR, result, block, free_any);
   if (result == CUDA_SUCCESS) *dptr = block;
   return result;
 }
@@ -107,7 +107,7 @@ static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr
     result = charge_correct(charge, bytes);
     if (result != CUDA_SUCCESS) free_any(block);
   }
-  return charge_end(charge, BOOK_LINEAR, result, block, free_any);
+  return charge_end(charge, ALLOCATION_LINEAR, result, block, free_any);
 }
 
 /* Managed memory has no pitched call, so its pitch is ours. */
@@ -116,7 +116,7 @@ static CUresult pitch_managed(struct charge *charge, CUdeviceptr *block, size_t 
   uint64_t bytes = *chosen == 0 ? UINT64_MAX : area(*chosen, height);
   CUresult result = charge_correct(charge, bytes);
   if (result == CUDA_SUCCESS) result = managed_allocate(block, bytes);
-  return charge_end(charge, BOOK_LINEAR, result, *block, free_any);
+  return charge_end(charge, ALLOCATION_LINEAR, result, *block, free_any);
 }
 
 static CUresult pitch_real(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height,
@@ -126,11 +126,11 @@ static CUresult pitch_real(struct charge *charge, CUdeviceptr *block, size_t *ch
   result = finish_pitch(charge, result, *block, area(*chosen, height));
   if (VC_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || !may) return result;
   *block = 0;
-  if (charge_begin_wish(charge, area(width, height), CHARGE_MANAGED) != CUDA_SUCCESS) return result;
+  if (charge_begin_placed(charge, area(width, height), CHARGE_MANAGED) != CUDA_SUCCESS) return result;
   return pitch_managed(charge, block, chosen, width, height);
 }
 
-/* Managed, or after all on the card (take_after_all). */
+/* Managed, or after all on the GPU (take_after_all). */
 static CUresult pitch_split(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height,
                             unsigned int element) {
   CUresult result = pitch_managed(charge, block, chosen, width, height);
@@ -148,7 +148,7 @@ CUresult vc_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, s
   size_t chosen = 0;
   if (dptr == NULL || pitch == NULL || width == 0 || height == 0 || !is_element(element))
     return real_cuda.cuMemAllocPitch_v2(dptr, pitch, width, height, element);
-  CUresult result = charge_begin_wish(&charge, area(width, height), CHARGE_EITHER);
+  CUresult result = charge_begin_placed(&charge, area(width, height), CHARGE_EITHER);
   if (result != CUDA_SUCCESS) return result;
   result = charge_is_managed(&charge) ? pitch_split(&charge, &block, &chosen, width, height, element)
                                       : pitch_real(&charge, &block, &chosen, width, height, element);
@@ -178,12 +178,12 @@ CUresult vc_cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pitch, unsigned 
 /* Blocks of pools may be freed like linear memory. */
 static inline CUresult release(CUdeviceptr address, charge_call *call) {
   struct table_entry entry;
-  if (!charge_take(BOOK_LINEAR, address, &entry)) return pool_free(address, call);
+  if (!charge_take(ALLOCATION_LINEAR, address, &entry)) return pool_free(address, call);
   CUresult result = call(address);
   if (VC_LIKELY(result == CUDA_SUCCESS))
     charge_return(entry.column, entry.bytes);
   else
-    charge_put_back(BOOK_LINEAR, &entry);
+    charge_put_back(ALLOCATION_LINEAR, &entry);
   return result;
 }
 

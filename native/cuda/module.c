@@ -1,20 +1,21 @@
-/* Modules and libraries. What a load takes is known to nobody before: it is found afterwards as the process's excess
- * (hooks/excess.h), and a load that does not fit is undone. It stays part of the excess, so nothing is booked for a module,
- * and what the driver loads later (lazily, at the first use of a kernel) or keeps after an unload is right as well.
+/* Modules and libraries. What a load takes is not known before: it is found afterwards as the process's undeclared
+ * bytes (hooks/undeclared.h), and a load that does not fit is undone. It stays part of the undeclared bytes, so there
+ * is no entry for a module, and what the driver loads later (lazily, at the first use of a kernel) or keeps after an
+ * unload is right as well.
  * Knows no sizes. Tests: tests/integration/test_native_module.py. */
 #include "charge.h"
 #include "context.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "excess.h"
+#include "undeclared.h"
 #include "shm.h"
 
 /* A library can be loaded without a context; what it takes appears when it is used in one. */
 static CUresult settle(void) {
   struct place place;
-  if (!excess_is_measurable() || context_place(&place) != CUDA_SUCCESS) return CUDA_SUCCESS;
-  excess_prepare();
-  return excess_take(place.column, charge_column);
+  if (!undeclared_is_measurable() || context_place(&place) != CUDA_SUCCESS) return CUDA_SUCCESS;
+  undeclared_prepare();
+  return undeclared_take(place.column, charge_column);
 }
 
 static CUresult finish_module(CUresult result, CUmodule module, CUmodule *out) {
@@ -87,8 +88,8 @@ CUresult vc_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_op
 }
 
 static CUresult finish_unload(CUresult result) {
-  excess_prepare();
-  if (result == CUDA_SUCCESS) excess_renew_all();
+  undeclared_prepare();
+  if (result == CUDA_SUCCESS) undeclared_renew_all();
   return result;
 }
 

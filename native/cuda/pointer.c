@@ -1,4 +1,4 @@
-/* What a program may ask about an address: converted memory (managed.h) answers like the card's own.
+/* What a program may ask about an address: converted memory (managed.h) answers like the GPU's own.
  * Knows no accounting. Tests: tests/integration/test_native_oversub.py. */
 #include <stdatomic.h>
 
@@ -32,7 +32,7 @@ CUresult vc_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attr
   return CUDA_SUCCESS;
 }
 
-/* --- what only the card's own memory can do ---------------------------------------------------------------------- */
+/* --- what only the GPU's own memory can do ---------------------------------------------------------------------- */
 
 static CUresult refuse(_Atomic int *said, CUresult code, const char *what) {
   if (!atomic_exchange_explicit(said, 1, memory_order_relaxed))

@@ -1,6 +1,6 @@
-/* Stream-ordered memory and pools: the bodies of the hooks, the book of live blocks, and what is done before a refusal.
- * pool_account.h tells what is charged. Host memory and imported pools cost nothing: the exporter pays.
- * What a device's pool has no room for may come from one of managed memory (pool_managed.h).
+/* Stream-ordered memory and pools: the bodies of the hooks, the table of live blocks, and what is done before a
+ * refusal. pool_account.h tells what is charged. Host memory and imported pools cost nothing: the exporter pays. What a
+ * device's pool has no room for may come from one of managed memory (pool_managed.h).
  * Tests: tests/integration/test_native_pool.py, test_native_oversub.py. */
 #include "pool.h"
 
@@ -8,7 +8,7 @@
 #include "capture_mode.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "managed.h"
 #include "place.h"
@@ -124,7 +124,7 @@ int pool_reclaim(uint32_t column) {
   return sum.result != 0;
 }
 
-static void look_for_waiting(struct pool *pool, void *data) {
+static void collect_waiting(struct pool *pool, void *data) {
   struct sum *sum = data;
   if (counts(pool, sum->column)) sum->result |= (uint64_t)pool_waits(pool);
 }
@@ -136,7 +136,7 @@ static __attribute__((noinline, cold)) CUresult make_room(struct pool *pool, con
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (allocators_reclaim(waiting.column)) result = try(pool, bytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-  pool_each(look_for_waiting, &waiting);
+  pool_each(collect_waiting, &waiting);
   if (!waiting.result) return result;
   pool_synchronized(wait_for(line), NULL);
   allocators_reclaim(waiting.column);
@@ -153,11 +153,12 @@ static CUresult try_correct(struct pool *pool, uint64_t bytes) {
 /* The driver's call, of which there are four. */
 typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
 
-static CUresult book(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
+static CUresult record(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
   const struct table_entry entry = {block, bytes, pool_number(pool), pool_number(pool)};
   struct table_entry old;
   int status = table_put(&blocks, &entry, &old);
-  if (status == 1) pool_released(pool_numbered(old.column), old.bytes, LINE_NONE); /* it was freed where we do not look */
+  if (status == 1) /* it was freed by a call that is not hooked */
+    pool_released(pool_numbered(old.column), old.bytes, LINE_NONE);
   return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -174,11 +175,11 @@ static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, co
   return 1;
 }
 
-/* A block that the driver does not take back is nobody's: it stays charged for as long as its pool is there. */
+/* A block that the driver does not take back belongs to no call: it stays charged for as long as its pool is there. */
 static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdeviceptr block, uint64_t bytes,
                                                     const struct line *line) {
   if (!free_somehow(pool, block, bytes, line)) {
-    book(pool, block, bytes);
+    record(pool, block, bytes);
     pool_charge_anyway(pool);
   }
   pool_trim(pool);
@@ -205,7 +206,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   }
   result = pool_settle(pool, bytes);
   if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
-  if (VC_LIKELY(result == CUDA_SUCCESS)) result = book(pool, block, bytes);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) result = record(pool, block, bytes);
   if (result != CUDA_SUCCESS) return undo(pool, block, bytes, line);
   *dptr = block;
   return CUDA_SUCCESS;
@@ -216,13 +217,13 @@ static inline CUresult call_from(CUdeviceptr *out, size_t bytes, CUmemoryPool ha
                     : real_cuda.cuMemAllocFromPoolAsync(out, bytes, handle, line->stream);
 }
 
-/* A graph's memory is the card's own, and a pool whose blocks may be shared stays what it is. */
+/* A graph's memory is the GPU's own, and a pool whose blocks may be shared stays what it is. */
 static __attribute__((noinline, cold)) CUresult allocate_managed(CUdeviceptr *dptr, size_t size, struct pool *pool,
                                                                 const struct line *line) {
   if (pool == NULL || atomic_load(&pool->kind) != POOL_COUNTED || is_managed(pool) || pool->rigid)
     return CUDA_ERROR_OUT_OF_MEMORY;
   uint32_t column = atomic_load(&pool->column);
-  if (!ledger_is_split(guest_ledger) || ledger_host_budget(guest_ledger, column) == 0 || is_capturing(line) ||
+  if (!ledger_is_split(runtime_ledger) || ledger_host_budget(runtime_ledger, column) == 0 || is_capturing(line) ||
       !managed_is_possible(size))
     return CUDA_ERROR_OUT_OF_MEMORY;
   struct pool *managed = pool_managed_of(column);
@@ -293,7 +294,7 @@ CUresult vc_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemo
 
 /* --- freeing ----------------------------------------------------------------------------------------------------- */
 
-/* Out of the book before the driver frees: another thread may be given the same address at once. */
+/* Out of the table before the driver frees: another thread may be given the same address at once. */
 static inline void freed(const struct table_entry *entry, CUresult result, uint64_t line) {
   struct table_entry old;
   if (VC_LIKELY(result == CUDA_SUCCESS))
@@ -310,8 +311,8 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
   return result;
 }
 
-/* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver says
- * what it thinks of memory that is no graph's. What other streams capture must survive the waiting. */
+/* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver
+ * says what it thinks of memory that is no graph's. What other streams capture must survive the waiting. */
 static CUresult free_converted(CUdeviceptr address, const struct line *line) {
   if (is_capturing(line)) return free_async(address, line);
   CUstreamCaptureMode mode = capture_relax();
@@ -324,11 +325,11 @@ static CUresult free_converted(CUdeviceptr address, const struct line *line) {
 /* Linear memory may be freed in stream order too. Nothing of it waits in a pool, so it is given back at once. */
 static CUresult free_linear(CUdeviceptr address, const struct line *line) {
   struct table_entry entry;
-  int known = charge_take(BOOK_LINEAR, address, &entry);
+  int known = charge_take(ALLOCATION_LINEAR, address, &entry);
   int converted = known && (entry.column & COLUMN_CONVERTED) != 0;
   CUresult result = converted ? free_converted(address, line) : free_async(address, line);
   if (known && result == CUDA_SUCCESS) charge_return(entry.column, entry.bytes);
-  if (known && result != CUDA_SUCCESS) charge_put_back(BOOK_LINEAR, &entry);
+  if (known && result != CUDA_SUCCESS) charge_put_back(ALLOCATION_LINEAR, &entry);
   return result;
 }
 

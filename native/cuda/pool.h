@@ -7,7 +7,7 @@
 
 #include "charge.h"
 
-/* Frees ADDRESS, which no other book has, with CALL; blocks of pools go out of the pool's books. */
+/* Frees ADDRESS, which no other table has, with CALL; blocks of pools go out of the pool's table. */
 __attribute__((noinline)) CUresult pool_free(CUdeviceptr address, charge_call *call);
 
 /* Bytes charged for the pools of this process in a column. */

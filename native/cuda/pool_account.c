@@ -5,8 +5,8 @@
 #include "capture_mode.h"
 #include "charge.h"
 #include "driver.h"
-#include "excess.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "os.h"
 
@@ -70,7 +70,7 @@ static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t gr
 }
 
 /* A pool that cannot be asked keeps what was known of it, and what an allocation of GROWN may have added. */
-static inline void look(struct pool *pool, uint64_t grown) {
+static inline void settle_growth(struct pool *pool, uint64_t grown) {
   cuuint64_t reserved;
   if (VC_LIKELY(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
     pool->unread = 0;
@@ -99,23 +99,23 @@ static inline void lower(struct pool *pool) {
 static inline int is_managed(const struct pool *pool) { return (column_of(pool) & COLUMN_MANAGED) != 0; }
 
 static void charge_anyway(struct pool *pool, uint64_t need) {
-  ledger_charge_anyway(guest_ledger, number_of(pool), need - charged(pool));
+  ledger_charge_anyway(runtime_ledger, number_of(pool), need - charged(pool));
   set_charge(pool, need);
 }
 
 /* There are no charges beyond a limit for managed memory: there the debt is only remembered, and until it is paid it is
- * the pool's, not an excess of the process. */
+ * the pool's, not undeclared bytes of the process. */
 static void owe(struct pool *pool, int owing) {
-  if (is_managed(pool) && owing && !pool->owing) excess_hold(number_of(pool));
-  if (is_managed(pool) && !owing && pool->owing) excess_release(number_of(pool));
-  if (owing && !pool->owing) pool->granted = charged(pool);
+  if (is_managed(pool) && owing && !pool->owing) undeclared_hold(number_of(pool));
+  if (is_managed(pool) && !owing && pool->owing) undeclared_release(number_of(pool));
+  if (owing && !pool->owing) pool->allowed = charged(pool);
   pool->owing = (uint8_t)owing;
 }
 
 /* What was charged beyond the limit is gone, or there is room for it by now. */
 static CUresult debt_fits(const struct pool *pool) {
-  if (is_managed(pool) || charged(pool) <= pool->granted) return CUDA_SUCCESS;
-  return ledger_charge_part(guest_ledger, LEDGER_REAL, number_of(pool), 0, 0) == VC_OK ? CUDA_SUCCESS
+  if (is_managed(pool) || charged(pool) <= pool->allowed) return CUDA_SUCCESS;
+  return ledger_charge_part(runtime_ledger, LEDGER_REAL, number_of(pool), 0, 0) == VC_OK ? CUDA_SUCCESS
                                                                                        : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -142,17 +142,17 @@ static __attribute__((noinline)) CUresult add(struct pool *pool, uint64_t need) 
   if (result != CUDA_SUCCESS) return result;
   set_charge(pool, want);
   pool->growing++;
-  excess_hold(number_of(pool)); /* what the driver takes now may be more, and is charged afterwards */
+  undeclared_hold(number_of(pool)); /* what the driver takes now may be more, and is charged afterwards */
   return CUDA_SUCCESS;
 }
 
 static inline void land(struct pool *pool) {
   if (--pool->flights != 0) return;
-  for (; pool->growing != 0; pool->growing--) excess_release(number_of(pool));
+  for (; pool->growing != 0; pool->growing--) undeclared_release(number_of(pool));
 }
 
-/* What it is in debt for is paid first: without that each refused allocation could leave another chunk behind that waits
- * for its stream. */
+/* What it is in debt for is paid first: without that each refused allocation could leave another chunk behind that
+ * waits for its stream. */
 CUresult pool_begin(struct pool *pool, uint64_t bytes) {
   CUresult result = CUDA_SUCCESS;
   if (!long_lock_take(&pool->lock, &self)) return CUDA_ERROR_OUT_OF_MEMORY; /* from inside the driver */
@@ -167,7 +167,7 @@ CUresult pool_begin(struct pool *pool, uint64_t bytes) {
 }
 
 static CUresult correct(struct pool *pool, uint64_t grown) {
-  look(pool, grown);
+  settle_growth(pool, grown);
   if (VC_LIKELY(larger(pool->reserved, pool->live) <= charged(pool) && !pool->owing)) return CUDA_SUCCESS;
   return pay(pool);
 }
@@ -202,7 +202,7 @@ void pool_cancel(struct pool *pool, uint64_t bytes) {
   if (!long_lock_take(&pool->lock, &self)) return;
   land(pool);
   forget_bytes(pool, bytes);
-  look(pool, 0);
+  settle_growth(pool, 0);
   lower(pool);
   long_lock_give(&pool->lock);
 }
@@ -213,7 +213,7 @@ void pool_cancel(struct pool *pool, uint64_t bytes) {
 static int end_lingering(struct pool *pool) {
   struct ledger_lingering lingering = pool->lingering;
   pool->lingering = (struct ledger_lingering){0, 0};
-  ledger_linger_end(guest_ledger, &lingering);
+  ledger_linger_end(runtime_ledger, &lingering);
   return lingering.word != 0;
 }
 
@@ -237,13 +237,13 @@ static __attribute__((noinline, cold)) void await(struct pool *pool) {
   if (pool->live != 0 || pool->flights != 0) return;
   pool->since_ms = os_coarse_ms();
   if (pool->lingering.word == 0 && !is_managed(pool))
-    ledger_linger(guest_ledger, number_of(pool), charged(pool), &pool->lingering);
+    ledger_linger(runtime_ledger, number_of(pool), charged(pool), &pool->lingering);
 }
 
 static int was_long_ago(const struct pool *pool) {
   if (pool->lingering.word == 0) return os_coarse_ms() - pool->since_ms >= LEDGER_LINGER_MS;
-  ledger_lapse(guest_ledger);
-  return !ledger_lingers(guest_ledger, &pool->lingering);
+  ledger_lapse(runtime_ledger);
+  return !ledger_lingers(runtime_ledger, &pool->lingering);
 }
 
 void pool_released(struct pool *pool, uint64_t bytes, uint64_t line) {

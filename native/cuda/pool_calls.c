@@ -3,16 +3,16 @@
 #include "context.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "guest.h"
-#include "lane.h"
+#include "runtime_state.h"
+#include "stream_state.h"
 #include "ledger.h"
 #include "pool.h"
 #include "pool_find.h"
-#include "turn.h"
+#include "time_slice.h"
 
 /* Where there is a budget for host memory, what may lie there is charged to it. */
 static uint32_t managed_flag(uint32_t column) {
-  return ledger_is_split(guest_ledger) && ledger_host_budget(guest_ledger, column) != 0 ? COLUMN_MANAGED : 0;
+  return ledger_is_split(runtime_ledger) && ledger_host_budget(runtime_ledger, column) != 0 ? COLUMN_MANAGED : 0;
 }
 
 CUresult vc_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
@@ -87,8 +87,8 @@ struct sync {
   CUcontext context;
 };
 
-/* Each context has default streams of its own, and who waits for a context waits for its streams: that is what a pool of
- * its device was freed in as long as no other context is on that. */
+/* Each context has default streams of its own, and who waits for a context waits for its streams: that is what a pool
+ * of its device was freed in as long as no other context is on that. */
 static uint64_t line_for(const struct pool *pool, const struct sync *sync) {
   uint32_t column = atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER;
   if (sync->line == LINE_NONE || line_is_of_program(sync->line)) return sync->line;
@@ -120,14 +120,14 @@ static inline CUresult synchronized(CUresult result, uint64_t line, CUcontext co
 }
 
 #define SYNCHRONIZE(call, line, context)                  \
-  turn_busy(1);                                           \
+  time_slice_busy(1);                                           \
   CUresult result = synchronized(call, line, context);    \
-  turn_busy(0);                                           \
+  time_slice_busy(0);                                           \
   return result
 
-/* Nobody but the thread can know that of its own default stream. */
+/* Only the thread can find that out of its own default stream. */
 static inline CUresult waited(CUresult result, int for_thread, CUcontext context) {
-  if (for_thread && result == CUDA_SUCCESS && guest_may_have_shares()) lane_thread_is_done(context);
+  if (for_thread && result == CUDA_SUCCESS && runtime_may_have_shares()) stream_thread_is_done(context);
   return result;
 }
 

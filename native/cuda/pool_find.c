@@ -56,11 +56,11 @@ static struct pool *free_place(void) {
   return &pools[count];
 }
 
-static int book(CUmemoryPool handle, struct pool *pool) {
+static int record(CUmemoryPool handle, struct pool *pool) {
   const struct table_entry entry = {(uintptr_t)handle, 0, pool_number(pool), 0};
   struct table_entry old;
   int status = table_put(&handles, &entry, &old);
-  if (status == 1 && old.column != entry.column) pool_destroyed(&pools[old.column]); /* where we do not look */
+  if (status == 1 && old.column != entry.column) pool_destroyed(&pools[old.column]); /* by a call that is not hooked */
   return status >= 0;
 }
 
@@ -73,7 +73,7 @@ static struct pool *enter(CUmemoryPool handle, enum pool_kind kind, uint32_t col
   pool->birth = ++births;
   atomic_store_explicit(&pool->handle, handle, memory_order_relaxed);
   atomic_store_explicit(&pool->column, column, memory_order_relaxed);
-  if (!book(handle, pool)) return NULL;
+  if (!record(handle, pool)) return NULL;
   atomic_store_explicit(&pool->kind, (uint8_t)kind, memory_order_release);
   return pool;
 }
@@ -149,7 +149,7 @@ static CUdevice find_device(CUmemoryPool handle, int *count) {
   return *count;
 }
 
-/* Whatever is none of these is host memory, and costs nothing. POOL_UNUSED: nobody can say. */
+/* All else is host memory, and costs nothing. POOL_UNUSED: unknown. */
 static enum pool_kind find_default(CUmemoryPool handle, uint32_t *column) {
   static const CUmemLocationType elsewhere[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST};
   int count = 0;

@@ -7,8 +7,8 @@
 
 enum { POOLS = 4096 };
 
-/* The pool of a handle that the program got somewhere; *OUT is NULL for one of host memory, which costs nothing. Anything
- * but CUDA_SUCCESS is what the allocation has to be answered: nobody knows which pool it is. */
+/* The pool of a handle that the program got somewhere; *OUT is NULL for one of host memory, which costs nothing.
+ * Anything but CUDA_SUCCESS is what the allocation has to be answered: the pool is unknown. */
 CUresult pool_of_handle(CUmemoryPool handle, struct pool **out);
 
 /* The same without asking the driver: NULL also for a pool that was never allocated from. */
@@ -23,9 +23,9 @@ CUresult pool_of_stream(CUstream stream, struct pool **out);
 /* Another handle: KIND and COLUMN (of POOL_COUNTED) are known. NULL: too many pools. */
 struct pool *pool_enter(CUmemoryPool handle, enum pool_kind kind, uint32_t column);
 
-/* The driver has destroyed what HANDLE stood for: POOL, which came with BIRTH. Until then it is found, so that nobody
- * takes it for one that costs nothing, or makes a second entry of it, while the driver makes up its mind. Another pool may
- * have the handle, or the place, by now, and keeps it. */
+/* The driver has destroyed what HANDLE stood for: POOL, which came with BIRTH. Until then it is found, so that no
+ * thread takes it for one that costs nothing, or makes a second entry of it, before the driver has answered. Another
+ * pool may have the handle, or the place, by now, and keeps it. */
 void pool_ended(CUmemoryPool handle, struct pool *pool, uint32_t birth);
 
 /* The current pool of some device is another one now. */

@@ -26,7 +26,7 @@ static struct pool *make(uint32_t column) {
   struct pool *pool = pool_enter(handle, POOL_COUNTED, column | COLUMN_MANAGED | COLUMN_CONVERTED), *other = NULL;
   if (pool != NULL && atomic_compare_exchange_strong(&own[column], &other, pool)) return pool;
   if (real_cuda.cuMemPoolDestroy != NULL) real_cuda.cuMemPoolDestroy(handle);
-  if (pool != NULL) pool_ended(handle, pool, pool->birth); /* nobody else knows it */
+  if (pool != NULL) pool_ended(handle, pool, pool->birth); /* the program never got its handle */
   return other;
 }
 

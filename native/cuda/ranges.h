@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Memory is mapped to a graph in pages of this size, the smallest that the driver maps on today's cards
+/* Memory is mapped to a graph in pages of this size, the smallest that the driver maps on today's GPUs
  * (CU_MEM_ALLOC_GRANULARITY_MINIMUM). */
 enum { RANGES_PAGE = 2 << 20 };
 

@@ -1,6 +1,6 @@
 /* What is mapped into an array is a list of pieces: boxes of texels, stretches of the mip tail, or all of a deferred
- * array. A new piece takes the place of whatever it covers, so the pieces of an array never overlap.
- * The driver maps in stream order, the books when the call is made.
+ * array. A new piece takes the place of all that it covers, so the pieces of an array never overlap.
+ * The driver maps in stream order, this file counts when the call is made.
  * Tests: tests/integration/test_native_sparse.py. */
 #include "sparse.h"
 
@@ -52,10 +52,11 @@ void sparse_begin(uint64_t array, unsigned int flags) {
   if ((flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) == 0) return;
   context_place(&place);
   const struct table_entry entry = {array, 0, flags & CUDA_ARRAY3D_DEFERRED_MAPPING ? DEFERRED : 0, place.owner};
-  if (table_put(&arrays, &entry, &old) == 1) drop_all((uint32_t)old.bytes); /* it went where we do not look */
+  if (table_put(&arrays, &entry, &old) == 1) /* it was destroyed by a call that is not hooked */
+    drop_all((uint32_t)old.bytes);
 }
 
-/* Out of the books first: the driver may give the handle to another thread's new array at once. */
+/* Out of the table first: the driver may give the handle to another thread's new array at once. */
 CUresult sparse_destroy(uint64_t array, CUresult (*call)(CUdeviceptr key)) {
   struct table_entry entry, old;
   int known = array != 0 && table_take(&arrays, array, &entry);
@@ -194,7 +195,7 @@ static void apply(const CUarrayMapInfo *info, uint32_t *prepared) {
   struct box box = box_of(info, known && entry.column == DEFERRED);
   clear(&list, &box);
   if (maps && !known) {
-    drop(prepared); /* made where we do not look: its end would not be seen either */
+    drop(prepared); /* made by a call that is not hooked: its end would not be seen either */
   } else if (maps) {
     *prepared = at(number)->next;
     at(number)->box = box;

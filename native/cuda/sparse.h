@@ -1,4 +1,5 @@
-/* Sparse and deferred arrays, whose memory is somebody's physical memory: what is mapped into them holds it.
+/* Sparse and deferred arrays, whose memory is physical memory with holders of its own: what is mapped into them holds
+ * it.
  * Knows no counts, holding.c has them. Tests: tests/integration/test_native_sparse.py. */
 #ifndef VC_CUDA_SPARSE_H
 #define VC_CUDA_SPARSE_H
@@ -8,7 +9,7 @@
 /* An array or mipmapped array was made with FLAGS of its descriptor; only sparse and deferred ones are noted. */
 void sparse_begin(uint64_t array, unsigned int flags);
 
-/* Destroys an array with CALL, and lets go of what was mapped into it. For arrays that are in no other book. */
+/* Destroys an array with CALL, and lets go of what was mapped into it. For arrays that are in no other table. */
 CUresult sparse_destroy(uint64_t array, CUresult (*call)(CUdeviceptr key));
 
 /* Its arrays die with a context. */

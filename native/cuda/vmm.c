@@ -7,7 +7,7 @@
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
-#include "excess.h"
+#include "undeclared.h"
 #include "exported.h"
 #include "holding.h"
 #include "place.h"
@@ -74,12 +74,12 @@ VC_HOT CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
   return result;
 }
 
-/* The mapping takes over the hold. 0: the books have no memory. */
-static int book_mapping(CUdeviceptr address, size_t size, uint32_t holding) {
+/* The mapping takes over the hold. 0: there is no memory for it. */
+static int record_mapping(CUdeviceptr address, size_t size, uint32_t holding) {
   const struct table_entry entry = {address, size, 0, holding};
   struct table_entry old;
   int status = table_put(&mappings, &entry, &old);
-  if (status == 1) holding_give(old.owner); /* what was mapped there went where we do not look */
+  if (status == 1) holding_give(old.owner); /* what was mapped there was unmapped by a call that is not hooked */
   return status >= 0;
 }
 
@@ -87,7 +87,7 @@ CUresult vc_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
                      unsigned long long flags) {
   uint32_t holding = holding_take(handle);
   CUresult result = real_cuda.cuMemMap(ptr, size, offset, handle, flags);
-  if (result == CUDA_SUCCESS && !book_mapping(ptr, size, holding)) {
+  if (result == CUDA_SUCCESS && !record_mapping(ptr, size, holding)) {
     real_cuda.cuMemUnmap(ptr, size);
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -118,8 +118,9 @@ CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   return result;
 }
 
-/* A handle that is in no book is none of ours, a pool's for example; or it was, and while the driver answered another
- * thread let go of the last that held it. Then nothing is mapped at ADDR any more, and asking again shows it. */
+/* A handle that is in no table is not one of the holdings, a pool's for example; or it was, and while the driver
+ * answered another thread let go of the last that held it. Then nothing is mapped at ADDR any more, and asking again
+ * shows it. */
 CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr) {
   CUmemGenericAllocationHandle found = 0;
   if (handle == NULL) return real_cuda.cuMemRetainAllocationHandle(handle, addr);
@@ -157,7 +158,7 @@ CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
     real_cuda.cuMemRelease(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  excess_prepare(); /* once its exporter is gone, this process has to find it on itself */
+  undeclared_prepare(); /* once its exporter is gone, this process has to find it on itself */
   *handle = made;
   return CUDA_SUCCESS;
 }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "guest.h"
+#include "runtime_state.h"
 #include "loader.h"
 #include "lock.h"
 #include "names.h"
@@ -70,7 +70,7 @@ static void *pin(const struct object *object) {
 static void publish(enum driver_kind kind, const struct object *object, void *const *functions) {
   for (size_t i = 0; i < drivers[kind].member_count; i++)
     memcpy((char *)drivers[kind].api + drivers[kind].members[i].offset, &functions[i], sizeof functions[i]);
-  if (!guest_is_wanted()) return; /* without limits nothing takes anything's place */
+  if (!runtime_is_limited()) return; /* without limits nothing takes anything's place */
   pointers_begin(kind, object->begin);
   names_adopted((enum hook_kind)kind);
   pointers_publish(kind, object->end);
@@ -88,8 +88,8 @@ static void adopt(enum driver_kind kind, const struct object *object) {
     functions[i] = find_member(object, &drivers[kind].members[i]);
   void *handle = pin(object);
   uint64_t signals;
-  if (!guest_may_lock()) return;
-  guest_may_be_held();         /* reads a file: not under the lock */
+  if (!runtime_may_lock()) return;
+  runtime_may_be_held();         /* reads a file: not under the lock */
   os_signals_block(&signals); /* a handler that comes here would wait for its own thread */
   lock_take(&lock);
   if (!atomic_load_explicit(&known[kind], memory_order_relaxed)) {

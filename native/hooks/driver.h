@@ -24,7 +24,7 @@ extern struct nvml_api real_nvml __attribute__((visibility("hidden")));
 
 enum driver_kind { DRIVER_CUDA, DRIVER_NVML, DRIVER_KINDS };
 
-/* Looks for the loaded driver library, else loads it by name. 1: its functions are known. */
+/* Finds the loaded driver library, else loads it by name. 1: its functions are known. */
 int driver_cuda(void);
 int driver_nvml(void);
 
@@ -46,7 +46,8 @@ enum driver_owner driver_recognise(enum driver_kind kind, const void *address);
 /* The adopted driver's function of this name, hooked or not; NULL (and dlerror) when it has none. */
 void *driver_function(enum driver_kind kind, const char *name);
 
-/* In a forked child: whoever held the lock is not here. What the lock guards is written again with the same values. */
+/* In a forked child: the thread that held the lock is not here. What the lock guards is written again with the same
+ * values. */
 void driver_after_fork(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* dlsym and dlvsym as programs see them. RTLD_NEXT and RTLD_DEFAULT look at the return address, so everything that is
+/* dlsym and dlvsym as programs see them. RTLD_NEXT and RTLD_DEFAULT use the return address, so everything that is
  * not ours must reach the real function by a jump, with the caller's own return address and registers: no C compiler
  * promises that. resolve.c decides; it answers with the function to jump to, or NULL and the value to return.
  * Knows nothing else. Tests: tests/integration/test_native_lookup.py. */
@@ -90,7 +90,8 @@
 
 	.text
 
-/* As above, without the look at the name. hint #34 is "bti c"; x16 is a register from which a jump to a function is allowed under BTI. */
+/* As above, without reading the name. hint #34 is "bti c"; x16 is a register from which a jump to a function is allowed
+ * under BTI. */
 	.macro lookup name, decide, by_handle, caller
 	.globl	\name
 	.type	\name, %function

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "loader.h"
 #include "place.h"
 #include "plain.h"
@@ -74,9 +74,9 @@ static const struct hook *hook_in(unsigned int slot) {
   return number != 0 ? &hooks[number - 1] : NULL;
 }
 
-/* Without a lock, which a fork in another thread would leave taken in a child that nobody has told us of yet. Threads that
- * come together write the same: whoever enters a hook has entered those before it, so that up to its place he finds no
- * other free one, and there nothing or itself. */
+/* Without a lock, which a fork in another thread would leave taken in a child for which no handler is registered yet.
+ * Threads that come together write the same: a thread that enters a hook has entered those before it, so that up to its
+ * place it finds no other free one, and there nothing or the hook itself. */
 static void build(void) {
   for (unsigned int i = 0; i < HOOKS; i++) {
     unsigned int slot = slot_of(symbol_text(hooks[i].name), hooks[i].name.length);
@@ -125,11 +125,11 @@ void *names_real(const struct hook *hook) {
 
 void *names_place(const struct hook *hook) {
   void *real = hook->shared ? names_real(hook) : NULL;
-  return real != NULL && !guest_may_be_held() ? real : names_wrapper(hook);
+  return real != NULL && !runtime_may_be_held() ? real : names_wrapper(hook);
 }
 
 void names_adopted(enum hook_kind kind) {
-  const int held = guest_may_be_held();
+  const int held = runtime_may_be_held();
   for (unsigned int i = 0; i < HOOKS; i++)
     if (hooks[i].kind == kind && (held || !hooks[i].shared)) pointers_put(kind, names_real(&hooks[i]), names_wrapper(&hooks[i]));
 }

@@ -1,4 +1,4 @@
-/* Looks into the objects that the dynamic loader has mapped, without calling it: dlsym cannot be asked where dlsym is.
+/* Reads the objects that the dynamic loader has mapped, without calling it: dlsym cannot be asked where dlsym is.
  * Knows no hook, allocates nothing, works before constructors have run.
  * Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_OBJECTS_H
@@ -42,15 +42,15 @@ struct objects_name {
   const char *text;
   size_t length;
   uint32_t hash; /* as SYMBOL_HASH() */
-  int variable;  /* a variable of this name is looked for, else a function */
+  int variable;  /* a variable of this name is searched, else a function */
 };
 /* The same for a name whose hash is known. */
 void *objects_named(const struct object *object, const struct objects_name *name);
 /* Address of a variable that the object defines, or NULL. */
 void *objects_variable(const struct object *object, const char *name);
 
-/* Every loaded object, while no other one is loaded. LOADED: how many there ever were. The first answer other than 0 ends it
- * and is returned. */
+/* Every loaded object, while no other one is loaded. LOADED: how many there ever were. The first answer other than 0
+ * ends it and is returned. */
 typedef int objects_visit(const struct object *object, uint64_t loaded, void *data);
 int objects_each(objects_visit *visit, void *data);
 

@@ -1,6 +1,7 @@
-/* See rebind.h. A library fills its variables one by one, right after each look-up: so a look-up is the moment, and it costs
- * a load and a comparison for code that was seen before. Only references of a library to a variable that it defines itself
- * are changed, and only those that lead to a function of ours; they then are what they would be without us.
+/* See rebind.h. A library fills its variables one by one, right after each look-up: so a look-up is the moment, and it
+ * costs a load and a comparison for code that was seen before. Only references of a library to a variable that it
+ * defines itself are changed, and only those that lead to a function of ours; they then are what they would be without
+ * us.
  * Tests: tests/integration/test_native_variables.py. */
 #define _GNU_SOURCE
 #include "rebind.h"
@@ -64,7 +65,7 @@ static int mend(const struct object *object, uint64_t loaded, void *data) {
   return 0;
 }
 
-/* The code of a library of this kind is looked at each time: it may be another copy of it, loaded at the same place. */
+/* The code of a library of this kind is checked each time: it may be another copy of it, loaded at the same place. */
 void rebind_slowly(const void *caller) {
   uintptr_t page = (uintptr_t)caller >> REBIND_PAGE_BITS;
   struct object object;

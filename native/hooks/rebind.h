@@ -1,6 +1,7 @@
-/* Libraries that have variables of their own under the names of driver functions (function pointers that they fill by dlsym,
- * as cuew and NVIDIA's samples do). A preloaded function of that name takes the variable's place in the library's own
- * references, and what it stores there would go into our code. docs/adr/0043-a-librarys-own-variables-are-its-own.md.
+/* Libraries that have variables of their own under the names of driver functions (function pointers that they fill by
+ * dlsym, as cuew and NVIDIA's samples do). A preloaded function of that name takes the variable's place in the
+ * library's own references, and what it stores there would go into our code.
+ * docs/adr/0043-a-librarys-own-variables-are-its-own.md.
  * Knows the list of hooks, no driver. Tests: tests/integration/test_native_variables.py. */
 #ifndef VC_HOOKS_REBIND_H
 #define VC_HOOKS_REBIND_H
@@ -15,7 +16,7 @@ enum { REBIND_PAGES = 16, REBIND_PAGE_BITS = 12 };
 /* Pages of code that have looked up a driver's function, by their last bits. */
 extern _Atomic uintptr_t rebind_pages[REBIND_PAGES] __attribute__((visibility("hidden")));
 
-/* Looks whether libraries have been loaded since the last time, and gives those of this kind their variables back. */
+/* Checks whether libraries have been loaded since the last time, and gives those of this kind their variables back. */
 __attribute__((noinline, cold)) void rebind_slowly(const void *caller);
 
 /* Before CALLER, a place in the program's code, is given a driver's function. */

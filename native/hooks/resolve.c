@@ -1,10 +1,10 @@
 /* What dlsym and dlvsym answer. The real function is always asked first, through the program's own handle, so that a
  * handle without the symbol stays without it.
  *
- * With a handle of the program's, who asks does not matter to the C library: resolve_by_handle() calls the real function
- * and looks at the address it gave. In a driver that is known, the address alone says which hook takes its place; that
- * costs two nanoseconds and no look at the name. RTLD_NEXT and RTLD_DEFAULT depend on the caller: there the name decides
- * first, and the result is a function for the stub in lookup.S to jump to, or the value to return.
+ * With a handle of the program's, who asks does not matter to the C library: resolve_by_handle() calls the real
+ * function and takes the address it gave. In a driver that is known, the address alone says which hook takes its place;
+ * that costs two nanoseconds and no reading of the name. RTLD_NEXT and RTLD_DEFAULT depend on the caller: there the
+ * name decides first, and the result is a function for the stub in lookup.S to jump to, or the value to return.
  * Knows no policy and no driver function. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 
 #include "driver.h"
 #include "objects.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "loader.h"
 #include "names.h"
 #include "pointers.h"
@@ -97,7 +97,7 @@ static void *find_behind_us(const struct hook *hook, const struct lookup *lookup
 }
 
 /* A library that defines the function itself and asks for the next one is a link of a chain and wants what is behind
- * it. Anybody else only wants the function. */
+ * it. Any other caller only wants the function. */
 static int is_link_of_chain(const struct hook *hook, const void *caller) {
   struct object object;
   return objects_find_address(caller, &object) && objects_function(&object, names_text(hook)) != NULL;
@@ -106,9 +106,9 @@ static int is_link_of_chain(const struct hook *hook, const void *caller) {
 static struct route decide_next(const struct hook *hook, const struct lookup *lookup, const void *caller, void *real) {
   const struct route pass = {real, NULL};
   int we_are_next = objects_next_is(caller, names_wrapper(hook), names_text(hook));
-  if (!we_are_next && (!guest_is_wanted() || is_link_of_chain(hook, caller))) return pass;
+  if (!we_are_next && (!runtime_is_limited() || is_link_of_chain(hook, caller))) return pass;
   void *next = ask(lookup, RTLD_NEXT); /* behind us */
-  if (next != NULL && guest_is_wanted() && is_real(hook, next)) return (struct route){NULL, names_place(hook)};
+  if (next != NULL && runtime_is_limited() && is_real(hook, next)) return (struct route){NULL, names_place(hook)};
   return we_are_next ? (struct route){NULL, next} : pass;
 }
 
@@ -126,10 +126,10 @@ static void *replace(const struct hook *hook, const char *name, void *found) {
   }
 }
 
-static void *look_closer(const struct hook *hook, const struct lookup *lookup, const void *caller, void *found) {
+static void *choose(const struct hook *hook, const struct lookup *lookup, const void *caller, void *found) {
   int ours = hook != NULL && found == names_wrapper(hook);
   if (ours) found = find_behind_us(hook, lookup, caller);
-  if (found == NULL || !guest_is_wanted()) return found;
+  if (found == NULL || !runtime_is_limited()) return found;
   if (!ours) return replace(hook, lookup->name, found);
   return found == names_real(hook) || !is_variable(hook, found) ? names_place(hook) : found;
 }
@@ -145,7 +145,7 @@ static int is_settled(const struct hook *hook, const struct lookup *lookup) {
 }
 
 static void *find_default(const struct hook *hook, const struct lookup *lookup, const void *caller) {
-  void *found = look_closer(hook, lookup, caller, ask(lookup, lookup->handle));
+  void *found = choose(hook, lookup, caller, ask(lookup, lookup->handle));
   if (found == names_place(hook) && lookup->handle == RTLD_DEFAULT && lookup->version == NULL &&
       hook->kind != HOOK_LOADER && names_real(hook) != NULL &&
       atomic_load_explicit(&behind_us[driver_of(hook)], memory_order_relaxed))
@@ -162,19 +162,19 @@ static struct route decide(const struct lookup *lookup, const void *caller, void
   return (struct route){NULL, find_default(hook, lookup, caller)};
 }
 
-static __attribute__((noinline)) void *look_at_name(void *handle, const char *name, const char *version_text,
+static __attribute__((noinline)) void *choose_by_name(void *handle, const char *name, const char *version_text,
                                                     void *found, const void *caller) {
   const struct lookup lookup = {handle, name, version_text};
   if (found == NULL || names_owner(name) < 0) return found;
   if (names_owner(name) != HOOK_LOADER) rebind(caller);
-  return look_closer(names_find(name), &lookup, NULL, found);
+  return choose(names_find(name), &lookup, NULL, found);
 }
 
 void *resolve_by_handle(void *handle, const char *name) {
   if (loader_real.dlsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlsym(handle, name);
   uint32_t key = pointers_key(found);
-  if (!VC_LIKELY(key != 0)) return look_at_name(handle, name, NULL, found, __builtin_return_address(0));
+  if (!VC_LIKELY(key != 0)) return choose_by_name(handle, name, NULL, found, __builtin_return_address(0));
   rebind(__builtin_return_address(0));
   return pointers_at(key, found);
 }
@@ -183,7 +183,7 @@ void *resolve_version_by_handle(void *handle, const char *name, const char *vers
   if (loader_real.dlvsym == NULL && !loader_ready()) return NULL;
   void *found = loader_real.dlvsym(handle, name, version_text);
   uint32_t key = pointers_key(found);
-  if (!VC_LIKELY(key != 0)) return look_at_name(handle, name, version_text, found, __builtin_return_address(0));
+  if (!VC_LIKELY(key != 0)) return choose_by_name(handle, name, version_text, found, __builtin_return_address(0));
   rebind(__builtin_return_address(0));
   return pointers_at(key, found);
 }

@@ -4,16 +4,16 @@
 
 #include <stdatomic.h>
 
-#include "excess.h"
-#include "guest.h"
+#include "undeclared.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "log.h"
 
 /* A limit that was lowered under what is used leaves nothing, never less than nothing. */
 void view_memory(uint32_t column, struct view *out) {
   uint64_t limit, used;
-  excess_show(column);
-  ledger_view(guest_ledger, column, &limit, &used);
+  undeclared_show(column);
+  ledger_view(runtime_ledger, column, &limit, &used);
   out->total = limit;
   out->avail = (limit > used ? limit - used : 0) & ~(uint64_t)(VIEW_GRAIN - 1);
   out->used = out->total - out->avail;

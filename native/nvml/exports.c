@@ -4,24 +4,24 @@
 
 #include "nvml_bodies.h"
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "starts.h"
 
-static guest_gate gate;
+static runtime_passed passed;
 
 enum passage { PASS_HOOK, PASS_FORWARD, PASS_REFUSE, PASS_NO_DRIVER };
 
 static __attribute__((noinline, cold)) enum passage enter_slowly(void) {
-  enum guest_passage passage = guest_enter();
-  if (passage == GUEST_REFUSE) return PASS_REFUSE;
+  enum runtime_passage passage = runtime_enter();
+  if (passage == RUNTIME_REFUSE) return PASS_REFUSE;
   if (!driver_nvml()) return PASS_NO_DRIVER;
-  if (passage != GUEST_HOOK) return PASS_FORWARD;
-  atomic_store_explicit(&gate, 1, memory_order_release);
+  if (passage != RUNTIME_HOOK) return PASS_FORWARD;
+  atomic_store_explicit(&passed, 1, memory_order_release);
   return PASS_HOOK;
 }
 
 static inline enum passage enter_LIMITED(void) {
-  return VC_LIKELY(atomic_load_explicit(&gate, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
+  return VC_LIKELY(atomic_load_explicit(&passed, memory_order_acquire)) ? PASS_HOOK : enter_slowly();
 }
 
 static inline enum passage enter_ANYTIME(void) { return enter_LIMITED(); }

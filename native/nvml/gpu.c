@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "lock.h"
 #include "place.h"
@@ -29,7 +29,7 @@ static int read_uuid(nvmlDevice_t device, uint8_t uuid[VC_UUID_BYTES]) {
   return uuid_parse(text, uuid, &flags);
 }
 
-/* Who finds somebody at it asks again the next time. */
+/* A thread that finds another one at it asks again the next time. */
 static void remember(nvmlDevice_t device, int column) {
   if (!lock_try(&gpu_lock)) return;
   unsigned int count = atomic_load_explicit(&cached, memory_order_relaxed);
@@ -45,7 +45,7 @@ static __attribute__((noinline, cold)) int find_column(nvmlDevice_t device) {
   uint8_t uuid[VC_UUID_BYTES];
   int status = read_uuid(device, uuid);
   if (status < 0) return VC_ENOENT;
-  int column = ledger_column(guest_ledger, uuid);
+  int column = ledger_column(runtime_ledger, uuid);
   if (column < 0) view_no_share(uuid);
   column = column < 0 ? VC_ENOENT : column;
   remember(device, column);

@@ -6,7 +6,7 @@
 #include "gpu.h"
 #include "view.h"
 
-static void look(nvmlDevice_t device, struct view *view) {
+static void read_view(nvmlDevice_t device, struct view *view) {
   int column = gpu_column(device);
   *view = (struct view){0, 0, 0};
   if (column >= 0) view_memory((uint32_t)column, view);
@@ -17,7 +17,7 @@ VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t
   nvmlMemory_t physical;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory == NULL ? NULL : &physical);
   if (result != NVML_SUCCESS || memory == NULL) return result;
-  look(device, &view);
+  read_view(device, &view);
   *memory = (nvmlMemory_t){.total = view.total, .free = view.avail, .used = view.used};
   return NVML_SUCCESS;
 }
@@ -30,7 +30,7 @@ VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemor
   physical = *memory;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo_v2(device, &physical);
   if (result != NVML_SUCCESS) return result;
-  look(device, &view);
+  read_view(device, &view);
   memory->total = view.total;
   memory->reserved = 0;
   memory->free = view.avail;
@@ -38,8 +38,8 @@ VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemor
   return NVML_SUCCESS;
 }
 
-/* The window through which the host reaches the card's memory is nobody's share: its size stays, since it says what
- * peers can map, and what all tenants together have mapped does not show. */
+/* The window through which the host reaches the GPU's memory is no container's share: its size stays, since it says
+ * what peers can map, and what all tenants together have mapped does not show. */
 nvmlReturn_t vc_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
   nvmlBAR1Memory_t physical;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetBAR1MemoryInfo(device, memory == NULL ? NULL : &physical);
@@ -52,13 +52,13 @@ static unsigned long long at_most(unsigned long long value, unsigned long long l
   return value < limit ? value : limit;
 }
 
-/* Which part of the card is protected is a mode of the whole card (all or nothing in practice); the share has it too. */
+/* Which part of the GPU is protected is a mode of the whole GPU (all or nothing in practice); the share has it too. */
 nvmlReturn_t vc_nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *memory) {
   struct view view;
   nvmlConfComputeMemSizeInfo_t physical;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetConfComputeMemSizeInfo(device, memory == NULL ? NULL : &physical);
   if (result != NVML_SUCCESS || memory == NULL) return result;
-  look(device, &view);
+  read_view(device, &view);
   memory->protectedMemSizeKib = at_most(physical.protectedMemSizeKib, view.total / 1024);
   memory->unprotectedMemSizeKib =
       at_most(physical.unprotectedMemSizeKib, view.total / 1024 - memory->protectedMemSizeKib);
@@ -72,7 +72,7 @@ nvmlReturn_t vc_nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device
   nvmlReturn_t result =
       real_nvml.nvmlDeviceGetConfComputeProtectedMemoryUsage(device, memory == NULL ? NULL : &physical);
   if (result != NVML_SUCCESS || memory == NULL) return result;
-  look(device, &view);
+  read_view(device, &view);
   if (physical.total == 0) view = (struct view){0, 0, 0};
   *memory = (nvmlMemory_t){.total = view.total, .free = view.avail, .used = view.used};
   return NVML_SUCCESS;
@@ -84,7 +84,7 @@ nvmlReturn_t vc_nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device
     struct view view;                                                                           \
     nvmlReturn_t result = real_nvml.function(device, attributes);                               \
     if (result != NVML_SUCCESS || attributes == NULL) return result;                            \
-    look(device, &view);                                                                        \
+    read_view(device, &view);                                                                        \
     attributes->memorySizeMB = at_most(attributes->memorySizeMB, view.total >> 20);             \
     return NVML_SUCCESS;                                                                        \
   }

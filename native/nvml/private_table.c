@@ -5,7 +5,8 @@
  *     525: 1904, 535: 1960, 550: 2008, 555: 2040 bytes; the lists are words 213, 214 and 215
  *     580: nvidia-smi calls the same words and reads the same rows as from 535 on
  * The table has only grown and no entry has moved, so 525 and all branches from 535 to 580 are taken as known. From any
- * other branch programs get the table cut off before the lists: nvidia-smi then shows none, and nobody else's.
+ * other branch programs get the table cut off before the lists: nvidia-smi then shows none, and so none of other
+ * containers.
  * Knows no accounting. Tests: tests/integration/test_native_nvml.py, make test-nvidia-smi. */
 #include <stdlib.h>
 #include <string.h>

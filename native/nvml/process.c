@@ -11,9 +11,9 @@
 
 #include "nvml_bodies.h"
 #include "driver.h"
-#include "excess.h"
+#include "undeclared.h"
 #include "gpu.h"
-#include "guest.h"
+#include "runtime_state.h"
 
 /* The first PID namespace has the same inode on every machine (linux/nsfs.h: PID_NS_INIT_INO). */
 static const char first_namespace[] = "pid:[4026531836]";
@@ -23,13 +23,13 @@ enum { MODE_ALL = 3 };
 
 void process_list_read(nvmlDevice_t device, struct process_list *out) {
   int column = gpu_column(device), found = 0;
-  if (column >= 0) excess_glance((uint32_t)column);
-  if (column >= 0) found = ledger_processes(guest_ledger, (uint32_t)column, out->process, VC_MAX_SLOTS);
+  if (column >= 0) undeclared_glance((uint32_t)column);
+  if (column >= 0) found = ledger_processes(runtime_ledger, (uint32_t)column, out->process, VC_MAX_SLOTS);
   out->count = found < 0 ? 0 : found > VC_MAX_SLOTS ? VC_MAX_SLOTS : (uint32_t)found;
 }
 
 static int pids_are_the_machines(void) {
-  static _Atomic int known; /* 0: not looked yet; else 1 + answer; a process never changes its namespace */
+  static _Atomic int known; /* 0: not checked yet; else 1 + answer; a process never changes its namespace */
   char link[32];
   int answer = atomic_load_explicit(&known, memory_order_relaxed);
   if (answer == 0) {

@@ -1,8 +1,8 @@
 /* The program's starts and ends of NVML. Its last end is the library's too: handles that it kept mean nothing then, as
- * without the library. The next look starts NVML again.
+ * without the library. The next reading starts NVML again.
  * Knows no numbers. Tests: tests/integration/test_native_starts.py. */
 #include "driver.h"
-#include "gauge.h"
+#include "nvml_probe.h"
 #include "nvml_bodies.h"
 #include "starts.h"
 
@@ -15,6 +15,6 @@ nvmlReturn_t vc_nvmlInitWithFlags(unsigned int flags) { return starts_begin_with
 nvmlReturn_t vc_nvmlShutdown(void) {
   int last;
   nvmlReturn_t result = starts_end(&last);
-  if (last) gauge_stop();
+  if (last) nvml_probe_stop();
   return result;
 }

@@ -1,6 +1,7 @@
-/* A container's bucket of GPU time: filled as time passes at the rate of its share, emptied by what its work took.
- * A launch goes when the bucket is not in debt. Debt is kept, so the share is exact in the long run however long single
- * kernels are; what an idle container earns is kept for one period (200 ms) only, so nobody saves up and then takes the card.
+/* A container's bucket of GPU time: filled as time passes at the rate of its share, emptied by what its work took. A
+ * launch goes when the bucket is not in debt. Debt is kept, so the share is exact in the long run however long single
+ * kernels are; what an idle container earns is kept for one period (200 ms) only, so no container saves up and then
+ * takes the GPU.
  *
  * Three words, changed by all processes of the container at once and by none under a lock:
  * - who moves the time forward (a compare-and-swap has one winner) adds what was earned in between;
@@ -40,9 +41,9 @@ static uint64_t credited(struct vc_bucket *bucket, uint64_t credit_us) {
   return ns < most_ns ? ns : most_ns;
 }
 
-/* What a bucket holds at most: a period's earnings, and never less than a few ticks of measuring. A container that always
- * has work but must share the card with others that run in turns earns more than it spends for a while, and the other
- * way round: a shorter period would lose what it has to get back. */
+/* What a bucket holds at most: a period's earnings, and never less than a few ticks of measuring. A container that
+ * always has work but must share the GPU with others that run alternately earns more than it spends for a while, and
+ * the other way round: a shorter period would lose what it has to get back. */
 static int64_t room(uint32_t permille) {
   int64_t period = (int64_t)VC_BUCKET_PERIOD_MS * 1000 * permille;
   return period > 4000000 ? period : 4000000;
@@ -51,12 +52,12 @@ static int64_t room(uint32_t permille) {
 void bucket_fill(struct vc_bucket *bucket, uint64_t now_ns, uint32_t permille, uint64_t credit_us) {
   uint64_t more = earned(bucket, now_ns, permille) + credited(bucket, credit_us);
   for (;;) {
-    uint64_t granted = load(&bucket->granted_ns), spent = load(&bucket->spent_ns);
-    int64_t level = (int64_t)(granted - spent + more);
+    uint64_t earned = load(&bucket->earned_ns), spent = load(&bucket->spent_ns);
+    int64_t level = (int64_t)(earned - spent + more);
     if (level > room(permille)) level = room(permille);
     if (level < -(int64_t)most_ns) level = -(int64_t)most_ns;
     uint64_t next = spent + (uint64_t)level;
-    if (next == granted || swap(&bucket->granted_ns, granted, next)) return;
+    if (next == earned || swap(&bucket->earned_ns, earned, next)) return;
   }
 }
 
@@ -64,18 +65,18 @@ void bucket_spend(struct vc_bucket *bucket, int64_t ns) {
   __atomic_fetch_add(&bucket->spent_ns, (uint64_t)ns, __ATOMIC_SEQ_CST);
 }
 
-/* Work is under way in a container while any of its processes has some. Each looks for itself, at an instant of its own
+/* Work is under way in a container while any of its processes has some. Each polls for itself, at an instant of its own
  * in every tick, and finds out late that work began or ended. For one process both are late alike, and the length is
- * right on average. Of several that begin and end together, as they do at their container's bucket, the first to look
+ * right on average. Of several that begin and end together, as they do at their container's bucket, the first to poll
  * sees the beginning and the last one the end: N processes see it (N - 1) / (N + 1) of a tick too long. */
-int64_t look_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns) {
+int64_t poll_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns) {
   if (flying != 0) return (int64_t)passed_ns;
   if (!before || now || company < 2) return 0;
   return -(int64_t)(tick_ns * (company - 1) / (company + 1));
 }
 
 int64_t bucket_level(const struct vc_bucket *bucket) {
-  return (int64_t)(load(&bucket->granted_ns) - load(&bucket->spent_ns));
+  return (int64_t)(load(&bucket->earned_ns) - load(&bucket->spent_ns));
 }
 
 static int64_t gathered(uint32_t permille) { return (int64_t)VC_PACE_GATHER_MS * 1000 * permille; }

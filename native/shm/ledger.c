@@ -1,30 +1,30 @@
-/* The usage ledger, process side: charge, give back, look. Lock-free, exact, crash-proof.
+/* The usage ledger, process side: charge, give back, read. Lock-free, exact, crash-proof.
  *
  * Theory of operation
  * - Every process has a slot with one word per GPU: bytes used and a change count (ledger_layout.h). Only its owner
  *   adds to it; the sum over all slots plus the page's unhooked bytes is what the container uses.
  * - Charge: (1) mark the slot "deciding"; (2) if the sum leaves room, add to the own word; (3) read the others again.
  *   Both the addition and the reading are sequentially consistent, so of two processes that race at least one sees the
- *   other's addition. Still within the limit: granted. Over it: take the addition back and go the slow way.
- *   A grant is therefore never over the limit, and a process killed between any two instructions leaves at worst its
- *   addition behind in a slot whose locks the kernel has dropped.
- * - Slow way: refuse only on certain ground. Two equal collections of all words are a snapshot of one instant, thanks to
- *   the change counts; if it leaves no room and no other process was deciding (a mark), the memory is really taken.
+ *   other's addition. Still within the limit: charged. Over it: take the addition back and go the slow way. The sum of
+ *   decided charges is therefore never over the limit, and a process killed between any two instructions leaves at
+ *   worst its addition behind in a slot whose locks the kernel has dropped.
+ * - Slow way: refuse only on certain ground. Two equal collections of all words are a snapshot of one instant, thanks
+ *   to the change counts; if it leaves no room and no other process was deciding (a mark), the memory is really taken.
  *   Otherwise some addition seen may be about to be taken back: try again, with growing pauses. After a bounded time a
- *   mark that stays (its process was stopped, or is dead and not yet reclaimed) counts as taken: nobody hangs.
- * - A refusal counts nobody dead: after the snapshot every owner of a counted slot is found alive, and no slot has
+ *   mark that stays (its process was stopped, or is dead and not yet reclaimed) counts as taken: no process hangs.
+ * - A refusal counts no dead process: after the snapshot every owner of a counted slot is found alive, and no slot has
  *   changed hands since before it; else the dead are gone now (ledger_slots.c), and we try again.
  * - A mark is a byte of its own for each of the first threads, so setting and clearing it are plain stores; the
  *   read-modify-write of step 2 is the only locked instruction of a charge.
  * - Where several processes share a quota each reserves some of the room beforehand, and charges within that without
  *   reading the others (ledger_allowance.h).
- * - A container that may use host memory has three limits: what is on the card, what may lie on the host, and both
+ * - A container that may use host memory has three limits: what is on the GPU, what may lie on the host, and both
  *   together. Each has words of its own and is charged as above; a charge is one in a part and then one in the whole,
  *   and what is given back is given back to the whole first. So the whole never holds what no part holds, and as the
  *   parts' limits add up to its own, it has room where a part has it, except after a live change; what is taken from a
- *   part and then refused by the whole may meanwhile refuse somebody else, no more.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c,
- * test_ledger_split.c. */
+ *   part and then refused by the whole may meanwhile refuse another process, no more.
+ * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
+ * test_ledger_step.c, test_ledger_split.c. */
 #include "ledger.h"
 
 #include "ledger_allowance.h"
@@ -35,8 +35,8 @@ enum {
   YIELD_ROUNDS = 256,   /* then give the CPU away: the other one may need it to decide */
   SLEEP_ROUNDS = 400,   /* then sleep: 144 × 200 µs ≈ 30 ms until a mark that never goes counts as taken */
   SLEEP_US = 200,
-  PEAK_EVERY = 64,      /* changes between two looks at others by a process that need not look */
-  CONFIRM_EVERY = 1024, /* changes between two looks whether our record lock still names us */
+  PEAK_EVERY = 64,      /* changes between two readings of the others by a process that need not read them */
+  CONFIRM_EVERY = 1024, /* changes between two checks whether our record lock still names us */
 };
 
 static _Thread_local uint32_t thread_number; /* 1 + mark cell; 0: not yet given */
@@ -89,18 +89,18 @@ static inline struct registration registered(const struct ledger *ledger) {
   return (struct registration){slot, atomic_load_explicit(&ledger->generation, memory_order_acquire)};
 }
 
-/* Whether that still holds. Whoever empties a slot raises the generation first; the index is compared too, because
- * another thread may have registered us elsewhere under a number that this slot has had, and with what was known before
- * the change, because it may have registered us here again. A process that loses its slot between this question and its
- * next instruction adds to a slot that is somebody else's by now: too much is counted then until that one ends, never
- * too little. */
+/* Whether that still holds. The process that empties a slot raises the generation first; the index is compared too,
+ * because another thread may have registered us elsewhere under a number that this slot has had, and with what was
+ * known before the change, because it may have registered us here again. A process that loses its slot between this
+ * question and its next instruction adds to a slot that is another process's by now: too much is counted then until
+ * that one ends, never too little. */
 static inline int slot_is_ours(const struct ledger *ledger, struct registration as) {
   return atomic_load_explicit(&ledger->file->slot[as.slot].generation, memory_order_seq_cst) == as.generation &&
          atomic_load_explicit(&ledger->slot, memory_order_relaxed) == as.slot;
 }
 
-/* Takes away what is there, at most BYTES. The slot is asked for after its word was read: whoever empties it changes the
- * generation first and the word, with its count, afterwards. */
+/* Takes away what is there, at most BYTES. The slot is asked for after its word was read: the process that empties it
+ * changes the generation first and the word, with its count, afterwards. */
 static __attribute__((noinline)) void subtract_at_most(const struct ledger *ledger, struct registration as,
                                                        used_t *cell, uint64_t bytes) {
   uint64_t word = atomic_load(cell), next;
@@ -122,11 +122,11 @@ static inline void subtract(const struct ledger *ledger, struct registration as,
   }
   uint64_t held = used_bytes(atomic_fetch_sub(cell, bytes - USED_TICK));
   uint64_t back = bytes > held ? bytes - held : 0; /* two threads freed more than there is */
-  if (__builtin_expect(!slot_is_ours(ledger, as), 0)) back = bytes; /* taken from whoever has the slot now */
+  if (__builtin_expect(!slot_is_ours(ledger, as), 0)) back = bytes; /* taken from the process that has the slot now */
   if (__builtin_expect(back != 0, 0)) atomic_fetch_add(cell, back + USED_TICK);
 }
 
-enum outcome { GRANTED, NO_ROOM, LOST_SLOT };
+enum outcome { CHARGED, NO_ROOM, LOST_SLOT };
 
 /* The first slot, all there is for most containers. */
 static inline int is_alone(const struct ledger *ledger, int32_t own) {
@@ -140,8 +140,9 @@ static inline uint64_t others_hold(const struct ledger *ledger, enum plane plane
   return ledger_sum_reserved(ledger, column, own, ledger_slots_in_use(ledger));
 }
 
-/* The largest sum that a charge has produced: of what is used, not of what is reserved. The words are read one after the
- * other, and later than they were for the charge: what gives more than MOST, which the charge made sure of, never was. */
+/* The largest sum that a charge has produced: of what is used, not of what is reserved. The words are read one after
+ * the other, and later than they were for the charge: what gives more than MOST, which the charge made sure of, never
+ * was. */
 static void raise_common_peak(const struct ledger *ledger, int32_t own, uint32_t column, uint64_t mine, uint64_t most) {
   uint64_t sum = mine + sum_others(ledger, PLANE_ALL, column, own) + ledger_unhooked(ledger, column);
   raise_peak(&ledger->file->peak[column], sum < most ? sum : most);
@@ -165,7 +166,7 @@ static __attribute__((noinline)) enum outcome decide_by_allowance(struct ledger 
   raise_peak(&slot->peak[column], now);
   if (__builtin_expect((word / USED_TICK) % PEAK_EVERY == 0, 0)) raise_common_peak(ledger, own, column, now, limit);
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
-  return GRANTED;
+  return CHARGED;
 }
 
 /* Steps 2 and 3 of a charge, between setting and clearing the mark. */
@@ -190,7 +191,7 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
     return NO_ROOM;
   }
   if (__builtin_expect(!slot_is_ours(ledger, as), 0)) return LOST_SLOT;
-  if (plane != PLANE_ALL) return GRANTED;
+  if (plane != PLANE_ALL) return CHARGED;
   raise_peak(&slot->peak[column], now);
   if (__builtin_expect(others == 0, 1)) {
     raise_peak(&ledger->file->peak[column], total);
@@ -199,10 +200,10 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
     ledger_allow(ledger, own, column, now, total, limit, unhooked);
   }
   if (__builtin_expect((word / USED_TICK) % CONFIRM_EVERY == 0, 0)) ledger_confirm_lock(ledger);
-  return GRANTED;
+  return CHARGED;
 }
 
-/* AS tells as whom it was granted. */
+/* AS tells as which owner it was charged. */
 static inline __attribute__((always_inline)) enum outcome try_charge(struct ledger *ledger, enum plane plane,
                                                                      uint32_t column, uint64_t bytes,
                                                                      struct registration *as) {
@@ -219,8 +220,8 @@ static inline __attribute__((always_inline)) enum outcome try_charge(struct ledg
 
 /* A column at one instant. */
 struct instant {
-  int full;             /* no room for what was asked, and nobody was deciding (another thread of ours counts) */
-  int alone;            /* nobody else held anything */
+  int full;             /* no room for what was asked, and no other thread was deciding (threads of this process count) */
+  int alone;            /* no other process held anything */
   uint64_t generations; /* of all slots, added up; from before */
 };
 
@@ -230,7 +231,7 @@ static uint64_t generations(const struct ledger *ledger, uint32_t slots) {
   return sum;
 }
 
-static struct instant look(const struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
+static struct instant take_instant(const struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes) {
   uint64_t words[2] = {0, 0}, sum = 0, own_bytes = 0;
   int deciding = 0;
   uint32_t slots = ledger_slots_in_use(ledger);
@@ -255,8 +256,8 @@ static struct instant look(const struct ledger *ledger, enum plane plane, uint32
   return now;
 }
 
-/* Whether everybody lived whose bytes were counted at that instant: whoever lives now, in a slot of the same generation,
- * did. Empties the slots of those who do not live. */
+/* Whether all processes lived whose bytes were counted at that instant: one that lives now, in a slot of the same
+ * generation, did. Empties the slots of those who do not live. */
 static int all_lived(struct ledger *ledger, const struct instant *then) {
   int unsure = 0;
   return ledger_reclaim(ledger, &unsure) == 0 && !unsure &&
@@ -276,9 +277,9 @@ static void pause_for(const struct ledger *ledger, uint32_t round) {
   }
 }
 
-/* One look at a column that has no room. 1: the memory is really taken, refuse. */
+/* One reading of a column that has no room. 1: the memory is really taken, refuse. */
 static int is_certain(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes, uint32_t round) {
-  struct instant now = look(ledger, plane, column, bytes);
+  struct instant now = take_instant(ledger, plane, column, bytes);
   if (now.full && now.alone) return 1;
   /* After a while also for marks of processes that died deciding. */
   if ((now.full || round >= YIELD_ROUNDS) && all_lived(ledger, &now) && now.full) return 1;
@@ -292,7 +293,7 @@ static __attribute__((noinline)) int charge_slowly(struct ledger *ledger, enum p
   ledger_lapse(ledger);
   for (uint32_t round = 0; round < SLEEP_ROUNDS; round++) {
     enum outcome outcome = try_charge(ledger, plane, column, bytes, as);
-    if (outcome == GRANTED) return VC_OK;
+    if (outcome == CHARGED) return VC_OK;
     if (outcome == LOST_SLOT) {
       int status = ledger_own_slot(ledger);
       if (status != VC_OK) return status;
@@ -314,7 +315,7 @@ static __attribute__((noinline, cold)) int refuse(const struct ledger *ledger, i
 
 static inline int charge_plane(struct ledger *ledger, enum plane plane, uint32_t column, uint64_t bytes,
                                struct registration *as) {
-  if (try_charge(ledger, plane, column, bytes, as) == GRANTED) return VC_OK;
+  if (try_charge(ledger, plane, column, bytes, as) == CHARGED) return VC_OK;
   return charge_slowly(ledger, plane, column, bytes, as);
 }
 
@@ -323,7 +324,8 @@ static inline void uncharge_plane(const struct ledger *ledger, struct registrati
   subtract(ledger, as, plane_cell(ledger, plane, as.slot, column), bytes);
 }
 
-/* Registered anew between the two, the process has in its new slot only what its books say, and this is not yet there. */
+/* Registered anew between the two, the process has in its new slot only what its allocation tables hold, and this is
+ * not yet there. */
 static __attribute__((noinline)) int charge_split(struct ledger *ledger, enum plane part, uint32_t column,
                                                   uint64_t bytes) {
   struct registration first, then;
@@ -402,12 +404,12 @@ int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_h
   return VC_OK;
 }
 
-void ledger_note_excess(struct ledger *ledger, uint32_t column, uint64_t bytes) {
+void ledger_note_undeclared(struct ledger *ledger, uint32_t column, uint64_t bytes) {
   struct ledger_slot *slot = own_slot(ledger, column);
   if (slot == NULL) return;
-  uint64_t units = (bytes < LEDGER_EXCESS_MAX ? bytes : LEDGER_EXCESS_MAX) / VC_EXCESS_UNIT;
+  uint64_t units = (bytes < LEDGER_UNDECLARED_MAX ? bytes : LEDGER_UNDECLARED_MAX) / VC_UNDECLARED_UNIT;
   uint64_t word = atomic_load(&slot->peak[column]), next;
   do {
-    next = (word & PEAK_BYTES_MASK) | units << PEAK_EXCESS_SHIFT;
+    next = (word & PEAK_BYTES_MASK) | units << PEAK_UNDECLARED_SHIFT;
   } while (word != next && !atomic_compare_exchange_weak(&slot->peak[column], &word, next));
 }

@@ -1,4 +1,4 @@
-/* The process side of a usage ledger: attach, charge, give back, look. Lock-free; theory of operation in ledger.c.
+/* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in ledger.c.
  * Knows nothing of CUDA or NVML: GPUs are columns, found by UUID.
  * Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c. */
 #ifndef VC_SHM_LEDGER_H
@@ -11,18 +11,18 @@
 
 struct ledger;
 
-/* Bytes that the calling process holds of a column according to its own books. */
+/* Bytes that the calling process holds of a column according to its own allocation tables. */
 typedef uint64_t (*ledger_usage_fn)(uint32_t column);
 
 /* Where bytes are: a container with a share of host memory has a limit for each, besides the one for both. */
 enum ledger_part {
-  LEDGER_REAL,    /* in the card's own memory; all there is without such a share */
-  LEDGER_MANAGED, /* in memory that the driver moves between card and host */
+  LEDGER_REAL,    /* in the GPU's own memory; all there is without such a share */
+  LEDGER_MANAGED, /* in memory that the driver moves between GPU and host */
 };
 
 /* Maps the limits page read-only and the ledger read-write after checking both. Takes no slot: a process that only
- * looks (nvidia-smi) leaves no trace. The result lives until the process ends.
- * WHY (may be NULL) receives one sentence for the user with cause and remedy. */
+ * reads (nvidia-smi) leaves no trace. The result lives until the process ends. WHY (may be NULL) receives one sentence
+ * for the user with cause and remedy. */
 int ledger_attach(const char *limits_path, const char *ledger_path, struct ledger **out, char *why, size_t why_size);
 
 /* The same with a page that limits_map() mapped, and which then belongs to the ledger; unless there is an error. */
@@ -43,15 +43,15 @@ int ledger_charge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 /* Gives BYTES of an earlier charge back; never goes below zero. */
 void ledger_uncharge(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
-/* Whether the container has books for host memory at all. Never changes. */
+/* Whether the container's ledger counts host memory at all. Never changes. */
 int ledger_is_split(const struct ledger *ledger);
 
-/* The same two for a part. LEDGER_MANAGED without such books is VC_ENOMEM. A refusal is counted as one only with COUNTED:
+/* The same two for a part. LEDGER_MANAGED without that is VC_ENOMEM. A refusal is counted as one only with COUNTED:
  * a caller that still has another way was not refused. */
 int ledger_charge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes, int counted);
 void ledger_uncharge_part(struct ledger *ledger, enum ledger_part part, uint32_t column, uint64_t bytes);
 
-/* Of the quota so many bytes at most may be in the card's own memory, and so many at most may be managed. */
+/* Of the quota so many bytes at most may be in the GPU's own memory, and so many at most may be managed. */
 uint64_t ledger_physical(const struct ledger *ledger, uint32_t column);
 uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column);
 
@@ -70,7 +70,7 @@ int ledger_linger(struct ledger *ledger, uint32_t column, uint64_t bytes, struct
 int ledger_lingers(const struct ledger *ledger, const struct ledger_lingering *lingering);
 /* Ends them now; 1: they were still charged. */
 int ledger_linger_end(struct ledger *ledger, const struct ledger_lingering *lingering);
-/* Ends what is over, of all processes. Every look and every refusal begins with it. */
+/* Ends what is over, of all processes. Every reading and every refusal begins with it. */
 void ledger_lapse(struct ledger *ledger);
 
 /* What the calling process has charged. STATE differs whenever anything was charged or given back in between. */
@@ -83,7 +83,7 @@ struct ledger_holding {
 int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_holding *out);
 
 /* Says how much of the process's charge was measured and not declared, for those who read the ledger. */
-void ledger_note_excess(struct ledger *ledger, uint32_t column, uint64_t bytes);
+void ledger_note_undeclared(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
 /* What an agent has measured beyond the charges of all processes and published in the limits page. */
 uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column);
@@ -91,8 +91,8 @@ uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column);
 /* What the container sees of a GPU: its limit, and what all its processes use (never more than 2^48 - 1). */
 void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64_t *used);
 
-/* Bytes that a context takes of a GPU, as a process of the container found out that is listed by NVML under its own PID.
- * 1: known. */
+/* Bytes that a context takes of a GPU, as a process of the container found out that is listed by NVML under its own
+ * PID. 1: known. */
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes);
 /* Whether such a process lives, or lived, in the calling one's PID namespace, so that NVML lists this one likewise. */
 int ledger_learned_here(struct ledger *ledger);
@@ -102,7 +102,7 @@ void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes
 /* Percent of the GPU's time that the container may use; 0: no limit. */
 uint32_t ledger_cores(const struct ledger *ledger, uint32_t column);
 
-/* Permille of the GPU's time that the container may use now; 1000: no limit. What was lent counts only while somebody
+/* Permille of the GPU's time that the container may use now; 1000: no limit. What was lent counts only while an agent
  * keeps writing the page. NOW_MS: os_coarse_ms(). */
 uint32_t ledger_permille(struct ledger *ledger, uint32_t column, uint64_t now_ms);
 /* The container's bucket of GPU time in a column, and the credit that the page gives it. */
@@ -113,23 +113,24 @@ uint64_t ledger_credit(const struct ledger *ledger, uint32_t column);
 void ledger_fly(struct ledger *ledger, uint32_t bits, uint64_t now_ms);
 /* Processes of the container that have. */
 uint32_t ledger_flying(const struct ledger *ledger, uint32_t column, uint64_t now_ms);
-/* Nanoseconds since the last look of any process of the container, which now is this one; at most a second. */
-uint64_t ledger_look(struct ledger *ledger, uint32_t column, uint64_t now_ns);
-/* Nothing before FROM_NS is to be charged: nobody had work. */
-void ledger_look_from(struct ledger *ledger, uint32_t column, uint64_t from_ns);
+/* Nanoseconds since the last poll of any process of the container, which now is this one; at most a second. */
+uint64_t ledger_poll(struct ledger *ledger, uint32_t column, uint64_t now_ns);
+/* Nothing before FROM_NS is to be charged: no process had work. */
+void ledger_poll_from(struct ledger *ledger, uint32_t column, uint64_t from_ns);
 /* A launch is held; and how long it was in the end. */
 void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms);
 void ledger_throttled(struct ledger *ledger, uint32_t column, uint64_t microseconds);
 
-/* Whose turn it is in a column of a container with host memory: VC_TURN_FREE also without one, and when a turn is over. */
-int ledger_turn(const struct ledger *ledger, uint32_t column);
+/* The state of the time slice in a column of a container with host memory: VC_TIME_SLICE_FREE also without one, and
+ * when a slice is over. */
+int ledger_time_slice(const struct ledger *ledger, uint32_t column);
 /* A piece of work is submitted. A thread is held back, and was for so long. It waits for work under way, or no more. */
-void ledger_turn_progress(struct ledger *ledger, uint32_t column);
-void ledger_turn_waiting(struct ledger *ledger, uint32_t column);
-void ledger_turn_held(struct ledger *ledger, uint32_t column, uint64_t microseconds);
-void ledger_turn_busy(struct ledger *ledger, int more);
-/* Somebody asked whether work is done, and it is not. */
-void ledger_turn_asked(struct ledger *ledger);
+void ledger_time_slice_progress(struct ledger *ledger, uint32_t column);
+void ledger_time_slice_waiting(struct ledger *ledger, uint32_t column);
+void ledger_time_slice_held(struct ledger *ledger, uint32_t column, uint64_t microseconds);
+void ledger_time_slice_busy(struct ledger *ledger, int more);
+/* A thread asked whether its work is done, and it is not. */
+void ledger_time_slice_queried(struct ledger *ledger);
 
 struct ledger_process {
   int32_t pid; /* in the caller's PID namespace */
@@ -139,9 +140,9 @@ struct ledger_process {
 /* Live processes that hold memory of the GPU: writes at most MAX, returns how many there are. */
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
 
-/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it unmapped
- * what holds it, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the
- * part of it that is managed, is asked only where the books are split. */
+/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it
+ * unmapped what holds it, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the part of it
+ * that is managed, is asked only where the ledger is split. */
 void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage);
 
 /* In the child after fork(): the parent's slot is not ours. Async-signal-safe. */

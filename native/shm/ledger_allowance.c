@@ -6,8 +6,8 @@ enum { HOLD_OFF = 1024 }; /* charges for which a process whose allowance was rev
 
 static const uint64_t least = UINT64_C(16) << 20, most = UINT64_C(1) << 30;
 
-/* The allowance first: at the other order a charge within it, made between the two and followed by a revocation, would be
- * seen in neither. */
+/* The allowance first: at the other order a charge within it, made between the two and followed by a revocation, would
+ * be seen in neither. */
 uint64_t ledger_sum_reserved(const struct ledger *ledger, uint32_t column, int32_t own, uint32_t slots) {
   uint64_t sum = 0;
   for (uint32_t i = 0; i < slots; i++) {
@@ -25,7 +25,7 @@ static int was_revoked(const struct ledger *ledger, int32_t own, uint32_t column
   return known != 0 && !allowance_covers(ledger, atomic_load(allowance_cell(ledger, own, column)), known);
 }
 
-/* As one charge: written, then everybody else read. */
+/* As one charge: written, then all others read. */
 static int reserve(struct ledger *ledger, int32_t own, uint32_t column, uint64_t level, uint64_t limit,
                    uint64_t unhooked) {
   used_t *cell = allowance_cell(ledger, own, column);

@@ -20,7 +20,7 @@ static int fail(int status, char *why, size_t size, const char *what, const char
   return status;
 }
 
-/* The file may be larger than it should be (a container made it grow): what lies beyond is not looked at. */
+/* The file may be larger than it should be (a container made it grow): what lies beyond is not read. */
 static int map_ledger(const struct os_file *file, void **address, size_t *mapped) {
   uint64_t whole = ledger_size(LEDGER_VERSION_SPLIT), first = ledger_size(LEDGER_VERSION);
   if (file->size < first) return VC_ECORRUPT;
@@ -46,7 +46,7 @@ static int attach_ledger(const char *path, struct ledger *ledger) {
   ledger->file = address;
   if (ledger->file->version == LEDGER_VERSION_SPLIT) {
     ledger->split = ((struct ledger_file_split *)address)->split;
-    ledger->turn = ((struct ledger_file_split *)address)->turn;
+    ledger->time_slice = ((struct ledger_file_split *)address)->time_slice;
   }
   ledger->fd = os_move_high(file.fd);
   ledger->device = file.device;
@@ -58,7 +58,7 @@ static int attach_ledger(const char *path, struct ledger *ledger) {
 }
 
 /* A page that splits a quota needs a ledger that does. */
-static int has_books_for(const struct ledger *ledger, uint32_t column) {
+static int is_split_for(const struct ledger *ledger, uint32_t column) {
   return ledger->split != NULL || ledger_physical(ledger, column) >= ledger_memory(ledger, column);
 }
 
@@ -73,7 +73,7 @@ static int match_columns(struct ledger *ledger) {
     if (entry == ledger->limits->gpu_count) return VC_EMISMATCH;
     ledger->limit_of[c] = &ledger->limits->gpu[entry];
     ledger->share_of[c] = &ledger->limits->share[entry];
-    if (!has_books_for(ledger, c)) return VC_EMISMATCH;
+    if (!is_split_for(ledger, c)) return VC_EMISMATCH;
   }
   return VC_OK;
 }

@@ -96,9 +96,9 @@ static int read_slot(int fd, const struct ledger_file_split *copy, uint32_t inde
   memset(out, 0, sizeof *out);
   for (uint32_t g = 0; g < gpus; g++) {
     out->used[g] = slot->used[g] & USED_BYTES_MASK;
-    uint64_t peak = slot->peak[g], excess = (peak >> PEAK_EXCESS_SHIFT) * VC_EXCESS_UNIT;
+    uint64_t peak = slot->peak[g], undeclared = (peak >> PEAK_UNDECLARED_SHIFT) * VC_UNDECLARED_UNIT;
     out->peak[g] = peak & PEAK_BYTES_MASK;
-    out->excess[g] = excess < out->used[g] ? excess : out->used[g];
+    out->undeclared[g] = undeclared < out->used[g] ? undeclared : out->used[g];
     uint64_t managed = copy->split[index].managed[g] & USED_BYTES_MASK;
     out->managed[g] = managed < out->used[g] ? managed : out->used[g];
     any |= out->used[g];
@@ -147,7 +147,8 @@ static int read_file(const struct os_file *file, struct ledger_file_split *copy,
   if (status != VC_OK || first->version == LEDGER_VERSION) return status;
   status = os_read_from(file, copy->split, *used * sizeof *copy->split, sizeof *first);
   /* Not needed here: but who reads it without waiting finds it in memory afterwards. */
-  if (status == VC_OK) status = os_read_from(file, copy->turn, sizeof copy->turn, offsetof(struct ledger_file_split, turn));
+  if (status == VC_OK)
+    status = os_read_from(file, copy->time_slice, sizeof copy->time_slice, offsetof(struct ledger_file_split, time_slice));
   return status;
 }
 

@@ -123,8 +123,8 @@ int ledger_may_live(uint64_t word, int32_t pid, uint32_t namespace) {
 }
 
 int ledger_is_held(int fd, uint32_t slot) {
-  int32_t nobody;
-  return os_lock_owner(fd, LEDGER_HOLDS + slot, &nobody);
+  int32_t pid;
+  return os_lock_owner(fd, LEDGER_HOLDS + slot, &pid);
 }
 
 int ledger_any_held(int fd, uint32_t first, uint32_t slots) { return os_lock_any(fd, LEDGER_HOLDS + first, slots); }

@@ -1,8 +1,8 @@
-/* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page.
- * Version 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the
- * card and the host. It is made for containers that may use host memory, and for nobody else.
- * The slot's two lock bytes lie beyond the data at LEDGER_LOCKS + slot and LEDGER_HOLDS + slot (ledger_hold.h): locks need
- * no bytes there, and no read of the file can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+/* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page. Version
+ * 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the GPU and
+ * the host. It is made for containers that may use host memory, and for no others. The slot's two lock bytes lie beyond
+ * the data at LEDGER_LOCKS + slot and LEDGER_HOLDS + slot (ledger_hold.h): locks need no bytes there, and no read of
+ * the file can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #ifndef VC_SHM_LEDGER_LAYOUT_H
 #define VC_SHM_LEDGER_LAYOUT_H
 
@@ -31,17 +31,18 @@ enum { LEDGER_MARKS = 16, LEDGER_LINGERING = 64 };
  * but measured on itself, in whole units. Readers that know only the peak mask those bits away, and writers that know
  * only the peak leave them zero. Bytes that do not fit into 16 bits of units are not counted. */
 #define PEAK_BYTES_MASK USED_BYTES_MASK
-#define PEAK_EXCESS_SHIFT 48
-#define LEDGER_EXCESS_MAX (UINT64_C(0xffff) * VC_EXCESS_UNIT)
+#define PEAK_UNDECLARED_SHIFT 48
+#define LEDGER_UNDECLARED_MAX (UINT64_C(0xffff) * VC_UNDECLARED_UNIT)
 
-/* A slot's word of work under way: a bit for each column, and above them when the process said so, in ticks of 4 ms that
- * wrap. What is older than LEDGER_FLIGHT_MS was said by a process that is gone, or stopped, or knows no such word. */
+/* A slot's word of work under way: a bit for each column, and above them when the process said so, in ticks of 4 ms
+ * that wrap. What is older than LEDGER_FLIGHT_MS was said by a process that is gone, or stopped, or knows no such
+ * word. */
 enum { LEDGER_FLIGHT_SHIFT = 16, LEDGER_FLIGHT_TICK_MS = 4, LEDGER_FLIGHT_MS = 60 };
 
-/* A column's compute share, zero in ledgers of those who know none. */
+/* A column's compute share, zero in ledgers of versions that have none. */
 struct ledger_share {
   struct vc_bucket bucket;
-  _Atomic uint64_t looked_ns;    /* up to here the looks of all processes have been charged */
+  _Atomic uint64_t polled_ns;    /* up to here the polls of all processes have been charged */
   _Atomic uint64_t throttled_us; /* launches were held so long ever since, all threads added up */
   _Atomic uint64_t waiting_ms;   /* a launch was held at this time */
   uint64_t reserved;
@@ -59,7 +60,7 @@ struct ledger_slot {
   _Atomic uint32_t shared_marks;      /* for the threads beyond those */
   _Atomic uint32_t flight;            /* LEDGER_FLIGHT_SHIFT */
   used_t used[VC_MAX_GPUS]; /* and, from the end, allowances, where there are at most half as many GPUs */
-  _Atomic uint64_t peak[VC_MAX_GPUS]; /* and the measured excess: PEAK_EXCESS_SHIFT */
+  _Atomic uint64_t peak[VC_MAX_GPUS]; /* and the measured undeclared bytes: PEAK_UNDECLARED_SHIFT */
 };
 
 struct ledger_file {
@@ -83,18 +84,18 @@ struct ledger_file {
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
 
-/* How a slot's bytes are split, in words like its own. Each of the two is a ledger by itself, with a limit of its own: a
- * difference of sums that are read one after the other would be no certain number. */
+/* How a slot's bytes are split, in words like its own. Each of the two is a ledger by itself, with a limit of its own:
+ * a difference of sums that are read one after the other would be no certain number. */
 struct ledger_split {
-  used_t real[VC_MAX_GPUS];    /* in the card's own memory */
+  used_t real[VC_MAX_GPUS];    /* in the GPU's own memory */
   used_t managed[VC_MAX_GPUS]; /* may lie on the host */
   _Atomic uint32_t busy;       /* threads that wait for work under way */
-  _Atomic uint32_t asked_ms;   /* somebody asked whether its work is done, and it was not; 0: nobody did */
+  _Atomic uint32_t asked_ms;   /* a thread asked whether its work is done, and it was not; 0: none did */
   uint64_t reserved[7];
 };
 
-/* A column's part in turns on its card. */
-struct ledger_turn {
+/* A column's part in the time slices of its GPU. */
+struct ledger_time_slice {
   _Atomic uint64_t progress;   /* pieces of work submitted ever since */
   _Atomic uint64_t held_us;    /* threads were held so long ever since, all added up */
   _Atomic uint64_t waiting_ms; /* one was held at this time */
@@ -104,11 +105,11 @@ struct ledger_turn {
 struct ledger_file_split {
   struct ledger_file file;
   struct ledger_split split[VC_MAX_SLOTS];
-  struct ledger_turn turn[VC_MAX_GPUS];
+  struct ledger_time_slice time_slice[VC_MAX_GPUS];
 };
 
 _Static_assert(sizeof(struct ledger_split) == 320, "a word per GPU and part, and a cache line");
-_Static_assert(sizeof(struct ledger_turn) == 64, "columns share no cache line");
+_Static_assert(sizeof(struct ledger_time_slice) == 64, "columns share no cache line");
 _Static_assert(offsetof(struct ledger_file_split, split) == sizeof(struct ledger_file), "behind what version 1 has");
 _Static_assert(sizeof(struct ledger_file_split) < LEDGER_LOCKS, "lock bytes lie beyond this too");
 _Static_assert(sizeof(struct ledger_slot) == 320 && sizeof(struct ledger_slot) % 64 == 0, "slots share no cache line");

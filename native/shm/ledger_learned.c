@@ -2,8 +2,9 @@
  * takes. Finding it out needs NVML, whose start takes many times as long as everything else this library does.
  *
  * One word per GPU: the PID namespace in which it was found, and the bytes. The bytes are the same everywhere. In that
- * namespace NVML names processes as they know themselves, which is what makes a measurement certain (hooks/excess.h);
- * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives itself, and the node agent measures.
+ * namespace NVML names processes as they know themselves, which is what makes a measurement certain (hooks/undeclared.h);
+ * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives
+ * itself, and the node agent measures.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
 #include "ledger_priv.h"
 #include "os.h"

@@ -1,10 +1,11 @@
-/* Charges that end by themselves: a process let go of memory that somebody else may still hold, and pays on for some
- * seconds, by when whoever has it has been measured.
+/* Charges that end by themselves: a process let go of memory that another process may still hold, and pays on for some
+ * seconds, by when that process has been measured.
  *
  * The bytes stay in the slot's own word, so a killed process frees them like all the rest. A record in the header says
- * when they end: one word, and whoever exchanges it for 0 takes the bytes out of the slot, once. That is any process of
- * the container that looks or is about to refuse, so one that sleeps holds nobody up. Killed in between, it leaves the
- * bytes charged until the slot ends: too much, never too little. A record whose slot changed hands means nothing.
+ * when they end: one word, and the process that exchanges it for 0 takes the bytes out of the slot, once. That is any
+ * process of the container that reads the ledger or is about to refuse, so one that sleeps delays no other. Killed in
+ * between, it leaves the bytes charged until the slot ends: too much, never too little. A record whose slot changed
+ * hands means nothing.
  * Knows nothing of CUDA or NVML. Tests: tests/integration/test_native_lingering.py. */
 #include "ledger_priv.h"
 #include "os.h"
@@ -38,7 +39,7 @@ static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word
   } while (!atomic_compare_exchange_weak(cell, &held, next));
 }
 
-/* What is exported is the card's own memory. The whole first, as always (ledger.c). */
+/* What is exported is the GPU's own memory. The whole first, as always (ledger.c). */
 static __attribute__((noinline)) int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   if (!atomic_compare_exchange_strong(record, &word, 0)) return 0;
   if (slot_of(word) >= ledger_slots_in_use(ledger)) return 1;
@@ -48,7 +49,7 @@ static __attribute__((noinline)) int end(struct ledger *ledger, _Atomic uint64_t
   return 1;
 }
 
-/* Nearly no container ever has such a charge, and every look comes here. */
+/* Nearly no container ever has such a charge, and every reading comes here. */
 static uint32_t records_in_use(const struct ledger *ledger) {
   uint32_t n = atomic_load_explicit(&ledger->file->lingering_high, memory_order_relaxed);
   return n < LEDGER_LINGERING ? n : LEDGER_LINGERING; /* the file is the container's: bound what it says */

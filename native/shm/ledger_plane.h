@@ -13,7 +13,7 @@ static inline uint64_t plane_limit(const struct ledger *ledger, enum plane plane
   return plane == PLANE_REAL ? ledger_physical(ledger, column) : ledger_host_budget(ledger, column);
 }
 
-/* What nobody declared is on the card. */
+/* What no call declared is on the GPU. */
 static inline uint64_t plane_unhooked(const struct ledger *ledger, enum plane plane, uint32_t column) {
   return plane == PLANE_MANAGED ? 0 : ledger_unhooked(ledger, column);
 }

@@ -1,4 +1,4 @@
-/* What the files of the ledger's process side share with one another and with nobody else. */
+/* What the files of the ledger's process side share with one another and with no other file. */
 #ifndef VC_SHM_LEDGER_PRIV_H
 #define VC_SHM_LEDGER_PRIV_H
 
@@ -11,7 +11,8 @@
 #include "limits_layout.h"
 #include "lock.h"
 
-/* What this process remembers of its allowance on a GPU (ledger_allowance.h), and the terms under which it was granted. */
+/* What this process remembers of its allowance on a GPU (ledger_allowance.h), and the terms under which it was
+ * taken. */
 struct ledger_allowed {
   _Atomic uint64_t bytes; /* 0: none */
   _Atomic uint64_t limit, unhooked;
@@ -22,8 +23,8 @@ struct ledger_allowed {
 struct ledger {
   const struct limits_page *limits;
   struct ledger_file *file;
-  struct ledger_split *split; /* NULL: a file of version 1, where all bytes are the card's */
-  struct ledger_turn *turn;   /* likewise */
+  struct ledger_split *split; /* NULL: a file of version 1, where all bytes are the GPU's */
+  struct ledger_time_slice *time_slice;   /* likewise */
   uint32_t columns;
   const struct limits_gpu *limit_of[VC_MAX_GPUS]; /* column -> entry of the limits page, by UUID */
   const struct limits_share *share_of[VC_MAX_GPUS];
@@ -36,7 +37,7 @@ struct ledger {
   _Atomic uint32_t generation; /* of our slot when we took it */
   struct ledger_hold hold;    /* under claiming, like the slot */
   struct long_lock claiming;  /* around slot changes; POSIX locks do not exclude threads of one process */
-  _Atomic uint64_t swept_ms;  /* when dead slots were last looked for, coarse clock */
+  _Atomic uint64_t swept_ms;  /* when dead slots were last searched, coarse clock */
   _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
   struct ledger_allowed allowed[VC_MAX_GPUS];
@@ -68,8 +69,8 @@ void ledger_forget_former_program(struct ledger *ledger);
 int ledger_fd(struct ledger *ledger);
 
 /* Empties the slots of dead processes and confirms our own record lock. Returns how many were emptied. *UNSURE (may be
- * NULL) becomes 1 when another process than the writer of the slot's PID has the slot's record lock, and no owner holds the
- * slot: that process is emptying or taking it at this moment. */
+ * NULL) becomes 1 when another process than the writer of the slot's PID has the slot's record lock, and no owner holds
+ * the slot: that process is emptying or taking it at this moment. */
 int ledger_reclaim(struct ledger *ledger, int *unsure);
 
 /* Takes our slot's record lock again if the program closed a descriptor of the ledger and thereby dropped it. */

@@ -1,6 +1,6 @@
-/* The compute share's side of page and ledger: what a container may use now, its bucket, and which of its processes have
- * work under way. A process says so in a word of its slot, with the time, so that one that was killed is forgotten
- * without anybody looking after it.
+/* The compute share's side of page and ledger: what a container may use now, its bucket, and which of its processes
+ * have work under way. A process says so in a word of its slot, with the time, so that one that was killed is forgotten
+ * by itself.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_share.c, tests/integration/test_native_share.py. */
 #include <stddef.h>
 #include <string.h>
@@ -8,14 +8,14 @@
 #include "ledger_priv.h"
 #include "os.h"
 
-enum { WHOLE = 1000, STALE_PAGE_MS = 2000, LONGEST_LOOK_NS = 1000000000, WAITING_MS = 100 };
+enum { WHOLE = 1000, STALE_PAGE_MS = 2000, LONGEST_POLL_NS = 1000000000, WAITING_MS = 100 };
 
 static const struct limits_share *share_of(const struct ledger *ledger, uint32_t column) {
   return &ledger->limits->share[ledger->limit_of[column] - ledger->limits->gpu];
 }
 
-/* An arbiter that lends writes the page again and again; what a dead one has lent is worth nothing. Threads that come here
- * at once store the same. */
+/* An arbiter that lends writes the page again and again; what a dead one has lent is worth nothing. Threads that come
+ * here at once store the same. */
 static int page_is_alive(struct ledger *ledger, uint64_t now_ms) {
   uint64_t changes = atomic_load_explicit(&ledger->limits->changes, memory_order_relaxed);
   if (changes != __atomic_load_n(&ledger->seen_changes, __ATOMIC_RELAXED)) {
@@ -27,10 +27,10 @@ static int page_is_alive(struct ledger *ledger, uint64_t now_ms) {
 
 uint32_t ledger_permille(struct ledger *ledger, uint32_t column, uint64_t now_ms) {
   uint32_t cores = ledger_cores(ledger, column);
-  uint64_t granted = sealed_or(atomic_load_explicit(&share_of(ledger, column)->granted_permille, memory_order_relaxed), 0);
+  uint64_t allowed = sealed_or(atomic_load_explicit(&share_of(ledger, column)->allowed_permille, memory_order_relaxed), 0);
   if (cores == 0 || cores > 100) return WHOLE;
-  if (granted == 0 || granted > WHOLE || !page_is_alive(ledger, now_ms)) return cores * (WHOLE / 100);
-  return (uint32_t)granted;
+  if (allowed == 0 || allowed > WHOLE || !page_is_alive(ledger, now_ms)) return cores * (WHOLE / 100);
+  return (uint32_t)allowed;
 }
 
 struct vc_bucket *ledger_bucket(struct ledger *ledger, uint32_t column) { return &ledger->file->share[column].bucket; }
@@ -65,19 +65,19 @@ uint32_t ledger_flying(const struct ledger *ledger, uint32_t column, uint64_t no
   return count_flying(ledger->file->slot, ledger_slots_in_use(ledger), column, now_ms);
 }
 
-uint64_t ledger_look(struct ledger *ledger, uint32_t column, uint64_t now_ns) {
-  _Atomic uint64_t *looked = &ledger->file->share[column].looked_ns;
-  uint64_t last = atomic_load(looked);
-  if (last > now_ns && last - now_ns < LONGEST_LOOK_NS) return 0; /* somebody looked a moment later than we */
-  if (!atomic_compare_exchange_strong(looked, &last, now_ns)) return 0;
+uint64_t ledger_poll(struct ledger *ledger, uint32_t column, uint64_t now_ns) {
+  _Atomic uint64_t *polled = &ledger->file->share[column].polled_ns;
+  uint64_t last = atomic_load(polled);
+  if (last > now_ns && last - now_ns < LONGEST_POLL_NS) return 0; /* another process polled a moment later */
+  if (!atomic_compare_exchange_strong(polled, &last, now_ns)) return 0;
   if (last > now_ns) return 0; /* the clock began again */
-  return now_ns - last < LONGEST_LOOK_NS ? now_ns - last : LONGEST_LOOK_NS;
+  return now_ns - last < LONGEST_POLL_NS ? now_ns - last : LONGEST_POLL_NS;
 }
 
-void ledger_look_from(struct ledger *ledger, uint32_t column, uint64_t from_ns) {
-  _Atomic uint64_t *looked = &ledger->file->share[column].looked_ns;
-  uint64_t last = atomic_load(looked);
-  while (last < from_ns && !atomic_compare_exchange_weak(looked, &last, from_ns)) continue;
+void ledger_poll_from(struct ledger *ledger, uint32_t column, uint64_t from_ns) {
+  _Atomic uint64_t *polled = &ledger->file->share[column].polled_ns;
+  uint64_t last = atomic_load(polled);
+  while (last < from_ns && !atomic_compare_exchange_weak(polled, &last, from_ns)) continue;
 }
 
 void ledger_waiting(struct ledger *ledger, uint32_t column, uint64_t now_ms) {
@@ -104,7 +104,7 @@ static int read_flying(const struct os_file *file, const struct ledger_file *hea
   return VC_OK;
 }
 
-/* HEADER has room for no slots: not to be looked through by the compiler, which takes that for a mistake. */
+/* HEADER has room for no slots: not to be seen through by the compiler, which takes that for a mistake. */
 static __attribute__((noinline)) int read_shares(const struct os_file *file, struct ledger_file *header,
                                                  struct vc_share_usage *out, uint32_t max) {
   if (file->size < sizeof *header) return VC_ECORRUPT;

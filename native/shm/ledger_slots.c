@@ -1,9 +1,9 @@
-/* Who owns a slot, and who takes it over. A slot's owner holds two locks on it: one that proves that it lives, which nothing
- * but its end drops, and a record lock that tells its PID to anybody who asks (ledger_hold.h). A slot that is not held is
- * emptied by whoever needs room, under the record lock.
+/* Who owns a slot, and who takes it over. A slot's owner holds two locks on it: one that proves that it lives, which
+ * nothing but its end drops, and a record lock that tells its PID to every process that asks (ledger_hold.h). A slot
+ * that is not held is emptied by a process that needs room, under the record lock.
  *
- * The record lock does not last: its process drops it by closing any descriptor of the file. So every step that changes a
- * slot is one that fails when somebody else was there meanwhile: whoever empties or takes a slot raises its generation,
+ * The record lock does not last: its process drops it by closing any descriptor of the file. So every step that changes
+ * a slot is one that fails when another process was there meanwhile: emptying or taking a slot raises its generation,
  * and the owner compares generations on every charge. An owner cannot lose a held slot. One that has lost its hold (the
  * program unmapped what it does not know) and then its slot registers again with what it really holds.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
@@ -16,7 +16,7 @@ enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2, PASSED_PER_CLAIM = 64 };
 
 static _Thread_local char self; /* its address names the thread */
 
-/* 0: this thread has it already, and was interrupted there by a signal whose handler looks at memory: what it asks for
+/* 0: this thread has it already, and was interrupted there by a signal whose handler asks for memory: what it asks for
  * must do without. */
 static int claim_lock(struct ledger *ledger) { return long_lock_take(&ledger->claiming, &self); }
 
@@ -42,8 +42,8 @@ static int may_live(struct ledger *ledger, const struct ledger_slot *slot) {
 
 enum life { DEAD, ALIVE, BUSY /* its record lock is another's: that one empties or takes it */ };
 
-/* Another process's slot. *PID: of who has its record lock. When it cannot be told the slot is alive: never take what may
- * be somebody's. */
+/* Another process's slot. *PID: of who has its record lock. When it cannot be told the slot is alive: never take what
+ * may have an owner. */
 static enum life slot_life(struct ledger *ledger, uint32_t index, int32_t *pid) {
   int fd = ledger_fd(ledger);
   if (fd < 0) return ALIVE;
@@ -60,8 +60,8 @@ int ledger_slot_alive(struct ledger *ledger, uint32_t index, int32_t *pid) {
   return life != DEAD;
 }
 
-/* Between any two steps below the record lock may be gone and somebody else there. So each step that changes a slot begins
- * with the generation that was read before the slot was judged. */
+/* Between any two steps below the record lock may be gone and another process there. So each step that changes a slot
+ * begins with the generation that was read before the slot was judged. */
 static void clear_word(const struct ledger_slot *slot, uint32_t generation, used_t *cell) {
   uint64_t word = atomic_load(cell);
   do {
@@ -69,9 +69,10 @@ static void clear_word(const struct ledger_slot *slot, uint32_t generation, used
   } while (!atomic_compare_exchange_weak(cell, &word, (word & ~USED_BYTES_MASK) + USED_TICK));
 }
 
-/* The slot was judged at generation JUDGED and is ours by lock; forget what it held. The tick keeps every change of a word
- * visible to concurrent readers. The generation is raised before, so that the old owner notices, and after (by
- * raise_again), so that a refusal that counted these words notices. 1: it is JUDGED + 1 now. 0: somebody else was there. */
+/* The slot was judged at generation JUDGED and is ours by lock; forget what it held. The tick keeps every change of a
+ * word visible to concurrent readers. The generation is raised before, so that the old owner notices, and after (by
+ * raise_again), so that a refusal that counted these words notices. 1: it is JUDGED + 1 now. 0: another process was
+ * there. */
 static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged) {
   struct ledger_slot *slot = &ledger->file->slot[index];
   struct ledger_split *split = ledger->split != NULL ? &ledger->split[index] : NULL;
@@ -92,15 +93,16 @@ static int clear_slot(struct ledger *ledger, uint32_t index, uint32_t judged) {
   return 1;
 }
 
-/* Marks are plain stores, and nothing makes them fail. So only the slot's new owner clears them, once nobody can take
- * the slot for that of a dead process: whoever empties a slot and has lost its lock would clear those of an owner who
- * decides by now, and what that one may yet take back would count as held. In an empty slot they say nothing (look). */
+/* Marks are plain stores, and nothing makes them fail. So only the slot's new owner clears them, once no process can
+ * take the slot for that of a dead process: a process that empties a slot and has lost its lock would clear those of an
+ * owner that decides by now, and what that one may yet take back would count as held. In an empty slot they say nothing
+ * (take_instant). */
 static void clear_marks(struct ledger_slot *slot) {
   for (uint32_t m = 0; m < LEDGER_MARKS; m++) atomic_store_explicit(&slot->mark[m], 0, memory_order_relaxed);
   atomic_store_explicit(&slot->shared_marks, 0, memory_order_relaxed);
 }
 
-/* Nobody was there since the slot was judged at this generation and cleared. */
+/* No other process was there since the slot was judged at this generation and cleared. */
 static int raise_again(struct ledger_slot *slot, uint32_t judged) {
   uint32_t generation = judged + 1;
   return atomic_compare_exchange_strong(&slot->generation, &generation, generation + 1);
@@ -138,7 +140,7 @@ static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
   }
   /* Between the question and the lock another process may have reclaimed the slot, used it and died: still dead. Or
    * it may have taken and released it as we do here: then it is empty and emptying it again is harmless. Or it owns the
-   * slot and lost the record lock already: that is why we ask again, now that nobody else can take it. */
+   * slot and lost the record lock already: that is why we ask again, now that no other process can take it. */
   struct finding found = find_owner(slot);
   int alive = ledger_is_held(fd, index) != 0 || may_live(ledger, slot);
   int dead = !alive && empty_slot(ledger, index, found);
@@ -165,7 +167,7 @@ static int slot_is_current(const struct ledger *ledger) {
   return own >= 0 && atomic_load(&ledger->file->slot[own].generation) == atomic_load(&ledger->generation);
 }
 
-/* A lock on a slot that is ours no more is let go: it would make a later owner look alive after its death. */
+/* A lock on a slot that is ours no more is let go: it would make a later owner seem alive after its death. */
 static void confirm_own_lock(struct ledger *ledger) {
   int32_t own = atomic_load(&ledger->slot);
   int fd = own >= 0 ? ledger_fd(ledger) : -1;
@@ -209,12 +211,12 @@ static int taking_holds(int fd, uint32_t index, const struct ledger_slot *slot, 
          atomic_load(&slot->pid) == os_pid();
 }
 
-/* Fills in a slot of which both locks are ours, and whose PID field only one can fill. The words are cleared even though
- * they are zero, except for what a process that lost the slot may have added since. */
+/* Fills in a slot of which both locks are ours, and whose PID field only one can fill. The words are cleared even
+ * though they are zero, except for what a process that lost the slot may have added since. */
 static int fill_slot(struct ledger *ledger, int fd, uint32_t index, struct finding found) {
   struct ledger_slot *slot = &ledger->file->slot[index];
-  int32_t nobody = 0, pid = os_pid();
-  if (!atomic_compare_exchange_strong(&slot->pid, &nobody, pid)) return 0;
+  int32_t unused = 0, pid = os_pid();
+  if (!atomic_compare_exchange_strong(&slot->pid, &unused, pid)) return 0;
   if (clear_slot(ledger, index, found.generation)) {
     raise_high_water(ledger, index + 1);
     os_process_name(slot->name, sizeof slot->name);
@@ -247,16 +249,16 @@ static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   return 0;
 }
 
-/* Looks at a few used slots per claim, so that a container which starts one short process after another does not fill
+/* Checks a few used slots per claim, so that a container which starts one short process after another does not fill
  * the table with the dead; and at fewer where they live, so that many that start at once are not in each other's way.
  * What once held a crowd is not searched through by each one that comes later. */
 static void sweep_some(struct ledger *ledger) {
-  uint32_t used = ledger_slots_in_use(ledger), looked = 0, spared = 0;
+  uint32_t used = ledger_slots_in_use(ledger), checked = 0, spared = 0;
   uint32_t start = used ? (uint32_t)os_pid() % used : 0, passed = used < PASSED_PER_CLAIM ? used : PASSED_PER_CLAIM;
-  for (uint32_t i = 0; i < passed && looked < SWEEP_PER_CLAIM && spared < SPARED_PER_CLAIM; i++) {
+  for (uint32_t i = 0; i < passed && checked < SWEEP_PER_CLAIM && spared < SPARED_PER_CLAIM; i++) {
     uint32_t index = (start + i) % used;
     if (!slot_needs_reclaim(ledger, index)) continue;
-    looked++;
+    checked++;
     spared += !reclaim_slot(ledger, index, NULL);
   }
 }
@@ -299,7 +301,7 @@ static void restore_word(used_t *cell, uint64_t bytes) {
   if (bytes != 0) atomic_fetch_add(cell, (bytes & USED_BYTES_MASK) + USED_TICK);
 }
 
-/* What we really hold goes back into the books whether it fits or not: the memory is held. */
+/* What we really hold goes back into the ledger whether it fits or not: the memory is held. */
 static void restore_usage(struct ledger *ledger) {
   int32_t own = atomic_load(&ledger->slot);
   struct ledger_slot *slot = &ledger->file->slot[own];

@@ -1,4 +1,4 @@
-/* What the ledger's process side answers to those who only look: limits, sums, processes, columns. Takes no slot.
+/* What the ledger's process side answers to those who only read: limits, sums, processes, columns. Takes no slot.
  * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
 #include <string.h>
 
@@ -31,8 +31,8 @@ __attribute__((noinline)) uint64_t ledger_sum_loop(const used_t *cell, size_t st
   return sum;
 }
 
-/* Dead processes show up as used until somebody empties their slots; looking often enough makes that unnoticeable and
- * keeps a view free of system calls. */
+/* Dead processes show up as used until another process empties their slots; that happens often enough to be
+ * unnoticeable and keeps a view free of system calls. */
 static void sweep_if_stale(struct ledger *ledger) {
   uint64_t now = os_coarse_ms();
   uint64_t swept = atomic_load_explicit(&ledger->swept_ms, memory_order_relaxed);

@@ -36,8 +36,8 @@ static int word_is_valid(uint64_t word, uint64_t most) {
 
 static int share_is_valid(const struct limits_share *share) {
   return word_is_valid(share->physical_bytes, VC_MAX_BYTES) && word_is_valid(share->compute_policy, VC_COMPUTE_MAX) &&
-         word_is_valid(share->granted_permille, 1000) && word_is_valid(share->credit_us, SEALED_VALUE_MASK) &&
-         word_is_valid(share->turn, SEALED_VALUE_MASK);
+         word_is_valid(share->allowed_permille, 1000) && word_is_valid(share->credit_us, SEALED_VALUE_MASK) &&
+         word_is_valid(share->time_slice, SEALED_VALUE_MASK);
 }
 
 int limits_check(const struct limits_page *page) {
@@ -151,7 +151,7 @@ int limits_read(const char *path, struct vc_limits *out) {
     out->gpu[i].cores_percent = (uint32_t)sealed_value(page.gpu[i].cores_percent);
     out->gpu[i].physical_bytes = sealed_or(page.share[i].physical_bytes, 0);
     out->gpu[i].compute_policy = (uint32_t)sealed_or(page.share[i].compute_policy, 0);
-    out->gpu[i].granted_permille = (uint32_t)sealed_or(page.share[i].granted_permille, 0);
+    out->gpu[i].allowed_permille = (uint32_t)sealed_or(page.share[i].allowed_permille, 0);
     out->gpu[i].credit_us = sealed_or(page.share[i].credit_us, 0);
   }
   return VC_OK;
@@ -207,9 +207,9 @@ int limits_set_compute(const char *path, const uint8_t uuid[16], uint32_t policy
   return change_share(path, uuid, offsetof(struct limits_share, compute_policy), policy);
 }
 
-int limits_set_granted(const char *path, const uint8_t uuid[16], uint32_t permille) {
+int limits_set_allowed(const char *path, const uint8_t uuid[16], uint32_t permille) {
   if (permille > 1000) return VC_EINVAL;
-  return change_share(path, uuid, offsetof(struct limits_share, granted_permille), permille);
+  return change_share(path, uuid, offsetof(struct limits_share, allowed_permille), permille);
 }
 
 int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microseconds) {
@@ -217,7 +217,7 @@ int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microse
   return change_share(path, uuid, offsetof(struct limits_share, credit_us), microseconds);
 }
 
-int limits_set_turn(const char *path, const uint8_t uuid[16], uint64_t turn) {
-  if (turn > SEALED_VALUE_MASK) return VC_EINVAL;
-  return change_share(path, uuid, offsetof(struct limits_share, turn), turn);
+int limits_set_time_slice(const char *path, const uint8_t uuid[16], uint64_t time_slice) {
+  if (time_slice > SEALED_VALUE_MASK) return VC_EINVAL;
+  return change_share(path, uuid, offsetof(struct limits_share, time_slice), time_slice);
 }

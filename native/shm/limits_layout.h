@@ -28,14 +28,14 @@ struct limits_gpu {
   uint64_t reserved1[2];
 };
 
-/* What became possible later, for each GPU at the same index: words that are 0, which is never valid, were written by an
- * agent that does not know them and mean "unset". Live, except that nothing here can widen memory_bytes. */
+/* What became possible later, for each GPU at the same index: words that are 0, which is never valid, were written by
+ * an agent that does not know them and mean "unset". Live, except that nothing here can widen memory_bytes. */
 struct limits_share {
-  sealed_t physical_bytes; /* of memory_bytes at most so much on the card, the rest in host memory; unset: all of it */
+  sealed_t physical_bytes; /* of memory_bytes at most so much on the GPU, the rest in host memory; unset: all of it */
   sealed_t compute_policy; /* VC_COMPUTE_... and a weight */
-  sealed_t granted_permille; /* of the GPU's time at this moment: cores_percent and what is lent; unset: cores_percent */
-  sealed_t credit_us;      /* of busy time that the container was charged while others had the card, ever since */
-  sealed_t turn;           /* whose turn it is on a card that is given to one container at a time; unset: everybody's */
+  sealed_t allowed_permille; /* of the GPU's time at this moment: cores_percent and what is lent; unset: cores_percent */
+  sealed_t credit_us;      /* of busy time that the container was charged while others had the GPU, ever since */
+  sealed_t time_slice;           /* on a GPU that is given to one container at a time: whose it is; unset: free */
   uint64_t reserved[3];
 };
 
@@ -73,7 +73,7 @@ static inline uint64_t sealed_value(uint64_t word) { return word & SEALED_VALUE_
 
 static inline int sealed_is_valid(uint64_t word) { return word == sealed_make(word); }
 
-/* Of a word of limits_share: OTHERWISE when nobody has written it. */
+/* Of a word of limits_share: OTHERWISE when it was never written. */
 static inline uint64_t sealed_or(uint64_t word, uint64_t otherwise) {
   return sealed_is_valid(word) ? sealed_value(word) : otherwise;
 }

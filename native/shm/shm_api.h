@@ -5,9 +5,9 @@
 
 enum { VC_MAX_GPUS = 16, VC_UUID_BYTES = 16, VC_ID_BYTES = 16, VC_MAX_SLOTS = 1024, VC_NAME_BYTES = 16 };
 
-/* What a process measures on itself beyond its declarations is counted in multiples of this, the piece in which a driver
- * takes memory from the GPU. */
-enum { VC_EXCESS_UNIT = 2097152 };
+/* What a process measures on itself beyond its declarations is counted in multiples of this, the piece in which a
+ * driver takes memory from the GPU. */
+enum { VC_UNDECLARED_UNIT = 2097152 };
 
 /* A GPU of a limits page. The UUID is the 16 raw bytes that cuDeviceGetUuid and the text "GPU-xxxxxxxx-…" share. */
 struct vc_gpu_limit {
@@ -16,20 +16,26 @@ struct vc_gpu_limit {
   uint64_t unhooked_bytes; /* seen by NVML beyond what the ledger declares (contexts, code, graphics); counts as used */
   uint32_t cores_percent;  /* share of the GPU's time, 1..100; 0: no compute limit */
   uint32_t flags;          /* VC_GPU_… */
-  uint64_t physical_bytes; /* of memory_bytes so much at most in the card's own memory; 0: all of it */
+  uint64_t physical_bytes; /* of memory_bytes so much at most in the GPU's own memory; 0: all of it */
   uint32_t compute_policy; /* VC_COMPUTE_… and the weight */
-  uint32_t granted_permille; /* of the GPU's time at this moment, 0: what cores_percent says; only read */
+  uint32_t allowed_permille; /* of the GPU's time at this moment, 0: what cores_percent says; only read */
   uint64_t credit_us;        /* of busy time given back ever since; only read */
 };
 
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
 
-/* Whose turn it is on a card: the lowest two bits of a turn, below the time (milliseconds of CLOCK_MONOTONIC) at which it
- * ends by itself, so that nobody waits for an agent that is gone. SHORT: everybody's, but queues are kept short, as in
- * a turn; libraries that do not know it take it for FREE. */
-enum { VC_TURN_FREE = 0, VC_TURN_HELD = 1, VC_TURN_YOURS = 2, VC_TURN_SHORT = 3, VC_TURN_SHIFT = 2 };
-/* A turn that ends later than this from now was written before the machine was started, and is over. */
-enum { VC_TURN_LONGEST_MS = 60000 };
+/* Whose the time slice of a GPU is: the lowest two bits, below the time (milliseconds of CLOCK_MONOTONIC) at which it
+ * ends by itself, so that no container waits for an agent that is gone. SHORT: free, but queues are kept short, as in a
+ * time slice; libraries that do not know it take it for FREE. */
+enum {
+  VC_TIME_SLICE_FREE = 0,
+  VC_TIME_SLICE_HELD = 1,
+  VC_TIME_SLICE_YOURS = 2,
+  VC_TIME_SLICE_SHORT = 3,
+  VC_TIME_SLICE_SHIFT = 2
+};
+/* A slice that ends later than this from now was written before the machine was started, and is over. */
+enum { VC_TIME_SLICE_LONGEST_MS = 60000 };
 
 /* How a compute share is meant. ELASTIC: idle time of others may be used. The weight, above the flags, says in which
  * proportion idle time is lent: 0 means 1. */
@@ -47,7 +53,7 @@ struct vc_limits {
 int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
 /* The same in two steps, of which the first takes all the time: a file of no page yet, and the page in it. In between
- * nobody may know of the file, since it is not written all at once. */
+ * no other process may know of the file, since it is not written all at once. */
 int limits_reserve(const char *path, uint32_t mode);
 int limits_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count);
 /* Reads and checks the whole page. */
@@ -58,10 +64,10 @@ int limits_set_unhooked(const char *path, const uint8_t uuid[16], uint64_t bytes
 int limits_set_cores(const char *path, const uint8_t uuid[16], uint32_t percent);
 int limits_set_physical(const char *path, const uint8_t uuid[16], uint64_t bytes);
 int limits_set_compute(const char *path, const uint8_t uuid[16], uint32_t policy);
-/* What the node's arbiter decides: permille of the GPU's time now, microseconds given back, whose turn it is. */
-int limits_set_granted(const char *path, const uint8_t uuid[16], uint32_t permille);
+/* What the node's arbiter decides: permille of the GPU's time now, microseconds given back, whose the time slice is. */
+int limits_set_allowed(const char *path, const uint8_t uuid[16], uint32_t permille);
 int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microseconds);
-int limits_set_turn(const char *path, const uint8_t uuid[16], uint64_t turn);
+int limits_set_time_slice(const char *path, const uint8_t uuid[16], uint64_t time_slice);
 
 struct vc_ledger_info {
   uint32_t version;
@@ -69,7 +75,7 @@ struct vc_ledger_info {
   uint32_t slot_count;
   uint8_t id[16];
   uint8_t uuid[16][16];
-  uint64_t peak[16]; /* largest sum over all slots that a granted charge has produced */
+  uint64_t peak[16]; /* largest sum over all slots that a charge has produced */
 };
 
 /* A container's compute share on one GPU, as its processes tell it: nothing of it is believed further than that. */
@@ -88,29 +94,30 @@ struct vc_slot_usage {
   int32_t alive;      /* 1: the owner lives. Without a PID it closed a descriptor of the file: it will name itself again */
   int32_t pid_inside; /* the PID the process wrote itself: its own namespace's, and only its word */
   uint32_t generation; /* raised whenever the slot changes hands, likewise only the container's word */
-  uint64_t used[16];   /* declared, and excess */
-  uint64_t excess[16]; /* the part of used that no call declared: measured by the process on itself; never more than used */
+  uint64_t used[16];   /* declared, and undeclared bytes */
+  uint64_t undeclared[16]; /* the part of used that no call declared: measured by the process itself; never above used */
   uint64_t managed[16]; /* the part of used that may lie in host memory; never more than used */
   uint64_t peak[16];
   uint64_t refused; /* charges that were answered with "out of memory" */
   char name[16];    /* command name, truncated, not trusted: control characters replaced by '?' */
 };
 
-/* Creates an empty ledger, complete or not at all; VC_EEXIST when PATH exists. Its size is fixed: ledger_file_bytes(), and
- * more when a GPU has physical_bytes, because those containers have books for host memory too (version 2). */
+/* Creates an empty ledger, complete or not at all; VC_EEXIST when PATH exists. Its size is fixed: ledger_file_bytes(),
+ * and more when a GPU has physical_bytes, because those ledgers count host memory too (version 2). */
 int ledger_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
-/* In two steps, as a limits page. Books for host memory are made room for in the second. */
+/* In two steps, as a limits page. Room for counting host memory is made in the second. */
 int ledger_reserve(const char *path, uint32_t mode);
 int ledger_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count);
 uint64_t ledger_file_bytes(void);
-/* Reads by pread, never maps, trusts nothing: returns the number of slots written to SLOTS (at most MAX). Slots that
- * nobody owns and that hold nothing are left out. A file of the wrong size or with a damaged header is VC_ECORRUPT;
- * numbers above 2^48 - 1 cannot be represented and so never come out. */
+/* Reads by pread, never maps, trusts nothing: returns the number of slots written to SLOTS (at most MAX). Slots without
+ * an owner that hold nothing are left out. A file of the wrong size or with a damaged header is VC_ECORRUPT; numbers
+ * above 2^48 - 1 cannot be represented and so never come out. */
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
 /* The same without waiting for the disk, or for a container that writes the file all the time: VC_EBUSY instead. */
 int ledger_read_now(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
-/* Who holds slots, by the kernel's word alone: on a ledger whose bytes are damaged, too. Returns how many, at most MAX. */
+/* Who holds slots, by the kernel's word alone: on a ledger whose bytes are damaged, too. Returns how many, at most
+ * MAX. */
 struct vc_slot_owner {
   uint32_t slot;
   int32_t pid; /* in the reader's PID namespace */
@@ -119,14 +126,14 @@ int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
 int ledger_read_shares_now(const char *path, struct vc_share_usage *out, uint32_t max);
-/* The same of an open ledger and without waiting, for those who look again and again: a descriptor, to be given to
+/* The same of an open ledger and without waiting, for those who read again and again: a descriptor, to be given to
  * ledger_close(). */
 int ledger_open_shares(const char *path);
 int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max);
 void ledger_close(int fd);
 
 /* What a container with host memory does on one GPU, as its processes tell it. */
-struct vc_turn_usage {
+struct vc_time_slice_usage {
   uint64_t progress; /* pieces of work submitted ever since */
   uint64_t held_us;  /* its threads were held back ever since, all added up */
   uint64_t managed;  /* bytes of its living processes that may lie in host memory, and that may not */
@@ -136,21 +143,21 @@ struct vc_turn_usage {
   uint32_t alive;    /* living processes */
 };
 /* The same of a ledger, in the order of its GPUs, at most MAX: returns how many, 0 for one without host memory. */
-int ledger_read_turns(const char *path, struct vc_turn_usage *out, uint32_t max);
-int ledger_read_turns_now(const char *path, struct vc_turn_usage *out, uint32_t max);
-/* Milliseconds of CLOCK_MONOTONIC, as turns count them. */
-uint64_t turn_now_ms(void);
+int ledger_read_time_slices(const char *path, struct vc_time_slice_usage *out, uint32_t max);
+int ledger_read_time_slices_now(const char *path, struct vc_time_slice_usage *out, uint32_t max);
+/* Milliseconds of CLOCK_MONOTONIC, as time slices count them. */
+uint64_t time_slice_now_ms(void);
 
-/* Cuts a ledger that grew back to its size, also where it only takes more room than it shows. Returns 1 when it had to, 0
- * when there was nothing to do. It waits for whoever writes the file at this moment. */
+/* Cuts a ledger that grew back to its size, also where it only takes more room than it shows. Returns 1 when it had to,
+ * 0 when there was nothing to do. It waits for a process that writes the file at this moment. */
 int ledger_trim(const char *path);
 int ledger_trim_open(int fd);
 
-/* The compute share of a container on one GPU: a bucket of GPU time that all its processes fill and empty, without a lock.
- * Pure: time is an argument. Theory in bucket.c; Python runs the same code in simulated time. */
+/* The compute share of a container on one GPU: a bucket of GPU time that all its processes fill and empty, without a
+ * lock. Pure: time is an argument. Theory in bucket.c; Python runs the same code in simulated time. */
 struct vc_bucket {
   uint64_t last_ns;    /* filled up to this instant; 0: never */
-  uint64_t granted_ns; /* GPU time earned ever since, without what did not fit */
+  uint64_t earned_ns; /* GPU time earned ever since, without what did not fit */
   uint64_t spent_ns;   /* GPU time used ever since */
   uint64_t credit_us;  /* of the page's credit so much has been added already */
 };
@@ -163,7 +170,7 @@ void bucket_spend(struct vc_bucket *bucket, int64_t ns);
 int64_t bucket_level(const struct vc_bucket *bucket);
 
 /* A launch that finds the bucket in debt waits for the debt of that moment to be earned, and VC_PACE_GATHER_MS more, so
- * that a container works in turns of some length; no longer: what work that runs meanwhile adds is waited for by later
+ * that a container works in bursts of some length; no longer: what work that runs meanwhile adds is waited for by later
  * launches. So work that needs this launch to end never hangs. */
 struct vc_pace {
   int64_t owed_ns;
@@ -174,10 +181,10 @@ void pace_begin(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t
 /* 0: go; else sleep so long, and ask again. PERMILLE may change in between. */
 uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64_t now_ns);
 
-/* What a look costs the container: the looks of its processes divide the time among them, PASSED_NS since the last one of
- * any. The process that looks had work under way BEFORE, and NOW; COMPANY processes had some when it last looked, and
- * FLYING have now, itself included. TICK_NS: between two looks of one process. */
-int64_t look_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns);
+/* What a poll charges the container: the polls of its processes divide the time among them, PASSED_NS since the last
+ * one of any. The polling process had work under way BEFORE, and NOW; COMPANY processes had some at its last poll, and
+ * FLYING have now, itself included. TICK_NS: between two polls of one process. */
+int64_t poll_charge(uint64_t passed_ns, int before, int now, uint32_t company, uint32_t flying, uint64_t tick_ns);
 
 /* How many launches of one stream may be under way at once, so that what is queued is about VC_WINDOW_NS long. */
 enum { VC_WINDOW_NS = 20000000, VC_WINDOW_MAX = 65536 };
@@ -185,7 +192,7 @@ struct vc_window {
   uint32_t allowed;
 };
 void window_reset(struct vc_window *window);
-/* A mark behind OUTSTANDING launches was passed DELAY_NS after it was set. */
+/* A fence behind OUTSTANDING launches was passed DELAY_NS after it was set. */
 void window_passed(struct vc_window *window, uint32_t outstanding, uint64_t delay_ns);
 
 /* "8GiB", "512MiB", "8G" (= GiB), "1073741824": what users and options write. VC_EINVAL for anything else, zero,

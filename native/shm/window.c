@@ -1,9 +1,9 @@
-/* How far a stream may run ahead. A share is kept by holding launches back, which is of use only while what was launched
- * already is short: a thousand kernels of a millisecond in the queue are a second of the card that nobody can take back.
- * Nobody knows beforehand how long a kernel takes, so the queue is measured: a mark behind N launches that is passed
- * after D says D / N for each (waiting for other containers included, as that is part of the queue's length). From there
- * the number follows directly; it shrinks at once and grows eightfold per mark at most, so that a stream begins with
- * one launch and has thousands a few marks later if they are short.
+/* How far a stream may run ahead. A share is kept by holding launches back, which is of use only while what was
+ * launched already is short: a thousand kernels of a millisecond in the queue are a second of the GPU that cannot be
+ * taken back. How long a kernel takes is not known beforehand, so the queue is measured: a fence behind N launches that
+ * is passed after D says D / N for each (waiting for other containers included, as that is part of the queue's length).
+ * From there the number follows directly; it shrinks at once and grows eightfold per fence at most, so that a stream
+ * begins with one launch and has thousands a few fences later if they are short.
  * Pure. Tests: tests/unit/compute/test_window.py, test_shares.py. */
 #include "shm.h"
 

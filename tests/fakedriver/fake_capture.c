@@ -80,12 +80,12 @@ static int forbids(const struct CUstream_st *stream, const struct offence *offen
                                                     stream->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-static void look_for(void *item, void *arg) {
+static void find_legacy_offence(void *item, void *arg) {
   struct offence *offence = arg;
   offence->found |= forbids(item, offence);
 }
 
-static void look_and_break(void *item, void *arg) {
+static void break_capture(void *item, void *arg) {
   CUstream stream = item;
   struct offence *offence = arg;
   if (!forbids(stream, offence)) return;
@@ -101,14 +101,14 @@ CUresult capture_broken(CUstream stream, CUresult result) {
 CUresult capture_forbids_unsafe(void) {
   struct offence offence = {NULL, 0};
   if (__builtin_expect(atomic_load(&captures) == 0, 1)) return CUDA_SUCCESS;
-  if (thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED) stream_each(look_and_break, &offence);
+  if (thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED) stream_each(break_capture, &offence);
   return offence.found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult capture_forbids_legacy(CUstream stream, CUcontext context) {
   struct offence offence = {context, 0};
   if (__builtin_expect(atomic_load(&captures) == 0, 1)) return CUDA_SUCCESS;
-  if (stream == NULL || stream == CU_STREAM_LEGACY) stream_each(look_and_break, &offence);
+  if (stream == NULL || stream == CU_STREAM_LEGACY) stream_each(break_capture, &offence);
   return offence.found ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
@@ -180,7 +180,7 @@ static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
   if ((stream && stream != CU_STREAM_LEGACY) || atomic_load(&captures) == 0) return CUDA_SUCCESS;
   struct offence offence = {NULL, 0};
   TRY(context_current(&offence.legacy));
-  stream_each(look_for, &offence);
+  stream_each(find_legacy_offence, &offence);
   return offence.found ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 #define STATUS (CUstream stream, CUstreamCaptureStatus *status)

@@ -101,13 +101,13 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-/* The first ABI names the card that a MIG device is a part of. */
-static CUresult get_card_uuid(CUuuid *uuid, CUdevice device) {
+/* The first ABI names the GPU that a MIG device is a part of. */
+static CUresult get_gpu_uuid(CUuuid *uuid, CUdevice device) {
   TRY(get_uuid(uuid, device));
   if (fake_state->machine.mig) uuid->bytes[15] = (char)~uuid->bytes[15];
   return CUDA_SUCCESS;
 }
-ENTRY(cuDeviceGetUuid, (CUuuid *uuid, CUdevice device), get_card_uuid, (uuid, device))
+ENTRY(cuDeviceGetUuid, (CUuuid *uuid, CUdevice device), get_gpu_uuid, (uuid, device))
 ENTRY(cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice device), get_uuid, (uuid, device))
 
 CUresult cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice device) {

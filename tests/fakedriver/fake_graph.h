@@ -106,7 +106,7 @@ struct graph_run {
   CUstream stream;
   uint64_t busy[FAKE_MAX_GPUS];
 };
-/* Pages for BYTES: those kept for the stream, then nobody's, then new ones. */
+/* Pages for BYTES: those kept for the stream, then free ones, then new ones. */
 CUresult graph_memory_borrow(struct graph_run *run, unsigned gpu, uint64_t bytes);
 void graph_memory_run(struct graph_run *run); /* allocations and frees of this thread are the run's */
 void graph_memory_return(struct graph_run *run); /* its pages are kept for the stream */

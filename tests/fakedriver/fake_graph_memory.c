@@ -1,5 +1,5 @@
 /* Device memory of graphs: kept after it is free, until it is trimmed. Graphs that are launched into the same stream
- * share their pages, since they never run at once; what a graph leaves allocated is nobody else's.
+ * share their pages, since they never run at once; what a graph leaves allocated belongs to no other graph.
  * Must not know nodes. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"
 

@@ -14,7 +14,7 @@ static CUresult check_kernel(CUDA_KERNEL_NODE_PARAMS *p) {
   if (!p->gridDimX || !p->gridDimY || !p->gridDimZ || !p->blockDimX || !p->blockDimY || !p->blockDimZ ||
       (uint64_t)p->blockDimX * p->blockDimY * p->blockDimZ > 1024)
     return CUDA_ERROR_INVALID_VALUE;
-  p->kernelParams = p->extra = NULL; /* arguments are nobody's business here, and the caller's to keep */
+  p->kernelParams = p->extra = NULL; /* arguments are the caller's to keep, and are not read here */
   return CUDA_SUCCESS;
 }
 

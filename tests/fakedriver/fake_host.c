@@ -171,7 +171,7 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 ENTRY(cuPointerGetAttribute, (void *data, CUpointer_attribute attribute, CUdeviceptr address), attribute_of,
       (data, attribute, address))
 
-/* A pointer nobody knows is no error here: its answers are zero. */
+/* An unknown pointer is no error here: its answers are zero. */
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
   ENTER(cuPointerGetAttributes);
   if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;

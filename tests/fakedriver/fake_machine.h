@@ -52,8 +52,8 @@ struct fake_machine {
   uint64_t granularity;      /* device memory is taken in multiples of this */
   uint64_t pool_granularity; /* and for memory pools */
   uint64_t launch_ns;        /* time one kernel takes */
-  uint64_t paging_ns;        /* time one MiB of managed memory takes between card and host */
-  uint32_t managed_access;   /* kernels and host may use managed memory at once, and it may be larger than the card */
+  uint64_t paging_ns;        /* time one MiB of managed memory takes between GPU and host */
+  uint32_t managed_access;   /* kernels and host may use managed memory at once, and it may be larger than the GPU */
   char latency[FAKE_LATENCY_TEXT];
   struct fake_gpu gpu[FAKE_MAX_GPUS];
   uint8_t level[FAKE_MAX_GPUS][FAKE_MAX_GPUS]; /* enum fake_level */

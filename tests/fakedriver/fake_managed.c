@@ -1,4 +1,4 @@
-/* Advice for managed memory, checked and remembered by nobody, and prefetches, which move pages.
+/* Advice for managed memory, checked and forgotten, and prefetches, which move pages.
  * Must not know how memory is laid out. Tests: tests/unit/fakedriver/test_managed.py. */
 #include "fake_work.h"
 

@@ -17,7 +17,8 @@ static CUresult write_value(CUstream stream, CUdeviceptr address, uint64_t value
   return CUDA_SUCCESS;
 }
 
-/* A condition that is false when it is reached would block the stream; nobody else runs here who could make it true. */
+/* A condition that is false when it is reached would block the stream; nothing else runs here that could make it
+ * true. */
 static CUresult wait_value(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags, unsigned bytes) {
   void *memory;
   uint64_t seen = 0;

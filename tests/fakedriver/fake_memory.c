@@ -93,7 +93,7 @@ CUresult memory_give(CUdeviceptr address) {
 /* --- old ABI: addresses of 32 bits ------------------------------------------------------------------------------ */
 
 static CUdeviceptr low_base;
-#define LOW_BYTES (512ull << 20) /* MAP_32BIT has 1 GiB for everybody */
+#define LOW_BYTES (512ull << 20) /* MAP_32BIT has 1 GiB for all of the process */
 
 static CUresult allocate_low(CUdeviceptr_v1 *out, uint64_t bytes) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -167,10 +167,10 @@ static inline CUresult get_info(uint64_t *available, uint64_t *total) {
   CUcontext context;
   TRY(context_current(&context));
   state_reap_if_hinted();
-  const struct fake_gpu *card = &fake_state->machine.gpu[context->gpu];
+  const struct fake_gpu *properties = &fake_state->machine.gpu[context->gpu];
   uint64_t used = atomic_load_explicit(&fake_state->gpu[context->gpu].used, memory_order_relaxed);
-  *total = card->memory_bytes;
-  *available = card->memory_bytes - card->reserved_bytes - used;
+  *total = properties->memory_bytes;
+  *available = properties->memory_bytes - properties->reserved_bytes - used;
   return CUDA_SUCCESS;
 }
 

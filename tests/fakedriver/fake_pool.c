@@ -1,10 +1,10 @@
-/* Stream-ordered memory: pools that hold more than is in use.
- * Must not know streams beyond the context of one and the time its work ends. Tests: tests/unit/fakedriver/test_pools.py.
+/* Stream-ordered memory: pools that hold more than is in use. Must not know streams beyond the context of one and the
+ * time its work ends. Tests: tests/unit/fakedriver/test_pools.py.
  *
  * A pool takes memory from the GPU in units of pool_granularity and gives what is unused and above its release
  * threshold back when something synchronises. What was freed in stream order is "pending" until a synchronisation finds
- * the work before it done: only the same stream takes it again before, and nobody else's allocation nor a trim can have
- * it. Where the blocks lie inside is not simulated: a pool never fragments. */
+ * the work before it done: only the same stream takes it again before, and neither another stream's allocation nor a
+ * trim can have it. Where the blocks lie inside is not simulated: a pool never fragments. */
 #include "fake_pool.h"
 
 #include <pthread.h>

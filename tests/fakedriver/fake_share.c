@@ -58,7 +58,7 @@ static CUresult fill_in(struct memory *memory, int fd, char kind, unsigned long 
   memory->size = size;
   memory->multicast = kind == 'm';
   memory->host = kind == 'h';
-  memory->devices = ~0u; /* of a multicast object: whoever exported it has seen to that */
+  memory->devices = ~0u; /* of a multicast object: its exporter has seen to that */
   memory->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   memory->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   memory->prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -66,7 +66,7 @@ static int table_trylock(void) {
   return -1;
 }
 
-/* Is WORD the mark of somebody who can no longer unlock? ME asks. */
+/* Is WORD the mark of a process that can no longer unlock? ME asks. */
 static int holder_died(uint64_t word, uint64_t me, const struct fake_gpu_state *gpu) {
   unsigned holder = (unsigned)(word & 0xffff);
   if (holder != REAPER) return state_slot_pid(holder - 1) < 0;
@@ -118,9 +118,9 @@ static void gpu_unlock(unsigned index) { atomic_store_explicit(&fake_state->gpu[
 /* Under the GPU's lock. */
 static int charge_own(unsigned gpu, uint64_t bytes) {
   struct fake_gpu_state *shared = &fake_state->gpu[gpu];
-  const struct fake_gpu *card = &fake_state->machine.gpu[gpu];
+  const struct fake_gpu *properties = &fake_state->machine.gpu[gpu];
   uint64_t used = atomic_load_explicit(&shared->used, memory_order_relaxed);
-  int fits = bytes <= card->memory_bytes - card->reserved_bytes - used;
+  int fits = bytes <= properties->memory_bytes - properties->reserved_bytes - used;
   if (fits) {
     _Atomic uint64_t *own = &fake_state->slot[own_slot].used[gpu];
     atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) + bytes, memory_order_relaxed);
@@ -130,8 +130,8 @@ static int charge_own(unsigned gpu, uint64_t bytes) {
 }
 
 static uint64_t free_bytes(unsigned gpu) {
-  const struct fake_gpu *card = &fake_state->machine.gpu[gpu];
-  return card->memory_bytes - card->reserved_bytes - atomic_load(&fake_state->gpu[gpu].used);
+  const struct fake_gpu *properties = &fake_state->machine.gpu[gpu];
+  return properties->memory_bytes - properties->reserved_bytes - atomic_load(&fake_state->gpu[gpu].used);
 }
 
 static void change_resident(unsigned gpu, unsigned slot, uint64_t bytes, int in) {
@@ -375,8 +375,8 @@ static int complain(const char *what, const char *path) {
   return -1;
 }
 
-/* Fills a nameless neighbour of PATH and gives it the name only when it is complete; whoever comes second uses the
- * first one's. */
+/* Fills a nameless neighbour of PATH and gives it the name only when it is complete; a process that comes second uses
+ * the first one's. */
 static int create_file(const char *path, const struct fake_machine *machine, uint64_t hash) {
   char temporary[4096];
   if (snprintf(temporary, sizeof temporary, "%s.XXXXXX", path) >= (int)sizeof temporary) {

@@ -3,10 +3,10 @@
  * Knows nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_sharing.py.
  *
  * A slot belongs to the process that holds a POSIX record lock on the slot's byte far beyond the end of the file: the
- * kernel drops the lock when the process dies, however it dies, and tells everybody the owner's PID in their own PID
- * namespace. Device memory is accounted per slot; a GPU's sum is a cache that is written under the GPU's lock. A lock
- * whose holder died is taken over and the sum is built again from the slots, so a kill between any two instructions
- * costs nothing. */
+ * kernel drops the lock when the process dies, however it dies, and tells every process the owner's PID in their own
+ * PID namespace. Device memory is accounted per slot; a GPU's sum is a cache that is written under the GPU's lock. A
+ * lock whose holder died is taken over and the sum is built again from the slots, so a kill between any two
+ * instructions costs nothing. */
 #ifndef FAKE_STATE_H
 #define FAKE_STATE_H
 
@@ -23,7 +23,7 @@ enum {
   FAKE_FAILURES = 32,
   FAKE_EVENTS = 256, /* ring of XIDs and the like */
   FAKE_LAUNCH_CELLS = 8,
-  FAKE_TURNS = 1024, /* remembered changes of a GPU's pace */
+  FAKE_ROUNDS = 1024, /* remembered changes of a GPU's pace */
 };
 
 enum fake_kind { FAKE_COMPUTE, FAKE_GRAPHICS, FAKE_MPS }; /* which process list shows a process */
@@ -39,7 +39,7 @@ struct fake_slot {
   _Atomic uint64_t busy_ns[FAKE_MAX_GPUS]; /* of the GPU's time, what this process had */
   _Atomic uint64_t ends[FAKE_MAX_GPUS];    /* when its launched work is done, in the GPU's own time: fake_time.c */
   _Atomic uint64_t managed[FAKE_MAX_GPUS];  /* managed memory, wherever its pages are */
-  _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the card, and part of USED */
+  _Atomic uint64_t resident[FAKE_MAX_GPUS]; /* so much of it on the GPU, and part of USED */
   _Atomic uint64_t moved[FAKE_MAX_GPUS];    /* bytes of pages that its kernels made move */
   _Alignas(64) _Atomic uint64_t launches[FAKE_LAUNCH_CELLS];
   _Alignas(64) _Atomic uint64_t records; /* of events, by threads that have launched */
@@ -53,10 +53,10 @@ struct fake_gpu_state {
   /* The GPU's own time: fake_time.c. */
   _Alignas(64) _Atomic uint64_t time_lock; /* 0, or generation << 16 | slot + 1 of the holder */
   uint64_t real_ns, own_ns;                /* CLOCK_MONOTONIC and the own time, at the same instant; 0: not begun */
-  uint64_t turns;
+  uint64_t rounds;
   struct {
     uint64_t real_ns, own_ns;
-  } turn[FAKE_TURNS];
+  } round[FAKE_ROUNDS];
 };
 
 struct fake_failure {
@@ -69,7 +69,7 @@ struct fake_failure {
 
 /* Memory of several processes: lies in the memory's own file. Changed under the GPU's lock. */
 struct fake_share {
-  uint64_t payer;              /* generation << 16 | slot + 1; 0: nobody */
+  uint64_t payer;              /* generation << 16 | slot + 1; 0: none */
   uint64_t holder[FAKE_SLOTS]; /* generation << 32 | references of that process */
   uint8_t rest[4096 - 8];      /* a mapping ends with a page */
 };
@@ -85,7 +85,7 @@ struct fake_state {
   uint64_t machine_hash;
   uint64_t size;
   struct fake_machine machine;
-  _Atomic uint32_t armed; /* a call has to look closer: counters, failures */
+  _Atomic uint32_t armed; /* a call has to check more: counters, failures */
   _Atomic uint32_t counting;
   _Atomic uint32_t generations;
   _Atomic uint32_t slot_high; /* slots at and above are free */
@@ -95,7 +95,7 @@ struct fake_state {
   struct fake_event event[FAKE_EVENTS];
   _Atomic uint64_t calls[FAKE_CALLS];
   /* Held by the owner of the slot as long as it lives; the kernel marks it when the owner dies. It only hints that a
-   * look at the record locks is worth its system calls. */
+   * reading the record locks is worth its system calls. */
   pthread_mutex_t alive[FAKE_SLOTS];
   struct fake_slot slot[FAKE_SLOTS];
 };
@@ -110,7 +110,7 @@ int state_claim_slot(void);
 /* Slot of this process or NULL. */
 struct fake_slot *state_own_slot(void);
 
-/* One turn of waiting for a lock that is held for nanoseconds: the holder may also have lost its processor. */
+/* One time slice of waiting for a lock that is held for nanoseconds: the holder may also have lost its processor. */
 static inline void state_spin(unsigned turn) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -123,17 +123,17 @@ static inline void state_spin(unsigned turn) {
 int state_charge(unsigned gpu, uint64_t bytes);
 void state_uncharge(unsigned gpu, uint64_t bytes);
 
-/* Managed memory takes what the card has left and makes room for other memory. */
+/* Managed memory takes what the GPU has left and makes room for other memory. */
 void state_charge_managed(unsigned gpu, uint64_t bytes);
 void state_uncharge_managed(unsigned gpu, uint64_t bytes);
-/* All managed memory of this process comes to the card, as far as there is room beside what cannot move. Returns how many
- * bytes move, in both directions together. */
+/* All managed memory of this process comes to the GPU, as far as there is room beside what cannot move. Returns how
+ * many bytes move, in both directions together. */
 uint64_t state_touch_managed(unsigned gpu);
 /* The same of BYTES, for a prefetch. */
 uint64_t state_fetch_managed(unsigned gpu, uint64_t bytes);
 
 /* One reference more of this process to shared memory of BYTES. PAYS: it has charged them; else they are charged to it
- * if nobody alive pays. -1: no room. */
+ * if no living process pays. -1: no room. */
 int state_share_join(struct fake_share *share, unsigned gpu, uint64_t bytes, int pays);
 /* One less. The charge goes with the payer's last, or to another process that still refers to the memory. */
 void state_share_leave(struct fake_share *share, unsigned gpu, uint64_t bytes);

@@ -32,7 +32,7 @@ static void raise_to(_Atomic uint64_t *value, uint64_t least) {
 void work_launch(CUcontext context, CUstream stream, uint64_t ns) {
   CUstream own;
   if (stream_check(stream, &own)) own = NULL;
-  uint64_t end = time_book(context->gpu, ns);
+  uint64_t end = time_reserve(context->gpu, ns);
   if (own) raise_to(&own->busy_until, end);
   raise_to(&context->busy_until, end);
 }
@@ -238,7 +238,7 @@ static CUresult record(CUevent event, CUstream stream, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* Programs record where they launch: a tool's record elsewhere would be felt by whoever uses that stream. */
+/* Programs record where they launch: a tool's record elsewhere would be felt by the user of that stream. */
 _Thread_local struct stream_launched stream_launched;
 
 static void count_record(CUstream stream) {

@@ -1,12 +1,12 @@
-/* The simulated time of a GPU: work of one process runs in order, and the card goes round among the processes that have
- * work, in turns too short to notice, as a real one does without MPS.
+/* The simulated time of a GPU: work of one process runs in order, and the GPU goes round among the processes that have
+ * work, in rounds too short to notice, as a real one does without MPS.
  *
- * So that nobody has to compute for anybody else, each GPU has a time of its own. It runs like the clock while at most one
- * process has work, half as fast with two, and so on: it is the time that every process with work has been given. Work is
- * done when that time reaches what it was when the work was booked, or when the work before it ends, plus what it takes.
- * Whoever wants to know moves it forward, from one end of somebody's work to the next. The last changes of pace are
- * remembered, to say when an instant was on the clock. A process that dies leaves the round when its slot is freed.
- * Must not know what work is. Tests: tests/unit/fakedriver/test_time.py. */
+ * So that no process has to compute for another, each GPU has a time of its own. It runs like the clock while at most
+ * one process has work, half as fast with two, and so on: it is the time that every process with work has been given.
+ * Work is done when that time reaches what it was when the work was submitted, or when the work before it ends, plus
+ * what it takes. A process that reads it moves it forward, from one end of a process's work to the next. The last
+ * changes of pace are remembered, to say when an instant was on the clock. A process that dies leaves the round when
+ * its slot is freed. Must not know what work is. Tests: tests/unit/fakedriver/test_time.py. */
 #include "fake_work.h"
 
 #include <time.h>
@@ -14,9 +14,9 @@
 enum { LONGEST_NAP = 500000 };
 
 static void remember(struct fake_gpu_state *gpu) {
-  unsigned index = gpu->turns++ % FAKE_TURNS;
-  gpu->turn[index].real_ns = gpu->real_ns;
-  gpu->turn[index].own_ns = gpu->own_ns;
+  unsigned index = gpu->rounds++ % FAKE_ROUNDS;
+  gpu->round[index].real_ns = gpu->real_ns;
+  gpu->round[index].own_ns = gpu->own_ns;
 }
 
 struct round {
@@ -24,7 +24,7 @@ struct round {
   uint64_t first_end;
 };
 
-static struct round look_round(unsigned index) {
+static struct round find_round(unsigned index) {
   struct round round = {0, UINT64_MAX};
   unsigned high = atomic_load(&fake_state->slot_high);
   for (unsigned i = 0; i < high; i++) {
@@ -51,7 +51,7 @@ static unsigned move_on(unsigned index) {
   uint64_t now = state_now_ns();
   if (gpu->own_ns == 0) gpu->own_ns = gpu->real_ns = now;
   for (;;) {
-    struct round round = look_round(index);
+    struct round round = find_round(index);
     uint64_t passed = now > gpu->real_ns ? now - gpu->real_ns : 0, pace = round.processes ? round.processes : 1;
     uint64_t step = passed / pace;
     int ends = round.processes != 0 && step >= round.first_end - gpu->own_ns;
@@ -82,7 +82,7 @@ uint64_t time_now(unsigned index) {
   return now;
 }
 
-uint64_t time_book(unsigned index, uint64_t ns) {
+uint64_t time_reserve(unsigned index, uint64_t ns) {
   unsigned processes;
   struct fake_gpu_state *gpu = begin(index, &processes);
   _Atomic uint64_t *ends = &state_own_slot()->ends[index];
@@ -115,12 +115,12 @@ uint64_t time_real(unsigned index, uint64_t at) {
   unsigned processes;
   struct fake_gpu_state *gpu = begin(index, &processes);
   uint64_t own = gpu->own_ns, real = gpu->real_ns;
-  uint64_t known = gpu->turns < FAKE_TURNS ? gpu->turns : FAKE_TURNS;
+  uint64_t known = gpu->rounds < FAKE_ROUNDS ? gpu->rounds : FAKE_ROUNDS;
   for (uint64_t back = 1; back <= known && own > at; back++) {
-    unsigned turn = (unsigned)((gpu->turns - back) % FAKE_TURNS);
-    uint64_t before_own = gpu->turn[turn].own_ns, before_real = gpu->turn[turn].real_ns;
+    unsigned at = (unsigned)((gpu->rounds - back) % FAKE_ROUNDS);
+    uint64_t before_own = gpu->round[at].own_ns, before_real = gpu->round[at].real_ns;
     if (before_own <= at) {
-      /* Between two turns the pace is even. */
+      /* Between two changes the pace is even. */
       if (own > before_own)
         real = before_real + (uint64_t)((double)(real - before_real) * (double)(at - before_own) / (double)(own - before_own));
       own = at;

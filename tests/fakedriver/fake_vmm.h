@@ -12,9 +12,9 @@ enum { GRANULARITY = 2 << 20 };
 struct binding;
 struct memory {
   struct handle handle;
-  uint64_t size, charged; /* charged: 0 for what nobody or somebody else pays */
+  uint64_t size, charged; /* charged: 0 for what no process or another one pays */
   unsigned gpu;
-  int fd; /* -1: nobody has looked at the bytes yet */
+  int fd; /* -1: the bytes were not touched yet */
   uint32_t references, mappings; /* mappings: of all kinds, also into arrays and multicast objects */
   int host, multicast;
   unsigned devices, devices_wanted; /* of a multicast object: bit mask, number */

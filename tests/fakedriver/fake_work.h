@@ -43,7 +43,7 @@ void work_reset_after_fork(void);
 
 /* A GPU's own time (fake_time.c). 0 is an instant before all others. */
 uint64_t time_now(unsigned gpu);
-uint64_t time_book(unsigned gpu, uint64_t ns); /* NS of work behind all that this process has; when it is done */
+uint64_t time_reserve(unsigned gpu, uint64_t ns); /* NS of work behind all that this process has; when it is done */
 int time_is_over(unsigned gpu, uint64_t until);
 void time_wait(unsigned gpu, uint64_t until);  /* sleeps until then */
 uint64_t time_real(unsigned gpu, uint64_t at); /* CLOCK_MONOTONIC of an instant that is over */

@@ -1,8 +1,8 @@
-/* Any bytes as a ledger, which the container's processes can write: the agent's reader stays within bounds, and a process
- * that attaches to it neither crashes nor gets more than its limit. The first byte: bit 0 makes magic, sizes and checksum
- * right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger; bit 3 makes it one with books for host
- * memory, which get the second half of the input. Slots beyond the input are empty.
- * Subjects: native/shm/ledger_file.c, ledger_attach.c, ledger.c, ledger_slots.c, ledger_turn.c. */
+/* Any bytes as a ledger, which the container's processes can write: the agent's reader stays within bounds, and a
+ * process that attaches to it neither crashes nor gets more than its limit. The first byte: bit 0 makes magic, sizes
+ * and checksum right; bit 1 leaves the file at its own size; bit 2 makes it larger than a ledger; bit 3 makes it one
+ * that counts host memory, which get the second half of the input. Slots beyond the input are empty. Subjects:
+ * native/shm/ledger_file.c, ledger_attach.c, ledger.c, ledger_slots.c, ledger_time_slice.c. */
 #define _GNU_SOURCE
 #include <stdio.h>
 
@@ -34,19 +34,19 @@ static void read_as_agent(const char *path) {
   if (count < 0) return;
   REQUIRE(count <= VC_MAX_SLOTS && info.gpu_count > 0 && info.gpu_count <= VC_MAX_GPUS);
   for (int i = 0; i < count; i++) {
-    REQUIRE(slots[i].slot < VC_MAX_SLOTS && slots[i].pid == 0); /* nobody holds a lock */
+    REQUIRE(slots[i].slot < VC_MAX_SLOTS && slots[i].pid == 0); /* no process holds a lock */
     for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
       REQUIRE(slots[i].used[g] <= USED_BYTES_MASK && slots[i].peak[g] <= USED_BYTES_MASK);
-      REQUIRE(slots[i].excess[g] <= slots[i].used[g] && slots[i].managed[g] <= slots[i].used[g]);
+      REQUIRE(slots[i].undeclared[g] <= slots[i].used[g] && slots[i].managed[g] <= slots[i].used[g]);
     }
     for (const char *c = slots[i].name; *c != 0; c++) REQUIRE(*c >= ' ' && *c <= '~');
     REQUIRE(slots[i].name[VC_NAME_BYTES - 1] == 0);
   }
   REQUIRE(ledger_read(path, &info, slots, 1) <= 1);
-  struct vc_turn_usage turns[VC_MAX_GPUS];
-  count = ledger_read_turns(path, turns, VC_MAX_GPUS);
+  struct vc_time_slice_usage slices[VC_MAX_GPUS];
+  count = ledger_read_time_slices(path, slices, VC_MAX_GPUS);
   REQUIRE(count == (info.version == LEDGER_VERSION ? 0 : (int)info.gpu_count));
-  for (int i = 0; i < count; i++) REQUIRE(turns[i].alive == 0 && turns[i].managed == 0 && turns[i].waiting <= 1);
+  for (int i = 0; i < count; i++) REQUIRE(slices[i].alive == 0 && slices[i].managed == 0 && slices[i].waiting <= 1);
 }
 
 /* Marks and foreign PIDs make a refusal take its time (docs/adr/0005); charges are tried where it would not. */
@@ -93,7 +93,7 @@ static void use(struct ledger *ledger) {
     int managed = ledger_charge_part(ledger, LEDGER_MANAGED, 0, LIMIT - PHYSICAL, 1);
     REQUIRE(managed != VC_OK || ledger_charge_part(ledger, LEDGER_MANAGED, 0, 1, 1) != VC_OK);
     if (managed == VC_OK) ledger_uncharge_part(ledger, LEDGER_MANAGED, 0, LIMIT - PHYSICAL);
-    ledger_turn_busy(ledger, 0);
+    ledger_time_slice_busy(ledger, 0);
   }
   if (status != VC_OK) return;
   ledger_view(ledger, 0, &limit, &before);
@@ -127,9 +127,9 @@ static size_t fill(const uint8_t *data, size_t size, int split) {
   memset(&image, 0, sizeof image);
   memcpy(&image.file, data, first < sizeof image.file ? first : sizeof image.file);
   if (!split) return first < sizeof image.file ? first : sizeof image.file;
-  size_t turn = rest < sizeof image.turn ? rest : sizeof image.turn;
-  memcpy(image.turn, data + first, turn);
-  memcpy(image.split, data + first + turn, rest - turn);
+  size_t time_slice = rest < sizeof image.time_slice ? rest : sizeof image.time_slice;
+  memcpy(image.time_slice, data + first, time_slice);
+  memcpy(image.split, data + first + time_slice, rest - time_slice);
   return sizeof image;
 }
 

@@ -1,8 +1,8 @@
-/* Tables of every size and driver version in the place of NVML's private one: what programs get is the driver's table, or
- * one that shows only the container's processes, and nothing beyond a table's end or a caller's array is touched.
- * Subjects: native/nvml/private_table.c; its neighbours are stand-ins.
- * The input: 2 bytes driver branch, 2 bytes size of the table, 1 byte of flags (1..4: a list is NULL), 1 byte number of
- * processes, 1 byte room in the caller's array, 1 byte what the real list answers. */
+/* Tables of every size and driver version in the place of NVML's private one: what programs get is the driver's table,
+ * or one that shows only the container's processes, and nothing beyond a table's end or a caller's array is touched.
+ * Subjects: native/nvml/private_table.c; its neighbours are stand-ins. The input: 2 bytes driver branch, 2 bytes size
+ * of the table, 1 byte of flags (1..4: a list is NULL), 1 byte number of processes, 1 byte room in the caller's array,
+ * 1 byte what the real list answers. */
 #include "../../native/nvml/private_table.c"
 
 #include <stdio.h>
@@ -63,7 +63,7 @@ static void call_lists(const union table *table, unsigned int room) {
     }
     REQUIRE(count == expected);
     REQUIRE(result == (expected > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS));
-    for (size_t i = 0; i < room * row; i++) REQUIRE(rows[i] != 'x'); /* nobody else's processes */
+    for (size_t i = 0; i < room * row; i++) REQUIRE(rows[i] != 'x'); /* no other container's processes */
     if (result == NVML_SUCCESS && expected > 0) REQUIRE(((struct row *)(void *)rows)->pid == 1);
     REQUIRE(table->word[word]((nvmlDevice_t)1, NULL, rows) == NVML_ERROR_INVALID_ARGUMENT);
   }

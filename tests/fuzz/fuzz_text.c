@@ -52,38 +52,38 @@ static void try_uuid(const char *text) {
   REQUIRE(uuid_parse(out, again, &flags_again) == VC_OK && flags == flags_again && memcmp(uuid, again, 16) == 0);
 }
 
-static void try_grant(const struct wishes *wishes, uint32_t machine) {
+static void try_resolve(const struct requests *requests, uint32_t machine) {
   static const uint8_t gpus[VC_MAX_GPUS + 1][VC_UUID_BYTES] = {{1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}};
-  struct vc_gpu_limit grant[VC_MAX_GPUS];
+  struct vc_gpu_limit entry[VC_MAX_GPUS];
   struct vc_limits page = {.gpu_count = 0};
   char why[CONFIG_WHY] = "";
-  int count = config_grant(wishes, gpus, machine, grant, why);
+  int count = config_resolve(requests, gpus, machine, entry, why);
   REQUIRE(count <= VC_MAX_GPUS);
   if (count < 0) REQUIRE(why[0] != 0 && memchr(why, 0, sizeof why) != NULL);
   for (int i = 0; i < count; i++) {
-    REQUIRE(grant[i].memory_bytes > 0 && grant[i].memory_bytes <= VC_MAX_BYTES);
-    for (int k = 0; k < i; k++) REQUIRE(memcmp(grant[i].uuid, grant[k].uuid, VC_UUID_BYTES) != 0);
-    page.gpu[page.gpu_count++] = grant[i];
+    REQUIRE(entry[i].memory_bytes > 0 && entry[i].memory_bytes <= VC_MAX_BYTES);
+    for (int k = 0; k < i; k++) REQUIRE(memcmp(entry[i].uuid, entry[k].uuid, VC_UUID_BYTES) != 0);
+    page.gpu[page.gpu_count++] = entry[i];
   }
-  /* A page that was made from the wishes agrees with them, and one with a byte more does not. */
+  /* A page that was made from the requests agrees with them, and one with a byte more does not. */
   if (count <= 0) return;
-  REQUIRE(config_compare(wishes, gpus, machine, &page, "page", why) == VC_OK);
+  REQUIRE(config_compare(requests, gpus, machine, &page, "page", why) == VC_OK);
   page.gpu[0].memory_bytes++;
-  REQUIRE(config_compare(wishes, gpus, machine, &page, "page", why) == VC_EINVAL);
+  REQUIRE(config_compare(requests, gpus, machine, &page, "page", why) == VC_EINVAL);
 }
 
-static void try_wishes(const char *text) {
-  struct wishes wishes;
+static void try_requests(const char *text) {
+  struct requests requests;
   char why[CONFIG_WHY] = "";
-  int status = config_parse_wishes(text, &wishes, why);
+  int status = config_parse_memory(text, &requests, why);
   if (status != VC_OK) {
     REQUIRE(status == VC_EINVAL && strstr(why, "VCUDA_MEMORY_LIMIT") != NULL && memchr(why, 0, sizeof why) != NULL);
     return;
   }
-  REQUIRE(wishes.count > 0 && wishes.count <= VC_MAX_GPUS);
-  for (uint32_t i = 0; i < wishes.count; i++)
-    REQUIRE(wishes.wish[i].bytes > 0 && wishes.wish[i].bytes <= VC_MAX_BYTES);
-  for (uint32_t machine = 0; machine <= 9; machine += 3) try_grant(&wishes, machine);
+  REQUIRE(requests.count > 0 && requests.count <= VC_MAX_GPUS);
+  for (uint32_t i = 0; i < requests.count; i++)
+    REQUIRE(requests.request[i].bytes > 0 && requests.request[i].bytes <= VC_MAX_BYTES);
+  for (uint32_t machine = 0; machine <= 9; machine += 3) try_resolve(&requests, machine);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   REQUIRE(text != NULL);
   memcpy(text, data + 1, size - 1);
   text[size - 1] = 0;
-  static void (*const parser[])(const char *) = {try_size, try_uuid, try_wishes};
+  static void (*const parser[])(const char *) = {try_size, try_uuid, try_requests};
   parser[data[0] % COUNT(parser)](text);
   free(text);
   return 0;

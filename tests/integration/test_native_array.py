@@ -150,7 +150,7 @@ def test_a_level_is_a_view_whose_end_gives_nothing_back(start):
     assert peer("used()") == CONTEXT
 
 
-def test_the_last_array_that_fits_is_granted_and_the_next_is_not(start):
+def test_the_last_array_that_fits_is_allocated_and_the_next_is_not(start):
     peer = start(str(CONTEXT + 16 * MIB))
     kept = create(peer, "cuArrayCreate_v2", flat(1024, 1024, FLOAT, 4))
     assert kept > 0
@@ -201,7 +201,7 @@ def test_what_the_driver_refuses_is_answered_by_the_driver_and_costs_nothing(sta
     assert create(peer, "cuMipmappedArrayCreate", deep(64, 64, 0), 1) == -INVALID_CONTEXT
 
 
-def test_a_card_that_is_full_gives_the_charge_back(start):
+def test_a_gpu_that_is_full_gives_the_charge_back(start):
     peer = start("100GiB")
     assert create(peer, "cuArray3DCreate_v2", deep(65536, 65536, 2, LAYERED, (FLOAT, 4))) == -OUT_OF_MEMORY
     assert peer("used()") == CONTEXT

@@ -213,7 +213,7 @@ def test_a_missing_ledger(container):
     mount(place, directory, GIB, GIB)
     (directory / "ledger").unlink()
     assert str(directory / "ledger") in refusal(place.client())
-    assert not (directory / "ledger").exists(), "nobody makes up a container's ledger"
+    assert not (directory / "ledger").exists(), "no process makes up a container's ledger"
 
 
 def test_a_ledger_of_another_allocation(container):
@@ -332,7 +332,7 @@ def test_a_default_directory_that_others_can_write_to_is_refused(place, tmp_path
     (runtime / "vcuda").mkdir(parents=True)
     (runtime / "vcuda").chmod(0o777)
     env = place.env() | {"VCUDA_MEMORY_LIMIT": "1GiB", "XDG_RUNTIME_DIR": str(runtime)}
-    assert "somebody else can write to it" in refusal(Client(env))
+    assert "another user can write to it" in refusal(Client(env))
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_standard_streams_may_be_closed(place):
 
 def looked_then(place: Place, change: Callable[[], None]) -> list[str]:
     """What a program answers that looks its functions up, lets CHANGE happen, and makes its first calls then: four
-    results and the size of the card."""
+    results and the size of the GPU."""
     code = (
         "import ctypes; d = ctypes.CDLL('libcuda.so.1'); init = d.cuInit; print('looked', flush=True); input();"
         "c = ctypes.c_void_p(); n = ctypes.c_size_t(); a = ctypes.c_size_t();"
@@ -547,7 +547,7 @@ def looked_then(place: Place, change: Callable[[], None]) -> list[str]:
         return program.communicate("\n", timeout=30)[0].split()
 
 
-def test_the_page_that_was_looked_at_is_the_one_attached(place):
+def test_the_page_that_was_read_first_is_the_one_attached(place):
     """It is opened once: when it has lost its name since, it is still there."""
     place.quota.mkdir()
     mount(place, place.quota, 2 * GIB, 2 * GIB)

@@ -185,7 +185,7 @@ def test_a_device_without_a_share_has_no_memory(place):
     assert "CUDA_VISIBLE_DEVICES" in errors
 
 
-def test_visible_devices_are_reordered_and_limits_follow_the_card(place):
+def test_visible_devices_are_reordered_and_limits_follow_the_gpu(place):
     with place.client("0=1GiB,1=2GiB", CUDA_VISIBLE_DEVICES="1,0") as client:
         client.do("init")
         assert client.do("total a", 0).first == 2 * GIB
@@ -236,7 +236,7 @@ def test_only_the_first_process_starts_nvml_for_its_context(place):
             assert first.free() == GIB - 3 * CONTEXT - MIB
             assert nvml_starts(place) == starts
             assert eventually(lambda: second.free() > 0 and nvml_starts(place) > starts), (
-                "who looks, measures"
+                "a process that reads, measures"
             )
             assert second.free() == GIB - 3 * CONTEXT - MIB
 

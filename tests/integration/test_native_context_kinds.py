@@ -1,4 +1,4 @@
-"""Contexts of every kind: OpenGL's, VDPAU's, green ones, several cards in any order, threads without one."""
+"""Contexts of every kind: OpenGL's, VDPAU's, green ones, several GPUs in any order, threads without one."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_green_context_that_does_not_fit_is_refused_and_undone(start):
     assert program.do(state) == 0, "no reference to the primary context is left"
 
 
-def test_green_contexts_on_two_cards_are_charged_where_they_are(start):
+def test_green_contexts_on_two_gpus_are_charged_where_they_are(start):
     program = start("0=1GiB,1=2GiB")
     for device, name in ((1, "a"), (0, "b")):
         describe_part(program, device)
@@ -173,7 +173,7 @@ def test_errors_of_green_contexts_are_the_drivers_own(start):
     assert program.free() == GIB - CONTEXT
 
 
-# --- threads and cards -----------------------------------------------------------------------------------------------
+# --- threads and GPUs -----------------------------------------------------------------------------------------------
 
 
 def test_a_thread_without_a_context_gets_the_drivers_error_and_is_not_charged(start):
@@ -186,22 +186,22 @@ def test_a_thread_without_a_context_gets_the_drivers_error_and_is_not_charged(st
 
 
 @pytest.mark.parametrize("order", ["1,0", "0,1", "{1},{0}", "{0},{1}", "1", "{1}"])
-def test_limits_follow_the_card_in_whatever_order_it_is_selected(place, start, order):
+def test_limits_follow_the_gpu_in_whatever_order_it_is_selected(place, start, order):
     uuids = uuids_of(place)
     visible = order.format(*uuids)
-    cards = [uuids.index(item) if "-" in item else int(item) for item in visible.split(",")]
+    gpus = [uuids.index(item) if "-" in item else int(item) for item in visible.split(",")]
     program = start(f"{uuids[0]}=1GiB,{uuids[1]}=2GiB", CUDA_VISIBLE_DEVICES=visible)
-    for device, card in enumerate(cards):
+    for device, gpu in enumerate(gpus):
         program.ready(device)
-        assert program.free() == (card + 1) * GIB - CONTEXT
-        assert alloc(program, "p", (card + 1) * MIB) == SUCCESS
-    for device, card in enumerate(cards):
+        assert program.free() == (gpu + 1) * GIB - CONTEXT
+        assert alloc(program, "p", (gpu + 1) * MIB) == SUCCESS
+    for device, gpu in enumerate(gpus):
         program.ready(device)
-        assert program.free() == (card + 1) * GIB - CONTEXT - (card + 1) * MIB
+        assert program.free() == (gpu + 1) * GIB - CONTEXT - (gpu + 1) * MIB
 
 
 def uuids_of(place):
-    """UUIDs of the machine's cards in NVML's order."""
+    """UUIDs of the machine's GPUs in NVML's order."""
     with Program(place.plain_env()) as plain:
         plain.do("cuInit(0)")
         raw = plain.do(

@@ -55,7 +55,7 @@ def test_the_checks_see_what_weighs(tmp_path):
     source.write_text(
         'static const char *const names[2000] = {[0 ... 1999] = "name"};\n'
         + "".join(f"char small{i}, large{i}[1 << 14];\n" for i in range(9))
-        + "char books[1 << 14];\n"
+        + "char allocations[1 << 14];\n"
         + "const char *name(int i) { return names[i]; }\n"
     )
     library = tmp_path / "libheavy.so"

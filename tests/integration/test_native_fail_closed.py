@@ -1,4 +1,4 @@
-"""An error of the driver is never a way around the quota: what nobody can charge is refused, with one line why."""
+"""An error of the driver is never a way around the quota: what cannot be charged is refused, with one line why."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_device_without_a_uuid_is_found_by_its_place_on_the_bus(place, fail, d
 
 
 @pytest.mark.parametrize("limit", ["1GiB", "0=1GiB"])
-def test_a_device_that_nobody_names_has_no_memory(place, fail, limit):
+def test_a_device_without_a_name_has_no_memory(place, fail, limit):
     for call in (*UUID_CALLS, BY_BUS):
         fail(call)
     with place.client(limit, CUDA_VISIBLE_DEVICES="0") as client:
@@ -104,7 +104,7 @@ def test_a_device_that_the_driver_does_not_have_is_the_drivers_error(place, fail
         assert client.close() == ""
 
 
-def test_gpus_are_not_counted_past_one_that_nobody_names(place, fail):
+def test_gpus_are_not_counted_past_one_without_a_name(place, fail):
     """Else 1=… would mean another GPU."""
     place.fakectl("fail", "nvmlInit_v2", UNKNOWN, 1)
     for call in UUID_CALLS:
@@ -168,7 +168,7 @@ def test_an_old_driver_with_nvml_needs_no_guess(place, old_driver):
 
 
 @pytest.mark.parametrize("command", ["alloc a", "managed a", "pitch a"])
-def test_an_allocation_in_a_context_that_nobody_names_is_refused(place, fail, command):
+def test_an_allocation_in_an_unknown_context_is_refused(place, fail, command):
     with place.client("1GiB") as client:
         before = client.ready().free()
         fail("cuCtxGetCurrent", UNKNOWN, 1)
@@ -226,7 +226,7 @@ def test_so_is_everything_else_that_is_charged_to_the_context(place, fail, call)
         ("cuDeviceGetDefaultMemPool", "made"),
     ],
 )
-def test_a_stream_whose_pool_nobody_names_gives_nothing(place, fail, failing, stream):
+def test_a_stream_without_a_known_pool_gives_nothing(place, fail, failing, stream):
     with Program(place.env("1GiB")) as program:
         program.ready()
         program.do("keep(made=Handle(), block=c_ulonglong(0x5555))")

@@ -105,7 +105,7 @@ def test_a_primary_context_that_does_not_go_keeps_its_memory(client, fail, comma
     assert client.do("free x").code == SUCCESS
 
 
-def test_failing_questions_pass_through(client, fail):
+def test_failing_queries_pass_through(client, fail):
     fail("cuDeviceTotalMem_v2", UNKNOWN)
     assert client.do("total a", 0).code == UNKNOWN
     assert client.do("total a", 0).first == GIB

@@ -60,7 +60,7 @@ def test_a_driver_is_not_adopted_before_a_child_would_be_told(run: Run) -> None:
     assert run(LOOK_UP).stdout.split() == ["0", "True"]
 
 
-def test_nobody_passes_a_registration_that_is_on_its_way(run: Run) -> None:
+def test_no_thread_passes_a_registration_that_is_on_its_way(run: Run) -> None:
     done = run(HELD_UP)
     assert done.stdout.split() == ["0", "0", "0", "0", "True"], done.stderr
 

@@ -379,7 +379,7 @@ def test_a_device_without_a_share_has_no_memory_for_graphs(start):
     assert peer("reserved(1)") == 0
 
 
-def test_the_card_can_be_fuller_than_the_quota(start):
+def test_the_gpu_can_be_fuller_than_the_quota(start):
     peer = start("100GiB")
     handle = executable(peer, 30 * GIB)
     assert launch(peer, handle) == OUT_OF_MEMORY, "the driver's own"
@@ -464,7 +464,7 @@ def test_a_large_graph_is_read_whole(start):
     assert launch(peer, handle) == OUT_OF_MEMORY
 
 
-def test_a_driver_that_fails_a_launch_leaves_books_exact(start, tmp_path):
+def test_a_driver_that_fails_a_launch_leaves_the_allocation_table_exact(start, tmp_path):
     peer = start()
     machine = Machine("two-24g", tmp_path / "machine")
     handle = executable(peer, 100 * MIB)
@@ -482,7 +482,7 @@ def test_a_driver_that_fails_a_launch_leaves_books_exact(start, tmp_path):
 
 
 def test_what_the_driver_takes_beyond_the_quota_is_charged_all_the_same(start, tmp_path):
-    """Nothing more is granted until it goes; how much comes was not to be known here: this driver has huge pages."""
+    """Nothing more is allocated until it goes; how much comes was not to be known here: this driver has huge pages."""
     coarse = tmp_path / "coarse.txt"
     coarse.write_text("granularity: 400MiB\n" + (ROOT / "tests/fakedriver/machines/two-24g.txt").read_text())
     context = 400 * MIB
@@ -517,7 +517,7 @@ def test_threads_that_launch_and_trim_never_pass_the_limit(start):
 
 
 class Walk:
-    """A program that does random things with graphs; the books are compared after each."""
+    """A program that does random things with graphs; the charge is compared after each."""
 
     def __init__(self, peer: Peer, seed: int, room: int) -> None:
         self.peer, self.random, self.room = peer, random.Random(seed), room
@@ -590,7 +590,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_graphs_do_the_books_are_the_drivers_and_within_the_limit(start, seed):
+def test_whatever_graphs_do_the_charge_is_the_drivers_and_within_the_limit(start, seed):
     room = (100 + 60 * (seed % 3)) * MIB
     walk = Walk(start(str(CONTEXT + room)), seed, room)
     for _ in range(250):

@@ -88,7 +88,7 @@ def test_when_the_exporter_lets_go_the_importer_is_measured(place):
         assert exporter(f"d.release({handle})") == SUCCESS
         assert exporter("d.used(), d.really_used()") == [2 * CONTEXT + BLOCK] * 2
         assert measured(place) == {exporter.pid: CONTEXT, importer.pid: CONTEXT + BLOCK}
-        assert eventually(lambda: importer("d.used()") == 2 * CONTEXT + 2 * BLOCK), "it has looked at itself"
+        assert eventually(lambda: importer("d.used()") == 2 * CONTEXT + 2 * BLOCK), "it has measured itself"
         assert eventually(lambda: exporter("d.used()") == 2 * CONTEXT + BLOCK), "the exporter is done"
         assert importer(f"d.create({2 * GIB - BLOCK})[0]") == OUT_OF_MEMORY
         assert importer(f"[d.release({taken}), d.unmap({base}, {BLOCK})]") == [SUCCESS, SUCCESS]
@@ -143,7 +143,9 @@ def test_an_own_export_that_outlives_the_original_is_measured(place):
         assert eventually(lambda: program("d.used()") == CONTEXT + BLOCK)
         assert program(f"d.create({BLOCK})[0]") == OUT_OF_MEMORY
         assert program(f"d.release({again})") == SUCCESS
-        assert program(f"d.create({BLOCK})[0]") == SUCCESS, "what was measured is looked at before a refusal"
+        assert program(f"d.create({BLOCK})[0]") == SUCCESS, (
+            "what was measured is measured again before a refusal"
+        )
 
 
 SAME_HANDLE = """

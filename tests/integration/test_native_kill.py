@@ -1,6 +1,6 @@
 """kill -9 at random instants of a program's life: loading, cuInit, context, allocating from two threads.
 
-Whoever is left gets the whole quota at once, never a byte more, and never waits. The instants inside a charge are in
+The processes left get the whole quota at once, never a byte more, and never wait. The instants inside a charge are in
 tests/native/test_ledger_kill.c, one by one.
 """
 
@@ -17,7 +17,7 @@ TRIALS, VICTIMS = 170, 3
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_kill_loses_or_grants_quota(tmp_path, seed):
+def test_no_kill_loses_or_adds_quota(tmp_path, seed):
     place, rng = Place(tmp_path), random.Random(seed)
     whole = GIB - CONTEXT
     with place.client("1GiB") as survivor:

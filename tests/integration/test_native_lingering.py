@@ -1,5 +1,5 @@
-"""What was exported and then let go of is paid on by its exporter while somebody may still hold it: for three seconds,
-by when whoever has it has been measured (docs/adr/0014). What is gone is paid no more at once."""
+"""What was exported and then let go of is paid on by its exporter while another process may still hold it: for three
+seconds, by when that process has been measured (docs/adr/0014). What is gone is paid no more at once."""
 
 from __future__ import annotations
 
@@ -55,26 +55,26 @@ def other_quota(place):
     return {"VCUDA_DIR": str(place.directory / "other")}
 
 
-def test_it_is_in_a_book_at_every_moment(place):
+def test_it_is_charged_at_every_moment(place):
     with place.program("1GiB") as exporter, place.program("1GiB", **other_quota(place)) as importer:
         handle, fd = shared(exporter)
         taken = taken_in(importer, exporter, fd)
         base = importer(f"d.reserve({BLOCK})")
         assert importer(f"[d.map({base}, {BLOCK}, {taken}), d.release({taken})]") == [SUCCESS, SUCCESS]
         assert exporter(f"d.release({handle})") == SUCCESS
-        assert exporter("d.used()") == CONTEXT + BLOCK, "somebody still holds it"
+        assert exporter("d.used()") == CONTEXT + BLOCK, "another process still holds it"
         assert exporter(f"d.create({BLOCK})[0]") == OUT_OF_MEMORY
 
         def only_the_importer_pays():
             here, there = exporter("d.used()"), importer("d.used()")
-            assert here + there >= 2 * CONTEXT + BLOCK, "it is in no book"
+            assert here + there >= 2 * CONTEXT + BLOCK, "it is charged nowhere"
             return (here, there) == (CONTEXT, CONTEXT + BLOCK)
 
         assert eventually(only_the_importer_pays)
         assert exporter(f"d.create({BLOCK})[0]") == SUCCESS
 
 
-def test_what_nobody_imported_is_gone_at_once(place):
+def test_what_no_process_imported_is_gone_at_once(place):
     with place.program("1GiB") as program:
         handle, fd = shared(program)
         base = program(f"d.reserve({BLOCK})")
@@ -107,12 +107,12 @@ def test_taking_down_and_making_again_at_the_limit_is_never_refused(place):
 
 
 def test_an_exporter_that_sleeps_is_paid_for_no_longer(place):
-    """Its charge ends although it makes no call: whoever shares its quota looks."""
+    """Its charge ends although it makes no call: the processes that share its quota end it."""
     with place.program("2GiB") as exporter, place.program("2GiB") as importer:
         handle, fd = shared(exporter)
         taken_in(importer, exporter, fd)
         assert exporter(f"d.release({handle})") == SUCCESS
-        assert eventually(lambda: importer("d.used()") == 2 * CONTEXT + 2 * BLOCK), "it has looked at itself"
+        assert eventually(lambda: importer("d.used()") == 2 * CONTEXT + 2 * BLOCK), "it has measured itself"
         assert eventually(lambda: importer("d.used()") == 2 * CONTEXT + BLOCK)
         with place.program("2GiB") as third:
             assert third(f"d.create({2 * GIB - 3 * CONTEXT - BLOCK})[0]") == SUCCESS
@@ -146,7 +146,7 @@ def test_of_two_that_end_together_only_the_one_that_remains_is_paid(place):
         assert exporter(f"[os.close({fds[1]}), d.unmap({base}, {2 * BLOCK})][1]") == SUCCESS
         assert exporter("d.used()") == CONTEXT + BLOCK
         assert importer(f"d.release({taken})") == SUCCESS
-        assert exporter(f"d.create({2 * GIB - CONTEXT})[0]") == SUCCESS, "a refusal looks first"
+        assert exporter(f"d.create({2 * GIB - CONTEXT})[0]") == SUCCESS, "a refusal reads first"
 
 
 def test_errors_of_the_driver_change_nothing(place):

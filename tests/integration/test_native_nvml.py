@@ -1,4 +1,4 @@
-"""What NVML clients see: the limit as the card's size, the container's own processes, and the same numbers as CUDA."""
+"""What NVML clients see: the limit as the GPU's size, the container's own processes, and the same numbers as CUDA."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def snapshot(place: Place, limit: str, python: str) -> list[dict]:
     return json.loads(done.stdout)
 
 
-def test_the_card_is_as_large_as_the_limit(place, python):
-    for card, limit in zip(snapshot(place, "0=1GiB,1=3GiB", python), (GIB, 3 * GIB), strict=True):
-        assert card["one"] == [limit, 0, limit]
-        assert card["two"] == [limit, 0, limit, 0]
-        assert all(entries == [] for entries in card["lists"].values())
+def test_the_gpu_is_as_large_as_the_limit(place, python):
+    for gpu, limit in zip(snapshot(place, "0=1GiB,1=3GiB", python), (GIB, 3 * GIB), strict=True):
+        assert gpu["one"] == [limit, 0, limit]
+        assert gpu["two"] == [limit, 0, limit, 0]
+        assert all(entries == [] for entries in gpu["lists"].values())
 
 
 def test_cuda_and_nvml_agree(place, python):
@@ -61,11 +61,11 @@ def test_cuda_and_nvml_agree(place, python):
         first.do("alloc a", 123 * MIB)
         second.do("alloc a", 77)
         for index, client in enumerate((first, second)):
-            card = snapshot(place, "1GiB", python)[index]
+            gpu = snapshot(place, "1GiB", python)[index]
             answer = client.do("info")
-            assert card["one"][2] == card["two"][2] == answer.first
-            assert card["one"][0] == card["two"][0] == answer.second == client.do("total a", index).first
-            assert card["one"][1] == card["two"][1] == answer.second - answer.first
+            assert gpu["one"][2] == gpu["two"][2] == answer.first
+            assert gpu["one"][0] == gpu["two"][0] == answer.second == client.do("total a", index).first
+            assert gpu["one"][1] == gpu["two"][1] == answer.second - answer.first
 
 
 def test_process_lists_show_own_processes_with_their_pids(place, python):
@@ -74,23 +74,23 @@ def test_process_lists_show_own_processes_with_their_pids(place, python):
         second.ready()
         stranger.ready()
         first.do("alloc a", 123 * MIB)
-        card = snapshot(place, "1GiB", python)[0]
+        gpu = snapshot(place, "1GiB", python)[0]
     wanted = {(first.process.pid, CONTEXT + 123 * MIB), (second.process.pid, CONTEXT)}
-    for name, entries in card["lists"].items():
+    for name, entries in gpu["lists"].items():
         found = {tuple(entry) for entry in entries}
         assert found == (wanted if name.startswith("Compute") else set()), name
-    assert len(card["names"]) == 2
-    assert all(name.endswith("/client") for name in card["names"])
-    assert sum(used for _, used in card["lists"]["Compute"]) == card["one"][1]
+    assert len(gpu["names"]) == 2
+    assert all(name.endswith("/client") for name in gpu["names"])
+    assert sum(used for _, used in gpu["lists"]["Compute"]) == gpu["one"][1]
 
 
 def test_dead_processes_leave_the_list(place, python):
     client = place.client("1GiB").ready()
     assert len(snapshot(place, "1GiB", python)[0]["lists"]["Compute"]) == 1
     client.kill()
-    card = snapshot(place, "1GiB", python)[0]
-    assert card["lists"]["Compute"] == []
-    assert card["one"][1] == 0
+    gpu = snapshot(place, "1GiB", python)[0]
+    assert gpu["lists"]["Compute"] == []
+    assert gpu["one"][1] == 0
 
 
 PROTOCOL = """
@@ -213,7 +213,7 @@ def test_utilization_samples_of_strangers_are_hidden(place, python):
 
     with at_work(place.plain_env()) as stranger:
         assert asked(place.plain_env()) == [[stranger.pid]] * 2
-        assert asked(place.env("1GiB")) == [[], []], "nobody of this container"
+        assert asked(place.env("1GiB")) == [[], []], "no process of this container"
         with at_work(place.env("1GiB")) as own:
             shown = [own.pid] if pids_are_the_machines() else []
             assert asked(place.env("1GiB")) == [shown] * 2
@@ -225,10 +225,10 @@ def test_well_known_client_runs_unchanged(place, python):
         client.ready()
         client.do("alloc a", 100 * MIB)
         done = place.run(python, "-m", "gpustat", "--json", limit="1GiB")
-    card = json.loads(done.stdout)["gpus"][0]
-    assert card["memory.total"] == 1024
-    assert card["memory.used"] == 200
-    assert [process["pid"] for process in card["processes"]] == [client.process.pid]
+    gpu = json.loads(done.stdout)["gpus"][0]
+    assert gpu["memory.total"] == 1024
+    assert gpu["memory.used"] == 200
+    assert [process["pid"] for process in gpu["processes"]] == [client.process.pid]
 
 
 BINDINGS = """
@@ -248,7 +248,7 @@ must(driver.cuMemAlloc(600 << 20))
 """
 
 
-def test_a_driver_client_that_nobody_here_wrote(place, python):
+def test_a_driver_client_from_elsewhere(place, python):
     pytest.importorskip("cuda.bindings.driver", exc_type=ImportError)
     done = place.run(python, "-c", BINDINGS, limit="1GiB")
     assert done.stderr == ""
@@ -282,7 +282,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
 
 
 @pytest.mark.namespaces
-def test_utilization_samples_are_nobodys_in_a_pid_namespace(place, python):
+def test_utilization_samples_name_no_process_in_a_pid_namespace(place, python):
     """Where the machine's PIDs are not ours, a stranger's may equal one of ours."""
     if not has_pid_namespaces():
         pytest.skip("this machine does not let us make PID namespaces")
@@ -305,6 +305,6 @@ def test_processes_have_the_pids_of_the_namespace_that_asks(place, python):
         pytest.skip("this machine does not let us make PID namespaces")
     done = place.run(*NAMESPACE, python, "-c", INSIDE, CLIENTS / "client", SNAPSHOT, limit="1GiB")
     assert (done.returncode, done.stderr) == (0, "")
-    pid, cards = done.stdout.splitlines()
+    pid, gpus = done.stdout.splitlines()
     assert int(pid) < 100, "a young namespace counts from 1"
-    assert json.loads(cards)[0]["lists"]["Compute_v3"] == [[int(pid), CONTEXT]]
+    assert json.loads(gpus)[0]["lists"]["Compute_v3"] == [[int(pid), CONTEXT]]

@@ -1,4 +1,4 @@
-"""Beyond the physical share memory is managed, and the program takes it for the card's own."""
+"""Beyond the physical share memory is managed, and the program takes it for the GPU's own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cuda13(tmp_path):
     return Place(tmp_path, machine=str(machine))
 
 
-def books(place: Place) -> tuple[int, int]:
+def parts(place: Place) -> tuple[int, int]:
     """Real and managed bytes of GPU 0 in the ledger."""
     usage = read_ledger(place.quota / "ledger")
     uuid = usage.gpu_uuids[0]
@@ -62,31 +62,31 @@ def books(place: Place) -> tuple[int, int]:
 def test_real_first_then_managed_then_nothing(place, client):
     for name in "abcdefg":
         assert client.do(f"alloc {name}", GIB).code == SUCCESS
-    real, managed = books(place)
+    real, managed = parts(place)
     assert real == 3 * GIB + CONTEXT
     assert managed == 4 * GIB
     assert client.do("alloc h", GIB).code == OUT_OF_MEMORY
     assert client.do("info").first == MEMORY - 7 * GIB - CONTEXT
     assert client.do("total a", 0).first == MEMORY
     assert client.do("free a").code == SUCCESS
-    assert books(place) == (real - GIB, managed)
-    assert client.do("alloc a", GIB).code == SUCCESS  # what is free on the card is used first
-    assert books(place) == (real, managed)
+    assert parts(place) == (real - GIB, managed)
+    assert client.do("alloc a", GIB).code == SUCCESS  # what is free on the GPU is used first
+    assert parts(place) == (real, managed)
     for name in "abcdefg":
         assert client.do(f"free {name}").code == SUCCESS
-    assert books(place) == (CONTEXT, 0)
+    assert parts(place) == (CONTEXT, 0)
 
 
 def test_a_quota_is_not_exceeded_by_many_processes(place):
     clients = [Client(oversubscribed(place)).ready() for _ in range(3)]
     try:
-        granted = 0
+        allocated = 0
         for i in range(60):
-            granted += clients[i % 3].do(f"alloc {chr(97 + i // 3)}", 200 * MIB).code == SUCCESS
-        real, managed = books(place)
+            allocated += clients[i % 3].do(f"alloc {chr(97 + i // 3)}", 200 * MIB).code == SUCCESS
+        real, managed = parts(place)
         assert real <= PHYSICAL
         assert managed <= MEMORY - PHYSICAL
-        assert granted == (real - 3 * CONTEXT + managed) // (200 * MIB)
+        assert allocated == (real - 3 * CONTEXT + managed) // (200 * MIB)
         assert PHYSICAL - real < 200 * MIB
         assert MEMORY - PHYSICAL - managed < 200 * MIB
     finally:
@@ -95,36 +95,36 @@ def test_a_quota_is_not_exceeded_by_many_processes(place):
     with Client(oversubscribed(place)) as client:
         assert client.ready().do("alloc a", 3 * GIB).code == SUCCESS
         assert client.do("alloc b", 4 * GIB).code == SUCCESS
-        assert books(place) == (3 * GIB + CONTEXT, 4 * GIB)
+        assert parts(place) == (3 * GIB + CONTEXT, 4 * GIB)
 
 
 def test_pitched_memory_beyond_the_share(place, client):
     assert client.do("alloc a", 3800 * MIB).code == SUCCESS
-    before = books(place)
+    before = parts(place)
     answer = client.do("pitch b", 1000, 600000)
     assert answer.code == SUCCESS
     assert answer.second == 1024
-    assert books(place) == (before[0], 1024 * 600000)
+    assert parts(place) == (before[0], 1024 * 600000)
     assert client.do("free b").code == SUCCESS
-    assert books(place) == (before[0], 0)
+    assert parts(place) == (before[0], 0)
 
 
 def test_the_oldest_calls_stay_real(place, client):
     assert client.do("alloc a", 3800 * MIB).code == SUCCESS
     assert client.do("alloc1 b", 300 * MIB).code == OUT_OF_MEMORY
-    assert books(place)[1] == 0
+    assert parts(place)[1] == 0
 
 
-def test_a_full_card_is_evaded(place):
-    """The physical share has room, the card has none: somebody without limits has it."""
+def test_a_full_gpu_is_evaded(place):
+    """The physical share has room, the GPU has none: a process without limits has it."""
     with Client(place.plain_env()) as greedy, Client(oversubscribed(place)) as client:
         client.ready()
         left = greedy.ready().do("info").first
         assert greedy.do("alloc a", left - 100 * MIB).code == SUCCESS
         assert client.do("alloc a", GIB).code == SUCCESS
-        assert books(place) == (CONTEXT, GIB)
+        assert parts(place) == (CONTEXT, GIB)
         assert client.do("pitch b", 1024, 200 * MIB // 1024).code == SUCCESS
-        assert books(place) == (CONTEXT, GIB + 200 * MIB)
+        assert parts(place) == (CONTEXT, GIB + 200 * MIB)
 
 
 def test_limits_change_live(place, client):
@@ -133,10 +133,10 @@ def test_limits_change_live(place, client):
     uuid = read_limits(page).gpus[0].uuid
     set_physical_limit(page, uuid, MEMORY)
     assert client.do("alloc b", 2 * GIB).code == SUCCESS
-    assert books(place)[1] == 0
+    assert parts(place)[1] == 0
     set_physical_limit(page, uuid, PHYSICAL)
     assert client.do("alloc c", GIB).code == SUCCESS
-    assert books(place) == (5 * GIB + CONTEXT, GIB)
+    assert parts(place) == (5 * GIB + CONTEXT, GIB)
     set_memory_limit(page, uuid, 5 * GIB)
     assert client.do("alloc d", MIB).code == OUT_OF_MEMORY
 
@@ -147,14 +147,14 @@ def test_a_killed_process_leaves_nothing(place):
             assert client.ready().do("alloc a", 3 * GIB).code == SUCCESS
             assert client.do("alloc b", 4 * GIB).code == SUCCESS
             client.kill()
-    assert books(place) == (0, 0)
+    assert parts(place) == (0, 0)
 
 
 def test_managed_memory_of_the_program_fills_the_host_budget_first(place, client):
     assert client.do("managed a", 3 * GIB).code == SUCCESS
-    assert books(place) == (CONTEXT, 3 * GIB)
+    assert parts(place) == (CONTEXT, 3 * GIB)
     assert client.do("managed b", 2 * GIB).code == SUCCESS
-    assert books(place) == (2 * GIB + CONTEXT, 3 * GIB)
+    assert parts(place) == (2 * GIB + CONTEXT, 3 * GIB)
     assert client.do("managed c", 3 * GIB).code == OUT_OF_MEMORY
 
 
@@ -165,11 +165,11 @@ def test_physical_memory_by_handle_stays_real(place, client):
     assert client.do("physical p", 512 * MIB).code == SUCCESS
 
 
-def test_fork_starts_with_empty_books(place, client):
+def test_fork_starts_with_empty_tables(place, client):
     assert client.do("alloc a", 5 * GIB).code == OUT_OF_MEMORY
     assert client.do("alloc a", 4 * GIB).code == SUCCESS
     assert client.do("fork").code == SUCCESS
-    assert books(place)[1] == 4 * GIB
+    assert parts(place)[1] == 4 * GIB
 
 
 # --- what the program sees ------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def program(place):
             == SUCCESS
         )
         assert program.do("cuMemAlloc_v2(ref(b), c_size_t(1 << 30))") == SUCCESS
-        assert books(place) == (3 * GIB + CONTEXT, GIB)
+        assert parts(place) == (3 * GIB + CONTEXT, GIB)
         yield program
 
 
@@ -277,7 +277,7 @@ def test_freed_in_stream_order_it_waits_for_the_stream(place, program):
     program.do("keep(stream=Handle())")
     assert program.do("cuStreamCreate(ref(stream), 1)") == SUCCESS
     assert program.do("cuMemFreeAsync(b, stream)") == SUCCESS
-    assert books(place) == (3 * GIB + CONTEXT, 0)
+    assert parts(place) == (3 * GIB + CONTEXT, 0)
 
 
 def test_in_a_capture_nothing_is_managed(place, program):
@@ -285,7 +285,7 @@ def test_in_a_capture_nothing_is_managed(place, program):
     assert program.do("cuStreamCreate(ref(stream), 1)") == SUCCESS
     assert program.do("cuStreamBeginCapture_v2(stream, 2)") == SUCCESS
     assert program.do("cuMemFreeAsync(b, stream)") != SUCCESS
-    assert books(place) == (3 * GIB + CONTEXT, GIB)
+    assert parts(place) == (3 * GIB + CONTEXT, GIB)
     program.do("cuStreamEndCapture(stream, ref(graph))")
     assert program.do("cuMemFree_v2(b)") == SUCCESS
 
@@ -296,11 +296,11 @@ def test_a_capture_elsewhere_survives_that_its_stream_is_waited_for(place, progr
     assert program.do("cuStreamCreate(ref(captured), 1)") == SUCCESS
     assert program.do("cuStreamBeginCapture_v2(captured, 0)") == SUCCESS
     assert program.do("cuMemFreeAsync(b, stream)") == SUCCESS
-    assert books(place) == (3 * GIB + CONTEXT, 0)
+    assert parts(place) == (3 * GIB + CONTEXT, 0)
     assert program.do("cuStreamSynchronize(stream)") == CAPTURE_UNSUPPORTED, "the thread's mode is as it was"
     program.do("cuStreamEndCapture(captured, ref(graph))")
     assert program.do("cuStreamBeginCapture_v2(captured, 0)") == SUCCESS
-    assert program.do("cuMemFreeAsync(a, stream)") == SUCCESS, "what the driver does with the card's own"
+    assert program.do("cuMemFreeAsync(a, stream)") == SUCCESS, "what the driver does with the GPU's own"
     assert program.do("cuStreamEndCapture(captured, ref(graph))") == SUCCESS
 
 
@@ -322,15 +322,15 @@ def test_stream_ordered_memory_from_a_managed_pool(cuda13):
         assert program.do("cuStreamCreate(ref(stream), 1)") == SUCCESS
         assert program.do("cuMemAllocAsync(ref(a), c_size_t(3 << 30), stream)") == SUCCESS
         assert program.do("cuMemAllocAsync(ref(b), c_size_t(2 << 30), stream)") == SUCCESS
-        assert books(place) == (3 * GIB + CONTEXT, 2 * GIB)
+        assert parts(place) == (3 * GIB + CONTEXT, 2 * GIB)
         assert attribute(program, IS_MANAGED, "b", "ctypes.c_ubyte") == (SUCCESS, 0)
         assert program.do("cuMemAllocAsync(ref(c), c_size_t(3 << 30), stream)") == OUT_OF_MEMORY
         assert program.do("cuMemFreeAsync(b, stream)") == SUCCESS
         assert program.do("cuStreamSynchronize(stream)") == SUCCESS
         # The pool keeps what it has, until something else needs the budget.
-        assert books(place) == (3 * GIB + CONTEXT, 2 * GIB)
+        assert parts(place) == (3 * GIB + CONTEXT, 2 * GIB)
         assert program.do("cuMemAlloc_v2(ref(c), c_size_t(4 << 30))") == SUCCESS
-        assert books(place) == (3 * GIB + CONTEXT, 4 * GIB)
+        assert parts(place) == (3 * GIB + CONTEXT, 4 * GIB)
         assert program.close() == ""
 
 
@@ -353,7 +353,7 @@ def test_without_concurrent_access_it_is_refused_with_a_reason(tmp_path):
         lines = client.close().splitlines()
     assert len(lines) == 1
     assert "concurrentManagedAccess" in lines[0]
-    assert books(place) == (0, 0)
+    assert parts(place) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_without_concurrent_access_it_is_refused_with_a_reason(tmp_path):
     ["cuMemAlloc_v2(ref(b), c_size_t(2 << 30))", "cuMemAllocPitch_v2(ref(b), ref(pitch), 1024, 2 << 20, 4)"],
 )
 def test_what_a_pool_keeps_unused_is_given_back_before_that(tmp_path, call):
-    """The physical share is full, but only of what nobody uses."""
+    """The physical share is full, but only of what is not in use."""
     place = machine_without_access(tmp_path)
     with scripted.Program(oversubscribed(place)) as program:
         program.ready().do("keep(a=c_ulonglong(), b=c_ulonglong(), pitch=c_size_t(), pool=Handle())")
@@ -373,11 +373,11 @@ def test_what_a_pool_keeps_unused_is_given_back_before_that(tmp_path, call):
             "cuCtxSynchronize()",
         ):
             assert program.do(step) == SUCCESS, step
-        assert books(place) == (3 * GIB + CONTEXT, 0)
+        assert parts(place) == (3 * GIB + CONTEXT, 0)
         assert program.do(call) == SUCCESS
-        assert books(place) == (2 * GIB + CONTEXT, 0)
+        assert parts(place) == (2 * GIB + CONTEXT, 0)
         assert program.do("cuMemFree_v2(b)") == SUCCESS
-        assert books(place) == (CONTEXT, 0)
+        assert parts(place) == (CONTEXT, 0)
 
 
 def test_a_host_without_memory_is_not_asked_for_more(tmp_path):
@@ -429,9 +429,9 @@ def test_shares_by_gpu(place):
         assert usage.managed(usage.gpu_uuids[1]) == 3 * GIB
 
 
-def test_three_jobs_of_8_gib_on_a_card_of_16(tmp_path):
-    """16 GiB of card and 8 GiB of host memory: what plain device memory refuses, managed memory holds."""
-    machine = tmp_path / "card.txt"
+def test_three_jobs_of_8_gib_on_a_gpu_of_16(tmp_path):
+    """16 GiB of GPU and 8 GiB of host memory: what plain device memory refuses, managed memory holds."""
+    machine = tmp_path / "gpu.txt"
     machine.write_text("context_memory: 100MiB\ngpu 0:\n  memory: 16GiB\n")
     jobs = []
     try:

@@ -206,7 +206,7 @@ def test_a_capture_is_neither_charged_nor_disturbed(pools, mode):
     assert peer(f"launch(kernel, s) or give(take({350 * MIB}, s), s)") == 0
     assert peer(f"take({600 * MIB}, c)") > 0, "a node, whatever the quota has left"
     assert peer(f"take({450 * MIB}, s, make_pool())") == -OUT_OF_MEMORY
-    assert peer("end_capture(c)") > 0, "the refusal has synchronised another stream, and nobody noticed"
+    assert peer("end_capture(c)") > 0, "the refusal has synchronised another stream, and it went unnoticed"
     assert peer("used()") == before == here.physical()
 
 
@@ -250,7 +250,7 @@ def test_a_destroyed_pool_costs_until_its_last_block_is_freed(pools):
     assert peer("used()") == CONTEXT == here.physical()
 
 
-def booked(here):
+def charged(here):
     """What the ledger says that all processes hold, whatever the quota is."""
     return sum(sum(slot.used.values()) for slot in read_ledger(here.place.quota / "ledger").processes)
 
@@ -339,14 +339,14 @@ def test_a_refused_growth_is_charged_while_it_waits_for_its_stream(pools, kept):
     peer("globals().update(s=make_stream(1), t=make_stream(1))")
     assert peer(f"keep(default_pool(), {kept}) or 0 * take({MIB}, s)") == 0
     assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
-    assert booked(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
+    assert charged(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
     assert other(f"alloc({8 * MIB})") == -OUT_OF_MEMORY
     assert peer("sync(s)") == 0
-    assert booked(here) == 2 * CONTEXT + CHUNK == here.physical()
+    assert charged(here) == 2 * CONTEXT + CHUNK == here.physical()
     assert other(f"alloc({8 * MIB})") > 0
     assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
     assert peer(f"take({MIB}, s)") > 0, "an allocation waits for its own stream"
-    assert booked(here) == 2 * CONTEXT + CHUNK + 8 * MIB == here.physical()
+    assert charged(here) == 2 * CONTEXT + CHUNK + 8 * MIB == here.physical()
 
 
 def test_a_refused_growth_may_stay_when_there_is_room_again(pools):
@@ -357,10 +357,10 @@ def test_a_refused_growth_may_stay_when_there_is_room_again(pools):
     block = other(f"alloc({CHUNK + 12 * MIB})")
     assert peer(f"0 * take({MIB}, s)") == 0
     assert peer(f"take({35 * MIB}, s)") == -OUT_OF_MEMORY
-    assert booked(here) == 2 * CONTEXT + 3 * CHUNK + 12 * MIB == here.physical()
+    assert charged(here) == 2 * CONTEXT + 3 * CHUNK + 12 * MIB == here.physical()
     assert other(f"free({block})") == 0
     assert peer(f"take({40 * MIB}, t)") > 0
-    assert booked(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
+    assert charged(here) == 2 * CONTEXT + 2 * CHUNK == here.physical()
 
 
 def test_a_thousand_pools_come_and_go(pools):
@@ -518,7 +518,7 @@ def test_what_the_driver_refuses_is_given_back(pools):
 
 
 def unmeasured(here):
-    """A process that cannot see in NVML what it holds: nothing but the books of its pools counts."""
+    """A process that cannot see in NVML what it holds: nothing but the blocks of its pools counts."""
     here.place.fakectl("fail", "nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, 10000)
     return here.peer()
 
@@ -580,7 +580,7 @@ def test_a_pool_that_cannot_be_asked_after_a_context_stays_charged(pools):
     assert peer("used()") == CONTEXT + CHUNK == here.physical()
     assert peer("call('cuDevicePrimaryCtxReset_v2', 0)") == 0
     peer("context()")
-    assert peer("used()") == CONTEXT + CHUNK, "nobody says that it is gone"
+    assert peer("used()") == CONTEXT + CHUNK, "nothing says that it is gone"
     here.place.fakectl("reset")
     assert peer("sync()") == 0
     assert peer("used()") == CONTEXT == here.physical()

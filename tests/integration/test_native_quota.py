@@ -198,7 +198,7 @@ def test_each_device_has_its_own_limit(place):
         assert client.do("alloc b", GIB - CONTEXT).code == SUCCESS
 
 
-def test_the_real_card_can_be_smaller_than_the_limit(place):
+def test_the_real_gpu_can_be_smaller_than_the_limit(place):
     with place.client("100GiB") as client:
         client.ready()
         before = client.free()
@@ -206,7 +206,7 @@ def test_the_real_card_can_be_smaller_than_the_limit(place):
         assert client.free() == before, "what the driver refused is given back"
 
 
-def test_threads_share_books_and_quota(place):
+def test_threads_share_allocation_table_and_quota(place):
     with place.client("1GiB") as client:
         client.ready()
         before = client.free()
@@ -266,7 +266,7 @@ def test_a_free_that_the_driver_refuses_keeps_the_charge(place):
         assert client.free() == before
 
 
-def test_a_full_card_refuses_and_the_quota_gets_its_bytes_back(place):
+def test_a_full_gpu_refuses_and_the_quota_gets_its_bytes_back(place):
     with place.client() as neighbour, place.client("4GiB") as client:
         neighbour.ready()
         client.ready()
@@ -276,7 +276,7 @@ def test_a_full_card_refuses_and_the_quota_gets_its_bytes_back(place):
         assert before == 4 * GIB - CONTEXT
         for command in ("alloc a", "pitch a"):
             assert client.do(command, 2 * GIB, 1).code == OUT_OF_MEMORY
-        assert client.do("managed a", 2 * GIB, 1).code == SUCCESS, "takes no memory of the card yet"
+        assert client.do("managed a", 2 * GIB, 1).code == SUCCESS, "takes no memory of the GPU yet"
         assert client.free() == before - 2 * GIB
         assert client.do("free a").code == SUCCESS
         assert client.do("create2 k", 0).code == OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""Compute shares of real processes on the simulated card: every way to launch is limited, nothing else is disturbed.
+"""Compute shares of real processes on the simulated GPU: every way to launch is limited, nothing else is disturbed.
 
 How exact a share is over ten seconds is printed by make bench and proven in simulated time (tests/unit/compute). Here
 the machine may be busy, so a limited program is only told from an unlimited one.
@@ -24,7 +24,7 @@ from vcuda.ledger import read_shares
 from vcuda.limits import read_limits, set_cores_limit, set_granted
 
 LIMITED = (5, 45)
-"""Percent of the card between which a share of 25 is recognised on a machine that does other things too."""
+"""Percent of the GPU between which a share of 25 is recognised on a machine that does other things too."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_many_streams_are_one_container(stage):
 @pytest.mark.parametrize("destroy_every", [0, 7], ids=["kept", "destroyed"])
 def test_no_record_goes_into_another_threads_stream(stage, destroy_every):
     """Eight threads with more streams than the first table holds. The simulated driver counts what is recorded
-    elsewhere than the recording thread launched last: in a capture of somebody's, in a stream that is gone.
+    elsewhere than the recording thread launched last: in another stream's capture, in a stream that is gone.
     """
     tenant = stage.tenant(90)
     env = stage.place.plain_env() | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
@@ -158,7 +158,7 @@ def test_a_process_without_launches_has_no_thread(stage):
 
 
 def test_a_capture_is_neither_held_nor_harmed(stage):
-    """The container is deep in debt and the thread looks; still a capture records, and costs nothing."""
+    """The container is deep in debt and the thread polls; still a capture records, and costs nothing."""
     tenant = stage.tenant(10)
     peer = peer_of(stage, tenant)
     try:
@@ -207,7 +207,7 @@ def test_what_was_captured_is_no_queue_that_later_launches_wait_for(stage):
         capture_in(peer, 5)
         times = peer("[[t := time.monotonic(), launch(short, s), time.monotonic() - t][-1] for s in streams]")
         assert min(times) < 0.1, (
-            "a quarter of a second is the gate's patience with a queue that does not move"
+            "a quarter of a second is the throttle's patience with a queue that does not move"
         )
     finally:
         peer.kill()
@@ -316,7 +316,7 @@ def test_a_green_context_that_ends_takes_what_marks_its_queue_along(stage, end):
 
 
 WAYS_TO_PAUSE = {
-    "nobody waits": "(launch(), time.sleep(0.001))",
+    "no thread waits": "(launch(), time.sleep(0.001))",
     "stream": "(launch(), cuStreamSynchronize_ptsz(None), time.sleep(0.0002))",
     "named stream": "(launch(), cuStreamSynchronize(c_void_p(2)), time.sleep(0.0002))",
     "context": "(launch(), cuCtxSynchronize(), time.sleep(0.0002))",
@@ -336,7 +336,7 @@ def test_a_thread_does_not_pay_for_pauses_between_launches_into_its_own_stream(s
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_20us')") == SUCCESS
 
         def charged() -> float:
-            """Of a second, in which the card is busy for the fiftieth part or a tenth."""
+            """Of a second, in which the GPU is busy for the fiftieth part or a tenth."""
             before = read_shares(tenant.ledger)[tenant.uuid].spent
             until = "iter(lambda end=time.monotonic() + 1: time.monotonic() < end, False)"
             program.do(f"[{way} for _ in {until}] and None")

@@ -137,7 +137,7 @@ def test_a_library_that_cannot_start_nvml_changes_nothing(same):
 
 
 def test_threads_that_start_and_end(same):
-    """Whoever has started NVML finds it started, whatever others and the library do, and at the end it is not."""
+    """A user that has started NVML finds it started, whatever others and the library do, and at the end it is not."""
     seen = same(
         """
 cuda_works()

@@ -95,7 +95,7 @@ def test_todays_agent_reads_yesterdays_ledger(tmp_path):
     assert (second.used, second.peak) == ({FIRST: 0, SECOND: 3 * GIB + CONTEXT},) * 2
     assert (first.refused, second.refused) == (0, 1)
     assert (first.name, first.pid_inside, first.alive) == ("client", 21207, False)
-    assert first.pid == second.pid == 0  # nobody holds their locks any more
+    assert first.pid == second.pid == 0  # no process holds their locks any more
 
 
 def test_todays_agent_changes_yesterdays_page(tmp_path):

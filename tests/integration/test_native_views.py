@@ -1,4 +1,4 @@
-"""Every view that programs have of a shared card is the same card: CUDA and NVML, all versions, all lists."""
+"""Every view that programs have of a shared GPU is the same GPU: CUDA and NVML, all versions, all lists."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for program, _ in programs:
 """
 LIMIT, SIZES = 2 * GIB, (123 * MIB, 300 * MIB + 512)
 HELD = (CONTEXT + 123 * MIB, CONTEXT + 300 * MIB + 512)
-CARD = 24 * GIB
+WHOLE = 24 * GIB
 
 
 def place(tmp_path: Path, **keys: str) -> Place:
@@ -64,7 +64,7 @@ def pids_are_the_machines() -> bool:
 @pytest.mark.parametrize(
     "namespace", [False, pytest.param(True, marks=pytest.mark.namespaces)], ids=["same_pids", "pid_namespace"]
 )
-def test_every_view_is_the_same_card(tmp_path, python, namespace):
+def test_every_view_is_the_same_gpu(tmp_path, python, namespace):
     if namespace and not has_pid_namespaces():
         pytest.skip("this machine does not let us make PID namespaces")
     here = place(tmp_path, accounting="yes", confidential="yes", mig="yes")
@@ -83,16 +83,16 @@ def test_every_view_is_the_same_card(tmp_path, python, namespace):
     assert (done.returncode, done.stderr) == (0, "")
     seen = json.loads(done.stdout)
     nvml, pids, used = seen["nvml"], seen["pids"], sum(HELD)
-    card = [LIMIT, LIMIT - used, used]
+    gpu = [LIMIT, LIMIT - used, used]
     own = sorted(map(list, zip(pids, HELD, strict=True)))
 
     for cuda in seen["cuda"]:
         assert cuda["info"] == [LIMIT - used, LIMIT]
         assert cuda["info1"] == [LIMIT - used, LIMIT]
         assert cuda["total a 0"][0] == cuda["total1 a 0"][0] == LIMIT
-    assert nvml["memory"] == card
+    assert nvml["memory"] == gpu
     assert nvml["memory_v2"] == [0x02000028, LIMIT, 0, LIMIT - used, used]
-    assert nvml["protected"] == card
+    assert nvml["protected"] == gpu
     assert nvml["sizes"] == [LIMIT // 1024, 0]
     assert [attributes[-1] for attributes in nvml["attributes"]] == [LIMIT // MIB] * 2
     assert nvml["bar1"] == [plain["bar1"][0], plain["bar1"][0], 0]
@@ -104,7 +104,7 @@ def test_every_view_is_the_same_card(tmp_path, python, namespace):
     assert nvml["accounting"] == ({str(pid): [0, 0, n, n] for pid, n in own} if comparable else {})
     assert nvml["encoder"] == nvml["capture"] == ([[pids[1]]] if comparable else [])
 
-    assert plain["memory"][0] == CARD, "without the library the card is another"
+    assert plain["memory"][0] == WHOLE, "without the library the GPU is another"
     assert len(plain["lists"]["Graphics_v3"]) == 1
     assert len(plain["accounting"]) == 2
 

@@ -224,7 +224,7 @@ def test_fork_gives_the_child_nothing_of_its_parent(place):
 
 
 @pytest.mark.parametrize("linger", [0, 200], ids=["a prompt driver", "a slow driver"])
-def test_threads_that_race_for_the_same_handles_leave_the_books_exact(place, linger):
+def test_threads_that_race_for_the_same_handles_leave_the_allocation_table_exact(place, linger):
     rounds = "60" if linger else "500"
     done = place.run(CLIENTS / "vmm-race", rounds, limit="1GiB", FAKEDRIVER_LINGER=str(linger))
     assert done.returncode == 0, done.stderr

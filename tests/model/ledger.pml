@@ -9,13 +9,13 @@
  * hardware lets a plain store pass (ledger.c, mark_set), and cleared with release.
  *
  * What is checked (names as in docs/proofs/README.md):
- *   OVER    at no instant do living processes hold more granted bytes than the limit
- *   FALSE   who is refused was, at some instant of the call, really without room: granted bytes of living processes
+ *   OVER    at no instant do living processes hold more charged bytes than the limit
+ *   FALSE   who is refused was, at some instant of the call, really without room: charged bytes of living processes
  *           plus the request were over the limit
- *   HANG    everybody who lives and runs gets an answer, whoever was killed or stopped, wherever
- *   RETURN  when all is quiet, a process that comes now is granted the whole limit: what the dead and the living had
+ *   HANG    every process that lives and runs gets an answer, whichever was killed or stopped, wherever
+ *   RETURN  when all is quiet, a process that comes now is allowed the whole limit: what the dead and the living had
  *           is back, to the byte
- *   WHOLE   (SPLIT, with host memory) who is granted a part is granted the whole
+ *   WHOLE   (SPLIT, with host memory) who is allowed a part is allowed the whole
  *   LITTLE  a process that holds a current slot is counted there with no less than it holds
  *
  * Configuration by -D: see run.py, which also lists the mutations (MUT_…) that must be found. */
@@ -44,7 +44,7 @@
 #ifndef LOSSES
 #define LOSSES 0 /* times a process loses its record locks while it lives: closed descriptors */
 #endif
-#ifdef UNMAPS /* and with them what it holds: the program unmaps what it does not know. Then somebody may count too little */
+#ifdef UNMAPS /* and with them what it holds: the program unmaps what it does not know. Then another process may count too little */
 #define SURE 0
 #else
 #define SURE 1
@@ -66,7 +66,7 @@
 #define ALL 0
 #define REAL 1
 #define MANAGED 2
-#define PHYSICAL 1 /* of LIMIT so much on the card, and the rest on the host */
+#define PHYSICAL 1 /* of LIMIT so much on the GPU, and the rest on the host */
 #define LIMIT_OF(p) ((p) == ALL -> LIMIT : ((p) == REAL -> PHYSICAL : LIMIT - PHYSICAL))
 #else
 #define PLANES 1
@@ -75,9 +75,9 @@
 #endif
 #define HEIRS_OPS (PLANES == 1 -> 1 : 2) /* all there is of each part */
 #define HEIR PROCS
-/* What nobody changes is read in the same step as what comes next: that step commutes with all of the others. With
- * everybody registered and no lock lost, slots keep their owners (FIXED); without kills their generations too, and whoever
- * asks whether somebody is dead hears no (SETTLED). The heir comes when all is quiet: its order does not matter. */
+/* What no process changes is read in the same step as what comes next: that step commutes with all of the others. With
+ * all registered and no lock lost, slots keep their owners (FIXED); without kills their generations too, and a process that
+ * asks whether another is dead hears no (SETTLED). The heir comes when all is quiet: its order does not matter. */
 #if defined(REGISTERED) && LOSSES == 0 && !defined(CORPSE)
 #define FIXED
 #if KILLS == 0
@@ -93,7 +93,7 @@
 #define SLOTS (PROCS + 1)
 #endif
 #define CELLS (THREADS - PROCS + 1) /* LEDGER_MARKS that are in use */
-#define NOBODY 0
+#define NO_PROCESS 0
 #define WHO(p) ((p) + 1) /* as a pid and as an owner of locks */
 #define NONE 255
 
@@ -136,12 +136,12 @@ byte reservations = ALLOW;
 #endif
 
 /* --- what only the proof sees ----------------------------------------------------------------------------------- */
-byte held[(THREADS + 1) * PLANES]; /* granted to the thread and not yet given back */
+byte held[(THREADS + 1) * PLANES]; /* charged by the thread and not yet given back */
 byte total[PLANES];                /* of all living processes */
 byte asking[THREADS + 1];          /* bytes of the charge under way */
 #ifdef SPLIT
 byte asked[THREADS + 1];           /* of which plane */
-byte books[(THREADS + 1) * PLANES]; /* what the process itself knows of: granted as a whole */
+byte table[(THREADS + 1) * PLANES]; /* what the process itself knows of: charged as a whole */
 #endif
 bool was_full[THREADS + 1];
 #ifdef LINGER
@@ -150,7 +150,7 @@ byte record_of;
 #endif
 bool finished[THREADS + 1];
 byte ending;                       /* of which thread end_steps speaks */
-bit watching[(THREADS + 1) * SLOTS * PLANES]; /* read a first time by look, and not yet again */
+bit watching[(THREADS + 1) * SLOTS * PLANES]; /* read a first time by take_instant, and not yet again */
 bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 
 #define OF(t) ((t) == THREADS -> HEIR : ((t) < PROCS -> (t) : PROCS - 1))
@@ -182,7 +182,7 @@ bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 #endif
 #define CURRENT(p) (own_slot[p] != NONE && generation[own_slot[p]] == own_generation[p])
 /* A word changes with its count. Instead of counts that grow, every reader between its two collections is told: equal
- * words are words that nobody changed in between, as long as no count comes round (65,536 changes between two loads). */
+ * words are words that no process changed in between, as long as no count comes round (65,536 changes between two loads). */
 #define WATCH(t, w) ((t) * SLOTS * PLANES + (w))
 #ifdef MUT_NO_TICK
 #define TICK_AT(w) skip
@@ -200,8 +200,8 @@ bit changed[(THREADS + 1) * SLOTS * PLANES];  /* has another count since */
 #endif
 #define TICK(i) TICK_AT(W(i))
 
-/* Somebody's share grew: whoever is asking and has no room now has reason to be refused. */
-inline note_grant() {
+/* A process's share grew: one that is asking and has no room now has reason to be refused. */
+inline note_charge() {
   note = 0;
   do
   :: note <= THREADS ->
@@ -281,7 +281,7 @@ inline sum_others(own) {
 
 /* --- ledger.c: registered ---------------------------------------------------------------------------------------- */
 #if THREADS == PROCS
-#define REGISTERED_AS d_step { mine = own_slot[me]; as = own_generation[me] } /* nobody else writes them */
+#define REGISTERED_AS d_step { mine = own_slot[me]; as = own_generation[me] } /* no other process writes them */
 #else
 #define REGISTERED_AS d_step { mine = own_slot[me] }; d_step { as = own_generation[me] }
 #endif
@@ -327,13 +327,13 @@ inline subtract(own, amount, last) {
         d_step { if :: !IS_OURS(own) -> short_by = amount :: else fi }
 #endif
         if
-        :: short_by > 0 -> /* more than there was, or from whoever has the slot now */
+        :: short_by > 0 -> /* more than there was, or from the process that has the slot now */
            d_step { bytes[W(own)] = bytes[W(own)] + short_by; TICK(own) }
            short_by = 0
         :: else
         fi
      fi
-  :: d_step { !IS_OURS(own) -> /* somebody else's by now: nothing of ours is there */
+  :: d_step { !IS_OURS(own) -> /* another process's by now: nothing of ours is there */
        if :: last -> TOTAL = TOTAL - amount; HELD(t) = HELD(t) - amount :: else fi
      }
   fi
@@ -342,13 +342,13 @@ inline subtract(own, amount, last) {
 
 /* --- ledger_slots.c: slot_life ----------------------------------------------------------------------------------- */
 inline slot_life(index) {
-  d_step { who = (lock_owner[index] != WHO(me) -> lock_owner[index] : NOBODY) } /* os_lock_owner: F_GETLK */
+  d_step { who = (lock_owner[index] != WHO(me) -> lock_owner[index] : NO_PROCESS) } /* os_lock_owner: F_GETLK */
   d_step {
     is_held(index);
     if
-    :: !lives && who != NOBODY && who == written[index] -> lives = 1
+    :: !lives && who != NO_PROCESS && who == written[index] -> lives = 1
 #ifndef MUT_NOT_BUSY
-    :: !lives && who != NOBODY && who != written[index] -> lives = 1; busy = 1 /* somebody who empties or takes it just now */
+    :: !lives && who != NO_PROCESS && who != written[index] -> lives = 1; busy = 1 /* a process that empties or takes it just now */
 #endif
     :: else
     fi;
@@ -356,16 +356,16 @@ inline slot_life(index) {
   }
 }
 
-/* ledger_is_held: whoever lives holds its slot, stopped or not. */
+/* ledger_is_held: a living process holds its slot, stopped or not. */
 inline is_held(index) {
-  lives = (holder[index] != NOBODY -> 1 : 0)
+  lives = (holder[index] != NO_PROCESS -> 1 : 0)
 #ifdef MUT_NO_HOLD /* of who registered first: else they would take slots from each other without end */
   ; if :: generation[index] < 2 -> lives = 0 :: else fi
 #endif
 }
 
 /* --- ledger_slots.c: clear_slot, empty_slot ----------------------------------------------------------------------- */
-/* With the generation that was read before the slot was judged; cleared: 0 when somebody else was there since. */
+/* With the generation that was read before the slot was judged; cleared: 0 when another process was there since. */
 #ifdef OLD_BLIND_CLEARING
 #define STILL(index) true
 #define BEGUN(index) true
@@ -440,9 +440,9 @@ inline empty_slot(index) {
   if
   :: cleared ->
 #ifdef OLD_BLIND_CLEARING
-     written[index] = NOBODY
+     written[index] = NO_PROCESS
 #else
-     d_step { written[index] = (written[index] == who -> NOBODY : written[index]) } /* compare-and-swap */
+     d_step { written[index] = (written[index] == who -> NO_PROCESS : written[index]) } /* compare-and-swap */
 #endif
   :: else
   fi
@@ -458,12 +458,12 @@ inline reclaim_slot(index) {
 #ifdef MUT_NO_LOCK
      :: true ->
 #else
-     :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) } /* F_SETLK */
+     :: d_step { lock_owner[index] == NO_PROCESS || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) } /* F_SETLK */
 #endif
         judged = generation[index]; /* find_owner */
         who = written[index];
 #ifndef OLD_NO_RECHECK
-        d_step { is_held(index) } /* again, now that nobody else can take it */
+        d_step { is_held(index) } /* again, now that no other process can take it */
 #endif
         if
         :: lives
@@ -475,9 +475,9 @@ inline reclaim_slot(index) {
         unlock(index)
 #ifndef MUT_NO_LOCK
 #ifdef MUT_NOT_BUSY
-     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me)
+     :: lock_owner[index] != NO_PROCESS && lock_owner[index] != WHO(me)
 #else
-     :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> busy = 1
+     :: lock_owner[index] != NO_PROCESS && lock_owner[index] != WHO(me) -> busy = 1
 #endif
 #endif
      fi
@@ -490,7 +490,7 @@ inline reclaim_slot(index) {
 #else
 #define HOLDS_BYTES(k) (bytes[k] != 0)
 #endif
-#define NEEDS_RECLAIM(k) (written[k] != NOBODY || HOLDS_BYTES(k))
+#define NEEDS_RECLAIM(k) (written[k] != NO_PROCESS || HOLDS_BYTES(k))
 
 /* ledger_reclaim, and (ONLY_OURS) drop_own_leftovers; sweep_some is ledger_reclaim of a few. */
 inline reclaim_all(only_ours) {
@@ -510,15 +510,15 @@ inline confirm_own_lock() {
   :: own_slot[me] != NONE ->
      d_step {
        if
-       :: lock_owner[own_slot[me]] == NOBODY -> lock_owner[own_slot[me]] = WHO(me)
+       :: lock_owner[own_slot[me]] == NO_PROCESS -> lock_owner[own_slot[me]] = WHO(me)
        :: else
        fi
      }
 #ifndef OLD_KEEP_LOST_LOCK
-     d_step { /* slot_is_current: a lock on a slot that is not ours would make its dead look alive */
+     d_step { /* slot_is_current: a lock on a slot that is not ours would make its dead seem alive */
        if
        :: generation[own_slot[me]] != own_generation[me] && lock_owner[own_slot[me]] == WHO(me) ->
-          lock_owner[own_slot[me]] = NOBODY
+          lock_owner[own_slot[me]] = NO_PROCESS
        :: else
        fi
      }
@@ -528,40 +528,40 @@ inline confirm_own_lock() {
 }
 
 inline unlock(index) { /* os_lock_release */
-  d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NOBODY :: else fi }
+  d_step { if :: lock_owner[index] == WHO(me) -> lock_owner[index] = NO_PROCESS :: else fi }
 }
 inline let_go(index) { /* ledger_hold_give */
-  d_step { if :: holder[index] == WHO(me) -> holder[index] = NOBODY :: else fi }
+  d_step { if :: holder[index] == WHO(me) -> holder[index] = NO_PROCESS :: else fi }
 }
 
 /* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot -------------------------------------------------------- */
 inline take_slot(index) {
   judged = generation[index]; /* find_owner */
   if
-  :: written[index] != NOBODY
-  :: written[index] == NOBODY ->
+  :: written[index] != NO_PROCESS
+  :: written[index] == NO_PROCESS ->
      if
-     :: holder[index] != NOBODY /* ledger_hold_take */
-     :: d_step { holder[index] == NOBODY -> holder[index] = WHO(me) }
+     :: holder[index] != NO_PROCESS /* ledger_hold_take */
+     :: d_step { holder[index] == NO_PROCESS -> holder[index] = WHO(me) }
         if
-        :: lock_owner[index] != NOBODY && lock_owner[index] != WHO(me) -> let_go(index) /* os_lock_try */
-        :: d_step { lock_owner[index] == NOBODY || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) }
+        :: lock_owner[index] != NO_PROCESS && lock_owner[index] != WHO(me) -> let_go(index) /* os_lock_try */
+        :: d_step { lock_owner[index] == NO_PROCESS || lock_owner[index] == WHO(me) -> lock_owner[index] = WHO(me) }
         if
-#ifdef OLD_PLAIN_PID /* looked once more, and wrote the pid when the slot was empty */
-        :: written[index] == NOBODY ->
+#ifdef OLD_PLAIN_PID /* read once more, and wrote the pid when the slot was empty */
+        :: written[index] == NO_PROCESS ->
            empty_slot(index);
            high_water = (high_water < index + 1 -> index + 1 : high_water);
            written[index] = WHO(me);
            own_generation[me] = generation[index];
            d_step { own_slot[me] = index; took = 1 }
-        :: written[index] != NOBODY ->
+        :: written[index] != NO_PROCESS ->
            unlock(index);
            let_go(index)
 #else
-#ifdef MUT_NO_SECOND_LOOK
+#ifdef MUT_NO_SECOND_READ
         :: true -> written[index] = WHO(me);
 #else
-        :: d_step { written[index] == NOBODY -> written[index] = WHO(me) } /* compare-and-swap */
+        :: d_step { written[index] == NO_PROCESS -> written[index] = WHO(me) } /* compare-and-swap */
 #endif
            clear_slot(index);
            if
@@ -574,7 +574,7 @@ inline take_slot(index) {
               if :: cleared -> clear_marks(index) :: else fi;
 #endif
               /* Still ours, after whatever the program closed meanwhile? os_lock_try, generation, pid: */
-              d_step { if :: lock_owner[index] == NOBODY -> lock_owner[index] = WHO(me) :: else fi }
+              d_step { if :: lock_owner[index] == NO_PROCESS -> lock_owner[index] = WHO(me) :: else fi }
               if
               :: cleared && lock_owner[index] == WHO(me) && generation[index] == raised && written[index] == WHO(me) ->
                  own_generation[me] = raised;
@@ -586,15 +586,15 @@ inline take_slot(index) {
            if
            :: !took ->
 #ifndef OLD_BLIND_CLEARING
-              d_step { if :: written[index] == WHO(me) -> written[index] = NOBODY :: else fi }
+              d_step { if :: written[index] == WHO(me) -> written[index] = NO_PROCESS :: else fi }
 #endif
               unlock(index);
               let_go(index)
            :: else
            fi;
            cleared = 0
-#ifndef MUT_NO_SECOND_LOOK
-        :: written[index] != NOBODY ->
+#ifndef MUT_NO_SECOND_READ
+        :: written[index] != NO_PROCESS ->
            unlock(index);
            let_go(index)
 #endif
@@ -606,9 +606,9 @@ inline take_slot(index) {
 }
 
 #ifdef SPLIT /* one process, one thread */
-#define RESTORE(p) bytes[(p) * SLOTS + own_slot[me]] = bytes[(p) * SLOTS + own_slot[me]] + books[me * PLANES + (p)]; TICK_AT((p) * SLOTS + own_slot[me])
+#define RESTORE(p) bytes[(p) * SLOTS + own_slot[me]] = bytes[(p) * SLOTS + own_slot[me]] + table[me * PLANES + (p)]; TICK_AT((p) * SLOTS + own_slot[me])
 #else
-#define OWN_BOOKS (me == HEIR -> held[THREADS] : held[me] + (me == PROCS - 1 && THREADS > PROCS -> held[THREADS - 1] : 0))
+#define OWN_TABLE (me == HEIR -> held[THREADS] : held[me] + (me == PROCS - 1 && THREADS > PROCS -> held[THREADS - 1] : 0))
 #endif
 
 inline own_a_slot() {
@@ -618,7 +618,7 @@ inline own_a_slot() {
   :: d_step { !CURRENT(me) ->
        lost = (own_slot[me] != NONE);
        if /* ledger_hold_release */
-       :: lost -> if :: holder[own_slot[me]] == WHO(me) -> holder[own_slot[me]] = NOBODY :: else fi
+       :: lost -> if :: holder[own_slot[me]] == WHO(me) -> holder[own_slot[me]] = NO_PROCESS :: else fi
        :: else
        fi;
        own_slot[me] = NONE; took = 0
@@ -643,10 +643,10 @@ inline own_a_slot() {
      :: else
      fi;
 #endif
-     atomic { /* restore_usage: the books of the process, all its threads */
+     atomic { /* restore_usage: the allocation table of the process, all its threads */
 #ifndef SPLIT
        if
-       :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_BOOKS; TICK_AT(own_slot[me])
+       :: lost -> bytes[own_slot[me]] = bytes[own_slot[me]] + OWN_TABLE; TICK_AT(own_slot[me])
        :: else
        fi;
 #endif
@@ -661,12 +661,12 @@ inline own_a_slot() {
 #define COVERS(i, amount) (level[i] >= (amount) && level_of[i] == own_generation[me])
 #define MANY (!(high_water == 1 && mine == 0))
 
-/* ledger.c: decide_by_allowance. The terms under which it was granted do not change here. */
+/* ledger.c: decide_by_allowance. The terms under which it was taken do not change here. */
 inline decide_by_allowance() {
   if
   :: IS_OURS(mine) && MANY && allowed[me] >= READ(mine) + amount && COVERS(mine, READ(mine) + amount) ->
      d_step { before = READ(mine); bytes[mine] = bytes[mine] + amount; TICK(mine) } /* atomic_fetch_add */
-#ifdef MUT_NOT_LOOKED_AFTER
+#ifdef MUT_NOT_CHECKED
      d_step { decided = 1; before = 0 }
 #else
      d_step { decided = COVERS(mine, before + amount) } /* allowance_holds, the word first */
@@ -676,13 +676,13 @@ inline decide_by_allowance() {
      :: !decided -> subtract(mine, amount, false)
      :: d_step { decided && !IS_OURS(mine) -> outcome = LOST_SLOT }
      :: d_step { decided && IS_OURS(mine) ->
-          outcome = GRANTED;
+          outcome = CHARGED;
           TOTAL = TOTAL + amount;
           HELD(t) = HELD(t) + amount;
 #if SURE || LOSSES == 0
           assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
 #endif
-          note_grant()
+          note_charge()
         }
      fi
   :: else
@@ -783,14 +783,14 @@ inline try_charge() {
 #endif
               outcome = NO_ROOM
            :: d_step { !OVER && !IS_OURS(mine) -> outcome = LOST_SLOT }
-           :: d_step { !OVER && IS_OURS(mine) -> /* GRANTED: from here on it counts */
-                outcome = GRANTED;
+           :: d_step { !OVER && IS_OURS(mine) -> /* CHARGED: from here on it counts */
+                outcome = CHARGED;
                 TOTAL = TOTAL + amount;
                 HELD(t) = HELD(t) + amount;
 #if SURE || LOSSES == 0
                 assert(TOTAL <= LIMIT_OF(plane)); /* OVER */
 #endif
-                note_grant()
+                note_charge()
               }
 #if LOSSES > 0 /* ledger_confirm_lock, now and then */
               if
@@ -811,7 +811,7 @@ inline try_charge() {
 }
 
 /* --- ledger.c: surely_full ---------------------------------------------------------------------------------------- */
-/* Once it is certain that this look refuses nobody, what it would still read is of no interest: it ends there. */
+/* Once it is certain that this reading refuses no process, what it would still read is of no interest: it ends there. */
 #define UNSURE                                                                          \
   sure = 0; alone = 0; sum = 0; count = 0; mine_seen = 0; gens = 0;                     \
   i = 0;                                                                                \
@@ -822,7 +822,7 @@ inline try_charge() {
 #define MARK(n, m)                                                                      \
   if                                                                                    \
   :: d_step { !DECIDING(n, m) -> skip }                                                 \
-  :: d_step { DECIDING(n, m) -> UNSURE } goto looked                                    \
+  :: d_step { DECIDING(n, m) -> UNSURE } goto read_all                                    \
   fi
 #if CELLS > 1
 #define MARKS(n) MARK(n, 0); MARK(n, 1)
@@ -844,7 +844,7 @@ inline try_charge() {
 #define COLLECT_AGAIN(n)                                                                \
   if                                                                                    \
   :: (n) >= count                                                                       \
-  :: d_step { (n) < count && !SAME(n) -> UNSURE } goto looked                           \
+  :: d_step { (n) < count && !SAME(n) -> UNSURE } goto read_all                           \
   :: d_step { (n) < count && SAME(n) && !NOT_ZERO(W(n)) -> FORGET(n) }                  \
   :: d_step { (n) < count && SAME(n) && NOT_ZERO(W(n)) ->                               \
        sum = sum + READ(n);                                                             \
@@ -870,7 +870,7 @@ inline try_charge() {
 
 #define GENERATION(n) d_step { gens = gens + ((n) < count -> generation[n] : 0) }
 #define GENERATION_AGAIN(n) d_step { gens = gens - ((n) < count -> generation[n] : 0) }
-#ifdef FIXED /* who is alone reads all at once; and nobody raises a living process's own generation */
+#ifdef FIXED /* who is alone reads all at once; and no process raises a living one's generation */
 #define ALL_GENERATIONS (generation[0] + generation[1] + (PROCS > 2 -> generation[2 % SLOTS] : 0))
 #endif
 
@@ -919,7 +919,7 @@ inline surely_full() {
 #endif
 #endif
 #endif
-#ifdef OWN_WORD_ALONE /* neither its own word nor its own mark changes while it looks */
+#ifdef OWN_WORD_ALONE /* neither its own word nor its own mark changes while it reads */
   if
   :: d_step { me == HEIR -> /* alone */
        i = 0;
@@ -977,7 +977,7 @@ inline surely_full() {
 }
 
 /* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a whole try to
- * itself. A try without anybody between gives an answer. */
+ * itself. A try without another process between gives an answer. */
 #ifdef LINGER
 /* --- ledger_linger.c ---------------------------------------------------------------------------------------------------- */
 #define LET_GO(p) held[t * PLANES + (p)] = held[t * PLANES + (p)] - record_bytes; lingers[t * PLANES + (p)] = record_bytes
@@ -989,8 +989,8 @@ inline ledger_linger(n) {
     LET_GO(ALL);
 #ifdef SPLIT
     LET_GO(REAL);
-    books[t * PLANES + ALL] = books[t * PLANES + ALL] - record_bytes;
-    books[t * PLANES + REAL] = books[t * PLANES + REAL] - record_bytes
+    table[t * PLANES + ALL] = table[t * PLANES + ALL] - record_bytes;
+    table[t * PLANES + REAL] = table[t * PLANES + REAL] - record_bytes
 #endif
   }
 }
@@ -1017,7 +1017,7 @@ inline ledger_linger(n) {
 /* ledger_lapse: it may be over, or not yet; when the heir comes it is. */
 inline ledger_lapse() {
   if
-  :: d_step { record_slot != NONE -> /* end: whoever exchanges the record for 0 */
+  :: d_step { record_slot != NONE -> /* end: the process that exchanges the record for 0 */
        end_slot = record_slot; end_generation = record_generation; end_bytes = record_bytes; end_of = record_of;
 #ifndef MUT_LINGER_TWICE
        record_slot = NONE
@@ -1054,7 +1054,7 @@ inline ledger_charge() {
   :: true ->
      try_charge();
      if
-     :: outcome == GRANTED -> break
+     :: outcome == CHARGED -> break
      :: outcome == LOST_SLOT && slowly -> own_a_slot()
      :: outcome == NO_ROOM && slowly && ROUNDS > 0 && round == ROUNDS -> outcome = GAVE_UP; break
      :: outcome == NO_ROOM && slowly && (ROUNDS == 0 || round < ROUNDS) ->
@@ -1066,13 +1066,13 @@ inline ledger_charge() {
         fi;
 #endif
         surely_full();
-looked:
+read_all:
 #ifdef OLD_REFUSAL
         sum_others(own_slot[me]);
         d_step { alone = (sum == 0); sum = 0 }
 #endif
         if
-#ifdef SETTLED /* nobody is dead: ledger_reclaim finds nothing and no generation changes */
+#ifdef SETTLED /* no process is dead: ledger_reclaim finds nothing and no generation changes */
         :: me != HEIR && !sure -> d_step { alone = 0; gens = 0 } PAUSE
         :: me != HEIR && sure -> outcome = REFUSED; break
 #define UNSETTLED me == HEIR &&
@@ -1118,7 +1118,7 @@ looked:
            d_step { alone = 0; gens = 0 }
            PAUSE
         fi
-     :: d_step { outcome != GRANTED && !slowly -> slowly = 1 } /* from ledger_charge to charge_slowly */
+     :: d_step { outcome != CHARGED && !slowly -> slowly = 1 } /* from ledger_charge to charge_slowly */
 #ifdef LINGER
         ledger_lapse()
 #endif
@@ -1144,7 +1144,7 @@ inline charge_split() {
   :: true ->
      ledger_charge();
      if
-     :: d_step { plane != ALL && outcome == GRANTED ->
+     :: d_step { plane != ALL && outcome == CHARGED ->
           first = as; first_slot = mine;
           plane = ALL
         }
@@ -1152,16 +1152,16 @@ inline charge_split() {
      fi
   od;
 #if SURE || LOSSES == 0
-  assert(plane != ALL || outcome == GRANTED); /* WHOLE: limits do not change here */
+  assert(plane != ALL || outcome == CHARGED); /* WHOLE: limits do not change here */
 #endif
   if
   :: plane != ALL -> skip /* the part has no room */
 #if LOSSES > 0 && !SURE
-  :: plane == ALL && outcome != GRANTED -> /* somebody counts too much, or the process itself in its old slot */
+  :: plane == ALL && outcome != CHARGED -> /* another process counts too much, or the process itself in its old slot */
      d_step { plane = part; as = first; mine = first_slot }
      subtract(mine, amount, true)
 #endif
-  :: plane == ALL && outcome == GRANTED ->
+  :: plane == ALL && outcome == CHARGED ->
 #if LOSSES > 0
 #ifdef OLD_GENERATION_ALONE
      moved = (first != as);
@@ -1177,8 +1177,8 @@ inline charge_split() {
      fi;
 #endif
      d_step {
-       books[t * PLANES + part] = books[t * PLANES + part] + amount;
-       books[t * PLANES + ALL] = books[t * PLANES + ALL] + amount
+       table[t * PLANES + part] = table[t * PLANES + part] + amount;
+       table[t * PLANES + ALL] = table[t * PLANES + ALL] + amount
      }
   fi;
   d_step { first = 0; first_slot = 0; moved = 0; mine = 0; as = 0 }
@@ -1188,9 +1188,9 @@ inline charge_split() {
  * has it then too. */
 inline uncharge_split() {
   d_step {
-    amount = books[t * PLANES + part];
-    books[t * PLANES + ALL] = books[t * PLANES + ALL] - amount;
-    books[t * PLANES + part] = 0;
+    amount = table[t * PLANES + part];
+    table[t * PLANES + ALL] = table[t * PLANES + ALL] - amount;
+    table[t * PLANES + part] = 0;
     mine = own_slot[me]; as = own_generation[me];
 #ifdef OLD_PART_FREED_FIRST
     plane = part
@@ -1214,7 +1214,7 @@ inline uncharge_split() {
 }
 #endif
 
-mtype = { GRANTED, NO_ROOM, LOST_SLOT, REFUSED, GAVE_UP };
+mtype = { CHARGED, NO_ROOM, LOST_SLOT, REFUSED, GAVE_UP };
 
 proctype thread(byte t; byte me) {
   byte ops, amount, i, j, k, count, sum, before, round, mine, reclaimed, raised, note, gens, mine_seen;
@@ -1236,7 +1236,7 @@ proctype thread(byte t; byte me) {
 #ifdef MUT_NO_TICK
   byte seen_bytes[SLOTS];
 #endif
-  mtype outcome = GRANTED;
+  mtype outcome = CHARGED;
 
   do
   :: ops < (t == THREADS -> HEIRS_OPS : (t == 0 -> OPS_FIRST : (t == THREADS - 1 -> OPS_LAST : OPS))) ->
@@ -1249,10 +1249,10 @@ proctype thread(byte t; byte me) {
      fi;
      charge_split();
      if
-     :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
-     :: t != THREADS && books[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
+     :: t == THREADS -> assert(outcome == CHARGED) /* RETURN */
+     :: t != THREADS && table[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
 #ifdef LINGER
-     :: t != THREADS && books[t * PLANES + REAL] > 0 && record_slot == NONE -> ledger_linger(books[t * PLANES + REAL])
+     :: t != THREADS && table[t * PLANES + REAL] > 0 && record_slot == NONE -> ledger_linger(table[t * PLANES + REAL])
 #endif
      :: t != THREADS /* keeps it for now */
      fi
@@ -1266,7 +1266,7 @@ proctype thread(byte t; byte me) {
      ledger_charge();
 progress:
      if
-     :: t == THREADS -> assert(outcome == GRANTED) /* RETURN */
+     :: t == THREADS -> assert(outcome == CHARGED) /* RETURN */
      :: t != THREADS && held[t] > 0 -> /* ledger_uncharge */
         amount = held[t];
         REGISTERED_AS;
@@ -1283,8 +1283,8 @@ progress:
 #ifdef SPLIT
   plane = MANAGED;
   do
-  :: t != THREADS && books[t * PLANES + MANAGED] > 0 -> part = MANAGED; uncharge_split()
-  :: t != THREADS && books[t * PLANES + MANAGED] == 0 && books[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
+  :: t != THREADS && table[t * PLANES + MANAGED] > 0 -> part = MANAGED; uncharge_split()
+  :: t != THREADS && table[t * PLANES + MANAGED] == 0 && table[t * PLANES + REAL] > 0 -> part = REAL; uncharge_split()
   :: else -> break
   od;
 #else
@@ -1302,7 +1302,7 @@ progress:
 #endif
   d_step { /* what is not read any more is forgotten: fewer states */
     finished[t] = true;
-    ops = 0; amount = 0; mine = 0; as = 0; raised = 0; outcome = GRANTED
+    ops = 0; amount = 0; mine = 0; as = 0; raised = 0; outcome = CHARGED
   }
   false /* not an end: processes end in order, and that is of no interest */
 }
@@ -1357,8 +1357,8 @@ inline kill_process(p) {
     x = 0;
     do
     :: x < SLOTS ->
-       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi;
-       if :: holder[x] == WHO(p) -> holder[x] = NOBODY :: else fi;
+       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NO_PROCESS :: else fi;
+       if :: holder[x] == WHO(p) -> holder[x] = NO_PROCESS :: else fi;
        x++
     :: else -> break
     od;
@@ -1378,7 +1378,7 @@ inline kill_process(p) {
 #endif
 #endif
 #ifdef SPLIT
-          asked[x] = 0; books[x * PLANES + ALL] = 0; books[x * PLANES + REAL] = 0; books[x * PLANES + MANAGED] = 0;
+          asked[x] = 0; table[x * PLANES + ALL] = 0; table[x * PLANES + REAL] = 0; table[x * PLANES + MANAGED] = 0;
 #endif
           asking[x] = 0; was_full[x] = false
        :: else
@@ -1401,9 +1401,9 @@ inline lose_lock(p) {
     x = 0;
     do
     :: x < SLOTS ->
-       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NOBODY :: else fi;
+       if :: lock_owner[x] == WHO(p) -> lock_owner[x] = NO_PROCESS :: else fi;
 #if !SURE
-       if :: holder[x] == WHO(p) -> holder[x] = NOBODY :: else fi;
+       if :: holder[x] == WHO(p) -> holder[x] = NO_PROCESS :: else fi;
 #endif
        x++
     :: else -> break
@@ -1421,7 +1421,7 @@ inline lose_lock(p) {
 #define ALL_ENDED (ENDED(0, 0) && ENDED(1, 1))
 #endif
 
-/* Does all that it may, at any time, or less of it: then it stops when there is nothing left to disturb. (Nobody waits for
+/* Does all that it may, at any time, or less of it: then it stops when there is nothing left to disturb. (No process waits for
  * anything but a thread of its own process, so that what befalls another process ends no wait, and HANG is seen.) */
 proctype world() {
   byte kills, stops, losses, x, y;
@@ -1458,7 +1458,7 @@ init {
     p = 0;
     do :: p <= PROCS -> alive[p] = true; own_slot[p] = NONE; p++ :: else -> break od;
     p = 0;
-#ifdef REGISTERED /* everybody has a slot already */
+#ifdef REGISTERED /* all have a slot already */
     do
     :: p < PROCS ->
        own_slot[p] = p; own_generation[p] = 1; generation[p] = 1; written[p] = WHO(p); lock_owner[p] = WHO(p); holder[p] = WHO(p);
@@ -1483,7 +1483,7 @@ init {
 #endif
   }
 #ifndef LIVELOCK
-  timeout -> /* nobody can do anything any more */
+  timeout -> /* no process can do anything any more */
   d_step {
     p = 0;
     do :: p < THREADS -> assert(ENDED(OF(p), p)); p++ :: else -> break od; /* HANG */

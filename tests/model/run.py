@@ -2,7 +2,7 @@
 
 `python tests/model/run.py quick` takes seconds and is part of `make check`; `all` is `make model`, takes minutes, and
 writes docs/proofs/model.md with --write. Without spin it says so and succeeds: the model is a proof to be repeated by
-whoever changes the ledger, not a thing that a build needs.
+those who change the ledger, not a thing that a build needs.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ HOLDS = [
     Case("unmaps-register", "PROCS=2 OPS=1 LOSSES=1 UNMAPS KEEP SIZE_MAX=1", "the same while they register"),
     # Faults that were found when a slot was owned by its record lock alone: with a slot that is held they are none.
     Case(
-        "held-pid-overwritten", "PROCS=2 LOSSES=1 MUT_NO_SECOND_LOOK", "the PID of a slot is written blindly"
+        "held-pid-overwritten", "PROCS=2 LOSSES=1 MUT_NO_SECOND_READ", "the PID of a slot is written blindly"
     ),
-    Case("held-plain-pid", "PROCS=2 LOSSES=1 OLD_PLAIN_PID", "and looked at beforehand"),
+    Case("held-plain-pid", "PROCS=2 LOSSES=1 OLD_PLAIN_PID", "and read beforehand"),
     Case(
         "held-blind-clearing",
         "PROCS=2 OPS=1 LOSSES=2 ONLY_OVER OLD_BLIND_CLEARING",
@@ -89,7 +89,7 @@ HOLDS = [
     Case(
         "split",
         f"{R2} SPLIT OPS_FIRST=1 OPS=2",
-        "a part and the whole: the card's and the host's",
+        "a part and the whole: the GPU's and the host's",
         quick=True,
     ),
     Case("split-twice", f"{R2} SPLIT OPS=2", "two charges each"),
@@ -111,9 +111,9 @@ FINDS = [
     Case("refund-twice", f"{R2} OPS_FIRST=2 OPS=1 SIZE_MAX=1 MUT_REFUND_TWICE", "", "OVER", quick=True),
     Case("never-taken-back", f"{R2} MUT_NO_TAKING_BACK", "", "FALSE"),
     Case("no-reclaim", f"{R2} KILLS=1 MUT_NO_RECLAIM", "", "FALSE"),
-    # The old marks: with the new ones every step of emptying fails by itself when somebody else was there.
+    # The old marks: with the new ones every step of emptying fails by itself when another process was there.
     Case("reclaim-without-lock", "CORPSE PROCS=2 MUT_NO_LOCK OLD_BLIND_MARKS", "", "FALSE"),
-    # Both need bytes of the dead alone that leave no room, and somebody who is emptying just then.
+    # Both need bytes of the dead alone that leave no room, and a process that is emptying just then.
     Case("busy-not-seen", "CORPSE PROCS=2 MUT_NOT_BUSY", "", "FALSE"),
     Case("generation-raised-once", "CORPSE PROCS=2 MUT_RAISED_ONCE", "", "FALSE"),
     Case("hold-not-asked", f"{R2} LOSSES=1 ONLY_OVER MUT_NO_HOLD", "", "OVER"),
@@ -127,8 +127,8 @@ FINDS = [
         "LITTLE",
     ),
     Case(
-        "allowance-not-looked-at-after",
-        f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 MUT_NOT_LOOKED_AFTER",
+        "allowance-not-checked-after",
+        f"{R2} ALLOW=1 OPS_FIRST=2 OPS=1 MUT_NOT_CHECKED",
         "",
         "OVER",
         quick=True,
@@ -162,7 +162,7 @@ FINDS = [
     ),
     Case("linger-ends-twice", f"{R2} LINGER OPS_FIRST=2 OPS=1 MUT_LINGER_TWICE", "", "OVER", quick=True),
     Case(
-        "linger-of-anybody",
+        "linger-of-any-process",
         "PROCS=2 LINGER KILLS=1 OPS=2 OPS_FIRST=1 SIZE_MAX=1 MUT_LINGER_NO_GENERATION",
         "",
         "OVER",
@@ -185,7 +185,7 @@ ASSERTIONS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What spin said: the property it saw violated ("": none), and how much it looked at."""
+    """What spin said: the property it saw violated ("": none), and how much it searched."""
 
     violated: str
     states: str

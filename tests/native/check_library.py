@@ -19,9 +19,9 @@ NATIVE = Path(__file__).resolve().parents[2] / "native"
 LAYERS = {
     "base": set(),
     "shm": {"base"},
-    "books": {"base"},
+    "table": {"base"},
     "hooks": {"base", "shm"},
-    "cuda": {"base", "shm", "books", "hooks"},
+    "cuda": {"base", "shm", "table", "hooks"},
     "nvml": {"base", "shm", "hooks"},
 }
 NEWEST_GLIBC = (2, 17)
@@ -63,7 +63,7 @@ def exported_symbols(library: Path) -> set[str]:
 
 
 def export_mistakes(library: Path) -> Iterator[str]:
-    """Exports are exactly the lists: no more (pollution), no less (a hook that nobody reaches)."""
+    """Exports are exactly the lists: no more (pollution), no less (a hook that no program reaches)."""
     exported, listed = exported_symbols(library), listed_symbols()
     for name in sorted(exported - listed):
         yield f"{name} is exported but in no list"
@@ -101,7 +101,7 @@ def start_up_mistakes(library: Path) -> Iterator[str]:
 
 
 PAGE = 4096
-FIRST_LARGE = "books"  # the table with VC_LARGE_BEGINNING
+FIRST_LARGE = "allocations"  # the table with VC_LARGE_BEGINNING
 RELATIVE = re.compile(r"R_\w+_RELATIVE")
 
 

@@ -1,6 +1,6 @@
 """NVIDIA's CUDA runtimes on the simulated driver: what each of them is handed when it looks the driver's functions up.
 
-A witness in front of everybody (clients/witness.c) writes down every answer, once without and once with the library.
+A witness in front of all (clients/witness.c) writes down every answer, once without and once with the library.
 `python -m tests.native.runtimes` downloads the wheels of RELEASES into build/runtimes, tries each runtime, and writes
 docs/runtimes.md; `make test-runtimes` does that. The suite tries the one that comes with the headers.
 """
@@ -175,8 +175,8 @@ def report(trials: list[Trial]) -> str:
     lines += [
         "",
         "“None” are functions that the simulated driver has not, graphics for the most part. The runtime stops after",
-        "these lookups there: it then wants private tables of NVIDIA's driver, which nobody else can fill. So what",
-        "`cudaMalloc` does with the functions is tested on a card, by `make test-gpu`.",
+        "these lookups there: it then wants private tables of NVIDIA's driver, which only NVIDIA can fill. So what",
+        "`cudaMalloc` does with the functions is tested on a GPU, by `make test-gpu`.",
         "",
     ]
     return "\n".join(lines)

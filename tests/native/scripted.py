@@ -38,7 +38,7 @@ def free():
     return avail.value
 
 def later_free():
-    time.sleep(0.25)  # longer than a measurement is believed without another look
+    time.sleep(0.25)  # longer than a measurement is believed without another reading
     return free()
 
 def behind_the_hooks(name, offset):

@@ -1,6 +1,6 @@
-"""Containers that share a simulated card's time: real processes under the library, real pages, the agent's arbiter.
+"""Containers that share a simulated GPU's time: real processes under the library, real pages, the agent's arbiter.
 
-A `Stage` is a card; each `Tenant` on it has a limits page, a ledger and programs that launch (clients/load.c). What
+A `Stage` is a GPU; each `Tenant` on it has a limits page, a ledger and programs that launch (clients/load.c). What
 each of them had is what the simulated driver says, not what the library believes.
 """
 
@@ -22,7 +22,7 @@ from vcuda.limits import GpuLimit, create_limits, set_credit, set_granted
 from vcuda.sizes import format_uuid
 
 LOOK = 0.005
-"""Seconds between two looks of the arbiter, on average."""
+"""Seconds between two passes of the arbiter, on average."""
 
 Work = tuple[str, ...]
 """Arguments of the program: path, kernel, batch, pause."""
@@ -62,7 +62,7 @@ class Tenant:
 
 
 class Stage:
-    """A simulated card. Use as a context: its programs end with it."""
+    """A simulated GPU. Use as a context: its programs end with it."""
 
     def __init__(self, directory: Path, machine: str = "two-24g", *, arbiter: bool = True) -> None:
         self.place = Place(directory, machine)
@@ -108,12 +108,12 @@ class Stage:
         return self.__dict__.setdefault("others", [])
 
     def busy(self) -> dict[int, float]:
-        """Seconds of the card that each living process has had, by PID."""
+        """Seconds of the GPU that each living process has had, by PID."""
         state = json.loads(self.place.fakectl("state"))
         return {process["pid"]: process["busy_ns"][0] / 1e9 for process in state["processes"]}
 
     def shares(self, seconds: float, settle: float = 0.5) -> list[float]:
-        """Percent of the card that each tenant has over SECONDS."""
+        """Percent of the GPU that each tenant has over SECONDS."""
         time.sleep(settle)
         before, begin = self.busy(), time.monotonic()
         time.sleep(seconds)

@@ -101,7 +101,7 @@ TEST(numbers_are_written) {
   CHECK_STR(text_number(UINT64_MAX, buffer), "18446744073709551615");
 }
 
-/* Whoever sleeps may hold locks, and has told other processes that it waits. */
+/* A process that sleeps may hold locks, and has told other processes that it waits. */
 static void *sleeper(void *slept) {
   os_sleep_us(50000);
   *(int *)slept = 1;

@@ -1,4 +1,4 @@
-/* Settings: what VCUDA_MEMORY_LIMIT may say, which page it leads to, and where files are looked for. */
+/* Settings: what VCUDA_MEMORY_LIMIT may say, which page it leads to, and where files are searched. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -16,28 +16,28 @@ static const uint8_t gpus[3][VC_UUID_BYTES] = {{1}, {2}, {3}};
 
 static char why[CONFIG_WHY];
 
-static int parse(const char *text, struct wishes *out) {
+static int parse(const char *text, struct requests *out) {
   why[0] = 0;
-  return config_parse_wishes(text, out, why);
+  return config_parse_memory(text, out, why);
 }
 
 TEST(config_parses_every_form) {
-  struct wishes w;
+  struct requests w;
   CHECK_EQ(parse("8GiB", &w), VC_OK);
   CHECK_EQ(w.count, 1);
-  CHECK_EQ(w.wish[0].kind, WISH_EVERY_GPU);
-  CHECK_EQ(w.wish[0].bytes, 8 * GIB);
+  CHECK_EQ(w.request[0].kind, REQUEST_EVERY_GPU);
+  CHECK_EQ(w.request[0].bytes, 8 * GIB);
   CHECK_EQ(config_needs_gpus(&w), 0);
   CHECK_EQ(parse(UUID_1 "=8GiB,2=512MiB", &w), VC_OK);
   CHECK_EQ(w.count, 2);
-  CHECK_EQ(w.wish[0].kind, WISH_UUID);
-  CHECK_EQ(w.wish[0].uuid[0], 1);
-  CHECK_EQ(w.wish[1].kind, WISH_INDEX);
-  CHECK_EQ(w.wish[1].index, 2);
-  CHECK_EQ(w.wish[1].bytes, 512 << 20);
+  CHECK_EQ(w.request[0].kind, REQUEST_UUID);
+  CHECK_EQ(w.request[0].uuid[0], 1);
+  CHECK_EQ(w.request[1].kind, REQUEST_INDEX);
+  CHECK_EQ(w.request[1].index, 2);
+  CHECK_EQ(w.request[1].bytes, 512 << 20);
   CHECK_EQ(config_needs_gpus(&w), 1);
   CHECK_EQ(parse("MIG-01000000-0000-0000-0000-000000000000=1GiB", &w), VC_OK);
-  CHECK_EQ(w.wish[0].flags, VC_GPU_MIG);
+  CHECK_EQ(w.request[0].flags, VC_GPU_MIG);
 }
 
 TEST(config_refuses_everything_else) {
@@ -46,7 +46,7 @@ TEST(config_refuses_everything_else) {
       "1GiB,0=1GiB", "0=1GiB,", ",0=1GiB", "0=", "=1GiB", "0==1GiB", "0=1GiB=2", "-1=1GiB", "1000=1GiB", "a=1GiB",
       "0=1GiB,0=1GiB", UUID_1 "=1GiB," UUID_1 "=2GiB", "GPU-=1GiB", "GPU-01=1GiB", UUID_1, UUID_1 "=", "200TiB",
       "99999999999999999999", "0.3GiB", "1GiB;2GiB", "8GiB\n"};
-  struct wishes w;
+  struct requests w;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     if (parse(bad[i], &w) != VC_EINVAL) fprintf(stderr, "accepted: \"%s\"\n", bad[i]);
     CHECK_EQ(parse(bad[i], &w), VC_EINVAL);
@@ -57,7 +57,7 @@ TEST(config_refuses_everything_else) {
 
 TEST(config_refuses_long_texts) {
   char text[8192] = "0=1GiB";
-  struct wishes w;
+  struct requests w;
   for (int i = 1; i < 17; i++) sprintf(text + strlen(text), ",%d=1GiB", i);
   CHECK_EQ(parse(text, &w), VC_EINVAL);
   CHECK(strstr(why, "16") != NULL);
@@ -66,36 +66,36 @@ TEST(config_refuses_long_texts) {
   CHECK_EQ(parse(text, &w), VC_EINVAL);
 }
 
-TEST(config_grants) {
+TEST(config_resolves) {
   struct vc_gpu_limit out[VC_MAX_GPUS];
-  struct wishes w;
+  struct requests w;
   parse("8GiB", &w);
-  CHECK_EQ(config_grant(&w, gpus, 3, out, why), 3);
+  CHECK_EQ(config_resolve(&w, gpus, 3, out, why), 3);
   CHECK_EQ(out[2].uuid[0], 3);
   CHECK_EQ(out[2].memory_bytes, 8 * GIB);
   parse("2=1GiB," UUID_1 "=2GiB", &w);
-  CHECK_EQ(config_grant(&w, gpus, 3, out, why), 2);
+  CHECK_EQ(config_resolve(&w, gpus, 3, out, why), 2);
   CHECK_EQ(out[0].uuid[0], 3);
   CHECK_EQ(out[1].uuid[0], 1);
   CHECK_EQ(out[1].memory_bytes, 2 * GIB);
 }
 
-static void expect_no_grant(const char *text, const char *cause) {
+static void expect_no_entry(const char *text, const char *cause) {
   struct vc_gpu_limit out[VC_MAX_GPUS];
-  struct wishes w;
+  struct requests w;
   CHECK_EQ(parse(text, &w), VC_OK);
-  CHECK_EQ(config_grant(&w, gpus, 3, out, why), VC_EINVAL);
+  CHECK_EQ(config_resolve(&w, gpus, 3, out, why), VC_EINVAL);
   if (strstr(why, cause) == NULL) CHECK_STR(why, cause);
 }
 
-TEST(config_grants_only_what_exists) {
-  expect_no_grant("3=1GiB", "names GPU 3, but this machine has 3");
-  expect_no_grant(UUID_9 "=1GiB", "which this machine does not have");
-  expect_no_grant("0=1GiB," UUID_1 "=1GiB", "one GPU twice");
+TEST(config_resolves_only_what_exists) {
+  expect_no_entry("3=1GiB", "names GPU 3, but this machine has 3");
+  expect_no_entry(UUID_9 "=1GiB", "which this machine does not have");
+  expect_no_entry("0=1GiB," UUID_1 "=1GiB", "one GPU twice");
 }
 
 static void expect_compare(const char *text, const struct vc_limits *page, int status) {
-  struct wishes w;
+  struct requests w;
   CHECK_EQ(parse(text, &w), VC_OK);
   why[0] = 0;
   CHECK_EQ(config_compare(&w, gpus, 3, page, "/d/limits", why), status);
@@ -150,7 +150,7 @@ TEST(config_directories) {
   CHECK_EQ(config_read(&config, why), VC_EINVAL);
 }
 
-/* Everything that looks like a limit is one, or an error. */
+/* Every variable named like a limit is one, or an error. */
 TEST(config_variables_alone_and_misspelt) {
   static const char *const wrong[] = {"VCUDA_CORES", "VCUDA_PHYSICAL_LIMIT", "VCUDA_MEMORY", "VCUDA_MEMORY_LIMITS",
                                       "VCUDA_MEM_LIMIT", "VCUDA_", "VCUDA_CORE", "VCUDA_LOGS", "VCUDA_PHYSICAL"};

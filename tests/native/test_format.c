@@ -42,7 +42,7 @@ TEST(format_blocks_and_planes) {
   CHECK_EQ(bytes(4096, 4096, 0, NV12, 3, 0), 24 * MIB);
   CHECK_EQ(bytes(4096, 4096, 0, P010, 3, 0), 48 * MIB);
   CHECK_EQ(bytes(4096, 4096, 0, YUY2, 2, 0), 32 * MIB);
-  CHECK_EQ(bytes(1024, 1024, 0, 0x7e, 1, 0), 16 * MIB); /* nobody knows: the largest */
+  CHECK_EQ(bytes(1024, 1024, 0, 0x7e, 1, 0), 16 * MIB); /* unknown: the largest */
 }
 
 TEST(format_layers_and_cubes) {

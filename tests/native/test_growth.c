@@ -33,9 +33,9 @@ TEST(growth_proves_own_pid) {
   const struct growth_view there = {.count = 2, .few = {{7, MIB}, {9, 3 * MIB}}, .listed = 1};
   const struct growth_view unlisted = {.count = 0};
   CHECK_EQ(growth_proves(9, &none, &there), 1);
-  CHECK_EQ(growth_proves(7, &none, &there), 0);     /* listed before it did anything: somebody else's number */
+  CHECK_EQ(growth_proves(7, &none, &there), 0);     /* listed before it did anything: another process's number */
   CHECK_EQ(growth_proves(11, &none, &there), 0);    /* not listed */
-  CHECK_EQ(growth_proves(9, &unlisted, &there), 0); /* nobody knows what was there before */
+  CHECK_EQ(growth_proves(9, &unlisted, &there), 0); /* what was there before is unknown */
   CHECK_EQ(growth_held(9, &there), 3 * MIB);
   CHECK_EQ(growth_held(9, &none), 0);
 }

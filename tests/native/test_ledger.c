@@ -174,7 +174,7 @@ TEST(ledger_closed_descriptors) {
     CHECK_EQ(open("/dev/null", O_RDWR), 3); /* something else sits where our descriptor may have been */
     CHECK_EQ(write(1, "r", 1), 1);
     CHECK_EQ(read(0, &byte, 1), 1);
-    CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* looks, and takes the lock again */
+    CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM); /* reads, and takes the lock again */
     CHECK_EQ(write(1, "r", 1), 1);
     CHECK_EQ(read(0, &byte, 1), 1);
     _Exit(0);
@@ -195,7 +195,7 @@ TEST(ledger_closed_descriptors) {
 
 static uint64_t really_held(uint32_t column) { return column == 0 ? 600 : 0; }
 
-/* The slot was not held and somebody took it: the next charge notices and registers what is really held. */
+/* The slot was not held and another process took it: the next charge notices and registers what is really held. */
 TEST(ledger_lost_slot_registers_again) {
   fixture_create(1000);
   struct ledger *ledger = fixture_attach();
@@ -217,7 +217,7 @@ static int interruptions;
 /* Called while the thread changes slots: what a signal's handler would meet at this instant. */
 static uint64_t interrupt(uint32_t column) {
   static struct ledger_process processes[4];
-  usleep(20000); /* by now a look would look for the dead too */
+  usleep(20000); /* by now a reading would search for the dead too */
   if (column == 0) interruptions++;
   CHECK_EQ(fixture_used(interrupted, 1), 300);
   CHECK_EQ(ledger_processes(interrupted, 1, processes, 4), 1);
@@ -226,8 +226,8 @@ static uint64_t interrupt(uint32_t column) {
   return 0;
 }
 
-/* A handler that runs in the midst of a registration looks at memory, and may ask for some: it must not wait for the
- * thread that it has interrupted. */
+/* A handler that runs in the midst of a registration asks how much memory is used, and may ask for some: it must not
+ * wait for the thread that it has interrupted. */
 TEST(ledger_signal_while_registering) {
   int ready[2];
   char byte;
@@ -235,7 +235,7 @@ TEST(ledger_signal_while_registering) {
   CHECK_EQ(pipe(ready), 0);
   pid_t child = fork();
   if (child == 0) {
-    CHECK_EQ(ledger_charge(fixture_attach(), 1, 300), 0); /* with others there, a look looks whether they live */
+    CHECK_EQ(ledger_charge(fixture_attach(), 1, 300), 0); /* with others there, a reading checks whether they live */
     CHECK_EQ(write(ready[1], "r", 1), 1);
     pause();
   }
@@ -252,14 +252,14 @@ TEST(ledger_signal_while_registering) {
   expect_exit(child, 128 + SIGKILL);
 }
 
-/* Whoever lost its slot must not take the lock of it again: the next owner would seem to live for ever. */
+/* A process that lost its slot must not take the lock of it again: the next owner would seem to live for ever. */
 TEST(ledger_lost_slot_keeps_no_lock) {
   fixture_create(1000);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
   ledger_hold_release(ledger, 0); /* as if the program had unmapped it */
-  os_close(ledger->fd); /* drops the record lock; then somebody takes the slot, and dies in it */
+  os_close(ledger->fd); /* drops the record lock; then another process takes the slot, and dies in it */
   atomic_fetch_add(&slot->generation, 2);
   atomic_store(&slot->used[0], USED_TICK * 9 + 600);
   atomic_store(&slot->pid, 999999999);
@@ -287,7 +287,7 @@ TEST(ledger_free_after_losing_the_slot) {
   }
 }
 
-/* A program that looks at its own ledger through the bindings drops its own lock (closing any descriptor does), which
+/* A program that reads its own ledger through the bindings drops its own lock (closing any descriptor does), which
  * must cost it nothing. */
 TEST(ledger_reader_in_process_keeps_slot) {
   static struct vc_slot_usage usage[8];
@@ -370,8 +370,8 @@ TEST(ledger_processes_have_pids) {
   CHECK_EQ(ledger_processes(ledger, 0, list, 8), 1);
 }
 
-/* A process stopped between mark and decision: others are refused in bounded time, and granted what surely fits. */
-TEST(ledger_stopped_decider_hangs_nobody) {
+/* A process stopped between mark and decision: others are refused in bounded time, and allowed what surely fits. */
+TEST(ledger_stopped_decider_hangs_no_other) {
   fixture_create(GIB);
   struct ledger *ledger = fixture_attach();
   pid_t child = child_that_holds(GIB / 2);
@@ -398,7 +398,7 @@ TEST(ledger_peak) {
   CHECK_EQ(usage[0].refused, 1);
 }
 
-TEST(ledger_excess) {
+TEST(ledger_undeclared) {
   struct vc_ledger_info info;
   struct ledger_holding before, after;
   static struct vc_slot_usage usage[4];
@@ -406,33 +406,33 @@ TEST(ledger_excess) {
   struct ledger *ledger = fixture_attach();
   ledger_charge_anyway(ledger, 0, 5); /* without a slot: nothing */
   CHECK_EQ(ledger_holding(ledger, 0, &before), VC_ENOENT);
-  CHECK_EQ(ledger_charge(ledger, 0, GIB - VC_EXCESS_UNIT), 0);
+  CHECK_EQ(ledger_charge(ledger, 0, GIB - VC_UNDECLARED_UNIT), 0);
   CHECK_EQ(ledger_holding(ledger, 0, &before), 0);
-  CHECK_EQ(before.bytes, GIB - VC_EXCESS_UNIT);
-  ledger_charge_anyway(ledger, 0, 3 * VC_EXCESS_UNIT); /* it is held: beyond the limit, too */
-  ledger_note_excess(ledger, 0, 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(before.bytes, GIB - VC_UNDECLARED_UNIT);
+  ledger_charge_anyway(ledger, 0, 3 * VC_UNDECLARED_UNIT); /* it is held: beyond the limit, too */
+  ledger_note_undeclared(ledger, 0, 3 * VC_UNDECLARED_UNIT);
   CHECK_EQ(ledger_holding(ledger, 0, &after), 0);
-  CHECK_EQ(after.bytes, GIB + 2 * VC_EXCESS_UNIT);
+  CHECK_EQ(after.bytes, GIB + 2 * VC_UNDECLARED_UNIT);
   CHECK(after.state != before.state);
   CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
-  CHECK_EQ(usage[0].used[0], GIB + 2 * VC_EXCESS_UNIT);
-  CHECK_EQ(usage[0].excess[0], 3 * VC_EXCESS_UNIT);
-  CHECK_EQ(usage[0].excess[1], 0);
-  CHECK_EQ(usage[0].peak[0], GIB - VC_EXCESS_UNIT); /* of what was granted */
-  ledger_uncharge(ledger, 0, 3 * VC_EXCESS_UNIT);
-  CHECK_EQ(ledger_charge(ledger, 0, VC_EXCESS_UNIT), 0); /* a new peak leaves the excess alone */
+  CHECK_EQ(usage[0].used[0], GIB + 2 * VC_UNDECLARED_UNIT);
+  CHECK_EQ(usage[0].undeclared[0], 3 * VC_UNDECLARED_UNIT);
+  CHECK_EQ(usage[0].undeclared[1], 0);
+  CHECK_EQ(usage[0].peak[0], GIB - VC_UNDECLARED_UNIT); /* of what was charged */
+  ledger_uncharge(ledger, 0, 3 * VC_UNDECLARED_UNIT);
+  CHECK_EQ(ledger_charge(ledger, 0, VC_UNDECLARED_UNIT), 0); /* a new peak leaves the undeclared bytes alone */
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
-  CHECK_EQ(usage[0].excess[0], 3 * VC_EXCESS_UNIT);
+  CHECK_EQ(usage[0].undeclared[0], 3 * VC_UNDECLARED_UNIT);
   CHECK_EQ(usage[0].peak[0], GIB);
-  ledger_note_excess(ledger, 0, UINT64_MAX);
+  ledger_note_undeclared(ledger, 0, UINT64_MAX);
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
-  CHECK_EQ(usage[0].excess[0], GIB); /* never more than is used */
+  CHECK_EQ(usage[0].undeclared[0], GIB); /* never more than is used */
   CHECK_EQ(usage[0].peak[0], GIB);
 }
 
-/* A slot that changes hands starts without the excess of the one before. */
-TEST(ledger_excess_dies_with_its_slot) {
+/* A slot that changes hands starts without the undeclared bytes of the one before. */
+TEST(ledger_undeclared_dies_with_its_slot) {
   struct vc_ledger_info info;
   static struct vc_slot_usage usage[4];
   fixture_create(GIB);
@@ -440,12 +440,12 @@ TEST(ledger_excess_dies_with_its_slot) {
   pid_t child = fork();
   if (child == 0) {
     CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
-    ledger_note_excess(ledger, 0, GIB / 2);
+    ledger_note_undeclared(ledger, 0, GIB / 2);
     _Exit(0);
   }
   expect_exit(child, 0);
   CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 4), 1);
   CHECK_EQ(usage[0].used[0], GIB);
-  CHECK_EQ(usage[0].excess[0], 0);
+  CHECK_EQ(usage[0].undeclared[0], 0);
 }

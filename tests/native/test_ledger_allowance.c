@@ -1,5 +1,5 @@
-/* What a process reserves beforehand: nobody goes over the limit with it, nobody is refused because of it, and nothing of
- * it outlives its owner. */
+/* What a process reserves beforehand: no process goes over the limit with it, none is refused because of it, and
+ * nothing of it outlives its owner. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -65,11 +65,11 @@ TEST(allowance_is_for_many_with_plenty) {
   fixture_create(8 * GIB);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, MIB), VC_OK);
-  CHECK_EQ(allowance_of(ledger, 0), 0); /* alone, looking costs nothing */
+  CHECK_EQ(allowance_of(ledger, 0), 0); /* alone, reading costs nothing */
   struct peer peer = peer_start(ledger);
   CHECK_EQ(peer_charge(&peer, MIB), VC_OK);
   CHECK(allowance_of(ledger, 1) > 16 * MIB && allowance_of(ledger, 1) <= 2 * GIB + MIB);
-  CHECK_EQ(fixture_used(ledger, 0), 2 * MIB); /* who looks sees what is used */
+  CHECK_EQ(fixture_used(ledger, 0), 2 * MIB); /* a reader sees what is used */
   uint64_t before = atomic_load(&ledger->file->slot[0].used[0]);
   CHECK_EQ(peer_charge(&peer, 8 * (int64_t)MIB), VC_OK);
   CHECK_EQ(atomic_load(&ledger->file->slot[0].used[0]), before);
@@ -93,7 +93,7 @@ TEST(allowance_needs_a_file_that_says_so) {
   peer_kill(&peer);
 }
 
-TEST(allowance_refuses_nobody) {
+TEST(allowance_refuses_no_other) {
   fixture_create(8 * GIB);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, MIB), VC_OK);
@@ -139,7 +139,7 @@ TEST(allowance_ends_when_limits_change) {
   peer_kill(&peer);
 }
 
-/* A level that somebody else wrote there, or that was written for an earlier owner of the slot. */
+/* A level that another process wrote there, or that was written for an earlier owner of the slot. */
 TEST(allowance_of_others_is_not_believed) {
   fixture_create(GIB);
   struct ledger *ledger = fixture_attach();
@@ -159,8 +159,8 @@ TEST(allowance_of_others_is_not_believed) {
 /* --- races --------------------------------------------------------------------------------------------------------- */
 
 struct oracle {
-  _Atomic int64_t granted;
-  _Atomic uint64_t worst, grants, refusals, wrong, reserved;
+  _Atomic int64_t charged;
+  _Atomic uint64_t worst, charges, refusals, wrong, reserved;
 };
 
 static struct oracle *oracle_new(void) {
@@ -169,11 +169,11 @@ static struct oracle *oracle_new(void) {
   return p;
 }
 
-static void note_grant(struct oracle *oracle, uint64_t bytes) {
-  uint64_t now = (uint64_t)(atomic_fetch_add(&oracle->granted, (int64_t)bytes) + (int64_t)bytes);
+static void note_charge(struct oracle *oracle, uint64_t bytes) {
+  uint64_t now = (uint64_t)(atomic_fetch_add(&oracle->charged, (int64_t)bytes) + (int64_t)bytes);
   uint64_t worst = atomic_load(&oracle->worst);
   while (worst < now && !atomic_compare_exchange_weak(&oracle->worst, &worst, now)) continue;
-  atomic_fetch_add(&oracle->grants, 1);
+  atomic_fetch_add(&oracle->charges, 1);
 }
 
 /* Mostly small, so that allowances are used; sometimes so large that they are revoked. */
@@ -184,11 +184,11 @@ static void churn(struct ledger *ledger, struct oracle *oracle, uint64_t limit, 
       atomic_fetch_add(&oracle->refusals, 1);
       continue;
     }
-    note_grant(oracle, bytes);
+    note_charge(oracle, bytes);
     int32_t own = atomic_load(&ledger->slot);
     if (own >= 0 && allowance_of(ledger, own) != 0) atomic_fetch_add(&oracle->reserved, 1);
     if (i % 8 == 0) sched_yield();
-    atomic_fetch_sub(&oracle->granted, (int64_t)bytes);
+    atomic_fetch_sub(&oracle->charged, (int64_t)bytes);
     ledger_uncharge(ledger, 0, bytes);
   }
 }
@@ -226,14 +226,14 @@ TEST(allowance_race_never_over) {
     CHECK_EQ(status, 0);
   }
   CHECK(atomic_load(&oracle->worst) <= 2 * GIB);
-  CHECK(atomic_load(&oracle->grants) > 1000);
+  CHECK(atomic_load(&oracle->charges) > 1000);
   CHECK(atomic_load(&oracle->refusals) > 10);
   CHECK(atomic_load(&oracle->reserved) > 100);
   CHECK_EQ(ledger_charge(ledger, 0, 2 * GIB), VC_OK);
   CHECK_EQ(ledger_charge(ledger, 0, 1), VC_ENOMEM);
 }
 
-/* What fits without anybody's reservation is never refused: the small ones hold next to nothing. */
+/* What fits without any reservation is never refused: the small ones hold next to nothing. */
 TEST(allowance_race_never_refuses_what_fits) {
   struct oracle *oracle = oracle_new();
   pid_t children[3];
@@ -264,7 +264,7 @@ TEST(allowance_race_never_refuses_what_fits) {
   CHECK_EQ(ledger_charge(ledger, 0, 4 * GIB - 1), VC_OK);
 }
 
-/* Killed anywhere, again and again: whoever remains can have everything. */
+/* Killed anywhere, again and again: the processes that remain can have everything. */
 TEST(allowance_kill_loses_nothing) {
   struct oracle *oracle = oracle_new();
   unsigned seed = 7;

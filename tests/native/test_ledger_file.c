@@ -34,7 +34,7 @@ TEST(ledger_file_round_trip) {
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, 12345), 0);
   CHECK_EQ(ledger_charge(ledger, 1, 777), 0);
-  pid_t parent = getpid(), child = fork(); /* another process: nobody sees his own locks */
+  pid_t parent = getpid(), child = fork(); /* another process: none sees its own locks */
   if (child == 0) {
     CHECK_EQ(read_ledger(&info), 1);
     CHECK_EQ(slots[0].pid, parent);
@@ -91,13 +91,13 @@ TEST(ledger_file_hostile_numbers) {
   int count = read_ledger(&info);
   CHECK_EQ(count, VC_MAX_SLOTS);
   for (int i = 0; i < count; i++) {
-    CHECK_EQ(slots[i].pid, 0); /* nobody holds a lock, whatever the file says */
+    CHECK_EQ(slots[i].pid, 0); /* no process holds a lock, whatever the file says */
     CHECK(slots[i].used[0] <= USED_BYTES_MASK);
-    CHECK(slots[i].excess[0] <= slots[i].used[0] && slots[i].peak[0] <= USED_BYTES_MASK);
+    CHECK(slots[i].undeclared[0] <= slots[i].used[0] && slots[i].peak[0] <= USED_BYTES_MASK);
     CHECK_EQ(slots[i].used[2], 0); /* no such GPU in this ledger */
     for (int c = 0; slots[i].name[c]; c++) CHECK(slots[i].name[c] >= ' ' && slots[i].name[c] <= '~');
   }
-  /* A process of that container only refuses itself: no crash, no grant, no endless wait. */
+  /* A process of that container only refuses itself: no crash, no charge, no endless wait. */
   struct ledger *ledger = fixture_attach();
   uint64_t limit, used;
   int status = ledger_charge(ledger, 0, 4096);
@@ -106,7 +106,7 @@ TEST(ledger_file_hostile_numbers) {
   CHECK_EQ(limit, GIB);
 }
 
-/* A container that lowers the mark of used slots hides nobody: the kernel knows who holds a lock. */
+/* A container that lowers the mark of used slots hides no process: the kernel knows who holds a lock. */
 TEST(ledger_file_hidden_slot_is_read) {
   struct vc_ledger_info info;
   fixture_create(GIB);

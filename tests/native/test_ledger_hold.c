@@ -191,7 +191,8 @@ TEST(hold_without_a_path) {
 
 static uint64_t really_held(uint32_t column) { return column == 0 ? HELD : 0; }
 
-/* A program that unmaps what it does not know: its slot may be taken, and its next charge puts right what is counted. */
+/* A program that unmaps what it does not know: its slot may be taken, and its next charge puts right what is
+ * counted. */
 TEST(hold_lost_is_noticed) {
   if (!create()) return;
   struct ledger *ledger = fixture_attach();
@@ -207,7 +208,7 @@ TEST(hold_lost_is_noticed) {
   expect_room(NULL, LIMIT - HELD - 1); /* and is held again */
 }
 
-/* A slot that was emptied keeps its owner's word, and is nobody's: 0 would mean the caller's own process group. */
+/* A slot that was emptied keeps its owner's word, and has no owner: 0 would mean the caller's own process group. */
 TEST(hold_word_of_an_empty_slot) {
   uint64_t word = UINT64_C(1) << 63 | os_pid_namespace();
   CHECK_EQ(ledger_may_live(word, 0, 0), 0);
@@ -231,7 +232,7 @@ TEST(hold_reader_tells_who_lives) {
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 8), 1);
   CHECK_EQ(usage[0].pid, 0);
   CHECK_EQ(usage[0].alive, 0);
-  CHECK_EQ(usage[0].used[0], HELD); /* nobody needed room yet */
+  CHECK_EQ(usage[0].used[0], HELD); /* no process needed room yet */
   owner = owner_that(close_everything);
   CHECK_EQ(ledger_read(test_path("ledger"), &info, usage, 8), 1);
   CHECK_EQ(usage[0].pid, 0);

@@ -1,4 +1,4 @@
-/* kill -9 at every instant. Invariants after each death: the survivor is never granted more than the limit, gets all of
+/* kill -9 at every instant. Invariants after each death: the survivor is never allowed more than the limit, gets all of
  * it, and never waits. */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* Many at once: the sum is never over the limit at any instant a grant is held, and nobody is refused what fits. */
+/* Many at once: the sum is never over the limit at any instant at which a charge is held, and no process is refused
+ * what fits. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,10 +12,10 @@
 
 #include "ledger_fixture.h"
 
-/* The oracle: granted bytes counted outside the ledger, in memory all test processes share. */
+/* The oracle: charged bytes counted outside the ledger, in memory all test processes share. */
 struct shared {
-  _Atomic int64_t granted;
-  _Atomic uint64_t worst, grants, refusals, winners;
+  _Atomic int64_t charged;
+  _Atomic uint64_t worst, charges, refusals, winners;
   _Atomic uint32_t ready, go;
 };
 
@@ -24,20 +25,20 @@ static struct shared *shared_new(void) {
   return p;
 }
 
-static void note_grant(struct shared *shared, uint64_t bytes) {
-  uint64_t now = (uint64_t)(atomic_fetch_add(&shared->granted, (int64_t)bytes) + (int64_t)bytes);
+static void note_charge(struct shared *shared, uint64_t bytes) {
+  uint64_t now = (uint64_t)(atomic_fetch_add(&shared->charged, (int64_t)bytes) + (int64_t)bytes);
   uint64_t worst = atomic_load(&shared->worst);
   while (worst < now && !atomic_compare_exchange_weak(&shared->worst, &worst, now)) continue;
-  atomic_fetch_add(&shared->grants, 1);
+  atomic_fetch_add(&shared->charges, 1);
 }
 
 static void hammer(struct ledger *ledger, struct shared *shared, uint64_t limit, unsigned seed, int rounds) {
   for (int i = 0; i < rounds; i++) {
     uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (limit / 3);
     if (ledger_charge(ledger, 0, bytes) == 0) {
-      note_grant(shared, bytes);
+      note_charge(shared, bytes);
       if (i % 16 == 0) sched_yield();
-      atomic_fetch_sub(&shared->granted, (int64_t)bytes); /* before giving back: the oracle is never above the truth */
+      atomic_fetch_sub(&shared->charged, (int64_t)bytes); /* before giving back: the oracle is never above the truth */
       ledger_uncharge(ledger, 0, bytes);
     } else {
       atomic_fetch_add(&shared->refusals, 1);
@@ -64,7 +65,7 @@ TEST(race_threads_never_over) {
   for (size_t i = 0; i < 24; i++) CHECK_EQ(pthread_create(&threads[i], NULL, thread_main, (void *)(i + 1)), 0);
   for (size_t i = 0; i < 24; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
   CHECK(atomic_load(&thread_world.shared->worst) <= 1000000);
-  CHECK(atomic_load(&thread_world.shared->grants) > 1000);
+  CHECK(atomic_load(&thread_world.shared->charges) > 1000);
   CHECK_EQ(fixture_sum(thread_world.ledger, 0), 0);
   CHECK_EQ(ledger_charge(thread_world.ledger, 0, 1000000), 0);
 }
@@ -84,7 +85,7 @@ TEST(race_processes_never_over) {
   }
   for (int i = 0; i < 8; i++) expect_exit(children[i], 0);
   CHECK(atomic_load(&shared->worst) <= 1000000);
-  CHECK(atomic_load(&shared->grants) > 1000);
+  CHECK(atomic_load(&shared->charges) > 1000);
   CHECK_EQ(fixture_used(ledger, 0), 0);
 }
 
@@ -122,7 +123,7 @@ TEST(race_last_piece_has_one_winner) {
   for (int i = 0; i < 8; i++) expect_exit(children[i], 0);
 }
 
-/* Six processes with 150 each always fit into 1000: nobody may ever be refused, however their requests overlap, and
+/* Six processes with 150 each always fit into 1000: none may ever be refused, however their requests overlap, and
  * although a seventh keeps asking for what never fits. */
 TEST(race_no_false_refusal) {
   struct shared *shared = shared_new();
@@ -194,6 +195,6 @@ TEST(race_lost_locks_never_over) {
   }
   for (int i = ALL - TOGETHER; i < ALL; i++) expect_exit(children[i], 0);
   CHECK(atomic_load(&thread_world.shared->worst) <= 1000);
-  CHECK(atomic_load(&thread_world.shared->grants) > 1000);
+  CHECK(atomic_load(&thread_world.shared->charges) > 1000);
   CHECK_EQ(ledger_charge(thread_world.ledger, 0, 1000), 0);
 }

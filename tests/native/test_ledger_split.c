@@ -13,7 +13,7 @@
 
 static struct vc_slot_usage slots[VC_MAX_SLOTS];
 
-/* Of MEMORY bytes on GPU a PHYSICAL are the card's own; GPU b has no host memory. */
+/* Of MEMORY bytes on GPU a PHYSICAL are the GPU's own; GPU b has no host memory. */
 static void create(uint64_t memory, uint64_t physical) {
   struct vc_gpu_limit gpus[2] = {{.memory_bytes = memory, .physical_bytes = physical}, {.memory_bytes = memory}};
   memcpy(gpus[0].uuid, gpu_a, 16);
@@ -48,7 +48,7 @@ TEST(split_each_part_to_the_byte) {
   CHECK_EQ(charge(ledger, LEDGER_MANAGED, 1), VC_ENOMEM);
   CHECK_EQ(fixture_used(ledger, 0), 24 * GIB);
   ledger_uncharge(ledger, 0, GIB);
-  CHECK_EQ(charge(ledger, LEDGER_MANAGED, 1), VC_ENOMEM); /* room on the card is none on the host */
+  CHECK_EQ(charge(ledger, LEDGER_MANAGED, 1), VC_ENOMEM); /* room on the GPU is none on the host */
   CHECK_EQ(charge(ledger, LEDGER_REAL, GIB), 0);
   ledger_uncharge_part(ledger, LEDGER_MANAGED, 0, 2 * GIB);
   CHECK_EQ(sum(ledger, LEDGER_REAL, 0), 16 * GIB);
@@ -78,7 +78,7 @@ TEST(split_refusals_are_counted_when_asked) {
   expect_exit(child, 0);
 }
 
-TEST(split_unhooked_bytes_are_on_the_card) {
+TEST(split_unhooked_bytes_are_on_the_gpu) {
   create(4 * GIB, 2 * GIB);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(limits_set_unhooked(test_path("limits"), gpu_a, GIB), 0);
@@ -166,7 +166,7 @@ TEST(split_lost_slot_registers_both_parts) {
   ledger_set_usage(ledger, held_bytes, held_managed);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_MANAGED, GIB), 0);
-  /* It was not held any more, and somebody took the slot: its generation is another one. */
+  /* It was not held any more, and another process took the slot: its generation is another one. */
   ledger_hold_release(ledger, (uint32_t)ledger->slot);
   atomic_fetch_add(&ledger->file->slot[ledger->slot].generation, 2);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
@@ -178,46 +178,46 @@ TEST(split_lost_slot_registers_both_parts) {
 }
 
 static void set_turn(uint64_t state, uint64_t end_ms) {
-  CHECK_EQ(limits_set_turn(test_path("limits"), gpu_a, state | end_ms << VC_TURN_SHIFT), 0);
+  CHECK_EQ(limits_set_time_slice(test_path("limits"), gpu_a, state | end_ms << VC_TIME_SLICE_SHIFT), 0);
 }
 
-TEST(split_turns_end_by_themselves) {
+TEST(split_time_slices_end_by_themselves) {
   create(4 * GIB, 2 * GIB);
   struct ledger *ledger = fixture_attach();
-  uint64_t now = turn_now_ms();
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
-  set_turn(VC_TURN_HELD, now + 10000);
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_HELD);
-  CHECK_EQ(ledger_turn(ledger, 1), VC_TURN_FREE);
-  set_turn(VC_TURN_YOURS, now + 10000);
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_YOURS);
-  set_turn(VC_TURN_SHORT, now + 10000);
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_SHORT);
-  set_turn(VC_TURN_FREE, now + 10000);
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
-  set_turn(VC_TURN_HELD, now - 1);
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
-  set_turn(VC_TURN_HELD, now + 1000 * 1000); /* from before the machine was started */
-  CHECK_EQ(ledger_turn(ledger, 0), VC_TURN_FREE);
-  set_turn(VC_TURN_HELD, now + 40);
-  while (ledger_turn(ledger, 0) == VC_TURN_HELD) continue;
+  uint64_t now = time_slice_now_ms();
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
+  set_turn(VC_TIME_SLICE_HELD, now + 10000);
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_HELD);
+  CHECK_EQ(ledger_time_slice(ledger, 1), VC_TIME_SLICE_FREE);
+  set_turn(VC_TIME_SLICE_YOURS, now + 10000);
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_YOURS);
+  set_turn(VC_TIME_SLICE_SHORT, now + 10000);
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_SHORT);
+  set_turn(VC_TIME_SLICE_FREE, now + 10000);
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
+  set_turn(VC_TIME_SLICE_HELD, now - 1);
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
+  set_turn(VC_TIME_SLICE_HELD, now + 1000 * 1000); /* from before the machine was started */
+  CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
+  set_turn(VC_TIME_SLICE_HELD, now + 40);
+  while (ledger_time_slice(ledger, 0) == VC_TIME_SLICE_HELD) continue;
 }
 
 TEST(split_what_processes_do_is_read) {
-  struct vc_turn_usage use[VC_MAX_GPUS];
+  struct vc_time_slice_usage use[VC_MAX_GPUS];
   create(4 * GIB, 2 * GIB);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(charge(ledger, LEDGER_REAL, GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_MANAGED, GIB + 5), 0);
-  for (int i = 0; i < 7; i++) ledger_turn_progress(ledger, 0);
-  ledger_turn_waiting(ledger, 0);
-  ledger_turn_held(ledger, 0, 1234);
-  ledger_turn_busy(ledger, 1);
-  ledger_turn_busy(ledger, 1);
-  ledger_turn_busy(ledger, 0);
+  for (int i = 0; i < 7; i++) ledger_time_slice_progress(ledger, 0);
+  ledger_time_slice_waiting(ledger, 0);
+  ledger_time_slice_held(ledger, 0, 1234);
+  ledger_time_slice_busy(ledger, 1);
+  ledger_time_slice_busy(ledger, 1);
+  ledger_time_slice_busy(ledger, 0);
   pid_t child = fork();
   if (child == 0) {
-    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(ledger_read_time_slices(test_path("ledger"), use, VC_MAX_GPUS), 2);
     CHECK_EQ(use[0].progress, 7);
     CHECK_EQ(use[0].held_us, 1234);
     CHECK_EQ(use[0].waiting, 1);
@@ -229,26 +229,26 @@ TEST(split_what_processes_do_is_read) {
     _Exit(0);
   }
   expect_exit(child, 0);
-  ledger_turn_busy(ledger, 0);
-  ledger_turn_busy(ledger, 0); /* once too often */
+  ledger_time_slice_busy(ledger, 0);
+  ledger_time_slice_busy(ledger, 0); /* once too often */
   CHECK_EQ(ledger->split[ledger->slot].busy, 0);
-  ledger_turn_asked(ledger);
+  ledger_time_slice_queried(ledger);
   child = fork();
   if (child == 0) {
-    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(ledger_read_time_slices(test_path("ledger"), use, VC_MAX_GPUS), 2);
     CHECK_EQ(use[0].busy, 1);
     ledger->split[ledger->slot].asked_ms -= 10000; /* it has not asked for long */
-    CHECK_EQ(ledger_read_turns(test_path("ledger"), use, VC_MAX_GPUS), 2);
+    CHECK_EQ(ledger_read_time_slices(test_path("ledger"), use, VC_MAX_GPUS), 2);
     CHECK_EQ(use[0].busy, 0);
     _Exit(0);
   }
   expect_exit(child, 0);
 }
 
-/* Processes that charge and give back at random in both parts. GRANTED has what they have been granted and not yet begun
+/* Processes that charge and give back at random in both parts. CHARGED has what they have charged and not yet begun
  * to give back: never more than a part's limit. */
 enum { WORKERS = 4, PIECE = 1 << 20, ROUNDS = 20000 };
-static _Atomic uint64_t *granted;
+static _Atomic uint64_t *charged;
 
 static void work(struct ledger *ledger, unsigned seed) {
   static const uint64_t limit[2] = {10 * PIECE, 6 * PIECE};
@@ -258,23 +258,23 @@ static void work(struct ledger *ledger, unsigned seed) {
     enum ledger_part part = seed >> 20 & 1 ? LEDGER_REAL : LEDGER_MANAGED;
     uint64_t bytes = (1 + (seed >> 24 & 3)) * (uint64_t)PIECE;
     if (seed >> 16 & 1 && held[part] >= bytes) {
-      atomic_fetch_sub(&granted[part], bytes);
+      atomic_fetch_sub(&charged[part], bytes);
       ledger_uncharge_part(ledger, part, 0, bytes);
       held[part] -= bytes;
     } else if (charge(ledger, part, bytes) == 0) {
-      CHECK(atomic_fetch_add(&granted[part], bytes) + bytes <= limit[part]);
+      CHECK(atomic_fetch_add(&charged[part], bytes) + bytes <= limit[part]);
       held[part] += bytes;
     }
   }
   for (int part = 0; part < 2; part++) {
-    atomic_fetch_sub(&granted[part], held[part]);
+    atomic_fetch_sub(&charged[part], held[part]);
     ledger_uncharge_part(ledger, (enum ledger_part)part, 0, held[part]);
   }
 }
 
 static struct ledger *create_for_workers(void) {
-  granted = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  CHECK(granted != MAP_FAILED);
+  charged = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(charged != MAP_FAILED);
   create(16 * PIECE, 10 * PIECE);
   return fixture_attach();
 }
@@ -329,8 +329,8 @@ TEST(split_race_threads_never_over) {
 TEST(split_kill_at_random_instants) {
   struct ledger *ledger = create_for_workers();
   for (unsigned i = 0; i < 60; i++) {
-    atomic_store(&granted[0], 0);
-    atomic_store(&granted[1], 0);
+    atomic_store(&charged[0], 0);
+    atomic_store(&charged[1], 0);
     struct timespec pause = {0, 50000 + (long)(i * 7919 % 97) * 20000};
     pid_t child = fork();
     if (child == 0) {

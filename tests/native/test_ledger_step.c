@@ -49,7 +49,7 @@ static pid_t begin_as(struct ledger *ledger, int registered, void (*work)(struct
 
 static pid_t begin(struct ledger *ledger, void (*work)(struct ledger *)) { return begin_as(ledger, 1, work); }
 
-static pid_t begin_as_nobody(struct ledger *ledger, void (*work)(struct ledger *)) { return begin_as(ledger, 0, work); }
+static pid_t begin_unregistered(struct ledger *ledger, void (*work)(struct ledger *)) { return begin_as(ledger, 0, work); }
 
 /* One instruction more. 0: it has ended. */
 static int step(pid_t child) {
@@ -80,7 +80,7 @@ static void charge_and_give_back(struct ledger *ledger) {
   }
 }
 
-/* Otherwise somebody who was given room in a part could be refused by the whole. */
+/* Otherwise a process that was given room in a part could be refused by the whole. */
 TEST(step_the_whole_never_holds_what_no_part_holds) {
   create();
   struct ledger *ledger = fixture_attach();
@@ -119,7 +119,7 @@ TEST(step_killed_between_part_and_whole) {
   }
 }
 
-/* Somebody else empties the slot and takes it: all that its old owner sees. */
+/* Another process empties the slot and takes it: all that its old owner sees. */
 static void hand_over(struct ledger *ledger, int32_t slot, int32_t to) {
   struct ledger_slot *mine = &ledger->file->slot[to], *its = &ledger->file->slot[slot];
   atomic_fetch_add(&its->generation, 2);
@@ -182,8 +182,9 @@ TEST(step_a_slot_taken_again_by_another_thread) {
 
 static void reclaim(struct ledger *ledger) { (void)ledger_reclaim(ledger, NULL); }
 
-/* A dead process's slot is taken while somebody empties it, who lost the lock meanwhile: the new owner's marks stay. */
-TEST(step_who_empties_a_slot_clears_nobody_elses_marks) {
+/* A dead process's slot is taken while a process empties it that lost the lock meanwhile: the new owner's marks
+ * stay. */
+TEST(step_who_empties_a_slot_clears_no_other_marks) {
   fixture_create(4 * PIECE);
   struct ledger *ledger = fixture_attach();
   if (!ptrace_is_permitted()) return;
@@ -203,7 +204,7 @@ TEST(step_who_empties_a_slot_clears_nobody_elses_marks) {
     atomic_store(&its->mark[0], 0);
     atomic_store(&its->shared_marks, 0);
     uint32_t generation = its->generation;
-    pid_t child = begin_as_nobody(ledger, reclaim);
+    pid_t child = begin_unregistered(ledger, reclaim);
     while (its->generation == generation) CHECK(step(child));
     for (long i = 0; i < count && its->generation == generation + 1; i++) CHECK(step(child));
     ended = its->generation != generation + 1;
@@ -219,8 +220,8 @@ TEST(step_who_empties_a_slot_clears_nobody_elses_marks) {
 
 static void charge_and_end(struct ledger *ledger) { (void)!ledger_charge(ledger, 0, PIECE); }
 
-/* After a charge has read everybody for itself, somebody else takes the rest: that was never there beside it. */
-TEST(step_the_peak_is_no_more_than_was_granted) {
+/* After a charge has read all others for itself, another process takes the rest: that was never there beside it. */
+TEST(step_the_peak_is_no_more_than_was_charged) {
   fixture_create(4 * PIECE);
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, 1), 0);

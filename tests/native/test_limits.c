@@ -84,23 +84,23 @@ TEST(limits_share_words) {
 
   CHECK_EQ(limits_set_physical(path, gpus[0].uuid, 1ull << 30), VC_OK);
   CHECK_EQ(limits_set_compute(path, gpus[0].uuid, VC_COMPUTE_ELASTIC), VC_OK);
-  CHECK_EQ(limits_set_granted(path, gpus[0].uuid, 999), VC_OK);
+  CHECK_EQ(limits_set_allowed(path, gpus[0].uuid, 999), VC_OK);
   CHECK_EQ(limits_set_credit(path, gpus[0].uuid, 123456789), VC_OK);
-  CHECK_EQ(limits_set_turn(path, gpus[0].uuid, 5), VC_OK);
+  CHECK_EQ(limits_set_time_slice(path, gpus[0].uuid, 5), VC_OK);
   CHECK_EQ(limits_read(path, &page), VC_OK);
   CHECK_EQ(page.changes, 5);
   CHECK_EQ(page.gpu[0].physical_bytes, 1ll << 30);
   CHECK_EQ(page.gpu[0].compute_policy, VC_COMPUTE_ELASTIC);
   load(path, bytes, sizeof bytes);
-  CHECK_EQ(sealed_or(share->granted_permille, 1), 999);
+  CHECK_EQ(sealed_or(share->allowed_permille, 1), 999);
   CHECK_EQ(sealed_or(share->credit_us, 1), 123456789);
-  CHECK_EQ(sealed_or(share->turn, 1), 5);
-  CHECK_EQ(sealed_or(share[1].turn, 1), 1);
+  CHECK_EQ(sealed_or(share->time_slice, 1), 5);
+  CHECK_EQ(sealed_or(share[1].time_slice, 1), 1);
 
   gpus[0].physical_bytes = gpus[0].memory_bytes + 1;
   CHECK_EQ(limits_create(test_path("other"), id, gpus, 2, 0644), VC_EINVAL);
   CHECK_EQ(limits_set_physical(path, gpus[0].uuid, 0), VC_EINVAL);
-  CHECK_EQ(limits_set_granted(path, gpus[0].uuid, 1001), VC_EINVAL);
+  CHECK_EQ(limits_set_allowed(path, gpus[0].uuid, 1001), VC_EINVAL);
   CHECK_EQ(limits_set_compute(path, gpus[0].uuid, VC_COMPUTE_MAX + 1), VC_EINVAL);
   CHECK_EQ(limits_set_credit(path, gpus[0].uuid, UINT64_MAX), VC_EINVAL);
 }
@@ -113,9 +113,9 @@ TEST(limits_share_flipped_bits) {
   CHECK_EQ(limits_create(path, id, two, 2, 0644), VC_OK);
   CHECK_EQ(limits_set_physical(path, two[0].uuid, 3ull << 30), VC_OK);
   CHECK_EQ(limits_set_compute(path, two[0].uuid, 0), VC_OK);
-  CHECK_EQ(limits_set_granted(path, two[0].uuid, 1), VC_OK);
+  CHECK_EQ(limits_set_allowed(path, two[0].uuid, 1), VC_OK);
   CHECK_EQ(limits_set_credit(path, two[0].uuid, 77), VC_OK);
-  CHECK_EQ(limits_set_turn(path, two[0].uuid, 2), VC_OK);
+  CHECK_EQ(limits_set_time_slice(path, two[0].uuid, 2), VC_OK);
   load(path, bytes, sizeof bytes);
   size_t first = offsetof(struct limits_page, share);
   for (size_t bit = first * 8; bit < (first + offsetof(struct limits_share, reserved)) * 8; bit++) {

@@ -12,17 +12,17 @@ TEST(share_permille_of_the_page) {
   CHECK_EQ(limits_set_cores(test_path("limits"), gpu_a, 30), 0);
   CHECK_EQ(ledger_permille(ledger, 0, 2000), 300);
   CHECK_EQ(ledger_permille(ledger, 1, 2000), 1000);
-  CHECK_EQ(limits_set_granted(test_path("limits"), gpu_a, 850), 0);
+  CHECK_EQ(limits_set_allowed(test_path("limits"), gpu_a, 850), 0);
   CHECK_EQ(ledger_permille(ledger, 0, 3000), 850);
   CHECK_EQ(ledger_permille(ledger, 0, 4999), 850);
   CHECK_EQ(ledger_permille(ledger, 0, 5000), 300); /* a page that is silent for two seconds lends nothing */
-  CHECK_EQ(limits_set_granted(test_path("limits"), gpu_a, 850), 0);
+  CHECK_EQ(limits_set_allowed(test_path("limits"), gpu_a, 850), 0);
   CHECK_EQ(ledger_permille(ledger, 0, 6000), 850);
-  CHECK_EQ(limits_set_granted(test_path("limits"), gpu_a, 0), 0);
+  CHECK_EQ(limits_set_allowed(test_path("limits"), gpu_a, 0), 0);
   CHECK_EQ(ledger_permille(ledger, 0, 6001), 300);
   CHECK_EQ(limits_set_cores(test_path("limits"), gpu_a, 0), 0);
-  CHECK_EQ(limits_set_granted(test_path("limits"), gpu_a, 200), 0);
-  CHECK_EQ(ledger_permille(ledger, 0, 6002), 1000); /* without a share nothing is granted */
+  CHECK_EQ(limits_set_allowed(test_path("limits"), gpu_a, 200), 0);
+  CHECK_EQ(ledger_permille(ledger, 0, 6002), 1000); /* without a share nothing is limited */
   CHECK_EQ(limits_set_credit(test_path("limits"), gpu_a, 77), 0);
   CHECK_EQ(ledger_credit(ledger, 0), 77);
   CHECK_EQ(ledger_credit(ledger, 1), 0);
@@ -54,22 +54,22 @@ TEST(share_work_under_way) {
   }
 }
 
-TEST(share_looks_divide_the_time) {
+TEST(share_polls_divide_the_time) {
   fixture_create(GIB);
   struct ledger *one = fixture_attach(), *other = fixture_attach();
   uint64_t second = 1000000000;
-  ledger_look(one, 0, 10 * second);
-  CHECK_EQ(ledger_look(other, 0, 10 * second + 300), 300);
-  CHECK_EQ(ledger_look(one, 0, 10 * second + 500), 200);
-  CHECK_EQ(ledger_look(other, 0, 10 * second + 400), 0); /* who is late finds that it was paid */
-  CHECK_EQ(ledger_look(one, 0, 10 * second + 500), 0);
-  ledger_look_from(one, 0, 12 * second);
-  CHECK_EQ(ledger_look(other, 0, 12 * second + 7), 7); /* what lay before cost nothing */
-  ledger_look_from(one, 0, 11 * second);
-  CHECK_EQ(ledger_look(other, 0, 12 * second + 8), 1);
-  CHECK_EQ(ledger_look(one, 0, 100 * second), second); /* however long nobody looked */
-  CHECK_EQ(ledger_look(one, 0, 5 * second), 0);        /* the clock began again */
-  CHECK_EQ(ledger_look(one, 0, 5 * second + 9), 9);
+  ledger_poll(one, 0, 10 * second);
+  CHECK_EQ(ledger_poll(other, 0, 10 * second + 300), 300);
+  CHECK_EQ(ledger_poll(one, 0, 10 * second + 500), 200);
+  CHECK_EQ(ledger_poll(other, 0, 10 * second + 400), 0); /* who is late finds that it was paid */
+  CHECK_EQ(ledger_poll(one, 0, 10 * second + 500), 0);
+  ledger_poll_from(one, 0, 12 * second);
+  CHECK_EQ(ledger_poll(other, 0, 12 * second + 7), 7); /* what lay before cost nothing */
+  ledger_poll_from(one, 0, 11 * second);
+  CHECK_EQ(ledger_poll(other, 0, 12 * second + 8), 1);
+  CHECK_EQ(ledger_poll(one, 0, 100 * second), second); /* however long no process polled */
+  CHECK_EQ(ledger_poll(one, 0, 5 * second), 0);        /* the clock began again */
+  CHECK_EQ(ledger_poll(one, 0, 5 * second + 9), 9);
 }
 
 TEST(share_read_from_outside) {

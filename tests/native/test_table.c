@@ -1,4 +1,4 @@
-/* The books of live addresses: against a plain array as the model, under threads, at size. */
+/* The allocation table: against a plain array as the model, under threads, at size. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-/* A tool that stands between program and driver: it counts allocations and passes them to whoever is next. */
+/* A tool that stands between program and driver: it counts allocations and passes them to the next library. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
 #include <cuda.h>

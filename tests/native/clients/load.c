@@ -3,7 +3,7 @@
  *   load PATH KERNEL BATCH PAUSE_US SECONDS [STREAMS]
  *
  * PATH: plain, stream, ex, cooperative, graph, ptsz, thread. KERNEL: a name that tells the simulated driver how long it
- * takes (work_200us). BATCH launches are followed by a wait for the card; 0: it never waits. Then the program does something
+ * takes (work_200us). BATCH launches are followed by a wait for the GPU; 0: it never waits. Then the program does something
  * else for PAUSE_US. At the end it prints how many launches there were and the longest that one took, in microseconds.
  * Functions come from dlsym, so it runs under the library or without it. */
 #define _GNU_SOURCE

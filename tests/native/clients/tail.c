@@ -1,4 +1,4 @@
-/* Prints what RTLD_NEXT finds for functions that nobody hooks, from a library that defines one of them itself: only a
+/* Prints what RTLD_NEXT finds for functions that are not hooked, from a library that defines one of them itself: only a
  * lookup that the C library believes to come from here can answer right. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 /* Threads that map, unmap, retain and release the same handles at once. Whatever of two racing calls the driver serves
- * first, at the end the books must be where they began. Prints the free bytes before and after, and how often each side
+ * first, at the end the charge must be where it began. Prints the free bytes before and after, and how often each side
  * of a race won. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* `ways WAY [FILE]`: finds the driver in one particular way, uses it, and prints what it met, one word a line:
- * "limited" (the card is 1 GiB large, 100 MiB are given and 2 GiB refused), "unlimited", or what went wrong.
+ * "limited" (the GPU is 1 GiB large, 100 MiB are given and 2 GiB refused), "unlimited", or what went wrong.
  * The tests say what is right for each way: tests/integration/test_native_ways.py. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
@@ -72,7 +72,7 @@ static void own_namespace(const char *file) {
   say(use_driver(by_handle));
 }
 
-/* Two driver libraries, as with cuda-compat, asked in turn: all calls must reach one of them. */
+/* Two driver libraries, as with cuda-compat, asked in time slice: all calls must reach one of them. */
 static void *second;
 
 static void *by_turns(const char *name) {

@@ -135,7 +135,7 @@ class Model:
         if self.random.random() < 0.05:
             handle = self.random.choice([0x1000, *self.ended[-5:]])
             if all(x.handle != handle or not x.references for x in self.lives):
-                check(self.driver.release(handle) == 1, "a handle that nobody has")
+                check(self.driver.release(handle) == 1, "a handle that does not exist")
             return
         candidates = [*self.referable(), *self.referable(team=True)]
         if not candidates:

@@ -227,7 +227,7 @@ class Card:
             before, process.flying = process.flying, flying
             now_flying = sum(other.flying for other in container.processes)
             passed, container.looked = self.now - container.looked, self.now
-            spend = lib.look_charge(passed, before, flying, process.company, now_flying, TICK)
+            spend = lib.poll_charge(passed, before, flying, process.company, now_flying, TICK)
             process.company = now_flying
             lib.bucket_spend(container.bucket, spend)
 

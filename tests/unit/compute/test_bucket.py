@@ -137,5 +137,5 @@ def test_a_larger_share_shortens_a_wait_that_has_begun():
 )
 def test_looks_divide_the_time_of_a_container_among_them(passed, before, now, company, flying):
     flying = max(flying, now)
-    got = lib.look_charge(passed, before, now, company, flying, MS)
+    got = lib.poll_charge(passed, before, now, company, flying, MS)
     assert got == passed if flying else -MS < got <= 0

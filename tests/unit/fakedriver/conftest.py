@@ -112,7 +112,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
 
 @pytest.fixture
 def small(machine: Callable[..., Machine]) -> Machine:
-    """Two cards of 24 GiB, 100 MiB a context."""
+    """Two GPUs of 24 GiB, 100 MiB a context."""
     return machine("two-24g")
 
 

@@ -1,4 +1,4 @@
-"""Client libraries that nobody here wrote run on the simulated driver unchanged."""
+"""Client libraries from elsewhere run on the simulated driver unchanged."""
 
 from __future__ import annotations
 

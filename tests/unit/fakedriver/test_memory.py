@@ -146,7 +146,7 @@ def test_granularity_rounds_what_is_taken(written):
     assert peer(f"[free({address}), used()][1]") == 2 << 20
 
 
-def test_reserved_memory_is_used_but_nobodys(written):
+def test_reserved_memory_is_used_by_no_process(written):
     machine = written("gpu 0:\n memory: 10GiB\n reserved: 1GiB\ncontext_memory: 0\n")
     peer = machine.peer()
     peer("context(0)")

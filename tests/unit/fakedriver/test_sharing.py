@@ -29,7 +29,7 @@ for turn in range(4000):
         for _ in range(min(len(held), random.randrange(1, 4))):
             free(held.pop())
     if used() > 24 * GIB:
-        sys.exit("more than the card")
+        sys.exit("more than the GPU")
 print(most)
 """
 
@@ -110,11 +110,11 @@ def test_kills_at_any_instant_cost_nothing(small):
             victim.kill()
             victim.communicate()
         assert watcher("used()") == CONTEXT
-        assert watcher(f"alloc({23 * GIB})") > 0, "the whole card is usable"
+        assert watcher(f"alloc({23 * GIB})") > 0, "the whole GPU is usable"
         watcher("good('cuDevicePrimaryCtxReset_v2', 0) or context(0)")
 
 
-def test_eight_processes_never_hold_more_than_the_card(small):
+def test_eight_processes_never_hold_more_than_the_gpu(small):
     greedy = [
         subprocess.Popen(
             [sys.executable, "-c", GREEDY, str(seed)],

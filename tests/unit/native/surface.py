@@ -25,7 +25,7 @@ DECISIONS = ("hook", "pass", "later", "inline")
 
 # The three faces of cuda.h: today's names, all ABI versions, the per-thread default stream.
 FACES = ((), ("-D__CUDA_API_VERSION_INTERNAL",), ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",))
-# Their headers need those of a graphics API, which nobody has to have: read as text.
+# Their headers need those of a graphics API, which need not be there: read as text.
 GRAPHICS = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
 
 

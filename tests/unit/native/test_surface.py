@@ -9,7 +9,7 @@ import pytest
 from tests.native import check_library
 from tests.unit.native import surface
 
-# A name like this takes memory, or may: whoever lets it pass says why.
+# A name like this takes memory, or may: one that is let pass has its reason here.
 TAKES = re.compile(r"Alloc|Create|Import|Map|Instantiate|Load|Retain|Reserve|Register|Bind|Launch|SetLimit")
 
 TABLES = [("cuda", surface.declared_cuda), ("nvml", surface.declared_nvml)]

@@ -1,13 +1,13 @@
-/* See gauge.h.
- * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_excess.py. */
+/* See nvml_probe.h.
+ * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
 #define _GNU_SOURCE
-#include "gauge.h"
+#include "nvml_probe.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "driver.h"
-#include "guest.h"
+#include "runtime_state.h"
 #include "ledger.h"
 #include "objects.h"
 #include "os.h"
@@ -47,8 +47,8 @@ static void forget_devices(void) {
     atomic_store_explicit(&devices[column], NULL, memory_order_relaxed);
 }
 
-/* By calls that do not pass here the program has ended NVML more often than it had started it, and with it our own start;
- * or another thread has just stopped it. */
+/* By calls that do not pass here the program has ended NVML more often than it had started it, and with it our own
+ * start; or another thread has just stopped it. */
 static int start_again(void) {
   int32_t lost = atomic_exchange(&held, 0);
   if (lost != 0) starts_lost(lost);
@@ -57,7 +57,7 @@ static int start_again(void) {
   return start();
 }
 
-void gauge_stop(void) {
+void nvml_probe_stop(void) {
   int32_t taken = atomic_exchange(&held, 0);
   atomic_store_explicit(&started, 0, memory_order_release);
   forget_devices();
@@ -70,7 +70,7 @@ static nvmlReturn_t device_of(uint32_t column, nvmlDevice_t *out) {
   char text[48];
   *out = atomic_load_explicit(&devices[column], memory_order_relaxed);
   if (*out != NULL) return NVML_SUCCESS;
-  ledger_column_uuid(guest_ledger, column, uuid, &flags);
+  ledger_column_uuid(runtime_ledger, column, uuid, &flags);
   if (real_nvml.nvmlDeviceGetHandleByUUID == NULL || uuid_format(uuid, flags, text, sizeof text) < 0)
     return NVML_ERROR_NOT_FOUND;
   nvmlReturn_t result = real_nvml.nvmlDeviceGetHandleByUUID(text, out);
@@ -82,8 +82,8 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, nvmlProcessIn
   return real_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
 }
 
-/* What has no number (NVML_VALUE_NOT_AVAILABLE) is left out. The list may take the place of what it is made from: an entry
- * is no longer than NVML's. */
+/* What has no number (NVML_VALUE_NOT_AVAILABLE) is left out. The list may take the place of what it is made from: an
+ * entry is no longer than NVML's. */
 static void take_list(struct growth_view *view, struct growth_process *to, const nvmlProcessInfo_t *infos,
                       unsigned int count) {
   for (unsigned int i = 0; i < count; i++) {
@@ -96,7 +96,7 @@ static void take_list(struct growth_view *view, struct growth_process *to, const
 _Static_assert(sizeof(struct growth_process) <= sizeof(nvmlProcessInfo_t), "see take_list()");
 
 /* Room for more than NVML has just said: others start while it is asked again. */
-static nvmlReturn_t look_at_many(nvmlDevice_t device, unsigned int count, struct growth_view *view) {
+static nvmlReturn_t list_many(nvmlDevice_t device, unsigned int count, struct growth_view *view) {
   nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
   for (int tries = 0; tries < LIST_TRIES && count < MOST_LISTED; tries++) {
     unsigned int room = count + count / 4 + GROWTH_FEW;
@@ -108,14 +108,14 @@ static nvmlReturn_t look_at_many(nvmlDevice_t device, unsigned int count, struct
     result = list(device, &count, memory);
     if (result == NVML_SUCCESS && count <= room) take_list(view, memory, memory, count);
     if (view->listed) break;
-    gauge_drop(view);
+    nvml_probe_drop(view);
     if (result != NVML_ERROR_INSUFFICIENT_SIZE) break;
     if (count < room) count = room * 2; /* a driver that does not say how many there are */
   }
   return result;
 }
 
-static nvmlReturn_t look_at_processes(nvmlDevice_t device, struct growth_view *view) {
+static nvmlReturn_t list_processes(nvmlDevice_t device, struct growth_view *view) {
   nvmlProcessInfo_t infos[GROWTH_FEW];
   unsigned int count = GROWTH_FEW;
   view->count = 0;
@@ -123,15 +123,15 @@ static nvmlReturn_t look_at_processes(nvmlDevice_t device, struct growth_view *v
   if (real_nvml.nvmlDeviceGetComputeRunningProcesses_v3 == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
   nvmlReturn_t result = list(device, &count, infos);
   if (result == NVML_SUCCESS && count <= GROWTH_FEW) take_list(view, view->few, infos, count);
-  return result == NVML_ERROR_INSUFFICIENT_SIZE ? look_at_many(device, count, view) : result;
+  return result == NVML_ERROR_INSUFFICIENT_SIZE ? list_many(device, count, view) : result;
 }
 
-void gauge_drop(struct growth_view *view) {
+void nvml_probe_drop(struct growth_view *view) {
   if (view->many != NULL) munmap(view->many, view->many_bytes);
   view->many = NULL;
 }
 
-static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
+static nvmlReturn_t read_total(uint32_t column, uint64_t *total) {
   nvmlMemory_t memory;
   nvmlDevice_t device;
   nvmlReturn_t result = device_of(column, &device);
@@ -142,11 +142,11 @@ static nvmlReturn_t look_at_total(uint32_t column, uint64_t *total) {
   return result;
 }
 
-int gauge_is_prepared(void) { return driver_nvml_is_known(); }
+int nvml_probe_is_prepared(void) { return driver_nvml_is_known(); }
 
-int gauge_is_started(void) { return atomic_load_explicit(&started, memory_order_acquire); }
+int nvml_probe_is_started(void) { return atomic_load_explicit(&started, memory_order_acquire); }
 
-/* A machine that has none, or a process that may not load it, is not asked at every look. */
+/* A machine that has none, or a process that may not load it, is not asked at every reading. */
 static __attribute__((noinline, cold)) void find_nvml(void) {
   enum { TRIES = 3 };
   static _Atomic int failed;
@@ -154,59 +154,59 @@ static __attribute__((noinline, cold)) void find_nvml(void) {
   if (!driver_nvml()) atomic_fetch_add_explicit(&failed, 1, memory_order_relaxed);
 }
 
-void gauge_prepare(void) {
+void nvml_probe_prepare(void) {
   if (!driver_nvml_is_known()) find_nvml();
 }
 
-/* A card without a list is half a view; that NVML was ended between two of the questions, by another thread, is none. */
-static nvmlReturn_t look(uint32_t column, struct growth_view *view) {
+/* A GPU without a list is half a view; when another thread ended NVML between two of the queries, there is none. */
+static nvmlReturn_t read_view(uint32_t column, struct growth_view *view) {
   nvmlDevice_t device;
-  nvmlReturn_t result = look_at_total(column, &view->total);
+  nvmlReturn_t result = read_total(column, &view->total);
   if (result == NVML_SUCCESS) result = device_of(column, &device);
-  if (result == NVML_SUCCESS && look_at_processes(device, view) == NVML_ERROR_UNINITIALIZED)
+  if (result == NVML_SUCCESS && list_processes(device, view) == NVML_ERROR_UNINITIALIZED)
     result = NVML_ERROR_UNINITIALIZED;
   return result;
 }
 
-static int look_at_all(uint32_t column, struct growth_view *out) {
+static int read_all(uint32_t column, struct growth_view *out) {
   if (!start()) return 0;
-  nvmlReturn_t result = look(column, out);
+  nvmlReturn_t result = read_view(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
-  return start_again() && look(column, out) == NVML_SUCCESS;
+  return start_again() && read_view(column, out) == NVML_SUCCESS;
 }
 
-static int look_at_card(uint32_t column, uint64_t *out) {
+static int read_gpu(uint32_t column, uint64_t *out) {
   if (!start()) return 0;
-  nvmlReturn_t result = look_at_total(column, out);
+  nvmlReturn_t result = read_total(column, out);
   if (result != NVML_ERROR_UNINITIALIZED) return result == NVML_SUCCESS;
-  return start_again() && look_at_total(column, out) == NVML_SUCCESS;
+  return start_again() && read_total(column, out) == NVML_SUCCESS;
 }
 
 /* NVML has locks of its own, which a handler of the program's would meet that asks it for something while this thread
  * asks. */
-int gauge_look(uint32_t column, struct growth_view *out) {
+int nvml_probe_read(uint32_t column, struct growth_view *out) {
   uint64_t signals;
   os_signals_block(&signals);
   out->many = NULL;
   starts_inside++;
-  int seen = look_at_all(column, out);
+  int seen = read_all(column, out);
   starts_inside--;
   os_signals_restore(&signals);
   return seen;
 }
 
-int gauge_total(uint32_t column, uint64_t *out) {
+int nvml_probe_total(uint32_t column, uint64_t *out) {
   uint64_t signals;
   os_signals_block(&signals);
   starts_inside++;
-  int seen = look_at_card(column, out);
+  int seen = read_gpu(column, out);
   starts_inside--;
   os_signals_restore(&signals);
   return seen;
 }
 
-/* The parent's start is the child's too, but nobody says that NVML survives a fork: start it again. */
-void gauge_after_fork(void) {
+/* The parent's start is the child's too, but NVML does not promise to survive a fork: start it again. */
+void nvml_probe_after_fork(void) {
   atomic_store(&started, 0);
   forget_devices();
 }

@@ -1,46 +1,46 @@
-/* Where lanes lie: shelves of open addressing, each four times as large as the one before, opened when a stream finds its
- * neighbourhood full in all that are there. The first is part of the library; the others come from mmap and stay until
- * the process ends, since a launching thread holds no lock. Keys lie by themselves: a search in a full shelf reads two or
- * three lines of the cache.
- * A stream keeps its lane until it ends (docs/adr/0044-a-stream-keeps-its-lane.md).
- * Knows no driver. Tests: tests/native/test_lane.c. */
+/* Where stream states lie: shelves of open addressing, each four times as large as the one before, opened when a stream
+ * finds its neighbourhood full in all that are there. The first is part of the library; the others come from mmap and
+ * stay until the process ends, since a launching thread holds no lock. Keys lie by themselves: a search in a full shelf
+ * reads two or three lines of the cache. A stream keeps its state until it ends
+ * (docs/adr/0044-a-stream-keeps-its-lane.md).
+ * Knows no driver. Tests: tests/native/test_stream_state.c. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "lane_priv.h"
+#include "stream_state_priv.h"
 #include "place.h"
 
 enum { PROBES = 16, FIRST_BITS = 8, STEP_BITS = 2, SHELVES = 5 };
 
-/* A place that was never used ends every search: whoever searched before it was used would have taken it. */
+/* A place that was never used ends every search: a search that came before would have taken it. */
 enum { KEY_NEVER = 0, KEY_FREE = 2 };
 
 struct shelf {
   _Atomic uintptr_t *keys;
-  struct lane *lanes;
+  struct stream_state *states;
   unsigned int bits;
 };
 
 VC_LARGE static _Atomic uintptr_t first_keys[1 << FIRST_BITS];
-VC_LARGE static struct lane first_lanes[1 << FIRST_BITS];
+VC_LARGE static struct stream_state first_states[1 << FIRST_BITS];
 static _Atomic(void *) more[SHELVES - 1];
-struct lock lane_table_lock;
+struct lock stream_table_lock;
 
 static size_t places(unsigned int bits) { return (size_t)1 << bits; }
 
-static size_t bytes_of(unsigned int bits) { return places(bits) * (sizeof(uintptr_t) + sizeof(struct lane)); }
+static size_t bytes_of(unsigned int bits) { return places(bits) * (sizeof(uintptr_t) + sizeof(struct stream_state)); }
 
 static unsigned int bits_of(unsigned int number) { return FIRST_BITS + STEP_BITS * number; }
 
 static int is_there(unsigned int number, struct shelf *out) {
-  *out = (struct shelf){first_keys, first_lanes, FIRST_BITS};
+  *out = (struct shelf){first_keys, first_states, FIRST_BITS};
   if (number == 0) return 1;
   void *memory = number < SHELVES ? atomic_load_explicit(&more[number - 1], memory_order_acquire) : NULL;
   out->bits = bits_of(number);
   out->keys = memory;
-  out->lanes = (struct lane *)((char *)memory + places(out->bits) * sizeof(uintptr_t));
+  out->states = (struct stream_state *)((char *)memory + places(out->bits) * sizeof(uintptr_t));
   return memory != NULL;
 }
 
@@ -49,14 +49,14 @@ static size_t place_of(uintptr_t key, unsigned int bits) {
 }
 
 /* 1: *OUT is the answer, NULL when the key is nowhere; 0: it may be in a larger shelf. */
-static inline int find_in(const struct shelf *shelf, uintptr_t key, CUcontext context, struct lane **out) {
+static inline int find_in(const struct shelf *shelf, uintptr_t key, CUcontext context, struct stream_state **out) {
   size_t place = place_of(key, shelf->bits), mask = places(shelf->bits) - 1;
   *out = NULL;
   for (unsigned int i = 0; i < PROBES; i++) {
     size_t at = (place + i) & mask;
     uintptr_t found = atomic_load_explicit(&shelf->keys[at], memory_order_acquire);
-    if (VC_LIKELY(found == key) && (context == NULL || shelf->lanes[at].context == context)) {
-      *out = &shelf->lanes[at];
+    if (VC_LIKELY(found == key) && (context == NULL || shelf->states[at].context == context)) {
+      *out = &shelf->states[at];
       return 1;
     }
     if (found == KEY_NEVER) return 1;
@@ -64,18 +64,18 @@ static inline int find_in(const struct shelf *shelf, uintptr_t key, CUcontext co
   return 0;
 }
 
-static __attribute__((noinline)) struct lane *find_further(uintptr_t key, CUcontext context) {
+static __attribute__((noinline)) struct stream_state *find_further(uintptr_t key, CUcontext context) {
   struct shelf shelf;
-  struct lane *lane = NULL;
+  struct stream_state *state = NULL;
   for (unsigned int number = 1; is_there(number, &shelf); number++)
-    if (find_in(&shelf, key, context, &lane)) return lane;
+    if (find_in(&shelf, key, context, &state)) return state;
   return NULL;
 }
 
-struct lane *lane_table_find(uintptr_t key, CUcontext context) {
-  const struct shelf first = {first_keys, first_lanes, FIRST_BITS};
-  struct lane *lane;
-  return VC_LIKELY(find_in(&first, key, context, &lane)) ? lane : find_further(key, context);
+struct stream_state *stream_table_find(uintptr_t key, CUcontext context) {
+  const struct shelf first = {first_keys, first_states, FIRST_BITS};
+  struct stream_state *state;
+  return VC_LIKELY(find_in(&first, key, context, &state)) ? state : find_further(key, context);
 }
 
 /* Under the table's lock. */
@@ -88,7 +88,7 @@ static int open_shelf(unsigned int number, struct shelf *out) {
   return is_there(number, out);
 }
 
-struct lane *lane_table_place(uintptr_t key) {
+struct stream_state *stream_table_place(uintptr_t key) {
   struct shelf shelf;
   for (unsigned int number = 0; open_shelf(number, &shelf); number++) {
     size_t place = place_of(key, shelf.bits), mask = places(shelf.bits) - 1;
@@ -96,46 +96,46 @@ struct lane *lane_table_place(uintptr_t key) {
       size_t at = (place + i) & mask;
       uintptr_t there = atomic_load_explicit(&shelf.keys[at], memory_order_relaxed);
       if (there != KEY_NEVER && there != KEY_FREE) continue;
-      if (shelf.lanes[at].key == NULL) shelf.lanes[at].key = &shelf.keys[at];
-      return &shelf.lanes[at];
+      if (shelf.states[at].key == NULL) shelf.states[at].key = &shelf.keys[at];
+      return &shelf.states[at];
     }
   }
   return NULL;
 }
 
-void lane_table_enter(struct lane *lane, uintptr_t key) {
-  atomic_store_explicit(lane->key, key, memory_order_release);
+void stream_table_enter(struct stream_state *state, uintptr_t key) {
+  atomic_store_explicit(state->key, key, memory_order_release);
 }
 
-void lane_table_free(struct lane *lane) {
-  if (lane->key != NULL) atomic_store_explicit(lane->key, KEY_FREE, memory_order_release);
+void stream_table_free(struct stream_state *state) {
+  if (state->key != NULL) atomic_store_explicit(state->key, KEY_FREE, memory_order_release);
 }
 
-int lane_table_has(const struct lane *lane) {
-  uintptr_t key = atomic_load_explicit(lane->key, memory_order_acquire);
+int stream_table_has(const struct stream_state *state) {
+  uintptr_t key = atomic_load_explicit(state->key, memory_order_acquire);
   return key != KEY_NEVER && key != KEY_FREE;
 }
 
-struct lane *lane_table_next(struct lane_cursor *cursor) {
+struct stream_state *stream_table_next(struct stream_cursor *cursor) {
   struct shelf shelf;
   for (; is_there(cursor->shelf, &shelf); cursor->shelf++, cursor->at = 0)
     while (cursor->at < places(shelf.bits)) {
       size_t at = cursor->at++;
-      if (atomic_load_explicit(&shelf.keys[at], memory_order_acquire) != KEY_NEVER) return &shelf.lanes[at];
+      if (atomic_load_explicit(&shelf.keys[at], memory_order_acquire) != KEY_NEVER) return &shelf.states[at];
     }
   return NULL;
 }
 
 /* Of the first shelf only what was used is written: in a forked child each page of it would become one of its own. */
-void lane_table_after_fork(void) {
+void stream_table_after_fork(void) {
   for (unsigned int number = 1; number < SHELVES; number++) {
     void *memory = atomic_exchange(&more[number - 1], NULL);
     if (memory != NULL) munmap(memory, bytes_of(bits_of(number)));
   }
   for (size_t at = 0; at < places(FIRST_BITS); at++) {
     if (atomic_load(&first_keys[at]) == KEY_NEVER) continue;
-    memset(&first_lanes[at], 0, sizeof first_lanes[at]);
+    memset(&first_states[at], 0, sizeof first_states[at]);
     atomic_store(&first_keys[at], KEY_NEVER);
   }
-  lock_give(&lane_table_lock);
+  lock_give(&stream_table_lock);
 }

@@ -1,13 +1,14 @@
-/* See turn.h.
+/* See time_slice.h.
  *
- * A container whose turn it is must not fill its queues for seconds ahead: what is in them when the turn ends runs on,
- * and moves the next one's pages away. So while there are turns, or may soon be, an event is set behind every so many
- * pieces of work, and before the next one is set, that one is waited for: two such bundles are the longest queue. A bundle
- * is as large as takes about ten milliseconds. A queue that does not move for seconds may be waiting for what this thread
- * does next: then a bundle goes. Whoever is held says whether what it had queued still runs, and fetches its
- * pages at once when its turn comes. Without turns nothing of this happens.
- * Tests: tests/integration/test_native_turns.py. */
-#include "turn.h"
+ * A container must not fill its queues for seconds ahead in its time slice: what is in them when the slice ends runs
+ * on, and moves the next container's pages away. So while there are time slices, or may soon be, an event is recorded
+ * behind every so many pieces of work, and before the next one is recorded, that one is waited for: two such bundles
+ * are the longest queue. A bundle is as large as takes about ten milliseconds. A queue that does not move for seconds
+ * may be waiting for what this thread does next: then a bundle goes. A thread that is held reports whether what it had
+ * queued still runs, and fetches its pages at once when the time slice comes. Without time slices nothing of this
+ * happens.
+ * Tests: tests/integration/test_native_time_slices.py. */
+#include "time_slice.h"
 
 #include <stdatomic.h>
 
@@ -73,7 +74,7 @@ static int queue_runs(struct pace *pace) {
   return runs;
 }
 
-static void mark_queue(struct pace *pace, CUstream stream, int per_thread) {
+static void fence_queue(struct pace *pace, CUstream stream, int per_thread) {
   CUcontext context = NULL;
   if (real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !long_lock_try(&pace->lock, &self, 0)) return;
   CUstreamCaptureMode mode = capture_relax();
@@ -86,15 +87,15 @@ static void mark_queue(struct pace *pace, CUstream stream, int per_thread) {
 static void hold(uint32_t column, CUstream stream, int per_thread) {
   uint64_t began = os_now_ns();
   int runs = 1;
-  mark_queue(&paces[column], stream, per_thread);
-  ledger_turn_busy(guest_ledger, 1);
+  fence_queue(&paces[column], stream, per_thread);
+  ledger_time_slice_busy(runtime_ledger, 1);
   do {
-    if (runs && !(runs = queue_runs(&paces[column]))) ledger_turn_busy(guest_ledger, 0);
-    ledger_turn_waiting(guest_ledger, column);
+    if (runs && !(runs = queue_runs(&paces[column]))) ledger_time_slice_busy(runtime_ledger, 0);
+    ledger_time_slice_waiting(runtime_ledger, column);
     os_sleep_us(NAP_US);
-  } while (ledger_turn(guest_ledger, column) == VC_TURN_HELD);
-  if (runs) ledger_turn_busy(guest_ledger, 0);
-  ledger_turn_held(guest_ledger, column, (os_now_ns() - began) / 1000);
+  } while (ledger_time_slice(runtime_ledger, column) == VC_TIME_SLICE_HELD);
+  if (runs) ledger_time_slice_busy(runtime_ledger, 0);
+  ledger_time_slice_held(runtime_ledger, column, (os_now_ns() - began) / 1000);
 }
 
 static void resize(struct pace *pace) {
@@ -107,12 +108,12 @@ static void resize(struct pace *pace) {
   atomic_store_explicit(&pace->pieces, 0, memory_order_relaxed);
 }
 
-/* 1: the bundle before is done. 0: there are no turns any more, or it is stuck. */
+/* 1: the bundle before is done. 0: there are no time slices any more, or it is stuck. */
 static int wait_for_bundle(const struct pace *pace, uint32_t column) {
   uint64_t began = os_now_ns();
   uint32_t nap = 20;
   while (real_cuda.cuEventQuery(pace->event) == CUDA_ERROR_NOT_READY) {
-    if (ledger_turn(guest_ledger, column) == VC_TURN_FREE || os_now_ns() - began >= STUCK_NS) return 0;
+    if (ledger_time_slice(runtime_ledger, column) == VC_TIME_SLICE_FREE || os_now_ns() - began >= STUCK_NS) return 0;
     os_sleep_us(nap);
     nap = nap * 2 < NAP_US ? nap * 2 : NAP_US;
   }
@@ -129,9 +130,9 @@ static void bound_queue(uint32_t column, CUstream stream, int per_thread) {
   make_event(pace, context);
   int done = 1;
   if (pace->set) {
-    ledger_turn_busy(guest_ledger, 1);
+    ledger_time_slice_busy(runtime_ledger, 1);
     done = wait_for_bundle(pace, column);
-    ledger_turn_busy(guest_ledger, 0);
+    ledger_time_slice_busy(runtime_ledger, 0);
   }
   if (pace->event != NULL && done) set_event(pace, stream, per_thread);
   if (done)
@@ -142,18 +143,19 @@ static void bound_queue(uint32_t column, CUstream stream, int per_thread) {
   long_lock_give(&pace->lock);
 }
 
-void turn_wait(CUstream stream, int per_thread) {
+void time_slice_wait(CUstream stream, int per_thread) {
   struct place place;
   if (context_place(&place) != CUDA_SUCCESS) return;
-  int turn = ledger_turn(guest_ledger, place.column);
-  if (turn != VC_TURN_FREE && !is_capturing(stream, per_thread)) {
-    if (turn == VC_TURN_HELD) {
+  int slice = ledger_time_slice(runtime_ledger, place.column);
+  if (slice != VC_TIME_SLICE_FREE && !is_capturing(stream, per_thread)) {
+    if (slice == VC_TIME_SLICE_HELD) {
       hold(place.column, stream, per_thread);
-      if (ledger_turn(guest_ledger, place.column) == VC_TURN_YOURS) managed_fetch(place.column, stream, per_thread);
+      if (ledger_time_slice(runtime_ledger, place.column) == VC_TIME_SLICE_YOURS)
+        managed_fetch(place.column, stream, per_thread);
     }
     bound_queue(place.column, stream, per_thread);
   }
-  ledger_turn_progress(guest_ledger, place.column);
+  ledger_time_slice_progress(runtime_ledger, place.column);
 }
 
 static void forget_event(struct pace *pace) {
@@ -163,16 +165,16 @@ static void forget_event(struct pace *pace) {
   if (taken) long_lock_give(&pace->lock);
 }
 
-void turn_forget_context(CUcontext context) {
+void time_slice_forget_context(CUcontext context) {
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
     if (atomic_load(&paces[column].context) == context) forget_event(&paces[column]);
 }
 
-void turn_forget_column(uint32_t column, int (*keeps)(CUcontext context)) {
+void time_slice_forget_column(uint32_t column, int (*keeps)(CUcontext context)) {
   if (!keeps(atomic_load(&paces[column].context))) forget_event(&paces[column]);
 }
 
-void turn_drop_event(CUcontext context) {
+void time_slice_drop_event(CUcontext context) {
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
     struct pace *pace = &paces[column];
     if (atomic_load(&pace->context) != context || !long_lock_take(&pace->lock, &self)) continue;
@@ -181,7 +183,7 @@ void turn_drop_event(CUcontext context) {
   }
 }
 
-void turn_after_fork(void) {
+void time_slice_after_fork(void) {
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
     long_lock_give(&paces[column].lock);
     paces[column].event = NULL;

@@ -1,5 +1,5 @@
-/* Lanes: whose they are while many threads launch, and when they end. Under a driver of this file's own that knows which
- * streams are alive and who launched where. */
+/* Stream states: whose they are while many threads launch, and when they end. Under a driver of this file's own that
+ * knows which streams are alive and who launched where. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #include "check.h"
 #include "context.h"
 #include "driver.h"
-#include "lane_priv.h"
+#include "stream_state_priv.h"
 #include "lock.h"
 #include "place.h"
 #include "status.h"
@@ -138,20 +138,20 @@ static void start_driver(void) {
 /* --- programs ----------------------------------------------------------------------------------------------------- */
 
 static void launch(CUstream stream) {
-  struct lane *lane = lane_find(stream, 0);
-  CHECK(lane != NULL);
-  CHECK(lane->kind == LANE_CROWD || lane->stream == stream);
+  struct stream_state *state = stream_state_find(stream, 0);
+  CHECK(state != NULL);
+  CHECK(state->kind == STREAM_CROWD || state->stream == stream);
   launched_into = stream;
-  if (lane_note(lane)) lane_set_mark(lane);
-  CHECK(lane->kind == LANE_CROWD || lane->stream == stream);
+  if (stream_state_note(state)) stream_state_set_fence(state);
+  CHECK(state->kind == STREAM_CROWD || state->stream == stream);
 }
 
 static void end(CUstream stream) {
-  lane_touch();
-  struct lane *lane = lane_before_end(stream);
+  stream_polls_block();
+  struct stream_state *state = stream_state_before_end(stream);
   stream_destroy(stream);
-  lane_after_end(lane, 1);
-  lane_touch_end();
+  stream_state_after_end(state, 1);
+  stream_polls_unblock();
 }
 
 static _Atomic int running;
@@ -171,110 +171,110 @@ static void *launch_many(void *unused) {
   return unused;
 }
 
-TEST(lane_race_nobody_records_elsewhere) {
+TEST(stream_state_race_no_thread_records_elsewhere) {
   pthread_t threads[THREADS];
   start_driver();
   atomic_store(&busy_streams, 1);
   atomic_store(&running, THREADS);
   for (int i = 0; i < THREADS; i++) CHECK_EQ(pthread_create(&threads[i], NULL, launch_many, NULL), 0);
-  while (atomic_load(&running) != 0) lanes_look();
+  while (atomic_load(&running) != 0) stream_states_poll();
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   CHECK(atomic_load(&records) > THREADS);
   CHECK_EQ(atomic_load(&foreign), 0);
   CHECK_EQ(atomic_load(&dead), 0);
 }
 
-TEST(lane_every_stream_has_its_own) {
+TEST(stream_state_every_stream_has_its_own) {
   enum { MANY = 5000 };
-  static struct lane *lanes[MANY];
+  static struct stream_state *states[MANY];
   static CUstream streams[MANY];
   start_driver();
   for (int i = 0; i < MANY; i++) {
     streams[i] = stream_new();
-    lanes[i] = lane_find(streams[i], 0);
+    states[i] = stream_state_find(streams[i], 0);
     launch(streams[i]);
-    CHECK_EQ(lanes[i]->kind, LANE_STREAM);
+    CHECK_EQ(states[i]->kind, STREAM_CREATED);
   }
-  CHECK_EQ(lanes_look().busy, 0); /* all are idle now, and keep their lanes */
+  CHECK_EQ(stream_states_poll().busy, 0); /* all are idle now, and keep their stream states */
   for (int i = 0; i < MANY; i++) {
-    CHECK(lane_find(streams[i], 0) == lanes[i]);
-    CHECK(lanes[i]->stream == streams[i]);
-    CHECK_EQ(atomic_load(&lanes[i]->launched), 1);
+    CHECK(stream_state_find(streams[i], 0) == states[i]);
+    CHECK(states[i]->stream == streams[i]);
+    CHECK_EQ(atomic_load(&states[i]->launched), 1);
   }
 }
 
-TEST(lane_of_an_ended_stream_is_used_again) {
+TEST(stream_state_of_an_ended_stream_is_used_again) {
   uintptr_t lowest = UINTPTR_MAX, highest = 0;
   start_driver();
   for (int i = 0; i < 100000; i++) {
     CUstream stream = stream_new();
     launch(stream);
-    uintptr_t at = (uintptr_t)lane_find(stream, 0);
+    uintptr_t at = (uintptr_t)stream_state_find(stream, 0);
     lowest = at < lowest ? at : lowest;
     highest = at > highest ? at : highest;
-    if (i % 3 == 0) lanes_look();
+    if (i % 3 == 0) stream_states_poll();
     end(stream);
-    lanes_look();
+    stream_states_poll();
     if (i % 10 == 0) stream_new(); /* other handles */
     if (first_new == POOL - 1) first_new = 0;
   }
-  CHECK(highest - lowest < 256 * sizeof(struct lane));
+  CHECK(highest - lowest < 256 * sizeof(struct stream_state));
 }
 
-TEST(lane_of_a_destroyed_stream_tells_until_its_work_is_done) {
+TEST(stream_state_of_a_destroyed_stream_tells_until_its_work_is_done) {
   start_driver();
   CUstream stream = stream_new();
   launch(stream);
-  struct lane *lane = lane_find(stream, 0);
+  struct stream_state *state = stream_state_find(stream, 0);
   atomic_store(&busy_streams, 1);
   atomic_store(&questions, 1);
   end(stream);
-  CHECK_EQ(lane->kind, LANE_ENDED);
-  CHECK_EQ(lanes_look().busy, 1);
+  CHECK_EQ(state->kind, STREAM_ENDED);
+  CHECK_EQ(stream_states_poll().busy, 1);
   atomic_store(&busy_streams, 0);
-  CHECK_EQ(lanes_look().busy, 0);
-  CHECK(!lane_table_has(lane));
+  CHECK_EQ(stream_states_poll().busy, 0);
+  CHECK(!stream_table_has(state));
   CHECK_EQ(atomic_load(&dead), 0);
 }
 
-TEST(lane_of_a_stream_that_was_not_destroyed_is_found_again) {
+TEST(stream_state_of_a_stream_that_was_not_destroyed_is_found_again) {
   start_driver();
   CUstream stream = stream_new();
   launch(stream);
-  struct lane *lane = lane_find(stream, 0);
-  lane_touch();
-  CHECK(lane_before_end(stream) == lane);
-  CHECK(lane_table_find((uintptr_t)stream, NULL) == NULL);
-  lane_after_end(lane, 0);
-  lane_touch_end();
-  CHECK(lane_find(stream, 0) == lane);
+  struct stream_state *state = stream_state_find(stream, 0);
+  stream_polls_block();
+  CHECK(stream_state_before_end(stream) == state);
+  CHECK(stream_table_find((uintptr_t)stream, NULL) == NULL);
+  stream_state_after_end(state, 0);
+  stream_polls_unblock();
+  CHECK(stream_state_find(stream, 0) == state);
 }
 
-TEST(lane_of_a_handle_that_comes_again_at_once_is_a_new_one) {
+TEST(stream_state_of_a_handle_that_comes_again_at_once_is_a_new_one) {
   start_driver();
   CUstream stream = stream_new();
   launch(stream);
-  lane_touch();
-  struct lane *lane = lane_before_end(stream);
+  stream_polls_block();
+  struct stream_state *state = stream_state_before_end(stream);
   stream_destroy(stream);
   CHECK(stream_new() == stream); /* another thread's, which launches before the first one comes back from the driver */
   launch(stream);
-  struct lane *next = lane_find(stream, 0);
-  lane_after_end(lane, 1);
-  lane_touch_end();
-  CHECK(next != lane);
-  CHECK(lane_find(stream, 0) == next);
+  struct stream_state *next = stream_state_find(stream, 0);
+  stream_state_after_end(state, 1);
+  stream_polls_unblock();
+  CHECK(next != state);
+  CHECK(stream_state_find(stream, 0) == next);
   CHECK_EQ(atomic_load(&next->launched), 1);
 }
 
-/* A default stream is nobody's to destroy, whatever the program asks for. */
-TEST(lane_default_streams_do_not_end) {
+/* A default stream cannot be destroyed, whatever the program asks for. */
+TEST(stream_state_of_a_default_stream_does_not_end) {
   start_driver();
   launch(CU_STREAM_LEGACY);
   launch(CU_STREAM_PER_THREAD);
-  CHECK(lane_before_end(NULL) == NULL);
-  CHECK(lane_before_end(CU_STREAM_LEGACY) == NULL);
-  CHECK(lane_before_end(CU_STREAM_PER_THREAD) == NULL);
+  CHECK(stream_state_before_end(NULL) == NULL);
+  CHECK(stream_state_before_end(CU_STREAM_LEGACY) == NULL);
+  CHECK(stream_state_before_end(CU_STREAM_PER_THREAD) == NULL);
 }
 
 static int keeps_nothing(CUcontext context) {
@@ -282,39 +282,40 @@ static int keeps_nothing(CUcontext context) {
   return 0;
 }
 
-TEST(lane_goes_with_its_context) {
+TEST(stream_state_goes_with_its_context) {
   start_driver();
   CUstream stream = stream_new();
   launch(stream);
   current = (CUcontext)&context_b;
   launched_into = NULL;
-  struct lane *other = lane_find(NULL, 0);
+  struct stream_state *other = stream_state_find(NULL, 0);
   current = (CUcontext)&context_a;
-  lanes_forget_context((CUcontext)&context_a);
-  CHECK(lane_table_find((uintptr_t)stream, NULL) == NULL);
-  CHECK(lane_table_has(other));
-  lanes_forget_column(0, keeps_nothing);
-  CHECK(!lane_table_has(other));
+  stream_states_forget_context((CUcontext)&context_a);
+  CHECK(stream_table_find((uintptr_t)stream, NULL) == NULL);
+  CHECK(stream_table_has(other));
+  stream_states_forget_column(0, keeps_nothing);
+  CHECK(!stream_table_has(other));
 }
 
-TEST(lane_after_a_fork_is_a_new_one) {
+TEST(stream_state_after_a_fork_is_a_new_one) {
   enum { MANY = 2000 };
   static CUstream streams[MANY];
   start_driver();
   for (int i = 0; i < MANY; i++) launch(streams[i] = stream_new());
   int pid = fork();
   if (pid == 0) {
-    lanes_after_fork();
-    for (int i = 0; i < MANY; i++) CHECK(lane_table_find((uintptr_t)streams[i], NULL) == NULL);
+    stream_states_after_fork();
+    for (int i = 0; i < MANY; i++) CHECK(stream_table_find((uintptr_t)streams[i], NULL) == NULL);
     for (int i = 0; i < MANY; i++) launch(streams[i]);
-    for (int i = 0; i < MANY; i++) CHECK_EQ(atomic_load(&lane_find(streams[i], 0)->launched), 1);
+    for (int i = 0; i < MANY; i++) CHECK_EQ(atomic_load(&stream_state_find(streams[i], 0)->launched), 1);
     _Exit(0);
   }
   expect_exit(pid, 0);
 }
 
-/* No memory for more lanes: the rest is known to have work while it is launched into, and nobody is disturbed. */
-TEST(lane_without_memory_for_more) {
+/* No memory for more stream states: the rest is known to have work while it is launched into, and no stream is
+ * disturbed. */
+TEST(stream_state_without_memory_for_more) {
   enum { MANY = 1000 };
   start_driver();
   const struct rlimit none = {1, RLIM_INFINITY};
@@ -322,15 +323,15 @@ TEST(lane_without_memory_for_more) {
   CHECK(mmap(NULL, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
   CUstream last = NULL;
   for (int i = 0; i < MANY; i++) launch(last = stream_new());
-  CHECK_EQ(lane_find(last, 0)->kind, LANE_CROWD);
-  lanes_look();
-  CHECK(!lanes_are_dirty());
+  CHECK_EQ(stream_state_find(last, 0)->kind, STREAM_CROWD);
+  stream_states_poll();
+  CHECK(!stream_states_are_dirty());
   for (int i = 0; i < 10000; i++) launch(last);
-  CHECK(!lane_is_full(lane_find(last, 0)));
-  CHECK(lanes_are_dirty());
-  CHECK_EQ(lanes_look().busy, 1);
-  CHECK_EQ(lanes_look().busy, 0);
+  CHECK(!stream_state_is_full(stream_state_find(last, 0)));
+  CHECK(stream_states_are_dirty());
+  CHECK_EQ(stream_states_poll().busy, 1);
+  CHECK_EQ(stream_states_poll().busy, 0);
   CHECK_EQ(atomic_load(&foreign), 0);
-  lanes_after_fork();
-  CHECK(lane_find(last, 0)->kind == LANE_STREAM);
+  stream_states_after_fork();
+  CHECK(stream_state_find(last, 0)->kind == STREAM_CREATED);
 }

@@ -1,4 +1,4 @@
-"""Containers that take turns: what waits, what does not, and what happens when somebody dies meanwhile."""
+"""Containers that share a GPU in time slices: what waits, what does not, and what a death meanwhile changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def program(place):
 
 
 class Page:
-    """The turns of the container's first GPU."""
+    """The time slices of the container's first GPU."""
 
     def __init__(self, place):
         self.limits, self.ledger = place.quota / "limits", place.quota / "ledger"
@@ -73,8 +73,8 @@ WORK = {
     "kernel on a stream": LAUNCH.format("s"),
     "kernel, per-thread": "cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, None, None, None)",
     "cooperative": "cuLaunchCooperativeKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None)",
-    "copy to the card": "cuMemcpyHtoD_v2(a, h, c_size_t(4096))",
-    "copy from the card": "cuMemcpyDtoH_v2(h, a, c_size_t(4096))",
+    "copy to the GPU": "cuMemcpyHtoD_v2(a, h, c_size_t(4096))",
+    "copy from the GPU": "cuMemcpyDtoH_v2(h, a, c_size_t(4096))",
     "copy in a stream": "cuMemcpyHtoDAsync_v2(a, h, c_size_t(4096), s)",
     "any copy": "cuMemcpy(a, a, c_size_t(16))",
     "fill": "cuMemsetD8_v2(a, 1, c_size_t(4096))",
@@ -83,7 +83,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_work_waits_until_the_turn_comes(place, program, work):
+def test_work_waits_until_the_time_slice_comes(place, program, work):
     page = Page(place)
     page.hold(LONG)
     done = []
@@ -117,7 +117,7 @@ def test_a_graph_waits_as_a_whole_and_its_making_does_not(place, program):
     assert done == [SUCCESS]
 
 
-def test_memory_and_questions_do_not_wait(place, program):
+def test_memory_and_queries_do_not_wait(place, program):
     Page(place).hold(LONG)
     program.do("keep(b=c_ulonglong())")
     for call in (
@@ -131,14 +131,14 @@ def test_memory_and_questions_do_not_wait(place, program):
     assert program.free() > 0
 
 
-def test_an_agent_that_is_gone_leaves_nobody_waiting(place, program):
+def test_an_agent_that_is_gone_leaves_no_thread_waiting(place, program):
     Page(place).hold(SOON)
-    assert program.do(LAUNCH.format("None")) == SUCCESS  # without anybody doing anything
+    assert program.do(LAUNCH.format("None")) == SUCCESS  # without any agent doing anything
     assert turn_clock() > 0
 
 
-def test_a_turn_keeps_queues_short(place):
-    """Kernels of 5 ms: in its turn a program is never far ahead of the card, else as far as it likes."""
+def test_a_time_slice_keeps_queues_short(place):
+    """Kernels of 5 ms: in its time slice a program is never far ahead of the GPU, else as far as it likes."""
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_5ms')") == SUCCESS
         page = Page(place)
@@ -151,7 +151,7 @@ def test_a_turn_keeps_queues_short(place):
         assert program.do(left) < behind / 2
 
 
-def test_queues_are_kept_short_while_nobody_has_a_turn_yet(place):
+def test_queues_are_kept_short_while_no_container_has_a_time_slice_yet(place):
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_5ms')") == SUCCESS
         page = Page(place)
@@ -162,8 +162,8 @@ def test_queues_are_kept_short_while_nobody_has_a_turn_yet(place):
         assert page.usage().held_us == 0
 
 
-@pytest.mark.parametrize("lease", [LONG, SOON], ids=["in its turn", "after it"])
-def test_a_queue_that_does_not_move_holds_nobody_for_ever(place, lease):
+@pytest.mark.parametrize("lease", [LONG, SOON], ids=["in its time slice", "after it"])
+def test_a_queue_that_does_not_move_holds_no_thread_for_ever(place, lease):
     """As one that waits for what the program does after its next launch."""
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_30s')") == SUCCESS
@@ -270,14 +270,14 @@ def test_who_asks_again_and_again_whether_work_is_done_is_busy(place):
         assert program.do("cuStreamQuery(s)") == SUCCESS
         assert page.usage().busy == 0, "it is done"
         assert program.do(LAUNCH.format("s")) == SUCCESS
-        assert page.usage().busy == 0, "nobody has asked"
+        assert page.usage().busy == 0, "no thread has asked"
         assert program.do("cuStreamQuery(s)") == NOT_READY
         assert page.usage().busy == 1
-        assert eventually(lambda: page.usage().busy == 0), "nobody asks any more"
+        assert eventually(lambda: page.usage().busy == 0), "no thread asks any more"
 
 
 @pytest.mark.parametrize("ask", ["cuEventQuery(e)", "cuStreamQuery_ptsz(s)"])
-def test_every_question_counts(place, ask):
+def test_every_query_counts(place, ask):
     with started(place) as program:
         assert program.do("cuModuleGetFunction(ref(f), m, b'work_2s')") == SUCCESS
         program.do("keep(e=Handle())")
@@ -288,7 +288,7 @@ def test_every_question_counts(place, ask):
         assert Page(place).usage().busy == 1
 
 
-def test_pages_are_fetched_when_the_turn_comes_and_only_then(place):
+def test_pages_are_fetched_when_the_time_slice_comes_and_only_then(place):
     calls = lambda: json.loads(place.fakectl("state"))["calls"].get("cuMemPrefetchAsync", 0)  # noqa: E731
     with started(place) as program:
         program.do("keep(b=c_ulonglong(), c=c_ulonglong())")
@@ -342,7 +342,7 @@ def test_a_process_that_waits_for_its_work_is_busy(place):
         assert page.usage().busy == 0
 
 
-def test_a_forked_child_takes_turns_too(place, program):
+def test_a_forked_child_takes_time_slices_too(place, program):
     page = Page(place)
     page.hold(SOON)
     child = program.do("(lambda pid: pid if pid else os._exit(0))(os.fork())")

@@ -1,13 +1,14 @@
-/* The books of one process: what each live address (or handle) has been charged, where and to whom. Sharded open
- * addressing, flat in cost from none to millions of entries; memory comes from mmap, never from the program's malloc.
+/* The allocation table of a process: what each live address (or handle) has been charged, where and to which owner.
+ * Sharded open addressing, flat in cost from none to millions of entries; memory comes from mmap, never from the
+ * program's malloc.
  * Knows nothing of CUDA. Tests: tests/native/test_table.c. */
-#ifndef VC_BOOKS_TABLE_H
-#define VC_BOOKS_TABLE_H
+#ifndef VC_TABLE_TABLE_H
+#define VC_TABLE_TABLE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "bias.h"
+#include "biased_lock.h"
 #include "lock.h"
 
 struct table_entry {
@@ -29,13 +30,13 @@ struct table_shard {
 
 /* All zero is an empty table. */
 struct table {
-  struct bias bias __attribute__((aligned(64)));
+  struct biased_lock biased __attribute__((aligned(64)));
   struct table_shard shard[TABLE_SHARDS];
 };
 
 /* For few entries, in less than a page. All zero is an empty one. */
 struct table_small {
-  struct bias bias __attribute__((aligned(64)));
+  struct biased_lock biased __attribute__((aligned(64)));
   struct table_shard shard;
 };
 
@@ -52,7 +53,7 @@ int table_small_put(struct table_small *table, const struct table_entry *entry, 
 int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out);
 int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out);
 
-/* The same three for a table whose every user holds one and the same lock of his own: they take none. */
+/* The same three for a table whose users all hold one and the same lock of their own: they take none. */
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old);
 int table_get_locked(struct table *table, uint64_t key, struct table_entry *out);
 int table_take_locked(struct table *table, uint64_t key, struct table_entry *out);

@@ -1,20 +1,20 @@
-/* Questions whether work is done: the driver's, and who gets "not yet" has work under way. A program that polls says in this
- * way what others say by waiting, so that it does not lose its turn while its pages come.
- * Tests: tests/integration/test_native_turns.py, test_native_share.py. */
+/* Queries whether work is done go to the driver; the answer "not yet" means that work is under way. A program that
+ * polls so counts as busy like one that waits, so that it does not lose its time slice while its pages come.
+ * Tests: tests/integration/test_native_time_slices.py, test_native_share.py. */
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "guest.h"
-#include "lane.h"
-#include "turn.h"
+#include "runtime_state.h"
+#include "stream_state.h"
+#include "time_slice.h"
 
 static inline CUresult told(CUresult answer) {
-  turn_asked(answer);
+  time_slice_queried(answer);
   return answer;
 }
 
-/* Of the calling thread's default stream, of which nobody else may ask. */
+/* Of the calling thread's default stream, which only that thread may query. */
 static inline CUresult told_thread(CUresult answer) {
-  if (answer == CUDA_SUCCESS && guest_may_have_shares()) lane_thread_is_done(NULL);
+  if (answer == CUDA_SUCCESS && runtime_may_have_shares()) stream_thread_is_done(NULL);
   return told(answer);
 }
 

@@ -17,7 +17,7 @@ from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT
 from tests.native.scripted import Program
 
 CODE = 64 * MIB
-STALE = 0.25  # seconds after which a look is believed no more
+STALE = 0.25  # seconds after which a reading is believed no more
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ class Agent:
         answer = subprocess.run(
             command, env=self.place.plain_env(), check=True, capture_output=True, text=True
         ).stdout
-        (card,) = before.gpu_uuids
-        measured = {card: {process["pid"]: process["used"][0] for process in json.loads(answer)["processes"]}}
-        found = unhooked_bytes(before.processes, self.read().processes, measured, [card])
-        vcuda.set_unhooked(self.limits, card, found[card])
-        return found[card]
+        (gpu,) = before.gpu_uuids
+        measured = {gpu: {process["pid"]: process["used"][0] for process in json.loads(answer)["processes"]}}
+        found = unhooked_bytes(before.processes, self.read().processes, measured, [gpu])
+        vcuda.set_unhooked(self.limits, gpu, found[gpu])
+        return found[gpu]
 
     def read(self):
         return vcuda.read_ledger(self.ledger)
 
     @property
-    def excess(self):
+    def undeclared(self):
         usage = self.read()
         return usage.excess(usage.gpu_uuids[0])
 
@@ -82,7 +82,7 @@ def agent(place):
 
 @pytest.fixture
 def neighbours(place):
-    """300 strangers on the card, more than any list of fixed size."""
+    """300 strangers on the GPU, more than any list of fixed size."""
     with subprocess.Popen(
         [str(CLIENTS / "neighbours"), "300"],
         env=place.plain_env(),
@@ -107,30 +107,30 @@ def test_what_no_call_declares_counts_as_used_and_is_given_back(start, agent):
     program = start()
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - CODE
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
     assert alloc(program, "p", GIB - CONTEXT - CODE + 1) == OUT_OF_MEMORY
     assert alloc(program, "p", GIB - CONTEXT - CODE) == SUCCESS
     assert program.do("cuMemFree_v2(p)") == SUCCESS
     assert program.do("cuLibraryUnload(libraries.pop())") == SUCCESS
     assert program.free() == GIB - CONTEXT
-    assert agent.excess == 0
+    assert agent.undeclared == 0
 
 
 @pytest.mark.parametrize("question", ["HandleByUUID", "MemoryInfo", "ComputeRunningProcesses_v3"])
-def test_nvml_that_ends_between_two_questions_is_asked_again(place, start, agent, question):
+def test_nvml_that_ends_between_two_queries_is_asked_again(place, start, agent, question):
     """As when another thread of the program ends its last use of it."""
     place.fakectl("fail", f"nvmlDeviceGet{question}", 1, 1)
     program = start()
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - CODE
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
 
 
 def test_among_hundreds_of_processes_each_still_measures_itself(place, start, neighbours, agent):
     program = start()
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - CODE
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
     assert program.do("cuLibraryUnload(libraries.pop())") == SUCCESS
     assert program.free() == GIB - CONTEXT
 
@@ -140,22 +140,22 @@ def test_a_process_that_did_not_measure_its_context_measures_its_code(start, age
     second = start()  # knows from the ledger what a context takes, and has not started NVML
     second.do("grow()")
     assert second.later_free() == GIB - 2 * CONTEXT - CODE
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
 
 
-def test_memory_that_was_declared_is_no_excess(start, agent):
+def test_memory_that_was_declared_is_not_undeclared(start, agent):
     program = start()
     for size in (1, 4097, MIB, 100 * MIB + 1):
         assert alloc(program, "p", size) == SUCCESS
     program.later_free()
-    assert agent.excess == 0
+    assert agent.undeclared == 0
 
 
-def test_it_may_go_beyond_the_limit_and_then_nothing_more_is_granted(start, agent):
+def test_it_may_go_beyond_the_limit_and_then_nothing_more_is_allocated(start, agent):
     program = start(str(CONTEXT + MIB))
     program.do("grow()")
     assert program.later_free() == 0
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
     assert alloc(program, "p", 1) == OUT_OF_MEMORY
     assert program.do("cuLibraryUnload(libraries.pop())") == SUCCESS
     assert alloc(program, "p", 1) == SUCCESS
@@ -173,10 +173,10 @@ def test_a_small_rest_is_not_counted(start, place, agent):
 def test_nvml_shows_it_as_well(start):
     program = start()
     program.do("grow()")
-    program.do("keep(nvml=ctypes.CDLL('libnvidia-ml.so.1'), card=c_void_p(), memory=(c_ulonglong * 3)())")
+    program.do("keep(nvml=ctypes.CDLL('libnvidia-ml.so.1'), gpu=c_void_p(), memory=(c_ulonglong * 3)())")
     program.do("time.sleep(0.25)")
-    assert program.do("nvml.nvmlInit_v2(), nvml.nvmlDeviceGetHandleByIndex_v2(0, ref(card))") == [0, 0]
-    assert program.do("nvml.nvmlDeviceGetMemoryInfo(card, memory)") == 0
+    assert program.do("nvml.nvmlInit_v2(), nvml.nvmlDeviceGetHandleByIndex_v2(0, ref(gpu))") == [0, 0]
+    assert program.do("nvml.nvmlDeviceGetMemoryInfo(gpu, memory)") == 0
     assert program.do("list(memory)") == [GIB, GIB - CONTEXT - CODE, CONTEXT + CODE]
     assert program.do("nvml.nvmlShutdown()") == 0
 
@@ -196,7 +196,7 @@ def test_processes_measure_each_for_itself(start, agent):
     other.do("grow()")
     other.do("grow()")
     assert other.later_free() == GIB - 2 * CONTEXT - 3 * CODE
-    assert agent.excess == 3 * CODE
+    assert agent.undeclared == 3 * CODE
     other.__exit__()
     time.sleep(STALE)
     assert one.free() == GIB - CONTEXT - CODE, "it ends with its process"
@@ -207,7 +207,7 @@ def test_it_ends_with_the_context(start, agent):
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - CODE
     assert program.do("cuDevicePrimaryCtxReset_v2(0)") == SUCCESS
-    assert agent.excess == 0
+    assert agent.undeclared == 0
     program.ready()
     assert program.free() == GIB - CONTEXT
 
@@ -221,7 +221,7 @@ def test_a_forked_child_begins_without_it(start, agent):
         "keep(child=lambda: (lambda pid: os._exit(0) if pid == 0 else os.waitpid(pid, 0)[1])(os.fork()))"
     )
     assert program.do("child()") == 0
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
     assert program.later_free() == GIB - CONTEXT - CODE
 
 
@@ -242,11 +242,11 @@ def test_what_the_agent_counts_the_process_does_not_add(start, agent):
     assert agent.round() == CODE
     for _ in range(2):
         assert program.later_free() == GIB - CONTEXT - CODE
-        assert agent.excess == 0
+        assert agent.undeclared == 0
         assert agent.round() == CODE
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - 2 * CODE, "only what is new"
-    assert agent.excess == CODE
+    assert agent.undeclared == CODE
     assert agent.round() == CODE
     assert program.later_free() == GIB - CONTEXT - 2 * CODE
 
@@ -258,7 +258,7 @@ def test_when_it_goes_both_forget_it(start, agent):
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT - 2 * CODE
     assert program.do("[cuLibraryUnload(libraries.pop()) for _ in range(2)]") == [SUCCESS] * 2
-    assert agent.excess == 0
+    assert agent.undeclared == 0
     assert agent.round() == 0
     assert program.later_free() == GIB - CONTEXT
 
@@ -289,7 +289,7 @@ def test_a_process_that_nvml_does_not_list_is_not_measured(start, agent):
     program = start(FAKEDRIVER_PROCESS="graphics")
     program.do("grow()")
     assert program.later_free() == GIB - CONTEXT
-    assert agent.excess == 0
+    assert agent.undeclared == 0
 
 
 def test_without_nvml_nothing_is_measured(start, place, tmp_path):
@@ -314,7 +314,7 @@ def test_a_failing_nvml_changes_nothing(start, place):
     assert program.later_free() == GIB - CONTEXT - CODE - 32 * MIB
 
 
-def test_a_handler_does_not_meet_nvml_in_the_midst_of_a_look(start):
+def test_a_handler_does_not_meet_nvml_in_the_midst_of_a_probe(start):
     """NVML has locks of its own, which the interrupted thread may hold."""
     program = start(FAKEDRIVER_LATENCY="nvmlDeviceGetComputeRunningProcesses_v3=300ms")
     program.do("keep(libc=ctypes.CDLL(None), times=[])")

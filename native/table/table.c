@@ -35,16 +35,16 @@ static uint32_t find(const struct table_shard *shard, uint64_t key) {
   return index;
 }
 
-/* Whoever has the bias has every shard; everybody else locks the one he needs. */
-static inline int enter(struct bias *bias, struct table_shard *shard) {
-  int biased = bias_enter(bias);
+/* The thread that has the bias has every shard; every other one locks the shard it needs. */
+static inline int enter(struct biased_lock *lock, struct table_shard *shard) {
+  int biased = biased_lock_enter(lock);
   if (!biased) lock_take(&shard->lock);
   return biased;
 }
 
-static inline void leave(struct bias *bias, struct table_shard *shard, int biased) {
+static inline void leave(struct biased_lock *lock, struct table_shard *shard, int biased) {
   if (biased)
-    bias_leave(bias);
+    biased_lock_leave(lock);
   else
     lock_give(&shard->lock);
 }
@@ -81,20 +81,20 @@ static int put(struct table_shard *shard, const struct table_entry *entry, struc
   return replaces;
 }
 
-static inline int put_in(struct bias *bias, struct table_shard *shard, const struct table_entry *entry,
+static inline int put_in(struct biased_lock *lock, struct table_shard *shard, const struct table_entry *entry,
                          struct table_entry *old) {
-  int biased = enter(bias, shard);
+  int biased = enter(lock, shard);
   int result = put(shard, entry, old);
-  leave(bias, shard, biased);
+  leave(lock, shard, biased);
   return result;
 }
 
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(&table->bias, shard_of(table, entry->key), entry, old);
+  return put_in(&table->biased, shard_of(table, entry->key), entry, old);
 }
 
 int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(&table->bias, &table->shard, entry, old);
+  return put_in(&table->biased, &table->shard, entry, old);
 }
 
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old) {
@@ -109,19 +109,19 @@ static int get(struct table_shard *shard, uint64_t key, struct table_entry *out)
   return 1;
 }
 
-static inline int get_in(struct bias *bias, struct table_shard *shard, uint64_t key, struct table_entry *out) {
-  int biased = enter(bias, shard);
+static inline int get_in(struct biased_lock *lock, struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  int biased = enter(lock, shard);
   int found = get(shard, key, out);
-  leave(bias, shard, biased);
+  leave(lock, shard, biased);
   return found;
 }
 
 int table_get(struct table *table, uint64_t key, struct table_entry *out) {
-  return get_in(&table->bias, shard_of(table, key), key, out);
+  return get_in(&table->biased, shard_of(table, key), key, out);
 }
 
 int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out) {
-  return get_in(&table->bias, &table->shard, key, out);
+  return get_in(&table->biased, &table->shard, key, out);
 }
 
 int table_get_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -150,19 +150,19 @@ static int take(struct table_shard *shard, uint64_t key, struct table_entry *out
   return 1;
 }
 
-static inline int take_in(struct bias *bias, struct table_shard *shard, uint64_t key, struct table_entry *out) {
-  int biased = enter(bias, shard);
+static inline int take_in(struct biased_lock *lock, struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  int biased = enter(lock, shard);
   int found = take(shard, key, out);
-  leave(bias, shard, biased);
+  leave(lock, shard, biased);
   return found;
 }
 
 int table_take(struct table *table, uint64_t key, struct table_entry *out) {
-  return take_in(&table->bias, shard_of(table, key), key, out);
+  return take_in(&table->biased, shard_of(table, key), key, out);
 }
 
 int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out) {
-  return take_in(&table->bias, &table->shard, key, out);
+  return take_in(&table->biased, &table->shard, key, out);
 }
 
 int table_take_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -174,7 +174,7 @@ int table_take_locked(struct table *table, uint64_t key, struct table_entry *out
 static uint32_t take_some(struct table *table, struct table_shard *shard, uint32_t owner, uint32_t *next,
                           struct table_entry *out, uint32_t max) {
   uint32_t taken = 0;
-  int biased = enter(&table->bias, shard);
+  int biased = enter(&table->biased, shard);
   while (shard->count != 0 && *next <= shard->mask && taken < max) {
     struct table_entry *slot = &shard->slots[*next];
     if (slot->key == 0 || slot->owner != owner) {
@@ -184,7 +184,7 @@ static uint32_t take_some(struct table *table, struct table_shard *shard, uint32
     out[taken++] = *slot;
     remove_slot(shard, *next);
   }
-  leave(&table->bias, shard, biased);
+  leave(&table->biased, shard, biased);
   return taken;
 }
 
@@ -211,50 +211,50 @@ static void reset_shard(struct table_shard *shard) {
 }
 
 void table_reset(struct table *table) {
-  memset(&table->bias, 0, sizeof table->bias);
+  memset(&table->biased, 0, sizeof table->biased);
   for (uint32_t i = 0; i < TABLE_SHARDS; i++) reset_shard(&table->shard[i]);
 }
 
 void table_small_reset(struct table_small *table) {
-  memset(&table->bias, 0, sizeof table->bias);
+  memset(&table->biased, 0, sizeof table->biased);
   reset_shard(&table->shard);
 }
 
 uint64_t table_count(struct table *table) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-    int biased = enter(&table->bias, &table->shard[i]);
+    int biased = enter(&table->biased, &table->shard[i]);
     count += table->shard[i].count;
-    leave(&table->bias, &table->shard[i], biased);
+    leave(&table->biased, &table->shard[i], biased);
   }
   return count;
 }
 
-static uint64_t sum_in(struct bias *bias, struct table_shard *shard, uint32_t column) {
+static uint64_t sum_in(struct biased_lock *lock, struct table_shard *shard, uint32_t column) {
   uint64_t sum = 0;
-  int biased = enter(bias, shard);
+  int biased = enter(lock, shard);
   for (uint32_t k = 0; shard->count != 0 && k <= shard->mask; k++)
     if (shard->slots[k].key != 0 && shard->slots[k].column == column) sum += shard->slots[k].bytes;
-  leave(bias, shard, biased);
+  leave(lock, shard, biased);
   return sum;
 }
 
 uint64_t table_sum(struct table *table, uint32_t column) {
   uint64_t sum = 0;
-  for (uint32_t i = 0; i < TABLE_SHARDS; i++) sum += sum_in(&table->bias, &table->shard[i], column);
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) sum += sum_in(&table->biased, &table->shard[i], column);
   return sum;
 }
 
 uint64_t table_small_sum(struct table_small *table, uint32_t column) {
-  return sum_in(&table->bias, &table->shard, column);
+  return sum_in(&table->biased, &table->shard, column);
 }
 
 uint32_t table_small_count(struct table_small *table, uint32_t column) {
   uint32_t count = 0;
-  int biased = enter(&table->bias, &table->shard);
+  int biased = enter(&table->biased, &table->shard);
   for (uint32_t i = 0; table->shard.count != 0 && i <= table->shard.mask; i++)
     count += table->shard.slots[i].key != 0 && table->shard.slots[i].column == column;
-  leave(&table->bias, &table->shard, biased);
+  leave(&table->biased, &table->shard, biased);
   return count;
 }
 
@@ -262,10 +262,10 @@ uint32_t table_collect(struct table *table, uint32_t column, struct table_entry 
   uint32_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS && count < max; i++) {
     struct table_shard *shard = &table->shard[i];
-    int biased = enter(&table->bias, shard);
+    int biased = enter(&table->biased, shard);
     for (uint32_t k = 0; shard->count != 0 && k <= shard->mask && count < max; k++)
       if (shard->slots[k].key != 0 && shard->slots[k].column == column) out[count++] = shard->slots[k];
-    leave(&table->bias, shard, biased);
+    leave(&table->biased, shard, biased);
   }
   return count;
 }

@@ -1,8 +1,8 @@
 /* Numbered records of one size, for what hangs together in lists: memory comes from mmap, never from the program's
  * malloc, and grows by doubling, which moves the records: keep numbers, not addresses.
  * Knows nothing of CUDA and locks nothing: the caller does. Tests: tests/native/test_store.c. */
-#ifndef VC_BOOKS_STORE_H
-#define VC_BOOKS_STORE_H
+#ifndef VC_TABLE_STORE_H
+#define VC_TABLE_STORE_H
 
 #include <stddef.h>
 #include <stdint.h>
