@@ -16,17 +16,41 @@
 #include "device.h"
 #include "driver.h"
 #include "gpu.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
 #include "objects.h"
 #include "os.h"
+#include "runtime_state.h"
 #include "standalone.h"
-#include "poller.h"
 
 struct ledger *runtime_ledger;
+
+/* What holds device memory, in the order in which it is asked (cuda/allocators.h). */
+extern ALLOCATOR(charge);
+extern ALLOCATOR(context_table);
+extern ALLOCATOR(graph_memory);
+extern ALLOCATOR(pool);
+extern ALLOCATOR(pool_blocks);
+extern ALLOCATOR(holding);
+extern ALLOCATOR(exported);
+extern ALLOCATOR(sparse);
+extern ALLOCATOR(limit);
+const struct allocator *const allocators[] = {
+    &charge_allocator,  &context_table_allocator, &graph_memory_allocator, &pool_allocator,  &pool_blocks_allocator,
+    &holding_allocator, &exported_allocator,      &sparse_allocator,       &limit_allocator, NULL,
+};
+
+/* Each part that keeps state has a function NAME_after_fork() for a forked child, which has no context and no memory.
+ * All of them are async-signal-safe. */
+#define PARTS(PART)                                                                                                  \
+  PART(driver) PART(gpu) PART(charge) PART(context_table) PART(context) PART(context_made) PART(graph_memory)        \
+  PART(pool) PART(pool_blocks) PART(pool_find) PART(holding) PART(exported) PART(vmm) PART(sparse) PART(limit)       \
+  PART(managed) PART(time_slice) PART(undeclared) PART(poller)
+#define PART(name) void name##_after_fork(void);
+PARTS(PART)
+#undef PART
 
 enum state { UNDECIDED, INERT, READY, FAILED };
 enum limited { UNKNOWN, UNLIMITED, LIMITED };
@@ -117,10 +141,9 @@ int runtime_may_lock(void) {
 }
 
 void init_after_fork(void) {
-  driver_after_fork();
-  gpu_after_fork();
-  allocators_after_fork();
-  poller_after_fork();
+#define PART(name) name##_after_fork();
+  PARTS(PART)
+#undef PART
   long_lock_give(&attaching);
   if (runtime_ledger != NULL) ledger_after_fork(runtime_ledger);
 }

@@ -2,33 +2,29 @@
  * Tests: tests/integration/test_native_quota.py. */
 #include "allocators.h"
 
-#include "charge.h"
-#include "context.h"
+#include <stddef.h>
+
 #include "undeclared.h"
-#include "exported.h"
-#include "graph_memory.h"
-#include "holding.h"
-#include "limit.h"
-#include "managed.h"
-#include "pool.h"
-#include "sparse.h"
-#include "time_slice.h"
-#include "vmm.h"
+
+#define EACH(one) for (const struct allocator *const *one = allocators; *one != NULL; one++)
 
 /* Asked when the slot was lost. What lingered there (exported.c) went with it: it is held no more by this process, and
  * in a new slot nothing would end it. */
 uint64_t allocators_usage(uint32_t column) {
-  return charge_usage(column) + context_usage(column) + graph_memory_usage(column) +
-         pool_usage(column) + holding_usage(column) + undeclared_bytes(column);
+  uint64_t sum = undeclared_bytes(column);
+  EACH(one) if ((*one)->usage != NULL) sum += (*one)->usage(column);
+  return sum;
 }
 
-uint64_t allocators_managed_usage(uint32_t column) { return charge_managed_usage(column) + pool_managed_usage(column); }
+uint64_t allocators_managed_usage(uint32_t column) {
+  uint64_t sum = 0;
+  EACH(one) if ((*one)->managed_usage != NULL) sum += (*one)->managed_usage(column);
+  return sum;
+}
 
 static int reclaim(uint32_t column) {
   int given_back = 0;
-  given_back |= graph_memory_reclaim(column);
-  given_back |= pool_reclaim(column);
-  given_back |= exported_reclaim(column);
+  EACH(one) if ((*one)->reclaim != NULL) given_back |= (*one)->reclaim(column);
   given_back |= undeclared_shrink(column); /* last: what the others gave back is measured no more */
   return given_back;
 }
@@ -43,27 +39,9 @@ int allocators_reclaim(uint32_t column) {
 }
 
 void allocators_context_gone(uint32_t column) {
-  graph_memory_context_gone(column);
-  pool_context_gone(column);
+  EACH(one) if ((*one)->context_gone != NULL) (*one)->context_gone(column);
 }
 
 void allocators_forget_owner(uint32_t owner) {
-  charge_forget_owner(owner);
-  limit_forget_owner(owner);
-  sparse_forget_owner(owner);
-}
-
-void allocators_after_fork(void) {
-  charge_after_fork();
-  context_after_fork();
-  graph_memory_after_fork();
-  holding_after_fork();
-  exported_after_fork();
-  vmm_after_fork();
-  sparse_after_fork();
-  limit_after_fork();
-  managed_after_fork();
-  time_slice_after_fork();
-  pool_after_fork();
-  undeclared_after_fork();
+  EACH(one) if ((*one)->forget_owner != NULL) (*one)->forget_owner(owner);
 }

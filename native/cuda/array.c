@@ -1,8 +1,8 @@
 /* Arrays and mipmapped arrays in all ABI versions; format.c knows their sizes. Levels and planes of an array are views:
  * they are in no table, so destroying one gives nothing back.
  * Knows no accounting. Tests: tests/integration/test_native_array.py. */
-#include "cuda_bodies.h"
 #include "charge.h"
+#include "cuda_bodies.h"
 #include "driver.h"
 #include "format.h"
 #include "sparse.h"

@@ -3,13 +3,13 @@
 #include "charge.h"
 
 #include "allocators.h"
-#include "context.h"
+#include "context_table.h"
 #include "driver.h"
-#include "undeclared.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "log.h"
 #include "place.h"
+#include "runtime_state.h"
+#include "undeclared.h"
 #include "view.h"
 
 static VC_LARGE_BEGINNING struct table allocations[ALLOCATION_KINDS];
@@ -195,7 +195,7 @@ static void forget(const struct table_entry *entry, void *data) {
   charge_return(entry->column, entry->bytes);
 }
 
-void charge_forget_owner(uint32_t owner) {
+static void forget_owner(uint32_t owner) {
   for (int kind = 0; kind < ALLOCATION_KINDS; kind++) table_take_owner(&allocations[kind], owner, forget, NULL);
 }
 
@@ -212,13 +212,15 @@ void charge_after_fork(void) {
   for (int kind = 0; kind < ALLOCATION_KINDS; kind++) table_reset(&allocations[kind]);
 }
 
-uint64_t charge_managed_usage(uint32_t column) {
+static uint64_t managed_usage(uint32_t column) {
   struct table *linear = &allocations[ALLOCATION_LINEAR];
   return table_sum(linear, column | COLUMN_MANAGED) + table_sum(linear, column | COLUMN_MANAGED | COLUMN_CONVERTED);
 }
 
-uint64_t charge_usage(uint32_t column) {
-  uint64_t sum = charge_managed_usage(column);
+static uint64_t usage(uint32_t column) {
+  uint64_t sum = managed_usage(column);
   for (int kind = 0; kind < ALLOCATION_KINDS; kind++) sum += table_sum(&allocations[kind], column);
   return sum;
 }
+
+ALLOCATOR(charge) = {.usage = usage, .managed_usage = managed_usage, .forget_owner = forget_owner};

@@ -84,21 +84,10 @@ CUresult charge_free(enum allocation_kind kind, uint64_t key, charge_call *call)
 int charge_take(enum allocation_kind kind, uint64_t key, struct table_entry *out);
 void charge_put_back(enum allocation_kind kind, const struct table_entry *entry);
 
-/* Everything that dies with OWNER is given back. */
-void charge_forget_owner(uint32_t owner);
-
 /* Whether KEY is in ALLOCATION_LINEAR as memory that the program believes to be the GPU's own. */
 int charge_is_converted(uint64_t key);
 
 /* Some blocks of such memory in a column, at most MAX; returns how many. */
 uint32_t charge_converted(uint32_t column, struct table_entry *out, uint32_t max);
-
-/* In a forked child. */
-void charge_after_fork(void);
-
-/* Bytes of all live allocations of this process in a column. */
-uint64_t charge_usage(uint32_t column);
-/* The part of it that is managed. */
-uint64_t charge_managed_usage(uint32_t column);
 
 #endif

@@ -1,27 +1,27 @@
-/* A context takes device memory of its own, hundreds of megabytes on large GPUs, before anything is allocated in it.
- * That cost is measured around the first creation on each GPU, remembered, charged like an allocation and given back
- * with everything else when the context goes.
+/* Contexts come and go: what they cost, and what ends with them. A context takes device memory of its own, hundreds of
+ * megabytes on large GPUs, before anything is allocated in it. That cost is measured around the first creation on each
+ * GPU, remembered, charged like an allocation and given back with everything else when the context goes.
  * Knows no allocator. Tests: tests/integration/test_native_context.py. */
-#include "context.h"
-
 #include <stdatomic.h>
 
 #include "allocators.h"
 #include "charge.h"
 #include "context_made.h"
+#include "context_table.h"
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
-#include "undeclared.h"
-#include "nvml_probe.h"
-#include "runtime_state.h"
+#include "growth.h"
 #include "ledger.h"
-#include "stream_state.h"
 #include "lock.h"
-#include "context_cost.h"
+#include "nvml_probe.h"
+#include "os.h"
 #include "place.h"
-#include "table.h"
+#include "runtime_state.h"
+#include "stream_state.h"
 #include "time_slice.h"
+#include "undeclared.h"
+#include "view.h"
 
 /* One GPU of the limits page. Guarded by its lock, which is held while the driver creates a context: two creations
  * measured at once would each see both. */
@@ -31,69 +31,51 @@ struct gpu {
   uint64_t cost;
   int primary_charged;
   uint64_t primary_context;
-  _Atomic uint32_t primary_owner; /* 0: none yet */
-};
-
-/* The last context that this thread allocated in. Valid while no context has come or gone in between. */
-struct seat {
-  CUcontext context;
-  uint32_t epoch;
-  struct place place;
 };
 
 static struct gpu gpus[VC_MAX_GPUS];
-static struct table_small contexts; /* handle -> cost, column, owner */
-static _Atomic uint32_t epoch = 1;
-static _Atomic uint32_t last_owner;
-static _Thread_local struct seat seat;
+static _Thread_local char self;
 
-static uint32_t new_owner(void) { return atomic_fetch_add_explicit(&last_owner, 1, memory_order_relaxed) + 1; }
+/* --- what a context costs ---------------------------------------------------------------------------------------- */
 
-static void contexts_changed(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
+/* No context takes more. */
+#define COST_MAX (UINT64_C(2) << 30)
 
-static uint32_t primary_owner(struct gpu *gpu) {
-  uint32_t owner = atomic_load_explicit(&gpu->primary_owner, memory_order_acquire), none = 0;
-  if (owner != 0) return owner;
-  owner = new_owner();
-  if (atomic_compare_exchange_strong(&gpu->primary_owner, &none, owner)) return owner;
-  return none;
+/* NVML's view of the GPU before the creation; growth.c tells what of the difference to the view after it is this
+ * process's. In a container NVML may name every process of the host by its host PID, and the own one is not known. */
+struct cost {
+  int running; /* NVML is there and answered */
+  uint32_t column;
+  struct growth_view before;
+};
+
+/* After nvml_probe_prepare(). Without NVML nothing is measured. */
+static void cost_begin(struct cost *cost, uint32_t column) {
+  cost->column = column;
+  cost->running = nvml_probe_read(column, &cost->before);
 }
 
-/* Green contexts, and contexts from calls that are not hooked, count as the primary one, whose memory green contexts
- * share; they are not remembered, because not every end of one is seen. */
-static __attribute__((noinline, cold)) CUresult place_slowly(CUcontext context, uint32_t seen, struct place *out) {
-  struct table_entry entry;
-  CUdevice dev;
-  if (table_small_get(&contexts, (uintptr_t)context, &entry)) {
-    *out = (struct place){entry.column, entry.owner};
-    seat = (struct seat){context, seen, *out};
-    return CUDA_SUCCESS;
+static void cost_drop(struct cost *cost) {
+  if (cost->running) nvml_probe_drop(&cost->before);
+  cost->running = 0;
+}
+
+/* 1: *GROWN is the growth since cost_begin(), 0 to 2 GiB. 0: it could not be measured and *GROWN is 0. */
+static int cost_end(struct cost *cost, uint64_t *grown) {
+  struct growth_view after;
+  *grown = 0;
+  if (!cost->running) return 0;
+  int seen = nvml_probe_read(cost->column, &after);
+  if (seen) {
+    undeclared_learn(&cost->before, &after);
+    *grown = growth_of((uint32_t)os_pid(), &cost->before, &after);
+    nvml_probe_drop(&after);
   }
-  if (real_cuda.cuCtxGetDevice == NULL) return CUDA_ERROR_NOT_SUPPORTED;
-  CUresult result = real_cuda.cuCtxGetDevice(&dev);
-  if (result != CUDA_SUCCESS) return result;
-  int column = device_column(dev);
-  if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  *out = (struct place){(uint32_t)column, primary_owner(&gpus[column])};
-  return CUDA_SUCCESS;
-}
-
-static __attribute__((noinline, cold)) CUresult no_place(CUresult result) {
-  return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult context_place(struct place *out) {
-  CUcontext context = NULL;
-  uint32_t seen = atomic_load_explicit(&epoch, memory_order_acquire);
-  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
-  if (real_cuda.cuCtxGetCurrent == NULL || (result = real_cuda.cuCtxGetCurrent(&context)) != CUDA_SUCCESS ||
-      context == NULL)
-    return no_place(result);
-  if (VC_LIKELY(context == seat.context && seen == seat.epoch)) {
-    *out = seat.place;
-    return CUDA_SUCCESS;
-  }
-  return place_slowly(context, seen, out);
+  cost_drop(cost);
+  if (!seen) return 0;
+  if (*grown > COST_MAX) *grown = COST_MAX;
+  *grown = (*grown + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1);
+  return 1;
 }
 
 /* Without a lock: it may load NVML, unless nothing is left to be measured. */
@@ -112,7 +94,7 @@ static void review(uint32_t column) {
 static void learn(struct gpu *gpu, uint32_t column) {
   uint64_t cost;
   if ((gpu->cost_known && undeclared_is_measurable()) || !ledger_learned_context(runtime_ledger, column, &cost)) return;
-  if (!gpu->cost_known) gpu->cost = cost < CONTEXT_COST_MAX ? cost : CONTEXT_COST_MAX;
+  if (!gpu->cost_known) gpu->cost = cost < COST_MAX ? cost : COST_MAX;
   gpu->cost_known = 1;
   undeclared_trust();
 }
@@ -127,19 +109,19 @@ static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_ho
 
 /* The cost is not known yet: measured around the creation, charged after it. */
 static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
-  struct context_cost cost_of;
+  struct cost view;
   struct ledger_holding before = {0, 0};
   ledger_holding(runtime_ledger, column, &before);
   undeclared_hold(column); /* what the driver takes now is charged below, not as undeclared bytes */
-  context_cost_begin(&cost_of, column);
+  cost_begin(&view, column);
   CUresult result = creation->make(creation, context);
   if (result == CUDA_SUCCESS) {
-    gpu->cost_known = context_cost_end(&cost_of, &gpu->cost);
+    gpu->cost_known = cost_end(&view, &gpu->cost);
     teach(gpu, column, &before);
     result = charge_column(column, gpu->cost);
     if (result != CUDA_SUCCESS) creation->unmake(creation, *context);
   } else {
-    context_cost_drop(&cost_of);
+    cost_drop(&view);
   }
   undeclared_release(column);
   return result;
@@ -147,17 +129,17 @@ static CUresult make_measured(struct gpu *gpu, uint32_t column, const struct cre
 
 /* A forked child inherits the cost, but has to find out again whether it can measure itself. */
 static CUresult make_known(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
-  struct context_cost cost_of = {.running = 0};
+  struct cost view = {.running = 0};
   uint64_t measured;
   CUresult result = charge_column(column, gpu->cost);
   if (result != CUDA_SUCCESS) return result;
-  if (!undeclared_is_measurable()) context_cost_begin(&cost_of, column);
+  if (!undeclared_is_measurable()) cost_begin(&view, column);
   result = creation->make(creation, context);
   if (result != CUDA_SUCCESS) {
     charge_return(column, gpu->cost);
-    context_cost_drop(&cost_of);
+    cost_drop(&view);
   } else {
-    context_cost_end(&cost_of, &measured);
+    cost_end(&view, &measured);
   }
   return result;
 }
@@ -174,11 +156,11 @@ static CUresult make_charged(struct gpu *gpu, uint32_t column, const struct crea
 static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t owner) {
   const struct table_entry entry = {(uintptr_t)context, cost, column, owner};
   struct table_entry old;
-  if (table_small_put(&contexts, &entry, &old) == 1 && old.owner != owner) {
+  if (context_table_put(&entry, &old) == 1 && old.owner != owner) {
     allocators_forget_owner(old.owner); /* that context ended in a call that is not hooked, and its handle came back */
     charge_return(old.column, old.bytes);
   }
-  contexts_changed();
+  context_table_changed();
 }
 
 /* On a device that the driver says it does not have: its own error is the answer. Were it to make a context all the
@@ -199,9 +181,9 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation) {
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
   prepare(gpu, (uint32_t)column);
-  if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
+  if (!long_lock_take(&gpu->lock, &self)) return creation->make(creation, pctx);
   CUresult result = make_charged(gpu, (uint32_t)column, creation, &context, &cost);
-  if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, new_owner());
+  if (result == CUDA_SUCCESS) remember(context, cost, (uint32_t)column, context_owner_new());
   long_lock_give(&gpu->lock);
   review((uint32_t)column);
   if (result == CUDA_SUCCESS) *pctx = context;
@@ -209,7 +191,7 @@ CUresult context_create(CUcontext *pctx, const struct creation *creation) {
 }
 
 static void settle(const struct table_entry *entry) {
-  contexts_changed();
+  context_table_changed();
   allocators_forget_owner(entry->owner);
   charge_return(entry->column, entry->bytes);
   allocators_context_gone(entry->column);
@@ -224,13 +206,13 @@ static void forget_work(CUcontext context) {
 /* Out of the table first: the driver may give the handle to another thread's new context at once. */
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext)) {
   struct table_entry entry, old;
-  int known = table_small_take(&contexts, (uintptr_t)context, &entry);
+  int known = context_table_take((uintptr_t)context, &entry);
   stream_polls_block();
   CUresult result = call(context);
   if (result == CUDA_SUCCESS) forget_work(context);
   stream_polls_unblock();
   if (known && result == CUDA_SUCCESS) settle(&entry);
-  if (known && result != CUDA_SUCCESS) table_small_put(&contexts, &entry, &old);
+  if (known && result != CUDA_SUCCESS) context_table_put(&entry, &old);
   return result;
 }
 
@@ -243,7 +225,7 @@ CUresult vc_cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtx
 CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
-  int known = table_small_take(&contexts, (uintptr_t)ctx, &entry);
+  int known = context_table_take((uintptr_t)ctx, &entry);
   stream_polls_block();
   CUresult result = real_cuda.cuCtxDetach(ctx);
   int attached = result != CUDA_SUCCESS || real_cuda.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now == ctx;
@@ -251,7 +233,7 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
   stream_polls_unblock();
   if (!known) return result;
   if (attached)
-    table_small_put(&contexts, &entry, &old);
+    context_table_put(&entry, &old);
   else
     settle(&entry);
   return result;
@@ -260,10 +242,10 @@ CUresult vc_cuCtxDetach(CUcontext ctx) {
 /* The primary context has no known handle when a green context brought it about. */
 static void know_primary_as(struct gpu *gpu, CUcontext context) {
   struct table_entry entry, old;
-  if (gpu->primary_context == (uintptr_t)context || !table_small_take(&contexts, gpu->primary_context, &entry)) return;
+  if (gpu->primary_context == (uintptr_t)context || !context_table_take(gpu->primary_context, &entry)) return;
   entry.key = gpu->primary_context = (uintptr_t)context;
-  table_small_put(&contexts, &entry, &old);
-  contexts_changed();
+  context_table_put(&entry, &old);
+  context_table_changed();
 }
 
 static CUresult retain(struct gpu *gpu, uint32_t column, const struct creation *creation, CUcontext *context) {
@@ -279,7 +261,7 @@ static CUresult retain(struct gpu *gpu, uint32_t column, const struct creation *
   CUcontext known_as = creation->makes_primary_handle ? *context : (CUcontext)((uintptr_t)gpu | 1);
   gpu->primary_charged = 1;
   gpu->primary_context = (uintptr_t)known_as;
-  remember(known_as, cost, column, primary_owner(gpu));
+  remember(known_as, cost, column, context_primary_owner(column));
   return CUDA_SUCCESS;
 }
 
@@ -290,7 +272,7 @@ CUresult context_retain(CUcontext *pctx, const struct creation *creation) {
   if (column < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   struct gpu *gpu = &gpus[column];
   prepare(gpu, (uint32_t)column);
-  if (!long_lock_take(&gpu->lock, &seat)) return creation->make(creation, pctx);
+  if (!long_lock_take(&gpu->lock, &self)) return creation->make(creation, pctx);
   int first = !gpu->primary_charged;
   CUresult result = retain(gpu, (uint32_t)column, creation, &context);
   long_lock_give(&gpu->lock);
@@ -308,9 +290,9 @@ static int primary_is_active(CUdevice dev) {
 
 static void forget_primary(struct gpu *gpu, uint32_t column) {
   struct table_entry entry;
-  uint32_t owner = atomic_exchange(&gpu->primary_owner, new_owner());
-  int known = gpu->primary_charged && table_small_take(&contexts, gpu->primary_context, &entry);
-  contexts_changed();
+  uint32_t owner = context_primary_renew(column);
+  int known = gpu->primary_charged && context_table_take(gpu->primary_context, &entry);
+  context_table_changed();
   if (owner != 0) allocators_forget_owner(owner);
   if (known) charge_return(column, entry.bytes);
   gpu->primary_charged = 0;
@@ -319,7 +301,7 @@ static void forget_primary(struct gpu *gpu, uint32_t column) {
 
 static int is_created(CUcontext context) {
   struct table_entry entry;
-  return context != NULL && table_small_get(&contexts, (uintptr_t)context, &entry) &&
+  return context != NULL && context_table_get((uintptr_t)context, &entry) &&
          gpus[entry.column].primary_context != (uintptr_t)context;
 }
 
@@ -344,7 +326,7 @@ CUresult context_let_go(const struct letting_go *what) {
   int column = device_column(what->dev);
   if (column < 0) return what->call(what);
   struct gpu *gpu = &gpus[column];
-  if (!long_lock_take(&gpu->lock, &seat)) return what->call(what);
+  if (!long_lock_take(&gpu->lock, &self)) return what->call(what);
   stream_polls_block();
   CUresult result = let_go(what);
   int gone = result == CUDA_SUCCESS && (what->always || !primary_is_active(what->dev));
@@ -357,23 +339,10 @@ CUresult context_let_go(const struct letting_go *what) {
 }
 
 void context_after_fork(void) {
-  table_small_reset(&contexts);
-  context_made_after_fork();
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++) {
     struct gpu *gpu = &gpus[column];
     uint64_t cost = gpu->cost;
     int known = gpu->cost_known;
     *gpu = (struct gpu){.cost = cost, .cost_known = known};
   }
-  contexts_changed();
 }
-
-int context_is_only(CUcontext context, uint32_t column) {
-  struct table_entry entry;
-  if (context == NULL && (real_cuda.cuCtxGetCurrent == NULL || real_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS))
-    return 0;
-  if (context == NULL || !table_small_get(&contexts, (uintptr_t)context, &entry)) return 0;
-  return entry.column == column && table_small_count(&contexts, column) == 1;
-}
-
-uint64_t context_usage(uint32_t column) { return table_small_sum(&contexts, column); }

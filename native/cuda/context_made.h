@@ -35,7 +35,4 @@ struct letting_go {
 
 CUresult context_let_go(const struct letting_go *what);
 
-/* In a forked child. */
-void context_made_after_fork(void);
-
 #endif

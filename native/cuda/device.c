@@ -8,10 +8,10 @@
 #include <string.h>
 
 #include "driver.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "log.h"
 #include "os.h"
+#include "runtime_state.h"
 #include "starts.h"
 #include "view.h"
 

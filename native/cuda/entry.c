@@ -5,9 +5,9 @@
 #include "abi.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "runtime_state.h"
 #include "log.h"
 #include "pointers.h"
+#include "runtime_state.h"
 
 CUresult vc_cuInit(unsigned int flags) { return real_cuda.cuInit(flags); }
 

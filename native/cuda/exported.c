@@ -10,14 +10,14 @@
 
 #include <stdatomic.h>
 
+#include "allocators.h"
 #include "charge.h"
-#include "undeclared.h"
-#include "nvml_probe.h"
-#include "runtime_state.h"
-#include "holding.h"
 #include "ledger.h"
 #include "lock.h"
+#include "nvml_probe.h"
 #include "place.h"
+#include "runtime_state.h"
+#include "undeclared.h"
 
 enum { ENTRIES = 64, PATIENCE_MS = 20 };
 
@@ -46,14 +46,6 @@ static int read_level(uint32_t column, int64_t *level) {
   if (!nvml_probe_total(column, &total) || ledger_holding(runtime_ledger, column, &own) != VC_OK) return 0;
   *level = (int64_t)total - (int64_t)own.bytes + (int64_t)undeclared_bytes(column);
   return 1;
-}
-
-void parting_begin(struct parting *parting, uint32_t holding) {
-  if (!atomic_load_explicit(&exporting, memory_order_acquire) || parting->column >= 0) return;
-  parting->column = holding_exported_from(holding);
-  if (parting->column < 0) return;
-  exported_reclaim((uint32_t)parting->column); /* what is gone already must not count for this call */
-  parting->seen = read_level((uint32_t)parting->column, &parting->level);
 }
 
 int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting) {
@@ -101,7 +93,7 @@ static int judge(uint32_t column, int64_t level) {
   return ended;
 }
 
-int exported_reclaim(uint32_t column) {
+static int reclaim(uint32_t column) {
   int64_t level;
   int ended = 0;
   if (atomic_load(&count) == 0 || !long_lock_try(&judging, &self, PATIENCE_MS)) return 0;
@@ -117,8 +109,19 @@ int exported_reclaim(uint32_t column) {
   return ended;
 }
 
+int parting_is_settled(const struct parting *parting) {
+  return !atomic_load_explicit(&exporting, memory_order_acquire) || parting->column >= 0;
+}
+
+void parting_begin(struct parting *parting, int column) {
+  if (parting_is_settled(parting) || column < 0) return;
+  parting->column = column;
+  reclaim((uint32_t)column); /* what is gone already must not count for this call */
+  parting->seen = read_level((uint32_t)column, &parting->level);
+}
+
 void parting_end(const struct parting *parting) {
-  if (parting->column >= 0 && parting->seen) exported_reclaim((uint32_t)parting->column);
+  if (parting->column >= 0 && parting->seen) reclaim((uint32_t)parting->column);
 }
 
 void exported_after_fork(void) {
@@ -128,3 +131,5 @@ void exported_after_fork(void) {
   atomic_store(&count, 0);
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) *entry = (struct entry){.column = 0};
 }
+
+ALLOCATOR(exported) = {.reclaim = reclaim};

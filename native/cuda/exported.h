@@ -17,19 +17,15 @@ struct parting {
 /* Something was exported. Before that the functions below cost one load. */
 void exported_begin(void);
 
-/* Before the driver call; reads the level of the GPU when HOLDING was exported and that was not done for this call
- * yet. */
-void parting_begin(struct parting *parting, uint32_t holding);
+/* Before the driver call that may end exported memory of COLUMN: reads the level of the GPU, unless that was done for
+ * this call already. */
+void parting_begin(struct parting *parting, int column);
+/* Whether that may do anything: nothing was exported yet, or the level is read. One load. */
+int parting_is_settled(const struct parting *parting);
 /* After what ended was settled. */
 void parting_end(const struct parting *parting);
 
 /* BYTES of a column end. 1: they are paid on. 0: the caller gives them back. May be called under a lock. */
 int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting);
-
-/* Before a refusal: what is gone by now is given back. 1: something was. */
-int exported_reclaim(uint32_t column);
-
-/* In a forked child. */
-void exported_after_fork(void);
 
 #endif

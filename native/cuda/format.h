@@ -1,9 +1,9 @@
 /* What arrays take on the device, from their descriptors. Pure arithmetic: knows neither driver nor headers.
  *
- * The driver tells sizes only of arrays that have none yet (cuArrayGetMemoryRequirements wants DEFERRED_MAPPING), so they
- * are computed. What is known of the layout: texels stand in groups of 64 bytes by 8 rows ("GOB", NVIDIA's open GPU
- * documentation and Mesa's NVK), and the driver names 64 KiB as the alignment of arrays and as the sparse tile. Larger
- * blocks of groups depend on the GPU; what they waste beyond this is measured, not charged.
+ * The driver tells sizes only of arrays that have none yet (cuArrayGetMemoryRequirements wants DEFERRED_MAPPING), so
+ * they are computed. What is known of the layout: texels stand in groups of 64 bytes by 8 rows ("GOB", NVIDIA's open
+ * GPU documentation and Mesa's NVK), and the driver names 64 KiB as the alignment of arrays and as the sparse tile.
+ * Larger blocks of groups depend on the GPU; what they waste beyond this is measured, not charged.
  * Tests: tests/native/test_format.c, tests/integration/test_native_array.py. */
 #ifndef VC_CUDA_FORMAT_H
 #define VC_CUDA_FORMAT_H

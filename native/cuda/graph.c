@@ -2,6 +2,7 @@
  * Everything else about graphs, capturing included, takes no memory and is not intercepted. cuGraphExecUpdate cannot
  * change what a graph needs: memory nodes must stay the same.
  * Knows no accounting. Tests: tests/integration/test_native_graph.py. */
+#include "capture.h"
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "graph_exec.h"
@@ -11,20 +12,12 @@
 
 typedef CUresult graph_call(CUgraphExec exec, CUstream stream);
 
-/* In a stream that is being captured a launch becomes a node. */
-static int is_capturing(CUstream stream, int per_thread) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (stream == NULL && per_thread) stream = CU_STREAM_PER_THREAD;
-  return real_cuda.cuStreamIsCapturing != NULL && real_cuda.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 static __attribute__((noinline)) CUresult run_with_memory(CUgraphExec handle, CUstream stream, graph_call *call,
                                                           int per_thread) {
   struct graph_exec *exec = graph_exec_find(handle);
   uint64_t key = graph_stream_key(stream, per_thread);
   int locked;
-  if (exec == NULL || is_capturing(stream, per_thread)) return call(handle, stream);
+  if (exec == NULL || capture_is_on(stream, per_thread)) return call(handle, stream);
   if (graph_memory_pass(exec, key)) {
     CUresult result = call(handle, stream);
     graph_memory_passed(exec, result);

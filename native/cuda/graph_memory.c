@@ -15,15 +15,17 @@
  * Tests: tests/integration/test_native_graph.py. */
 #include "graph_memory.h"
 
+#include "allocators.h"
 #include "biased_lock.h"
+#include "capture.h"
 #include "charge.h"
 #include "device.h"
 #include "driver.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "lock.h"
 #include "log.h"
 #include "place.h"
+#include "runtime_state.h"
 #include "status.h"
 
 enum { PATIENCE_MS = 20 }; /* with other threads' launches */
@@ -64,7 +66,7 @@ static void hold(uint32_t column, uint64_t bytes) {
   atomic_store_explicit(&columns[column].held, bytes, memory_order_relaxed);
 }
 
-uint64_t graph_memory_usage(uint32_t column) { return held_in(column); }
+static uint64_t usage(uint32_t column) { return held_in(column); }
 
 static int device_of(uint32_t column) {
   return atomic_load_explicit(&columns[column].device, memory_order_relaxed) - 1;
@@ -257,15 +259,13 @@ CUresult graph_memory_trim(CUdevice device) {
 
 /* Not allowed while a stream of this thread is being captured, unless the thread says that it knows. */
 static CUresult trim_even_in_capture(CUdevice device) {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  int exchanged = real_cuda.cuThreadExchangeStreamCaptureMode != NULL &&
-                  real_cuda.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  CUstreamCaptureMode mode = capture_relax();
   CUresult result = real_cuda.cuDeviceGraphMemTrim(device);
-  if (exchanged) real_cuda.cuThreadExchangeStreamCaptureMode(&mode);
+  capture_restore(mode);
   return result;
 }
 
-int graph_memory_reclaim(uint32_t column) {
+static int reclaim(uint32_t column) {
   int device = device_of(column);
   if (held_in(column) == 0 || device < 0 || real_cuda.cuDeviceGraphMemTrim == NULL) return 0;
   /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
@@ -277,7 +277,7 @@ int graph_memory_reclaim(uint32_t column) {
   return given_back;
 }
 
-void graph_memory_context_gone(uint32_t column) {
+static void context_gone(uint32_t column) {
   if (held_in(column) == 0) return;
   int taken = enter();
   adjust_after_trim(column);
@@ -294,3 +294,5 @@ void graph_memory_after_fork(void) {
   atomic_store(&passing, 0);
   leave();
 }
+
+ALLOCATOR(graph_memory) = {.usage = usage, .reclaim = reclaim, .context_gone = context_gone};

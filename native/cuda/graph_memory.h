@@ -30,15 +30,4 @@ void graph_memory_device(uint32_t column, CUdevice device);
 /* The body of cuDeviceGraphMemTrim. */
 CUresult graph_memory_trim(CUdevice device);
 
-/* Trims before a refusal. 1: something was given back. */
-int graph_memory_reclaim(uint32_t column);
-
-/* A context of the column's device is gone, and graph memory perhaps with it. */
-void graph_memory_context_gone(uint32_t column);
-
-uint64_t graph_memory_usage(uint32_t column);
-
-/* In a forked child. */
-void graph_memory_after_fork(void);
-
 #endif

@@ -2,6 +2,7 @@
  * Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #include "holding.h"
 
+#include "allocators.h"
 #include "place.h"
 #include "store.h"
 
@@ -142,13 +143,13 @@ void holding_note_export(uint32_t number) {
   leave(biased);
 }
 
-int holding_exported_from(uint32_t number) {
-  if (number == 0) return -1;
+void holding_parting(uint32_t number, struct parting *parting) {
+  if (number == 0 || parting_is_settled(parting)) return;
   int biased = enter();
   const struct holding *holding = at(number);
   int column = holding->exported && holding->bytes != 0 ? (int)holding->column : -1;
   leave(biased);
-  return column;
+  parting_begin(parting, column);
 }
 
 int holding_found(uint64_t handle) {
@@ -196,7 +197,7 @@ void holding_cut(uint32_t of, const struct tie *where) {
   leave(biased);
 }
 
-uint64_t holding_usage(uint32_t column) {
+static uint64_t usage(uint32_t column) {
   uint64_t sum = 0;
   int biased = enter();
   for (uint32_t number = 1; number <= holdings.fresh; number++)
@@ -212,3 +213,5 @@ void holding_after_fork(void) {
   store_reset(&ties);
   table_reset(&numbers);
 }
+
+ALLOCATOR(holding) = {.usage = usage};

@@ -28,8 +28,8 @@ void holding_part(uint32_t holding, int reference, const struct parting *parting
 
 /* The memory was exported: others may hold it without us. */
 void holding_note_export(uint32_t holding);
-/* Column of what was exported and is paid for, -1 for everything else. */
-int holding_exported_from(uint32_t holding);
+/* Before a driver call that may end the holding: begins PARTING (exported.h) if it was exported and is paid for. */
+void holding_parting(uint32_t holding, struct parting *parting);
 
 /* The driver gave out one more reference of HANDLE. 0: it is in no table. */
 int holding_found(uint64_t handle);
@@ -46,11 +46,5 @@ uint32_t holding_tie_new(void);
 void holding_tie(uint32_t tie, uint32_t of, uint32_t to, const struct tie *where);
 /* Cuts the ties of DEV that begin in the range. */
 void holding_cut(uint32_t of, const struct tie *where);
-
-/* Bytes charged for a column by all holdings of this process. */
-uint64_t holding_usage(uint32_t column);
-
-/* In a forked child. */
-void holding_after_fork(void);
 
 #endif

@@ -1,7 +1,11 @@
-/* Kernel launches in every form: each finds the stream state of its stream, is throttled where it has to be, and is
- * noted when the driver took it. What becomes a node of a graph costs nothing until the graph is launched (graph.c).
+/* Work that goes into streams. Kernel launches in every form: each finds the stream state of its stream, is throttled
+ * where it has to be, and is noted when the driver took it. Copies and fills touch pages, so they wait for their
+ * container's time slice like kernels, and go to the driver unchanged otherwise. What becomes a node of a graph costs
+ * nothing until the graph is launched (graph.c).
  * Tests: tests/integration/test_native_share.py. */
 #include "launch.h"
+
+#include <string.h>
 
 #include "cuda_bodies.h"
 #include "driver.h"
@@ -96,3 +100,26 @@ static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {
 CUresult vc_cuStreamDestroy(CUstream stream) { return destroy(stream, real_cuda.cuStreamDestroy); }
 
 CUresult vc_cuStreamDestroy_v2(CUstream stream) { return destroy(stream, real_cuda.cuStreamDestroy_v2); }
+
+/* --- copies and fills: many of them return when they are done, and so are busy meanwhile -------------------------- */
+
+/* A call without a stream of its own goes into the default one; a parameter of the same name takes its place. */
+static CUstream const stream = NULL;
+
+static inline int ends_with(const char *name, size_t length, const char *end) {
+  return length > 5 && memcmp(name + length - 5, end, 5) == 0;
+}
+
+#define PER_THREAD(symbol) \
+  (ends_with(#symbol, sizeof #symbol - 1, "_ptsz") || ends_with(#symbol, sizeof #symbol - 1, "_ptds"))
+
+#define HOOK(body, symbol, params, args)      \
+  CUresult vc_##symbol params {               \
+    time_slice_enter(stream, PER_THREAD(symbol));    \
+    time_slice_busy(1);                             \
+    CUresult result = real_cuda.symbol args;  \
+    time_slice_busy(0);                             \
+    return result;                            \
+  }
+#include "cuda/copy.def"
+#undef HOOK

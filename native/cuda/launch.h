@@ -3,11 +3,11 @@
 #ifndef VC_CUDA_LAUNCH_H
 #define VC_CUDA_LAUNCH_H
 
-#include "throttle.h"
+#include "poller.h"
 #include "runtime_state.h"
 #include "stream_state.h"
+#include "throttle.h"
 #include "time_slice.h"
-#include "poller.h"
 
 /* Before the driver is called: waits for the time slice and the throttle; the launch's stream state. NULL: nothing is
  * charged. */

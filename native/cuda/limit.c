@@ -4,18 +4,17 @@
  * says that the limit is and what it was when the context was new, which the context has paid: so no order of changes
  * adds up to anything else. What other limits take (stacks, nested launches) is measured.
  * Knows no allocator. Tests: tests/integration/test_native_module.py. */
-#include "limit.h"
-
+#include "allocators.h"
 #include "charge.h"
-#include "context.h"
+#include "context_table.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "undeclared.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "lock.h"
 #include "place.h"
+#include "runtime_state.h"
 #include "shm.h"
+#include "undeclared.h"
 
 enum { PATIENCE_MS = 20 };
 
@@ -148,10 +147,12 @@ static void forget(const struct table_entry *entry, void *data) {
   (void)data;
 }
 
-void limit_forget_owner(uint32_t owner) { table_take_owner(&firsts, owner, forget, NULL); }
+static void forget_owner(uint32_t owner) { table_take_owner(&firsts, owner, forget, NULL); }
 
 void limit_after_fork(void) {
   table_reset(&firsts);
   lock_give(&recording);
   long_lock_give(&changing);
 }
+
+ALLOCATOR(limit) = {.forget_owner = forget_owner};

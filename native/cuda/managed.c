@@ -13,7 +13,6 @@
 #include "driver.h"
 #include "log.h"
 #include "os.h"
-#include "pool.h"
 #include "status.h"
 
 enum { PITCH = 512 };
@@ -118,21 +117,7 @@ void managed_note(void) {
   if (!atomic_load_explicit(&any, memory_order_relaxed)) atomic_store_explicit(&any, 1, memory_order_release);
 }
 
-/* A thread without a context, of a communication library for example, may ask for attributes and not for the range. */
-static int base_of(CUdeviceptr address, CUdeviceptr *base) {
-  size_t size;
-  if (real_cuda.cuMemGetAddressRange_v2 != NULL &&
-      real_cuda.cuMemGetAddressRange_v2(base, &size, address) == CUDA_SUCCESS)
-    return 1;
-  return real_cuda.cuPointerGetAttribute != NULL &&
-         real_cuda.cuPointerGetAttribute(base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS;
-}
-
-int managed_is_converted(CUdeviceptr address) {
-  CUdeviceptr base = 0;
-  if (VC_LIKELY(!atomic_load_explicit(&any, memory_order_acquire))) return 0;
-  return base_of(address, &base) && (charge_is_converted(base) || pool_is_converted(base));
-}
+int managed_is_there(void) { return atomic_load_explicit(&any, memory_order_acquire); }
 
 static CUresult fetch(CUdeviceptr address, size_t bytes, CUdevice dev, CUstream stream, int per_thread) {
   const CUmemLocation place = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};

@@ -1,5 +1,5 @@
 /* Memory beyond a container's physical share: managed memory that the program takes for the GPU's own. Where it can be
- * had, how it is taken and advised, and how such addresses are recognised. Why: docs/adr/0030.
+ * had, and how it is taken and advised. Why: docs/adr/0030.
  * Knows the driver's managed memory, no charge. Tests: tests/integration/test_native_oversub.py. */
 #ifndef VC_CUDA_MANAGED_H
 #define VC_CUDA_MANAGED_H
@@ -19,16 +19,12 @@ size_t managed_pitch(size_t width);
 /* A pool of managed memory that prefers DEV, with nothing given back unasked; NULL: this driver has no such pools. */
 CUmemoryPool managed_pool(CUdevice dev);
 
-/* Whether ADDRESS lies in memory that the program takes for the GPU's own and that is managed. */
-int managed_is_converted(CUdeviceptr address);
-
-/* There is such memory in this process: until then the function above is one load. */
+/* Whether there is memory in this process that the program takes for the GPU's own and that is managed; says so. */
+int managed_is_there(void);
 void managed_note(void);
 
 /* Brings converted memory of the column, the current device's, back to the GPU in the order of STREAM: at once instead
  * of page by page. For a moment at which no other container uses the GPU. PER_THREAD: stream 0 is the thread's own. */
 void managed_fetch(uint32_t column, CUstream stream, int per_thread);
-
-void managed_after_fork(void);
 
 #endif

@@ -3,13 +3,13 @@
  * Beyond the physical share of a container that has one, memory is managed instead (managed.h). The oldest ABI cannot:
  * its addresses have 32 bits.
  * Knows no accounting. Tests: tests/integration/test_native_quota.py, test_native_oversub.py. */
-#include "cuda_bodies.h"
 #include "charge.h"
+#include "cuda_bodies.h"
 #include "driver.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "managed.h"
 #include "pool.h"
+#include "runtime_state.h"
 
 static CUresult free_v1(CUdeviceptr address) { return real_cuda.cuMemFree((CUdeviceptr_v1)address); }
 

@@ -4,11 +4,11 @@
  * unload is right as well.
  * Knows no sizes. Tests: tests/integration/test_native_module.py. */
 #include "charge.h"
-#include "context.h"
+#include "context_table.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "undeclared.h"
 #include "shm.h"
+#include "undeclared.h"
 
 /* A library can be loaded without a context; what it takes appears when it is used in one. */
 static CUresult settle(void) {

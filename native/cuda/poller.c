@@ -6,12 +6,12 @@
  * Knows stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
 #include "poller.h"
 
-#include "capture_mode.h"
-#include "runtime_state.h"
-#include "stream_state.h"
+#include "capture.h"
 #include "ledger.h"
 #include "log.h"
 #include "os.h"
+#include "runtime_state.h"
+#include "stream_state.h"
 #include "thread.h"
 
 enum { TICK_NS = 1000000, IDLE_POLLS = 20, SETTLE_NS = 2000000, LEAVING_MS = 100 };

@@ -1,23 +1,21 @@
-/* Stream-ordered memory and pools: the bodies of the hooks, the table of live blocks, and what is done before a
- * refusal. pool_account.h tells what is charged. Host memory and imported pools cost nothing: the exporter pays. What a
- * device's pool has no room for may come from one of managed memory (pool_managed.h).
+/* Stream-ordered memory: allocating from pools and freeing into them, and what is done before a refusal. pool_account.h
+ * tells what is charged. Host memory and imported pools cost nothing: the exporter pays. What a device's pool has no
+ * room for may come from one of managed memory (pool_managed_of).
  * Tests: tests/integration/test_native_pool.py, test_native_oversub.py. */
 #include "pool.h"
 
 #include "allocators.h"
-#include "capture_mode.h"
+#include "capture.h"
 #include "cuda_bodies.h"
 #include "driver.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "managed.h"
 #include "place.h"
+#include "pool_blocks.h"
 #include "pool_find.h"
-#include "pool_managed.h"
+#include "runtime_state.h"
 #include "shm.h"
-
-/* Address -> bytes; column and owner are both the number of the pool. */
-static VC_LARGE struct table blocks;
+#include "synchronize.h"
 
 /* A stream, and whether 0 means the thread's own default stream in it (_ptsz) or the one that all share. */
 struct line {
@@ -27,31 +25,6 @@ struct line {
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
-static CUresult capture_status(const struct line *line, CUstreamCaptureStatus *status) {
-  __typeof__(&cuStreamIsCapturing) ask = line->ptsz ? real_cuda.cuStreamIsCapturing_ptsz : real_cuda.cuStreamIsCapturing;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return ask != NULL ? ask(line->stream, status) : CUDA_SUCCESS;
-}
-
-/* The shared default stream cannot be captured. An error is the driver's to report, by the call itself. */
-static inline int is_capturing(const struct line *line) {
-  CUstreamCaptureStatus status;
-  if ((line->stream == NULL && !line->ptsz) || line->stream == CU_STREAM_LEGACY) return 0;
-  return capture_status(line, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static inline uint64_t name_of(const struct line *line) {
-  static _Thread_local _Alignas(8) char own;
-  if (VC_LIKELY((uintptr_t)line->stream > (uintptr_t)CU_STREAM_PER_THREAD)) return (uintptr_t)line->stream;
-  int of_thread = line->stream == CU_STREAM_PER_THREAD || (line->stream == NULL && line->ptsz);
-  return of_thread ? (uintptr_t)&own | LINE_THREAD : LINE_DEFAULT;
-}
-
-uint64_t pool_line(CUstream stream, int ptsz) {
-  const struct line line = {stream, ptsz};
-  return name_of(&line);
-}
-
 static CUresult synchronize(const struct line *line) {
   return line->ptsz ? real_cuda.cuStreamSynchronize_ptsz(line->stream) : real_cuda.cuStreamSynchronize(line->stream);
 }
@@ -59,12 +32,11 @@ static CUresult synchronize(const struct line *line) {
 /* Not while the stream is captured, nor the shared default stream while any other is: asking about it is an error then,
  * and waiting for it would end that capture. Returns what was waited for. */
 static uint64_t wait_for(const struct line *line) {
-  CUstreamCaptureStatus status;
-  if (capture_status(line, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE) return LINE_NONE;
+  if (!capture_is_off(line->stream, line->ptsz)) return LINE_NONE;
   CUstreamCaptureMode mode = capture_relax();
   CUresult result = synchronize(line);
   capture_restore(mode);
-  return result == CUDA_SUCCESS ? name_of(line) : LINE_NONE;
+  return result == CUDA_SUCCESS ? pool_line(line->stream, line->ptsz) : LINE_NONE;
 }
 
 static CUresult free_async(CUdeviceptr address, const struct line *line) {
@@ -79,17 +51,12 @@ struct sum {
   uint64_t result;
 };
 
-static int counts(const struct pool *pool, uint32_t column) {
-  return atomic_load_explicit(&pool->kind, memory_order_relaxed) == POOL_COUNTED &&
-         (atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER) == column;
-}
-
 static void add_charge(struct pool *pool, void *data) {
   struct sum *sum = data;
-  if (counts(pool, sum->column)) sum->result += atomic_load_explicit(&pool->charge, memory_order_relaxed);
+  if (pool_counts(pool, sum->column)) sum->result += atomic_load_explicit(&pool->charge, memory_order_relaxed);
 }
 
-uint64_t pool_usage(uint32_t column) {
+static uint64_t usage(uint32_t column) {
   struct sum sum = {column, 0};
   pool_each(add_charge, &sum);
   return sum.result;
@@ -101,7 +68,7 @@ static void add_managed(struct pool *pool, void *data) {
   if (is_managed(pool)) add_charge(pool, data);
 }
 
-uint64_t pool_managed_usage(uint32_t column) {
+static uint64_t managed_usage(uint32_t column) {
   struct sum sum = {column, 0};
   pool_each(add_managed, &sum);
   return sum.result;
@@ -110,7 +77,7 @@ uint64_t pool_managed_usage(uint32_t column) {
 static void give_back(struct pool *pool, void *data) {
   struct sum *sum = data;
   uint64_t before = atomic_load_explicit(&pool->charge, memory_order_relaxed);
-  if (!counts(pool, sum->column) || before == 0) return;
+  if (!pool_counts(pool, sum->column) || before == 0) return;
   pool_ask_again(pool);
   sum->result |= atomic_load_explicit(&pool->charge, memory_order_relaxed) < before;
   sum->result |= (uint64_t)pool_reread(pool);
@@ -118,7 +85,7 @@ static void give_back(struct pool *pool, void *data) {
   sum->result |= (uint64_t)pool_reread(pool);
 }
 
-int pool_reclaim(uint32_t column) {
+static int reclaim(uint32_t column) {
   struct sum sum = {column, 0};
   pool_each(give_back, &sum);
   return sum.result != 0;
@@ -126,7 +93,7 @@ int pool_reclaim(uint32_t column) {
 
 static void collect_waiting(struct pool *pool, void *data) {
   struct sum *sum = data;
-  if (counts(pool, sum->column)) sum->result |= (uint64_t)pool_waits(pool);
+  if (pool_counts(pool, sum->column)) sum->result |= (uint64_t)pool_waits(pool);
 }
 
 /* TRY again with everything given back that may be: what is not needed, then what waits for the stream. */
@@ -153,15 +120,6 @@ static CUresult try_correct(struct pool *pool, uint64_t bytes) {
 /* The driver's call, of which there are four. */
 typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
 
-static CUresult record(struct pool *pool, CUdeviceptr block, uint64_t bytes) {
-  const struct table_entry entry = {block, bytes, pool_number(pool), pool_number(pool)};
-  struct table_entry old;
-  int status = table_put(&blocks, &entry, &old);
-  if (status == 1) /* it was freed by a call that is not hooked */
-    pool_released(pool_numbered(old.column), old.bytes, LINE_NONE);
-  return status >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 /* In stream order, else at once. 1: so it is. */
 static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, const struct line *line) {
   int async = free_async(block, line) == CUDA_SUCCESS;
@@ -171,7 +129,7 @@ static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, co
     capture_restore(mode);
     if (result != CUDA_SUCCESS) return 0;
   }
-  pool_released(pool, bytes, async ? name_of(line) : LINE_NONE);
+  pool_released(pool, bytes, async ? pool_line(line->stream, line->ptsz) : LINE_NONE);
   return 1;
 }
 
@@ -179,7 +137,7 @@ static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, co
 static __attribute__((noinline, cold)) CUresult undo(struct pool *pool, CUdeviceptr block, uint64_t bytes,
                                                     const struct line *line) {
   if (!free_somehow(pool, block, bytes, line)) {
-    record(pool, block, bytes);
+    pool_block_put(pool, block, bytes);
     pool_charge_anyway(pool);
   }
   pool_trim(pool);
@@ -193,7 +151,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   CUdeviceptr block = 0;
   if (pool == NULL) return call(dptr, size, handle, line);
   int kind = atomic_load_explicit(&pool->kind, memory_order_relaxed);
-  if (kind == POOL_FREE || is_capturing(line)) return call(dptr, size, handle, line);
+  if (kind == POOL_FREE || capture_is_on(line->stream, line->ptsz)) return call(dptr, size, handle, line);
   if (kind == POOL_NO_SHARE || size > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t bytes = charge_round(size);
   CUresult result = pool_begin(pool, bytes);
@@ -206,7 +164,7 @@ static inline __attribute__((always_inline)) CUresult allocate_in(CUdeviceptr *d
   }
   result = pool_settle(pool, bytes);
   if (result != CUDA_SUCCESS) result = make_room(pool, line, bytes, try_correct);
-  if (VC_LIKELY(result == CUDA_SUCCESS)) result = record(pool, block, bytes);
+  if (VC_LIKELY(result == CUDA_SUCCESS)) result = pool_block_put(pool, block, bytes);
   if (result != CUDA_SUCCESS) return undo(pool, block, bytes, line);
   *dptr = block;
   return CUDA_SUCCESS;
@@ -223,8 +181,8 @@ static __attribute__((noinline, cold)) CUresult allocate_managed(CUdeviceptr *dp
   if (pool == NULL || atomic_load(&pool->kind) != POOL_COUNTED || is_managed(pool) || pool->rigid)
     return CUDA_ERROR_OUT_OF_MEMORY;
   uint32_t column = atomic_load(&pool->column);
-  if (!ledger_is_split(runtime_ledger) || ledger_host_budget(runtime_ledger, column) == 0 || is_capturing(line) ||
-      !managed_is_possible(size))
+  if (!ledger_is_split(runtime_ledger) || ledger_host_budget(runtime_ledger, column) == 0 ||
+      capture_is_on(line->stream, line->ptsz) || !managed_is_possible(size))
     return CUDA_ERROR_OUT_OF_MEMORY;
   struct pool *managed = pool_managed_of(column);
   if (managed == NULL || real_cuda.cuMemAllocFromPoolAsync == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -296,16 +254,15 @@ CUresult vc_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemo
 
 /* Out of the table before the driver frees: another thread may be given the same address at once. */
 static inline void freed(const struct table_entry *entry, CUresult result, uint64_t line) {
-  struct table_entry old;
   if (VC_LIKELY(result == CUDA_SUCCESS))
     pool_released(pool_numbered(entry->column), entry->bytes, line);
   else
-    table_put(&blocks, entry, &old);
+    pool_block_put_back(entry);
 }
 
 CUresult pool_free(CUdeviceptr address, charge_call *call) {
   struct table_entry entry;
-  int known = address != 0 && table_take(&blocks, address, &entry);
+  int known = pool_block_take(address, &entry);
   CUresult result = call(address);
   if (known) freed(&entry, result, LINE_NONE);
   return result;
@@ -314,7 +271,7 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
 /* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver
  * says what it thinks of memory that is no graph's. What other streams capture must survive the waiting. */
 static CUresult free_converted(CUdeviceptr address, const struct line *line) {
-  if (is_capturing(line)) return free_async(address, line);
+  if (capture_is_on(line->stream, line->ptsz)) return free_async(address, line);
   CUstreamCaptureMode mode = capture_relax();
   CUresult result = synchronize(line);
   if (result == CUDA_SUCCESS) result = real_cuda.cuMemFree_v2(address);
@@ -336,9 +293,9 @@ static CUresult free_linear(CUdeviceptr address, const struct line *line) {
 static inline CUresult release(CUdeviceptr address, CUstream stream, int ptsz) {
   struct table_entry entry;
   const struct line line = {stream, ptsz};
-  if (address == 0 || !table_take(&blocks, address, &entry)) return free_linear(address, &line);
+  if (!pool_block_take(address, &entry)) return free_linear(address, &line);
   CUresult result = free_async(address, &line);
-  freed(&entry, result, name_of(&line));
+  freed(&entry, result, pool_line(line.stream, line.ptsz));
   return result;
 }
 
@@ -346,38 +303,6 @@ CUresult vc_cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) { return release(d
 
 CUresult vc_cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) { return release(dptr, stream, 1); }
 
-/* --- when blocks die without being freed ------------------------------------------------------------------------- */
+void pool_after_fork(void) { atomic_store(&pool_any_dirty, 0); }
 
-static void drop(const struct table_entry *entry, void *data) {
-  struct pool *pool = data;
-  pool_released(pool, entry->bytes, LINE_NONE);
-}
-
-static void ask_what_is_left(struct pool *pool, void *data) {
-  const struct sum *sum = data;
-  if (!counts(pool, sum->column)) return;
-  if (pool_was_emptied(pool)) table_take_owner(&blocks, pool_number(pool), drop, pool);
-}
-
-void pool_ask_again(struct pool *pool) {
-  if (pool->doubtful && pool_was_emptied(pool)) table_take_owner(&blocks, pool_number(pool), drop, pool);
-}
-
-void pool_context_gone(uint32_t column) {
-  struct sum sum = {column, 0};
-  pool_each(ask_what_is_left, &sum);
-  pool_current_changed();
-}
-
-int pool_is_converted(CUdeviceptr address) {
-  struct table_entry entry;
-  if (!table_get(&blocks, address, &entry)) return 0;
-  return (atomic_load(&pool_numbered(entry.column)->column) & COLUMN_CONVERTED) != 0;
-}
-
-void pool_after_fork(void) {
-  pool_managed_after_fork();
-  table_reset(&blocks);
-  pool_find_after_fork();
-  atomic_store(&pool_any_dirty, 0);
-}
+ALLOCATOR(pool) = {.usage = usage, .managed_usage = managed_usage, .reclaim = reclaim};

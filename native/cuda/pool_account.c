@@ -2,13 +2,13 @@
  * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
 #include "pool_account.h"
 
-#include "capture_mode.h"
+#include "capture.h"
 #include "charge.h"
 #include "driver.h"
-#include "undeclared.h"
-#include "runtime_state.h"
 #include "ledger.h"
 #include "os.h"
+#include "runtime_state.h"
+#include "undeclared.h"
 
 static const uint64_t smallest_step = UINT64_C(2) << 20, largest_step = UINT64_C(32) << 20;
 
@@ -34,6 +34,11 @@ static inline uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t in_chunks(const struct pool *pool, uint64_t bytes) {
   uint64_t step = pool->step != 0 ? pool->step : smallest_step;
   return (bytes + step - 1) & ~(step - 1);
+}
+
+int pool_counts(const struct pool *pool, uint32_t column) {
+  return atomic_load_explicit(&pool->kind, memory_order_relaxed) == POOL_COUNTED &&
+         (atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER) == column;
 }
 
 void pool_mark_dirty(struct pool *pool) {

@@ -63,6 +63,9 @@ struct pool {
   uint64_t allowed;                  /* what it was charged before it was owing */
 } __attribute__((aligned(64)));
 
+/* Whether it is charged to a column. */
+int pool_counts(const struct pool *pool, uint32_t column);
+
 /* Some pool is dirty: what a synchronising call reads. */
 extern _Atomic int pool_any_dirty __attribute__((visibility("hidden")));
 

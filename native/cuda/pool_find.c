@@ -5,10 +5,12 @@
 
 #include <string.h>
 
-#include "context.h"
+#include "charge.h"
+#include "context_table.h"
 #include "device.h"
 #include "driver.h"
 #include "log.h"
+#include "managed.h"
 #include "place.h"
 #include "table.h"
 
@@ -260,10 +262,41 @@ __attribute__((noinline, cold)) CUresult pool_of_stream(CUstream stream, struct 
   return result == CUDA_SUCCESS ? ask_current(dev, out) : result;
 }
 
+/* --- the library's own pools of managed memory. Two threads that come first may both make one; the second to put it
+ * down destroys its own. */
+
+static VC_LARGE _Atomic(struct pool *) managed_pools[VC_MAX_GPUS];
+
+static CUdevice device_of_column(uint32_t column) {
+  int count = 0;
+  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return -1;
+  for (CUdevice dev = 0; dev < count; dev++)
+    if (device_column(dev) == (int)column) return dev;
+  return -1;
+}
+
+static struct pool *make_managed(uint32_t column) {
+  CUdevice dev = device_of_column(column);
+  CUmemoryPool handle = dev < 0 ? NULL : managed_pool(dev);
+  if (handle == NULL) return NULL;
+  struct pool *pool = pool_enter(handle, POOL_COUNTED, column | COLUMN_MANAGED | COLUMN_CONVERTED), *other = NULL;
+  if (pool != NULL && atomic_compare_exchange_strong(&managed_pools[column], &other, pool)) return pool;
+  if (real_cuda.cuMemPoolDestroy != NULL) real_cuda.cuMemPoolDestroy(handle);
+  if (pool != NULL) pool_ended(handle, pool, pool->birth); /* the program never got its handle */
+  return other;
+}
+
+struct pool *pool_managed_of(uint32_t column) {
+  if (column >= VC_MAX_GPUS) return NULL;
+  struct pool *pool = atomic_load_explicit(&managed_pools[column], memory_order_acquire);
+  return pool != NULL ? pool : make_managed(column);
+}
+
 void pool_find_after_fork(void) {
   table_reset(&handles);
   lock_give(&entering);
   memset(pools, 0, atomic_load(&pool_count) * sizeof *pools);
   for (int dev = 0; dev < DEVICES; dev++) atomic_store(&current[dev], 0);
+  for (uint32_t column = 0; column < VC_MAX_GPUS; column++) atomic_store(&managed_pools[column], NULL);
   atomic_store(&pool_count, 0);
 }

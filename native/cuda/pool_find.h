@@ -41,6 +41,8 @@ struct pool *pool_numbered(uint32_t number);
 /* Every place that is in use. */
 void pool_each(void (*visit)(struct pool *pool, void *data), void *data);
 
-void pool_find_after_fork(void);
+/* The library's own pool of managed memory in a column, where stream-ordered allocations go that the physical share has
+ * no room for; made when it is first asked for. NULL: there is none. */
+struct pool *pool_managed_of(uint32_t column);
 
 #endif

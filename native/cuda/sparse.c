@@ -4,7 +4,8 @@
  * Tests: tests/integration/test_native_sparse.py. */
 #include "sparse.h"
 
-#include "context.h"
+#include "allocators.h"
+#include "context_table.h"
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "holding.h"
@@ -71,7 +72,7 @@ static void forget(const struct table_entry *entry, void *data) {
   drop_all((uint32_t)entry->bytes);
 }
 
-void sparse_forget_owner(uint32_t owner) { table_take_owner(&arrays, owner, forget, NULL); }
+static void forget_owner(uint32_t owner) { table_take_owner(&arrays, owner, forget, NULL); }
 
 void sparse_after_fork(void) {
   lock_give(&lock);
@@ -226,3 +227,5 @@ CUresult vc_cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstrea
 CUresult vc_cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
   return map_array(list, count, stream, real_cuda.cuMemMapArrayAsync_ptsz);
 }
+
+ALLOCATOR(sparse) = {.forget_owner = forget_owner};

@@ -12,10 +12,4 @@ void sparse_begin(uint64_t array, unsigned int flags);
 /* Destroys an array with CALL, and lets go of what was mapped into it. For arrays that are in no other table. */
 CUresult sparse_destroy(uint64_t array, CUresult (*call)(CUdeviceptr key));
 
-/* Its arrays die with a context. */
-void sparse_forget_owner(uint32_t owner);
-
-/* In a forked child. */
-void sparse_after_fork(void);
-
 #endif

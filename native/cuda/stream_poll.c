@@ -2,24 +2,17 @@
  * relaxed.
  * Knows the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
  * tests/integration/test_native_share.py. */
+#include "capture.h"
 #include "driver.h"
 #include "stream_state_priv.h"
 
 enum { FEW = 8 }; /* launches between two polls, each of which may get a fence */
 
-/* Whether a poll may query the stream. While a stream that blocks is captured, that forbids the shared default stream
- * too, and the driver says so without harm. */
-static int may_ask(CUstream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (real_cuda.cuStreamIsCapturing == NULL) return 1;
-  return real_cuda.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 /* An error other than "not ready" is the program's to find: work that failed is not under way. While the stream may not
  * be queried, its state stays dirty: else what it was given in a capture would count as its queue for ever. */
 static int ask_stream(struct stream_state *state) {
   uint64_t launched = atomic_load(&state->launched);
-  if (!may_ask(state->stream)) {
+  if (!capture_is_off(state->stream, 0)) {
     if (launched > atomic_load(&state->passed)) atomic_store(&state->dirty, 1);
     return state->fence_count != 0;
   }
@@ -48,7 +41,7 @@ static int ask_thread(struct stream_state *state, int launches) {
   if (state->fence_count != 0) return 1;
   if (launched <= atomic_load(&state->passed)) return 0;
   if (launches) return 1;
-  if (may_ask(CU_STREAM_LEGACY)) {
+  if (capture_is_off(CU_STREAM_LEGACY, 0)) {
     lock_take(&state->lock);
     stream_state_fence_on(state, CU_STREAM_LEGACY);
     lock_give(&state->lock);

@@ -4,12 +4,12 @@
  * tests/integration/test_native_share.py. */
 #include "stream_state.h"
 
-#include "capture_mode.h"
-#include "context.h"
+#include "capture.h"
+#include "context_table.h"
 #include "driver.h"
-#include "stream_state_priv.h"
 #include "os.h"
 #include "place.h"
+#include "stream_state_priv.h"
 
 enum { KEY_LEGACY = 1, KEY_THREAD = 2 };
 
@@ -131,10 +131,7 @@ void stream_thread_is_done(CUcontext context) {
 }
 
 int stream_state_is_capturing(const struct stream_state *state) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (real_cuda.cuStreamIsCapturing == NULL || state->kind == STREAM_CROWD) return 0;
-  return real_cuda.cuStreamIsCapturing(state->stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return state->kind != STREAM_CROWD && !capture_is_off(state->stream, 0);
 }
 
 static void pop_context(void) {

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "stream_state_priv.h"
 #include "place.h"
+#include "stream_state_priv.h"
 
 enum { PROBES = 16, FIRST_BITS = 8, STEP_BITS = 2, SHELVES = 5 };
 

@@ -7,10 +7,10 @@
  * Tests: tests/integration/test_native_share.py. */
 #include "throttle.h"
 
-#include "runtime_state.h"
 #include "ledger.h"
 #include "os.h"
 #include "poller.h"
+#include "runtime_state.h"
 
 enum { PATIENCE_NS = 250000000, STUCK_NS = 2000000000, FIRST_NAP_US = 20, LONGEST_NAP_US = 500 };
 
@@ -57,6 +57,6 @@ static void (*const reasons[])(struct stream_state *state) = {wait_for_room, wai
 
 void throttle_launch(struct stream_state *state) {
   if (stream_state_is_capturing(state)) return;
-  if (ledger_cores(runtime_ledger, state->column) == 0) return; /* while all of the GPU is only lent, queues stay short */
+  if (ledger_cores(runtime_ledger, state->column) == 0) return; /* all of the GPU is lent: queues stay short */
   for (unsigned int i = 0; i < sizeof reasons / sizeof *reasons; i++) reasons[i](state);
 }

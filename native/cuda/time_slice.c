@@ -12,8 +12,8 @@
 
 #include <stdatomic.h>
 
-#include "capture_mode.h"
-#include "context.h"
+#include "capture.h"
+#include "context_table.h"
 #include "driver.h"
 #include "lock.h"
 #include "managed.h"
@@ -35,13 +35,6 @@ struct pace {
 
 static VC_LARGE struct pace paces[VC_MAX_GPUS];
 static _Thread_local char self;
-
-static int is_capturing(CUstream stream, int per_thread) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  __typeof__(&cuStreamIsCapturing) ask = per_thread ? real_cuda.cuStreamIsCapturing_ptsz : real_cuda.cuStreamIsCapturing;
-  if ((stream == NULL && !per_thread) || stream == CU_STREAM_LEGACY || ask == NULL) return 0;
-  return ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 static void drop_event(struct pace *pace) {
   if (pace->event != NULL && real_cuda.cuEventDestroy_v2 != NULL) real_cuda.cuEventDestroy_v2(pace->event);
@@ -147,7 +140,7 @@ void time_slice_wait(CUstream stream, int per_thread) {
   struct place place;
   if (context_place(&place) != CUDA_SUCCESS) return;
   int slice = ledger_time_slice(runtime_ledger, place.column);
-  if (slice != VC_TIME_SLICE_FREE && !is_capturing(stream, per_thread)) {
+  if (slice != VC_TIME_SLICE_FREE && !capture_is_on(stream, per_thread)) {
     if (slice == VC_TIME_SLICE_HELD) {
       hold(place.column, stream, per_thread);
       if (ledger_time_slice(runtime_ledger, place.column) == VC_TIME_SLICE_YOURS)

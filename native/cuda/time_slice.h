@@ -4,9 +4,9 @@
 #ifndef VC_CUDA_TIME_SLICE_H
 #define VC_CUDA_TIME_SLICE_H
 
-#include "runtime_state.h"
 #include "ledger.h"
 #include "nvidia.h"
+#include "runtime_state.h"
 
 /* A stream, and whether 0 means the thread's own default stream (_ptsz, _ptds). */
 void time_slice_wait(CUstream stream, int per_thread);
@@ -33,7 +33,5 @@ void time_slice_drop_event(CUcontext context);
  * one's. */
 void time_slice_forget_context(CUcontext context);
 void time_slice_forget_column(uint32_t column, int (*keeps)(CUcontext context));
-
-void time_slice_after_fork(void);
 
 #endif

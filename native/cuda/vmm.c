@@ -2,15 +2,13 @@
  * names, whatever context is current, and paid until nothing holds it; addresses cost nothing.
  * Imported memory costs nothing either: its exporter pays (docs/adr/0014-shared-memory-is-paid-once.md).
  * Knows no counts, holding.c has them. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
-#include "vmm.h"
-
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"
-#include "undeclared.h"
 #include "exported.h"
 #include "holding.h"
 #include "place.h"
+#include "undeclared.h"
 
 /* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
  * nothing, so that a range can be walked. LEAVING has those that a call under way unmaps: another thread may map
@@ -67,7 +65,7 @@ VC_HOT CUresult vc_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
 VC_HOT CUresult vc_cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct parting parting = {.column = -1};
   uint32_t holding = holding_take(handle);
-  parting_begin(&parting, holding);
+  holding_parting(holding, &parting);
   CUresult result = real_cuda.cuMemRelease(handle);
   holding_part(holding, result == CUDA_SUCCESS, &parting);
   parting_end(&parting);
@@ -101,7 +99,7 @@ static void move_range(struct table *from, struct table *into, CUdeviceptr ptr, 
   CUdeviceptr end = ptr + size;
   struct table_entry entry, old;
   for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(from, at, &entry); at += entry.bytes) {
-    if (into == &leaving) parting_begin(parting, entry.owner);
+    if (into == &leaving) holding_parting(entry.owner, parting);
     if (into == NULL)
       holding_part(entry.owner, 0, parting);
     else if (table_put(into, &entry, &old) == 1)

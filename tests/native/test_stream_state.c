@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "context.h"
+#include "context_table.h"
 #include "driver.h"
 #include "stream_state_priv.h"
 #include "lock.h"

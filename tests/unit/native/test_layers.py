@@ -1,0 +1,35 @@
+"""Within a folder of the library nothing goes round: a file can be read after those that it uses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.native.circles import calls, circles, folder, includes
+from tests.native.running import LIBRARY
+
+OBJECTS = LIBRARY.parent / "native" / "release"
+
+
+@pytest.mark.parametrize("name", ["base", "table", "cuda", "nvml"])
+def test_no_circle_of_includes(name: str) -> None:
+    graph = includes(folder(name))
+    assert len(graph) > 2, "the sources were not found"
+    assert list(circles(graph)) == []
+
+
+@pytest.mark.parametrize("name", ["base", "table", "cuda", "nvml"])
+def test_no_circle_of_calls(name: str) -> None:
+    graph = calls(folder(name), OBJECTS)
+    assert len(graph) > 2, "the objects were not found: make native"
+    assert list(circles(graph)) == []
+
+
+def test_a_new_allocator_is_named_by_the_list_alone() -> None:
+    """What the list of native/init.c is for: allocators.c asks all of them and uses none."""
+    assert calls(folder("cuda"), OBJECTS)["allocators"] == set()
+
+
+def test_a_circle_is_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"e"}}
+    assert list(circles(graph)) == [["b", "c"]]
+    assert list(circles({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == [["a", "b", "c"]]
