@@ -21,9 +21,9 @@ from typing import NoReturn
 
 import vcuda
 from agent import config
-from agent.errors import ConfigError, GigasliceError, MissingError, MistakesError
-from agent.files import remedy
-from agent.text import plain
+from gigaslice.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.runtime.files import remedy
+from gigaslice.text import plain
 from vcuda import manual
 
 __all__ = ["main"]
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _log(error: Exception, style: str) -> None:
     """Logs ERROR with its stack: as the agent's settings have it where it has begun, else in STYLE, if any."""
-    from agent.telemetry import logs
-    from agent.telemetry.lean import structlog
+    from gigaslice.runtime import logs
+    from gigaslice.runtime.structlog_lean import structlog
 
     if not structlog.is_configured():
         if not style:
@@ -128,13 +128,14 @@ def _serve(settings: config.Config) -> int:
 
 
 def _resize(known: argparse.Namespace) -> None:
-    from agent.roles import resize
+    from agent.commands import resize
 
     print(resize.describe(resize.ask(known)))
 
 
 def _topology(known: argparse.Namespace) -> None:
-    from agent.roles import node, topology
+    from agent.commands import topology
+    from agent.roles import node
 
     settings = config.load({"inventory": known.inventory, "slice": known.slice}, config.environment())
     inventory = node.look(settings)
@@ -143,26 +144,26 @@ def _topology(known: argparse.Namespace) -> None:
 
 
 def _cordon(known: argparse.Namespace) -> None:
-    from agent.roles import cordon
+    from agent.commands import cordon
 
     print(cordon.cordon(Path(known.state_dir), known.gpu, known.reason, time.time()))
 
 
 def _uncordon(known: argparse.Namespace) -> None:
-    from agent.roles import cordon
+    from agent.commands import cordon
 
     print(cordon.uncordon(Path(known.state_dir), known.gpu))
 
 
 def _status(known: argparse.Namespace) -> None:
-    from agent.roles import status
+    from agent.commands import status
 
     state_dir = Path(known.state_dir)
-    rows, gpus = status.collect(state_dir), status.cards(state_dir)
+    rows, gpus = status.collect(state_dir), status.gpus(state_dir)
     if known.json:
         print(json.dumps(status.as_json(rows, gpus), indent=2))
     else:
-        print("\n\n".join([status.as_table(rows), *([status.cards_table(gpus)] if gpus else [])]))
+        print("\n\n".join([status.as_table(rows), *([status.gpus_table(gpus)] if gpus else [])]))
 
 
 _COMMANDS = {
@@ -175,7 +176,8 @@ _COMMANDS = {
 
 
 def _examine(settings: config.Config) -> int:
-    from agent.roles import doctor, node
+    from agent.commands import doctor
+    from agent.roles import node
 
     failed = False
     for finding, line in doctor.as_lines(doctor.examine(settings, node.look)):
@@ -202,9 +204,9 @@ def _add_resize(commands: argparse._SubParsersAction[_Parser], state_dir: str) -
     for flag, metavar, text in (
         ("--namespace", "NAME", "namespace of the pod (default: default)"),
         ("--container", "NAME", "which container, where several of the pod have slices"),
-        ("--gpu", "UUID", "which card, where the container has several (default: each of them)"),
-        ("--memory", "SIZE", "memory of each such card, such as 12GiB; rounded up to whole MiB"),
-        ("--cores", "PERCENT", "share of each such card's compute, 0 for none of its own"),
+        ("--gpu", "UUID", "which GPU, where the container has several (default: each of them)"),
+        ("--memory", "SIZE", "memory of each such GPU, such as 12GiB; rounded up to whole MiB"),
+        ("--cores", "PERCENT", "share of each such GPU's compute, 0 for none of its own"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
     parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
@@ -243,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     topology_parser = commands.add_parser(
         "topology",
         help="show how the GPUs are joined and what that costs",
-        description="The resource-access-cost tree by which cards are chosen: the farther apart, the higher.",
+        description="The resource-access-cost tree by which GPUs are chosen: the farther apart, the higher.",
         allow_abbrev=False,
     )
     for name in ("inventory", "slice"):

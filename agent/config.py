@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from agent import units
-from agent.errors import ConfigError
-from agent.files import read_file
+from gigaslice import units
+from gigaslice.errors import ConfigError
+from gigaslice.runtime.files import read_file
 
 __all__ = ["ENV_PREFIX", "FIELDS", "Config", "Field", "environment", "load", "socket_name"]
 
@@ -55,7 +55,7 @@ class Config:
     poll_interval: float
     measure_interval: float
     scan_interval: float
-    health_probation: float
+    health_cooldown: float
     bind_cpus: str
     overuse: str
     evict_grace: float
@@ -155,7 +155,7 @@ def _inventory(text: str) -> str:
 
 
 def _lending(text: str) -> Mapping[str, int]:
-    """Bytes by UUID, and for all cards of the node together under the empty name."""
+    """Bytes by UUID, and for all GPUs of the node together under the empty name."""
     found: dict[str, int] = {}
     for item in text.split(",") if text and not _is_off(text) else ():
         name, equals, size = item.strip().rpartition("=")
@@ -239,14 +239,14 @@ FIELDS: tuple[Field, ...] = (
     Field("visible-devices", "visible_devices", "env|cdi", _choice("env", "cdi"), "env",
           "how the runtime is told which GPUs to mount: NVIDIA_VISIBLE_DEVICES or CDI device names"),
     Field("placement", "placement", "NAME", _choice("gaia", "best-effort", "max-sum", "binpack", "spread"), "gaia",
-          "which algorithm chooses the cards"),
+          "which algorithm chooses the GPUs"),
     Field("poll-interval", "poll_interval", "TIME", _seconds, "10s",
           "how often the kubelet is asked which containers still hold devices"),
     Field("measure-interval", "measure_interval", "TIME", _seconds, "2s",
           "how often memory that no allocation call declares is measured through NVML"),
     Field("scan-interval", "scan_interval", "TIME", _seconds, "10s", "how often the GPUs are looked for again"),
-    Field("health-probation", "health_probation", "TIME", _seconds, "10m",
-          "how long a sick GPU must be quiet before it is given out again; twice as long after each relapse"),
+    Field("health-cooldown", "health_cooldown", "TIME", _seconds, "10m",
+          "how long an unhealthy GPU must be quiet before it is given out again; twice as long after each relapse"),
     Field("bind-cpus", "bind_cpus", "on|off", _on_off, "off",
           "whether processes of containers are kept on the CPUs nearest to their GPUs; needs the capability SYS_NICE"),
     Field("overuse", "overuse", "report|dry-run|evict", _choice("report", "dry-run", "evict"), "report",

@@ -121,11 +121,11 @@ def _judge_managed(answer: Mapping[str, object]) -> Finding:
     without = [index for index, value in enumerate(found) if not value]
     if not without:
         return Finding(
-            "ok", "host memory", "all GPUs have concurrentManagedAccess: quotas may exceed the card"
+            "ok", "host memory", "all GPUs have concurrentManagedAccess: quotas may exceed the GPU"
         )
     names = ", ".join(str(index) for index in without)
     text = f"no concurrentManagedAccess on GPU {names}: allocations beyond a physical share are refused there"
-    remedy = "use cards of compute capability 6.0 or newer with a full driver on Linux"
+    remedy = "use GPUs of compute capability 6.0 or newer with a full driver on Linux"
     return Finding("warn", "host memory", f"{text}, and in every process that sees them", remedy)
 
 

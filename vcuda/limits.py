@@ -39,7 +39,7 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
     """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
-    NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the card's own memory,
+    NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the GPU's own memory,
     the rest in the host's (0: all of it). compute_policy: VC_COMPUTE_ELASTIC and a weight, as shm_api.h has them.
     granted_permille, credit_us: what the arbiter has published, only read.
     """
@@ -145,7 +145,7 @@ def set_cores_limit(path: StrPath, uuid: str, cores_percent: int) -> None:
 
 
 def set_physical_limit(path: StrPath, uuid: str, physical_bytes: int) -> None:
-    """Changes how much of the quota may lie in the card's own memory."""
+    """Changes how much of the quota may lie in the GPU's own memory."""
     _change(
         lib.limits_set_physical, path, uuid, _in_range(physical_bytes, 64, uuid, "bytes of its own memory")
     )
@@ -162,12 +162,12 @@ def set_granted(path: StrPath, uuid: str, permille: int) -> None:
 
 
 def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
-    """Publishes the busy time given back since the page was made, because others had the card meanwhile."""
+    """Publishes the busy time given back since the page was made, because others had the GPU meanwhile."""
     _change(lib.limits_set_credit, path, uuid, _in_range(microseconds, 64, uuid, "microseconds of credit"))
 
 
 def set_turn(path: StrPath, uuid: str, turn: int) -> None:
-    """Publishes whose turn it is on a card that is given to one container at a time."""
+    """Publishes whose turn it is on a GPU that is given to one container at a time."""
     _change(lib.limits_set_time_slice, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
 
 

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vcuda import contract, errors, files
+from gigaslice.runtime.files import read_file
+from vcuda import contract, errors
 from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
 from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
 from vcuda.sizes import format_size
@@ -141,7 +142,7 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
             create_ledger(
                 directory / contract.LEDGER_FILE, page.allocation_id, page.gpus, contract.LEDGER_MODE
             )
-    found, asked = _wishes(read_quota(directory).limits.gpus), _wishes(gpus)
+    found, asked = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
     if found != asked:
         raise errors.UsageError(
             f"{directory} has other limits than asked for",
@@ -223,7 +224,7 @@ def _fill(directory: Path, gpus: Sequence[GpuLimit]) -> None:
     create_ledger(directory / contract.LEDGER_FILE, allocation_id, gpus, contract.LEDGER_MODE)
 
 
-def _wishes(gpus: Sequence[GpuLimit]) -> dict[str, tuple[int, int, int]]:
+def _all_options(gpus: Sequence[GpuLimit]) -> dict[str, tuple[int, int, int]]:
     return {gpu.uuid.lower(): (gpu.memory_bytes, gpu.cores_percent, gpu.physical_bytes) for gpu in gpus}
 
 
@@ -243,7 +244,7 @@ def _write_json(directory: Path, command: Command) -> None:
 def _read_json(path: Path) -> dict[str, object]:
     """The object in a file that only serves people: what is missing or damaged counts as empty."""
     try:
-        value = json.loads(files.read_regular(path, _MOST_JSON))
+        value = json.loads(read_file(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

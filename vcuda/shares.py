@@ -1,4 +1,4 @@
-"""What ``vcuda run`` was asked of a card, and whether it can be: memory, split between card and host, and time.
+"""What ``vcuda run`` was asked of a GPU, and whether it can be: memory, split between GPU and host, and time.
 
 Three sizes of which two say the third. Reads /proc/meminfo and nothing else; the library looks again before it takes
 host memory, because others take some meanwhile.
@@ -19,20 +19,20 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A quota on one GPU, and how much of it may be in the card's own memory; 0: all of it."""
+    """A quota on one GPU, and how much of it may be in the GPU's own memory; 0: all of it."""
 
     memory_bytes: int
     physical_bytes: int = 0
 
     @property
-    def on_card(self) -> int:
-        """Bytes that the card itself must have."""
+    def on_gpu(self) -> int:
+        """Bytes that the GPU itself must have."""
         return self.physical_bytes or self.memory_bytes
 
     @property
     def host_bytes(self) -> int:
         """Bytes that may lie in host memory."""
-        return self.memory_bytes - self.on_card
+        return self.memory_bytes - self.on_gpu
 
 
 def split(memory: str | None, physical: str | None, host: str | None) -> Share:
@@ -61,7 +61,7 @@ def split(memory: str | None, physical: str | None, host: str | None) -> Share:
         )
     if own <= 0 or own > total:
         raise errors.UsageError(
-            "the part in the card's own memory must be between nothing and --memory",
+            "the part in the GPU's own memory must be between nothing and --memory",
             f"of {sizes.format_size(total)}",
             "a program needs some of it for its context: a few hundred MiB at least",
         )
@@ -70,7 +70,7 @@ def split(memory: str | None, physical: str | None, host: str | None) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A share of a card's time in percent (0: no limit), and how it is meant: a policy as limits pages have it."""
+    """A share of a GPU's time in percent (0: no limit), and how it is meant: a policy as limits pages have it."""
 
     cores: int = 0
     policy: int = 0
@@ -103,7 +103,7 @@ def memory_available(path: Path = _MEMINFO) -> int:
 
 
 def check_host(share: Share, gpus: int, path: Path = _MEMINFO) -> None:
-    """Raises UsageError when the host has not what SHARE may take on each of GPUS cards."""
+    """Raises UsageError when the host has not what SHARE may take on each of GPUS GPUs."""
     needed = share.host_bytes * gpus
     if not needed:
         return

@@ -1,4 +1,4 @@
-"""Turns on a card whose containers use host memory: what each does, and whose turn the page says it is.
+"""Turns on a GPU whose containers use host memory: what each does, and whose turn the page says it is.
 
 The library in the containers waits where a page says HELD, and no longer than that page says, so an agent that is gone
 holds nobody up. Values in and out; deciding is the agent's.

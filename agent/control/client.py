@@ -10,8 +10,8 @@ import grpc
 from agent.control.pb import control_v1_pb2 as api
 from agent.control.pb import control_v1_pb2_grpc as rpc
 from agent.control.server import socket_path
-from agent.errors import ConfigError, ControlError, MissingError
-from agent.files import remedy
+from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.runtime.files import remedy
 
 __all__ = ["resize"]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import grpc
 
-from agent.control.keeper import Ask, LimitKeeper, Outcome
 from agent.control.pb import control_v1_pb2 as api
 from agent.control.pb import control_v1_pb2_grpc as rpc
-from agent.errors import GigasliceError
-from agent.state.live import Refusal
-from agent.state.store import Store
-from agent.telemetry.logs import get_logger
-from agent.text import plain
+from agent.limits.manager import Ask, LimitsManager, Outcome
+from agent.persistence.store import Store
+from gigaslice.errors import GigasliceError
+from gigaslice.limits.live_limits import Refusal
+from gigaslice.runtime.logs import get_logger
+from gigaslice.text import plain
 
 __all__ = ["SOCKET", "ControlServer"]
 
@@ -33,9 +33,9 @@ _GRACE_SECONDS = 1.0
 class ControlServer(rpc.ControlServicer):
     """Serves what KEEPER can do on control.sock of STORE's directory."""
 
-    def __init__(self, store: Store, keeper: LimitKeeper) -> None:
+    def __init__(self, store: Store, manager: LimitsManager) -> None:
         self._store = store
-        self._keeper = keeper
+        self._manager = manager
         self._path = store.state_dir / SOCKET
         self._log = get_logger("control")
 
@@ -77,7 +77,7 @@ class ControlServer(rpc.ControlServicer):
             cores=request.cores if request.HasField("cores") else None,
         )
         try:
-            outcome = self._keeper.resize(ask)
+            outcome = self._manager.resize(ask)
             await asyncio.to_thread(self._store.sync)
         except GigasliceError as error:
             self._log.error("resize failed", detail=str(error))

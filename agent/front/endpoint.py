@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.errors import GigasliceError, SocketError
 from agent.front import grpc, lifecycle, sockets
 from agent.front.http2 import Connection, Ended, Event, Heard, Reset
 from agent.front.lifecycle import Action, Facts
 from agent.front.offer import Offer
 from agent.front.peer import Peer
-from agent.state.lock import LockFile
+from agent.persistence.lock import LockFile
+from gigaslice.errors import GigasliceError, SocketError
 
 if TYPE_CHECKING:
     from agent.front.front import Front

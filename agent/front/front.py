@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from agent.errors import GigasliceError
 from agent.front import channel, grpc
 from agent.front.channel import CALL, METHODS, Buffer, Kind
 from agent.front.endpoint import Endpoint, refusal
@@ -22,6 +21,7 @@ from agent.front.http2 import Heard
 from agent.front.log import Log
 from agent.front.offer import Offer
 from agent.front.peer import Peer
+from gigaslice.errors import GigasliceError
 
 __all__ = ["PATIENCE_SECONDS", "Call", "Front"]
 

@@ -20,7 +20,7 @@ class Log:
         self._json = True
 
     def set_up(self, level: str, style: str) -> None:
-        """As `agent.telemetry.logs.set_up`."""
+        """As `gigaslice.runtime.logs.set_up`."""
         self._least, self._json = _LEVELS.index(level), style == "json"
 
     def say(self, level: str, part: str, event: str, **fields: object) -> None:

@@ -21,7 +21,7 @@ from agent.front import channel
 from agent.front.channel import Kind
 from agent.front.front import Front
 from agent.front.handover import Heir, Predecessor
-from agent.state import lock
+from agent.persistence import lock
 
 __all__ = ["inherited", "run"]
 

@@ -16,14 +16,14 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from agent.errors import KubeletError
-from agent.kubelet import translate
+from agent.kubelet import listing
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from agent.kubelet.settling import Settling
-from agent.kubelet.whose import ListedPod
-from agent.state.breaks import with_breaks
-from agent.state.reconcile import Listed, Listing
+from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.allocation.reconcile import Listed, Listing
+from gigaslice.errors import KubeletError
+from gigaslice.runtime.yielding import with_breaks
 
 __all__ = ["PodResources", "PodResourcesClient"]
 
@@ -34,7 +34,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 2.0, 0.25
-"""For a question on which an admission waits: a pod whose wishes are not known may get the wrong cards, which costs it
+"""For a question on which an admission waits: a pod whose options are not known may get the wrong GPUs, which costs it
 more than the waiting. The second, which all other pods wait for as well, after a question that was not answered."""
 _TURNS, _TURN_SECONDS = 4, 0.011  # the kubelet answers 100 questions a second and refuses the others
 
@@ -72,7 +72,7 @@ class _Connection:
 
 
 class PodResourcesClient:
-    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE cards where that is given out; waits TIMEOUT seconds.
+    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE GPUs where that is given out; waits TIMEOUT seconds.
 
     NODE: the node's name, empty where it is not known. CLOCK: seconds that never go back.
     """
@@ -111,14 +111,14 @@ class PodResourcesClient:
         pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
         found: list[Listed] = []
         async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
-            found += translate.containers_of(pod, self._resource, self._whole)
-        return translate.gathered(pods, found, settled=settled)
+            found += listing.containers_of(pod, self._resource, self._whole)
+        return listing.gathered(pods, found, settled=settled)
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """The same by pod and at once, for an admission that waits. Raises KubeletError."""
         patience = min(_IMPATIENT_SECONDS if self._silent else _PATIENT_SECONDS, self._timeout)
         return await self._ask(
-            lambda answer: translate.listed_pods(answer, self._resource, self._whole), patience
+            lambda answer: listing.listed_pods(answer, self._resource, self._whole), patience
         )
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """What a provider is: something that has devices and says what a container that was given some of them gets.
 
-A provider knows nothing of the kubelet's protocol: `agent.kubelet.servicer` speaks it for any of them, with a socket
-and a registration of its own. Two errors mean something to the kubelet: RefusedError is for good and fails the pod,
-NotYetError holds a container back, and the kubelet asks again.
+A provider knows nothing of the kubelet's protocol: `agent.deviceplugin.servicer` speaks it for any of them, with a
+socket and a registration of its own. Two errors mean something to the kubelet: RefusedError is for good and fails the
+pod, NotYetError holds a container back, and the kubelet asks again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from agent.errors import GigasliceError
-from agent.providers.values import Answer, Device, DeviceNode, Mount
+from agent.providers.devices import Answer, Device, DeviceNode, Mount
+from gigaslice.errors import GigasliceError
 
 __all__ = ["Answer", "Device", "DeviceNode", "Mount", "NotYetError", "Provider", "RefusedError"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.providers.provider import Answer, Device, DeviceNode, Provider, RefusedError
-from agent.telemetry.logs import get_logger
+from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Adapter", "Rdma", "scan"]
 

@@ -1,4 +1,4 @@
-"""The node agent: finds the GPUs, keeps the books, serves the kubelet.
+"""The node agent: finds the GPUs, keeps the allocation table, serves the kubelet.
 
 The one place where its parts are built and joined. Nothing is decided here but the order: look at the hardware and at
 the configuration before touching any state, have the state in order before serving, and serve before registering.
@@ -18,60 +18,60 @@ from pathlib import Path
 from typing import Any
 
 import vcuda
-from agent import units
-from agent.audit.auditor import Auditor
-from agent.audit.policy import Policy as AuditPolicy
+from agent.accounting.auditor import Auditor
+from agent.accounting.measurement import MemoryMonitor
+from agent.accounting.overuse import Policy as AuditPolicy
+from agent.allocation.admission import Admissions
+from agent.allocation.service import AllocationService
+from agent.apiserver import KubeCluster, NoCluster, find_access
+from agent.apiserver.wire import Api
 from agent.config import Config
-from agent.control.cpus import CpuBinder
-from agent.control.keeper import LimitKeeper
 from agent.control.server import ControlServer
-from agent.control.shares import ShareKeeper
-from agent.control.turns import TurnKeeper
-from agent.discovery.lent import LendingSource
-from agent.discovery.nvml import NvmlSource
-from agent.discovery.source import Inventory, Source
-from agent.discovery.static import StaticSource
-from agent.errors import ConfigError, GigasliceError, LockedError, MissingError
+from agent.deviceplugin import translate
+from agent.deviceplugin.hosting import host, run_beside
+from agent.deviceplugin.link import Link
+from agent.deviceplugin.measured import MeasuredPlugin
+from agent.deviceplugin.poller import Poller
+from agent.deviceplugin.registration import Registration
 from agent.front import sockets
 from agent.front.channel import Kind
-from agent.health.keeper import Keeper
-from agent.kube import KubeCluster, NoCluster, find_access
-from agent.kube.wire import Api
-from agent.kubelet import translate
-from agent.kubelet.admission import Admissions
-from agent.kubelet.allocator import Allocator
-from agent.kubelet.answers import KeptAnswers
-from agent.kubelet.link import Link
-from agent.kubelet.measured import MeasuredPlugin
+from agent.health.controller import HealthController
+from agent.inventory.lending_source import LendingSource
+from agent.inventory.nvml import NvmlSource
+from agent.inventory.scanner import Scanner
+from agent.inventory.source import Inventory, Source
+from agent.inventory.static import StaticSource
+from agent.kubelet.kubelet_checkpoint import KeptAnswers
 from agent.kubelet.podresources import PodResourcesClient
-from agent.kubelet.poller import Poller
-from agent.kubelet.registration import Registration
-from agent.kubelet.scanner import Scanner
-from agent.model import Lending
-from agent.placement import Policy
-from agent.providers.cards import WholeGpus
+from agent.limits.compute_manager import ComputeManager
+from agent.limits.cpus import CpuBinder
+from agent.limits.manager import LimitsManager
+from agent.limits.time_slice_manager import TimeSliceManager
+from agent.persistence.room import Room
+from agent.persistence.store import Store
 from agent.providers.provider import Provider
 from agent.providers.rdma import Rdma
-from agent.roles.clock import steady
-from agent.roles.measures import Measures
-from agent.roles.memory import keep_small, one_arena
-from agent.roles.news import card_news
-from agent.roles.providers import host, run_beside
+from agent.providers.whole_gpus import WholeGpus
+from agent.roles.gpu_events import gpu_news
+from agent.roles.metric_values import Measures
 from agent.roles.standby import HANDOVER, Standby
-from agent.roles.supervise import LEAVE_SECONDS, lasting, leave_within, run_together
-from agent.roles.waiting import Wait, look_at_bus, looked
-from agent.state.measurer import Measurer
-from agent.state.room import Room
-from agent.state.store import Store
-from agent.telemetry import logs
+from agent.roles.without_gpus import Wait, look_at_bus, looked
 from agent.telemetry.counters import Counters
-from agent.telemetry.failures import catch_all
-from agent.telemetry.http import Server
 from agent.telemetry.metrics import Exposition
+from gigaslice import units
+from gigaslice.errors import ConfigError, GigasliceError, LockedError, MissingError
+from gigaslice.model import Lending
+from gigaslice.placement import Policy
+from gigaslice.runtime import logs
+from gigaslice.runtime.clock import steady
+from gigaslice.runtime.failures import catch_all
+from gigaslice.runtime.heap import keep_small, one_arena
+from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.tasks import LEAVE_SECONDS, lasting, leave_within, run_together
 
 __all__ = ["look", "run"]
 
-_LOOK_SECONDS = 120.0  # a machine of eight cards without persistence mode takes some twenty
+_LOOK_SECONDS = 120.0  # a machine of eight GPUs without persistence mode takes some twenty
 _UMASK = (
     0o022  # what is for nobody else is made so; what containers read must not depend on who started the agent
 )
@@ -255,7 +255,7 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
 def _providers(
     config: Config,
     store: Store,
-    allocator: Allocator,
+    allocator: AllocationService,
     plugin: MeasuredPlugin,
     allocated: Callable[[], None],
     *,
@@ -265,8 +265,8 @@ def _providers(
     """The resources beside GPU memory that CONFIG turns on."""
     found: list[Provider] = []
 
-    async def ended(tokens: Iterable[str]) -> frozenset[str]:
-        return (await admissions.ended(tokens)).over
+    async def ended(device_ids: Iterable[str]) -> frozenset[str]:
+        return (await admissions.ended(device_ids)).over
 
     if config.whole_gpus:
         found.append(
@@ -292,21 +292,21 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     stop, now = asyncio.Event(), steady()
     cluster = _cluster(config)
 
-    async def cards_changed(found: Inventory) -> None:
+    async def gpus_changed(found: Inventory) -> None:
         await plugin.set_inventory(found)
 
-    keeper = Keeper(
+    controller = HealthController(
         source,
         config.state_dir,
-        probation=config.health_probation,
+        cooldown=config.health_cooldown,
         interval=config.scan_interval,
         now=now,
-        changed=cards_changed,
-        told=card_news(cluster, store),
+        changed=gpus_changed,
+        told=gpu_news(cluster, store),
     )
-    allocator = Allocator(
+    allocator = AllocationService(
         store,
-        keeper.open(inventory),
+        controller.open(inventory),
         Policy(config.placement),
         now,
         lambda: secrets.token_hex(16),
@@ -333,7 +333,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         cluster=cluster,
         kept_answers=kept.read,
     )
-    limits = LimitKeeper(
+    limits = LimitsManager(
         store,
         allocator,
         cluster,
@@ -342,7 +342,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         withhold=plugin.withhold,
     )
     limits.refresh(every=True)
-    turns = TurnKeeper(store, lambda: allocator.inventory)
+    turns = TimeSliceManager(store, lambda: allocator.inventory)
     counters = plugin.counters = Counters()
     room = Room(config.state_dir, plugin.set_recordable, probe=store.probe)
     store.failed.append(room.write_failed)
@@ -350,14 +350,14 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         config.overuse, config.evict_grace, config.evict_above, over_limit=config.evict_over_limit == "on"
     )
     auditor = Auditor(store, cluster, overuse, counters)
-    measurer = Measurer(store, source, config.measure_interval, auditor)
+    memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
     measures = Measures(
         resource=config.resource,
         store=store,
         allocator=allocator,
         plugin=plugin,
-        keeper=keeper,
-        measurer=measurer,
+        controller=controller,
+        memory_monitor=memory_monitor,
         auditor=auditor,
         counters=counters,
         room=room,
@@ -372,17 +372,17 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         "cluster": cluster.run,
         "ends": poller.follow,
         "limits": limits.run,
-        "shares": ShareKeeper(store, now, source.process_busy).run,
+        "shares": ComputeManager(store, now, source.process_busy).run,
         "turns": turns.run,
         "control": ControlServer(store, limits).run,
-        "measurer": measurer.run,
+        "memory_monitor": memory_monitor.run,
         "ledgers": store.dirs.ledgers.run,
         "http": Server(
             config.metrics_address, exposition.prepare, measures.unready, config.metrics_token_file
         ).run,
-        "scanner": Scanner(source, inventory, config.scan_interval, keeper.set_inventory).run,
-        "health": keeper.run,
-        "listener": keeper.listen,
+        "scanner": Scanner(source, inventory, config.scan_interval, controller.set_inventory).run,
+        "health": controller.run,
+        "listener": controller.listen,
         "memory": keep_small,
     }
     if config.bind_cpus == "on":

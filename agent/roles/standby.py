@@ -15,14 +15,14 @@ import signal
 from pathlib import Path
 
 import vcuda
-from agent.errors import LockedError
+from agent.deviceplugin.link import Link
 from agent.front.channel import Kind
-from agent.kubelet.link import Link
-from agent.roles.supervise import run_together
-from agent.state.store import Store
-from agent.telemetry.http import Server
-from agent.telemetry.logs import get_logger
+from agent.persistence.store import Store
 from agent.telemetry.metrics import Exposition, Values
+from gigaslice.errors import LockedError
+from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import run_together
 
 __all__ = ["HANDOVER", "Standby"]
 

@@ -36,9 +36,9 @@ class Histogram:
 class Totals:
     """Sums that only rise, of numbers that others keep and that can fall or vanish.
 
-    A container's numbers are kept by its processes, and end with them, or are given back in part; and two grants can
-    have the same labels, of a pod and of the one that had its name before. Each is looked at regularly, and what it has
-    risen is added to the sum of its labels. A sum ends with the last grant that has its labels.
+    A container's numbers are kept by its processes, and end with them, or are given back in part; and two allocations
+    can have the same labels, of a pod and of the one that had its name before. Each is looked at regularly, and what it
+    has risen is added to the sum of its labels. A sum ends with the last allocation that has its labels.
     """
 
     def __init__(self) -> None:
@@ -49,28 +49,28 @@ class Totals:
         self,
         name: str,
         labels: tuple[str, ...],
-        grant: str,
+        allocation: str,
         parts: Mapping[_Part, float],
         *,
         begin: bool = False,
     ) -> None:
-        """Adds what PARTS, the present numbers of GRANT by whoever keeps them, have risen since the last time.
+        """Adds what PARTS, the present numbers of ALLOCATION by whoever keeps them, have risen since the last time.
 
         A new part counts in full, unless this is to BEGIN with: then it may have been counted by an agent before us.
         """
-        before = self._highest.get((grant, name, labels), {})
+        before = self._highest.get((allocation, name, labels), {})
         risen = 0.0
         highest: dict[Hashable, float] = {}
         for key, count in parts.items():
             known = before.get(key, count if begin else 0)
             risen += max(0, count - known)
             highest[key] = max(count, known)
-        self._highest[grant, name, labels] = highest
+        self._highest[allocation, name, labels] = highest
         self._sums[name, labels] = self._sums.get((name, labels), 0) + risen
 
-    def keep(self, grants: Collection[str]) -> None:
-        """Forgets what belongs to none of GRANTS."""
-        self._highest = {key: parts for key, parts in self._highest.items() if key[0] in grants}
+    def keep(self, allocations: Collection[str]) -> None:
+        """Forgets what belongs to none of ALLOCATIONS."""
+        self._highest = {key: parts for key, parts in self._highest.items() if key[0] in allocations}
         there = {(name, labels) for _, name, labels in self._highest}
         self._sums = {key: total for key, total in self._sums.items() if key in there}
 

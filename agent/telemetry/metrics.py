@@ -19,9 +19,7 @@ from prometheus_client.core import (
 
 from agent.telemetry.counters import Histogram
 
-__all__ = ["CONTENT_TYPE", "METRICS", "Exposition", "Row", "Values"]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["METRICS", "Exposition", "Row", "Values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,9 @@ _OWNER = ("namespace", "pod", "container")
 _GPU = ("gpu_uuid",)
 
 METRICS = (
-    Row("gigaslice_container_memory_limit_bytes", "gauge", _CONTAINER, "what the container may use of the card"),
+    Row("gigaslice_container_memory_limit_bytes", "gauge", _CONTAINER, "what the container may use of the GPU"),
     Row("gigaslice_container_memory_physical_limit_bytes", "gauge", _CONTAINER,
-        "of the limit in the card's own memory at most; for containers that may use host memory"),
+        "of the limit in the GPU's own memory at most; for containers that may use host memory"),
     Row("gigaslice_container_memory_managed_bytes", "gauge", _CONTAINER,
         "the part of used that may lie in host memory; for the same containers"),
     Row("gigaslice_container_turn_held_seconds_total", "counter", _CONTAINER,
@@ -56,41 +54,41 @@ METRICS = (
         "what processes without the library hold; part of unhooked"),
     Row("gigaslice_container_memory_peak_bytes", "gauge", _CONTAINER, "largest use so far"),
     Row("gigaslice_container_compute_limit_ratio", "gauge", _CONTAINER,
-        "share of the card's time that it may use; for containers with one"),
+        "share of the GPU's time that it may use; for containers with one"),
     Row("gigaslice_container_compute_seconds_total", "counter", _CONTAINER,
-        "time that its work was under way on the card, as charged; for the same containers"),
+        "time that its work was under way on the GPU, as charged; for the same containers"),
     Row("gigaslice_container_throttled_seconds_total", "counter", _CONTAINER,
         "time that its launches were held back, all threads added up; for the same containers"),
-    Row("gigaslice_container_slices", "gauge", _CONTAINER, "slices of the card that it holds"),
+    Row("gigaslice_container_slices", "gauge", _CONTAINER, "slices of the GPU that it holds"),
     Row("gigaslice_container_processes", "gauge", _OWNER, "living processes under the quota"),
     Row("gigaslice_container_refusals_total", "counter", _OWNER, "allocations that were answered with out of memory"),
     Row("gigaslice_container_attached", "gauge", _OWNER, "1 once a process has loaded the library and used CUDA"),
     Row("gigaslice_container_gate_waiting", "gauge", _OWNER, "1 while the start gate has not let it pass"),
-    Row("gigaslice_gpu_info", "gauge", (*_GPU, "index", "model"), "1 for each card"),
-    Row("gigaslice_gpu_memory_bytes", "gauge", _GPU, "memory of the card that programs can have"),
-    Row("gigaslice_gpu_host_memory_bytes", "gauge", _GPU, "host memory lent to the card; missing where none is"),
+    Row("gigaslice_gpu_info", "gauge", (*_GPU, "index", "model"), "1 for each GPU"),
+    Row("gigaslice_gpu_memory_bytes", "gauge", _GPU, "memory of the GPU that programs can have"),
+    Row("gigaslice_gpu_host_memory_bytes", "gauge", _GPU, "host memory lent to the GPU; missing where none is"),
     Row("gigaslice_gpu_managed_fits", "gauge", _GPU,
-        "1 while what containers have in managed memory and use fits the card; missing without such containers"),
+        "1 while what containers have in managed memory and use fits the GPU; missing without such containers"),
     Row("gigaslice_gpu_turns_active", "gauge", _GPU, "1 while its containers take turns, since it thrashes together"),
     Row("gigaslice_gpu_turns_total", "counter", _GPU, "turns given since the agent started"),
-    Row("gigaslice_gpu_turn_seconds_total", "counter", _GPU, "seconds of the card that were given in turns"),
+    Row("gigaslice_gpu_turn_seconds_total", "counter", _GPU, "seconds of the GPU that were given in turns"),
     Row("gigaslice_gpu_page_faults_total", "counter", _GPU,
-        "page faults on cards with lent host memory; missing where nvidia-uvm does not count them"),
+        "page faults on GPUs with lent host memory; missing where nvidia-uvm does not count them"),
     Row("gigaslice_gpu_paged_in_bytes_total", "counter", _GPU, "bytes that page faults have brought to it; likewise"),
     Row("gigaslice_gpu_paged_out_bytes_total", "counter", _GPU, "bytes that they have moved away; likewise"),
     Row("gigaslice_gpu_slice_bytes", "gauge", _GPU, "size of its slices"),
     Row("gigaslice_gpu_slices", "gauge", (*_GPU, "state"),
-        "slices by state: allocated, free, or unavailable on a card that gets no new containers"),
-    Row("gigaslice_gpu_healthy", "gauge", _GPU, "1 for a card that gets new containers"),
-    Row("gigaslice_gpu_ailment", "gauge", (*_GPU, "reason"),
-        "1 for each thing that is wrong with the card: an Xid such as xid-79, ecc, lost, silent, recovery, remapping"),
-    Row("gigaslice_gpu_cordoned", "gauge", _GPU, "1 for a card that people have taken out of service"),
+        "slices by state: allocated, free, or unavailable on a GPU that gets no new containers"),
+    Row("gigaslice_gpu_healthy", "gauge", _GPU, "1 for a GPU that gets new containers"),
+    Row("gigaslice_gpu_condition", "gauge", (*_GPU, "reason"),
+        "1 for each thing that is wrong with the GPU: an Xid such as xid-79, ecc, lost, silent, recovery, remapping"),
+    Row("gigaslice_gpu_cordoned", "gauge", _GPU, "1 for a GPU that people have taken out of service"),
     Row("gigaslice_gpu_xid_errors_total", "counter", (*_GPU, "xid"), "Xids since the agent started"),
     Row("gigaslice_gpu_uncorrectable_errors", "gauge", _GPU,
-        "uncorrectable memory errors since the card's last reset"),
-    Row("gigaslice_foreign_bytes", "gauge", _GPU, "memory of the card that processes in no container of ours hold"),
+        "uncorrectable memory errors since the GPU's last reset"),
+    Row("gigaslice_foreign_bytes", "gauge", _GPU, "memory of the GPU that processes in no container of ours hold"),
     Row("gigaslice_waiting_for_gpus", "gauge", ("reason",),
-        "1 while there is nothing to serve: no-gpu, gpu-unusable for cards the driver does not show, driver-hangs; "
+        "1 while there is nothing to serve: no-gpu, gpu-unusable for GPUs the driver does not show, driver-hangs; "
         "else missing"),
     Row("gigaslice_standing_by", "gauge", (),
         "1 while another agent serves this node and this one is ready to go on; else missing"),

@@ -1,4 +1,4 @@
-"""What the node agent costs at 8 cards of 141 GiB, which are 1,128 tokens: start, calls, memory.
+"""What the node agent costs at 8 GPUs of 141 GiB, which are 1,128 device IDs: start, calls, memory.
 
 Both calls are timed twice: in the agent's own code with its files on disk, which is what it adds to an admission, and
 at the kubelet's end of the socket. Once more both together for pods with annotations, from the kubelet's list to the
@@ -33,21 +33,21 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agent.discovery.static import parse_inventory
-from agent.kube.decode import parse_pod
-from agent.kubelet import translate
-from agent.kubelet.admission import Admissions
-from agent.kubelet.allocator import Allocator
-from agent.kubelet.link import CallContext
+from agent.allocation.admission import Admissions
+from agent.allocation.service import AllocationService
+from agent.deviceplugin.link import CallContext
+from agent.deviceplugin.plugin import DevicePlugin
+from agent.inventory.static import parse_inventory
+from agent.kubelet import listing
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
-from agent.kubelet.plugin import DevicePlugin
-from agent.kubelet.whose import ListedPod
-from agent.model import gpu_tokens
-from agent.placement import Policy
-from agent.state.store import Store
-from agent.telemetry import logs
+from agent.persistence.store import Store
+from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.kube.decode import parse_pod
+from gigaslice.model import gpu_device_ids
+from gigaslice.placement import Policy
+from gigaslice.runtime import logs
 from tests.bench import echo
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import KubeApi, pod_document
@@ -56,7 +56,7 @@ from tests.fakes.kubelet.podresources import RateLimit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESOURCE = "gigaslice.io/vgpu-memory"
-CARDS, GIB = 8, 141
+GPUS, GIB = 8, 141
 ROUNDS = 300
 PODS = 40
 PORT = 39445
@@ -66,8 +66,8 @@ def inventory() -> str:
     """Eight H200s of 141 GiB on two NUMA nodes."""
     gpus = "\n".join(
         f"  - uuid: GPU-00000000-0000-4000-8000-{index:012d}\n    model: NVIDIA H200\n    memory: {GIB}GiB\n"
-        f"    numa: {index * 2 // CARDS}"
-        for index in range(CARDS)
+        f"    numa: {index * 2 // GPUS}"
+        for index in range(GPUS)
     )
     return f"gpus:\n{gpus}\n"
 
@@ -97,8 +97,8 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
     logs.set_up("error", "json")
     store = Store(directory / "state-in-process")
     store.open()
-    allocator = Allocator(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
-    free = [token for gpu in source.gpus for token in gpu_tokens(gpu)]
+    allocator = AllocationService(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
     held = list[tuple[str, ...]]()
     rng, preferred, allocate = random.Random(2), list[float](), list[float]()
     for size, _ in zip(load(), range(ROUNDS), strict=False):
@@ -108,13 +108,15 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
         chosen = allocator.prefer(free, [], size)
         preferred.append((time.perf_counter() - begin) * 1e3)
         allocate.append(timed(lambda chosen=chosen: allocator.allocate([chosen])))
-        gone = [grant.id for grant in store.book.grants if grant.gone or grant.forgotten]
-        store.update(store.book.without(gone))  # as the next look at the kubelet's list would
-        for grant_id in gone:
-            store.dirs.remove(grant_id)
+        gone = [
+            allocation.id for allocation in store.table.allocations if allocation.gone or allocation.forgotten
+        ]
+        store.update(store.table.without(gone))  # as the next look at the kubelet's list would
+        for allocation_id in gone:
+            store.dirs.remove(allocation_id)
         store.tidy()
         taken = set(chosen)
-        free = [token for token in free if token not in taken]
+        free = [device_id for device_id in free if device_id not in taken]
         held.append(chosen)
     store.close()
     return preferred, allocate
@@ -128,7 +130,7 @@ class _Listed:
 
     async def pods(self) -> tuple[ListedPod, ...]:
         raw = self.answer.SerializeToString()
-        return translate.listed_pods(podresources.ListPodResourcesResponse.FromString(raw), RESOURCE)
+        return listing.listed_pods(podresources.ListPodResourcesResponse.FromString(raw), RESOURCE)
 
 
 def measure_pods(directory: Path) -> list[float]:
@@ -136,14 +138,14 @@ def measure_pods(directory: Path) -> list[float]:
     source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
     store = Store(directory / "state-of-pods")
     store.open()
-    allocator = Allocator(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = AllocationService(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     cluster, kubelet = MemoryCluster(), _Listed()
     admissions = Admissions(store, kubelet, cluster, RESOURCE)
     plugin = DevicePlugin(
         store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster
     )
-    free = [token for gpu in source.gpus for token in gpu_tokens(gpu)]
-    wishes = ({}, {"gpus": "2"}, {"cores": "5"}, {"same-gpu": "true"}, {"exclude-gpu-type": "L4"})
+    free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
+    all_options = ({}, {"gpus": "2"}, {"cores": "5"}, {"same-gpu": "true"}, {"exclude-gpu-type": "L4"})
     held = list[tuple[str, tuple[str, ...]]]()
     rng, times = random.Random(4), list[float]()
 
@@ -151,15 +153,17 @@ def measure_pods(directory: Path) -> list[float]:
         nonlocal free
         for number, size in zip(range(ROUNDS), load(), strict=False):
             while held and (len(free) < 200 or len(held) > 40):
-                name, tokens = held.pop(rng.randrange(len(held)))
-                free += tokens
+                name, device_ids = held.pop(rng.randrange(len(held)))
+                free += device_ids
                 cluster.pods.pop(("default", name))
                 for at, pod in enumerate(kubelet.answer.pod_resources):
                     if pod.name == name:
                         del kubelet.answer.pod_resources[at]
                         break
             name, wanted = f"p{number}", max(2, size)
-            said = {f"gigaslice.io/{key}": text for key, text in wishes[number % len(wishes)].items()}
+            said = {
+                f"gigaslice.io/{key}": text for key, text in all_options[number % len(all_options)].items()
+            }
             cluster.put(parse_pod(pod_document(name, {RESOURCE: wanted}, annotations=said)))
             listed = kubelet.answer.pod_resources.add(namespace="default", name=name)
             listed.containers.add(name="c0")
@@ -177,19 +181,23 @@ def measure_pods(directory: Path) -> list[float]:
                 context,
             )
             times.append((time.perf_counter() - begin) * 1e3)
-            for token in chosen:
-                listed.containers[0].devices.add(resource_name=RESOURCE, device_ids=[token])
-            gone = [grant.id for grant in store.book.grants if grant.gone or grant.forgotten]
-            store.update(store.book.without(gone))
-            for grant_id in gone:
-                store.dirs.remove(grant_id)
+            for device_id in chosen:
+                listed.containers[0].devices.add(resource_name=RESOURCE, device_ids=[device_id])
+            gone = [
+                allocation.id
+                for allocation in store.table.allocations
+                if allocation.gone or allocation.forgotten
+            ]
+            store.update(store.table.without(gone))
+            for allocation_id in gone:
+                store.dirs.remove(allocation_id)
             store.tidy()
             taken = frozenset(chosen)
-            free = [token for token in free if token not in taken]
+            free = [device_id for device_id in free if device_id not in taken]
             held.append((name, chosen))
 
     asyncio.run(story())
-    assert not any(grant.undecided for grant in store.book.grants)
+    assert not any(allocation.undecided for allocation in store.table.allocations)
     store.close()
     return times
 
@@ -225,10 +233,10 @@ def _of_size(request: bytes, answer: bytes) -> bytes:
     return f"{len(answer):0{echo.DIGITS}}".encode().ljust(len(request), b"x")
 
 
-def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, tokens: list[str]) -> Calls:
+def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, device_ids: list[str]) -> Calls:
     """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
     rng, found = random.Random(2), Calls()
-    free, held = list(tokens), list[list[str]]()
+    free, held = list(device_ids), list[list[str]]()
     for size, turn in zip(load(), range(ROUNDS), strict=False):
         if turn % 10 == 9:
             time.sleep(0.5)
@@ -255,7 +263,7 @@ def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, tokens
         found.idle_allocate.append(timed(lambda nothing=nothing: idle(nothing[1])))
         found.listed.append(timed(lambda: listed(b"")))
         taken = set(chosen)
-        free = [token for token in free if token not in taken]
+        free = [device_id for device_id in free if device_id not in taken]
         held.append(chosen)
     return found
 
@@ -300,7 +308,9 @@ def measure_idle(front: psutil.Process) -> tuple[int, int, float]:
 
 def main() -> None:
     """Print the table."""
-    table = Table("figure", "p50", "p99", title=f"gigaslice node, {CARDS} × {GIB} GiB = {CARDS * GIB} tokens")
+    table = Table(
+        "figure", "p50", "p99", title=f"gigaslice node, {GPUS} × {GIB} GiB = {GPUS * GIB} device IDs"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     with tempfile.TemporaryDirectory(prefix="gs-bench-", dir="/tmp") as scratch:
@@ -334,13 +344,13 @@ def main() -> None:
                     idle_server(directory / "idle.sock") as idle,
                 ):
                     stream = rpc.DevicePluginStub(channel).ListAndWatch(api.Empty())
-                    tokens = [device.ID for device in next(stream).devices]
+                    device_ids = [device.ID for device in next(stream).devices]
                     calls = measure_calls(
                         channel.unary_unary("/v1beta1.DevicePlugin/GetPreferredAllocation"),
                         channel.unary_unary("/v1beta1.DevicePlugin/Allocate"),
                         idle,
                         lists.unary_unary("/v1.PodResourcesLister/List"),
-                        tokens,
+                        device_ids,
                     )
                     stream.cancel()
             starts = [started]

@@ -1,4 +1,4 @@
-"""Placement decisions under pytest-benchmark, on partly used nodes of 8 and 16 cards with NVSwitch and with PCIe."""
+"""Placement decisions under pytest-benchmark, on partly used nodes of 8 and 16 GPUs with NVSwitch and with PCIe."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import random
 
 import pytest
 
-from agent.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
-from agent.placement import Policy, pairs, place
+from gigaslice.model import Gpu, LinkLevel, NodeState, Placement, Request, Topology
+from gigaslice.placement import Policy, pairs, place
 
 SLICES, GIB = 141, 1 << 30
 
 
-def node(cards: int, nvlinks: int, held: int) -> NodeState:
-    """Two sockets; HELD random one-card containers on it."""
-    gpus = tuple(
+def node(gpus: int, nvlinks: int, held: int) -> NodeState:
+    """Two sockets; HELD random one-GPU containers on it."""
+    found = tuple(
         Gpu(f"GPU-{index:08x}-0000-4000-8000-000000000000", index, "NVIDIA H200", SLICES * GIB, SLICES, GIB)
-        for index in range(cards)
+        for index in range(gpus)
     )
 
     def level(i: int, j: int) -> LinkLevel:
         if i // 2 == j // 2:
             return LinkLevel.SINGLE
-        return LinkLevel.NODE if i * 2 // cards == j * 2 // cards else LinkLevel.SYSTEM
+        return LinkLevel.NODE if i * 2 // gpus == j * 2 // gpus else LinkLevel.SYSTEM
 
-    levels = [[level(i, j) for j in range(cards)] for i in range(cards)]
-    links = [[0 if i == j else nvlinks for j in range(cards)] for i in range(cards)]
-    state = NodeState.build(gpus, Topology.build(levels, links))
-    rng = random.Random(cards)
+    levels = [[level(i, j) for j in range(gpus)] for i in range(gpus)]
+    links = [[0 if i == j else nvlinks for j in range(gpus)] for i in range(gpus)]
+    state = NodeState.build(found, Topology.build(levels, links))
+    rng = random.Random(gpus)
     for job in range(held):
         placed = place(state, Request(gpus=1, slices=rng.randint(1, 60)))
         if isinstance(placed, Placement):
-            state = state.with_allocation(f"job{job}", placed)
+            state = state.with_occupant(f"job{job}", placed)
     return state
 
 
@@ -48,14 +48,14 @@ def decided(benchmark, state: NodeState, request: Request, policy: Policy) -> ob
 @pytest.mark.parametrize("nvlinks", [0, 18], ids=["pcie", "nvswitch"])
 @pytest.mark.parametrize("held", [0, 12], ids=["idle", "used"])
 @pytest.mark.parametrize("wanted", [2, 4, 8])
-def test_of_16_cards(benchmark, wanted: int, held: int, nvlinks: int, policy: Policy) -> None:
-    """WANTED cards, with 20 slices of each: the largest number of candidates."""
+def test_of_16_gpus(benchmark, wanted: int, held: int, nvlinks: int, policy: Policy) -> None:
+    """WANTED GPUs, with 20 slices of each: the largest number of candidates."""
     request = Request(gpus=wanted, slices=20)
     assert isinstance(decided(benchmark, node(16, nvlinks, held), request, policy), Placement)
 
 
-@pytest.mark.parametrize("cards", [8, 16])
-def test_slices(benchmark, cards: int) -> None:
-    """Eight slices of one card of a node that holds twelve containers."""
-    state = node(cards, 18, held=12)
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_slices(benchmark, gpus: int) -> None:
+    """Eight slices of one GPU of a node that holds twelve containers."""
+    state = node(gpus, 18, held=12)
     assert isinstance(benchmark(place, state, Request(gpus=1, slices=8)), Placement)

@@ -118,7 +118,7 @@ LAUNCHES = (
 
 
 def gpu_uuid(env: dict[str, str]) -> str:
-    """UUID of the simulated card."""
+    """UUID of the simulated GPU."""
     code = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0)))"
     return subprocess.run(
         [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True

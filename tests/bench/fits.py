@@ -1,7 +1,7 @@
-"""What memory beyond the card costs where everything fits: rates of kernels, with all of it and without any.
+"""What memory beyond the GPU costs where everything fits: rates of kernels, with all of it and without any.
 
-Four jobs live on one simulated card and fit it: two in containers with host memory, with the agent's turns beside them,
-and two without the library, on plain memory of the card. Only two compute at a time. Which two changes several times a
+Four jobs live on one simulated GPU and fit it: two in containers with host memory, with the agent's turns beside them,
+and two without the library, on plain memory of the GPU. Only two compute at a time. Which two changes several times a
 second, so that whatever else goes on in the machine hits both alike; a short while after each change is not counted.
 
     python -m tests.bench.fits [--pairs N]
@@ -105,9 +105,9 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
             assert plain[-1].stdout is not None
             assert plain[-1].stdout.readline() == "ready\n"
         for number in (3, 4):
-            grant = node.grant((4,), physical=1 << 30)
-            jobs.append(node.run(PROGRAM, arguments(number, SHARED), grant))
-        with node.keeper(rests):
+            allocation = node.allocation((4,), physical=1 << 30)
+            jobs.append(node.run(PROGRAM, arguments(number, SHARED), allocation))
+        with node.controller(rests):
             for pair in range(pairs):
                 rates = {}
                 for who in (NATIVE, SHARED) if pair % 2 else (SHARED, NATIVE):
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=100, help="of windows of a fifth of a second each")
     pairs: int = parser.parse_args().pairs
-    print("two jobs that fit the card, with host memory and turns: time in that without the library")
+    print("two jobs that fit the GPU, with host memory and turns: time in that without the library")
     with tempfile.TemporaryDirectory(prefix="gigaslice-fits-") as scratch:
         node = Node(Path(scratch))
         for each in KERNELS:

@@ -1,4 +1,4 @@
-"""Shares of a simulated card's time with real processes, and what a launch costs: a table, and a plot.
+"""Shares of a simulated GPU's time with real processes, and what a launch costs: a table, and a plot.
 
 `python -m tests.bench.shares` prints them (make bench does); with `--write` they go into docs/compute.md and
 docs/compute.svg. What each container had is what the simulated driver says it had.
@@ -48,7 +48,7 @@ CASES = (
 
 
 def measured(case: Case, seconds: float) -> list[float]:
-    """Percent of the card that each container had."""
+    """Percent of the GPU that each container had."""
     with tempfile.TemporaryDirectory() as directory, Stage(Path(directory)) as stage:
         for cores, work, count in case.containers:
             stage.start(stage.tenant(cores), work, count)
@@ -57,7 +57,7 @@ def measured(case: Case, seconds: float) -> list[float]:
 
 def rows(seconds: float) -> Iterator[str]:
     """The table, line by line as it is measured."""
-    yield f"| containers | per cent of the card over {seconds:g} s |\n| --- | --- |\n"
+    yield f"| containers | per cent of the GPU over {seconds:g} s |\n| --- | --- |\n"
     for case in CASES:
         got = ", ".join(f"{share:.1f}" for share in measured(case, seconds))
         yield f"| {case.name} | {got} |\n"

@@ -1,8 +1,8 @@
-"""What turns do on a card that is used twice over: total times of jobs on the simulated driver, and a plot of them.
+"""What turns do on a GPU that is used twice over: total times of jobs on the simulated driver, and a plot of them.
 
 Each job allocates more than its physical share and then runs kernels, one after the other. They are run alone, one
 after the other; together on plain managed memory; and together with the turns of the agent. Times are those of the
-simulated card, which moves pages as slowly as its machine file says. What turns cost where everything fits: `fits`.
+simulated GPU, which moves pages as slowly as its machine file says. What turns cost where everything fits: `fits`.
 
     python -m tests.bench.turns [--kernels N] [--svg FILE]
 """
@@ -21,18 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
-from agent.control.turns import TurnKeeper
-from agent.discovery.source import Inventory
-from agent.model import Gpu, Topology
-from agent.state.records import Book, Grant, GrantPolicy, Hold
-from agent.state.store import Store
+from agent.inventory.source import Inventory
+from agent.limits.time_slice_manager import TimeSliceManager
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold
+from gigaslice.model import Gpu, Topology
 from tests.bench.svg import bars
 from tests.fakedriver.env import driver_env
 
 GIB, MIB = 1 << 30, 1 << 20
 MACHINE = """paging: {paging}
 context_memory: 100MiB
-gpus: {cards}
+gpus: {GPUs}
 gpu *:
   memory: 16GiB
 """
@@ -61,13 +61,13 @@ def work(context, function):
             break
     return n + 1
 good(cuda.cuInit(0))
-cards = [prepare(device, int(blocks)) for device, blocks in enumerate(sizes) if int(blocks)]
+GPUs = [prepare(device, int(blocks)) for device, blocks in enumerate(sizes) if int(blocks)]
 print("ready", flush=True)
 sys.stdin.readline()
 began = time.monotonic()
-for card in cards[1:]:
-    threading.Thread(target=work, args=card, daemon=True).start()
-print(work(*cards[0]), time.monotonic() - began, flush=True)
+for GPU in GPUs[1:]:
+    threading.Thread(target=work, args=GPU, daemon=True).start()
+print(work(*GPUs[0]), time.monotonic() - began, flush=True)
 """
 
 
@@ -75,7 +75,7 @@ print(work(*cards[0]), time.monotonic() - began, flush=True)
 class Job:
     """A container on the node, and the program in it."""
 
-    grant: Grant
+    allocation: Allocation
     process: subprocess.Popen[str]
 
     def go(self) -> None:
@@ -94,22 +94,22 @@ class Job:
 
 @dataclass
 class Node:
-    """Simulated cards of 16 GiB and the state of an agent for them."""
+    """Simulated GPUs of 16 GiB and the state of an agent for them."""
 
     directory: Path
     paging: str = "1500ns"
-    cards: int = 1
+    gpus: int = 1
     store: Store = field(init=False)
     driver: dict[str, str] = field(init=False)
     inventory: Inventory = field(init=False)
 
     def __post_init__(self) -> None:
-        machine = self.directory / "card.txt"
-        machine.write_text(MACHINE.format(paging=self.paging, cards=self.cards))
+        machine = self.directory / "GPU.txt"
+        machine.write_text(MACHINE.format(paging=self.paging, gpus=self.gpus))
         self.driver = driver_env(machine, self.directory / "machine")
         code = (
             "import pynvml as n; n.nvmlInit(); "
-            f"print(*(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range({self.cards})))"
+            f"print(*(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range({self.gpus})))"
         )
         uuids = subprocess.run(
             [sys.executable, "-c", code], env=self.driver, check=True, capture_output=True, text=True
@@ -117,7 +117,7 @@ class Node:
         gpus = tuple(
             Gpu(uuid, n, "simulated", 16 * GIB, 32, GIB, host_bytes=16 * GIB) for n, uuid in enumerate(uuids)
         )
-        self.inventory = Inventory(gpus, Topology.flat(self.cards))
+        self.inventory = Inventory(gpus, Topology.flat(self.gpus))
         self.store = Store(self.directory / "state", vcuda.library_path())
         self.store.open()
 
@@ -130,30 +130,35 @@ class Node:
         physical: int = GIB,
         **policy: bool,
     ) -> Job:
-        """A container with GIB of quota (of each card), whose program has allocated all but 1 GiB of it and waits for
-        `go`. What it does on the first of its cards is counted."""
+        """A container with GIB of quota (of each GPU), whose program has allocated all but 1 GiB of it and waits for
+        `go`. What it does on the first of its GPUs is counted."""
         sizes = gib if isinstance(gib, tuple) else (gib,)
-        grant = self.grant(sizes, physical, **policy)
+        allocation = self.allocation(sizes, physical, **policy)
         arguments = [str(kernels), each, str(limit), *(str(max(0, 2 * size - 2)) for size in sizes)]
-        return self.run(PROGRAM, arguments, grant)
+        return self.run(PROGRAM, arguments, allocation)
 
-    def grant(self, sizes: tuple[int, ...], physical: int = GIB, **policy: bool) -> Grant:
-        """A container with SIZES GiB of quota on the first cards."""
-        book: Book = self.store.book
-        number = book.next_number
+    def allocation(self, sizes: tuple[int, ...], physical: int = GIB, **policy: bool) -> Allocation:
+        """A container with SIZES GiB of quota on the first GPUs."""
+        table: AllocationTable = self.store.table
+        number = table.next_number
         holds = tuple(
             Hold(gpu.uuid, GIB, tuple(f"{gpu.uuid}/{1000 * number + n}" for n in range(size)), physical)
             for gpu, size in zip(self.inventory.gpus, sizes, strict=False)
             if size
         )
-        rules = GrantPolicy(oversubscribe=True, **policy)  # type: ignore[arg-type]
-        grant = Grant(f"{number:032x}", number, time.time(), holds, self.store.library, policy=rules)
-        self.store.commit(book.with_grant(grant), [grant])
-        return grant
+        rules = AllocationOptions(oversubscribe=True, **policy)  # type: ignore[arg-type]
+        allocation = Allocation(
+            f"{number:032x}", number, time.time(), holds, self.store.library, policy=rules
+        )
+        self.store.commit(table.with_allocation(allocation), [allocation])
+        return allocation
 
-    def run(self, program: str, arguments: Sequence[str], grant: Grant) -> Job:
+    def run(self, program: str, arguments: Sequence[str], allocation: Allocation) -> Job:
         """PROGRAM in that container, once it has said that it is ready."""
-        quota = {"LD_PRELOAD": str(vcuda.library_path()), "VCUDA_DIR": str(self.store.dirs.path(grant.id))}
+        quota = {
+            "LD_PRELOAD": str(vcuda.library_path()),
+            "VCUDA_DIR": str(self.store.dirs.path(allocation.id)),
+        }
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             env={**self.driver, **quota},
@@ -164,7 +169,7 @@ class Node:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line == "ready\n", line
-        return Job(grant, process)
+        return Job(allocation, process)
 
     def end(self, job: Job) -> None:
         """The container is gone."""
@@ -172,28 +177,28 @@ class Node:
             job.process.kill()
         if job.process.stdout is not None and not job.process.stdout.closed:
             job.process.communicate()
-        self.store.update(self.store.book.without([job.grant.id]))
-        self.store.dirs.remove(job.grant.id)
+        self.store.update(self.store.table.without([job.allocation.id]))
+        self.store.dirs.remove(job.allocation.id)
 
     @contextmanager
-    def keeper(self, rests: threading.Event | None = None) -> Iterator[TurnKeeper]:
+    def manager(self, rests: threading.Event | None = None) -> Iterator[TimeSliceManager]:
         """The agent's turns, in a thread, which does nothing while RESTS is set."""
-        keeper = TurnKeeper(self.store, lambda: self.inventory)
+        manager = TimeSliceManager(self.store, lambda: self.inventory)
         stop = threading.Event()
 
         def work() -> None:
-            while not stop.wait(keeper.pause):
+            while not stop.wait(manager.pause):
                 if rests is None or not rests.is_set():
-                    keeper.look()
+                    manager.look()
 
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            yield keeper
+            yield manager
         finally:
             stop.set()
             thread.join()
-            keeper.free_all()
+            manager.free_all()
 
 
 def together(node: Node, sizes: Sequence[int], kernels: int, limit: float = 1e9) -> tuple[float, int]:
@@ -228,13 +233,13 @@ def main() -> None:
         figures.append(("one after the other", alone))
         passed, done = together(node, [16, 16], kernels, limit=max(10.0, alone / 2))
         figures.append(("together, managed memory alone", passed * 2 * kernels / done))
-        with node.keeper():
+        with node.manager():
             figures.append(("together, with turns", together(node, [16, 16], kernels)[0]))
     for label, seconds in figures:
         print(f"{label:32} {seconds:8.1f} s {seconds / alone:6.2f}")
     if parsed.svg:
         parsed.svg.write_text(
-            bars("Two jobs of 16 GiB on a card of 16 GiB: total time", "s", figures[:3]), encoding="utf-8"
+            bars("Two jobs of 16 GiB on a GPU of 16 GiB: total time", "s", figures[:3]), encoding="utf-8"
         )
 
 

@@ -19,7 +19,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What NVML shows a program of its card."""
+    """What NVML shows a program of its GPU."""
 
     total: int
     used: int

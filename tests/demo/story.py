@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.demo.clients import OUT_OF_MEMORY, Client, DemoError
-from tests.demo.machine import Sizes, nvml_cards, plan
+from tests.demo.machine import Sizes, nvml_gpus, plan
 from tests.demo.report import GIB, Report, size
 from tests.demo.stage import RESOURCE, Stage
 from tests.fakes.kubelet import Pod
@@ -66,7 +66,7 @@ class Story:
         return launch.env.get("NVIDIA_VISIBLE_DEVICES", "") if launch is not None else ""
 
     def settle(self) -> None:
-        """Gives a real card's measured memory (contexts, code) the time to reach the limits page."""
+        """Gives a real GPU's measured memory (contexts, code) the time to reach the limits page."""
         if self.stage.machine.real:
             time.sleep(1.0)
 
@@ -74,7 +74,7 @@ class Story:
         return abs(seen - wanted) <= self.slack
 
     def fill(self, program: Client, free: int) -> tuple[int, int]:
-        """(code, bytes) of one allocation of FREE or, on a real card, as little less as the driver agrees to."""
+        """(code, bytes) of one allocation of FREE or, on a real GPU, as little less as the driver agrees to."""
         for less in range(0, self.slack + 1, 2 << 20):
             code = program.alloc(free - less)
             if code == 0:
@@ -87,14 +87,14 @@ class Story:
         """The node advertises its memory by the gigabyte."""
         report, machine = self.report, self.stage.machine
         report.title("The node")
-        rows = [(index, c.name, c.uuid, size(c.total), size(c.free)) for index, c in enumerate(machine.cards)]
+        rows = [(index, c.name, c.uuid, size(c.total), size(c.free)) for index, c in enumerate(machine.gpus)]
         report.table("GPUs", ("", "name", "UUID", ">memory", ">free"), rows)
         offered = self.stage.kubelet.allocatable()[RESOURCE]
         slices = machine.slices
         report.claim(f"the node offers {slices} slices of 1 GiB", offered == slices, f"{RESOURCE}: {offered}")
 
     def admission(self) -> None:
-        """Two pods side by side on one card, the third where there is room."""
+        """Two pods side by side on one GPU, the third where there is room."""
         report, sizes = self.report, self.sizes
         report.title("Two pods")
         wanted = [("a", sizes.first), ("b", sizes.second)]
@@ -108,10 +108,10 @@ class Story:
             self.programs[name] = self.stage.main_program(self.pods[name])
             report.claim(f"pod {name} runs", self.pods[name].phase == "Running", self.uuid(name))
         beside = self.uuid("a") == self.uuid("b") != ""
-        fits = sizes.first + sizes.second <= min(c.total for c in self.stage.machine.cards) // GIB
-        report.claim("pods a and b share one card", beside or not fits, self.uuid("b"))
+        fits = sizes.first + sizes.second <= min(c.total for c in self.stage.machine.gpus) // GIB
+        report.claim("pods a and b share one GPU", beside or not fits, self.uuid("b"))
         if sizes.elsewhere:
-            text = f"pod c, with {sizes.elsewhere} GiB too large for what is left there, is on another card"
+            text = f"pod c, with {sizes.elsewhere} GiB too large for what is left there, is on another GPU"
             report.claim(text, self.uuid("c") not in (self.uuid("a"), ""), self.uuid("c"))
         launch = self.pods["a"].container().launch
         targets = sorted(bind.target for bind in launch.mounts) if launch is not None else []
@@ -128,7 +128,7 @@ class Story:
             _, total = program.info()
             agree = program.total() == total == limit
             report.claim(
-                f"pod {name}: CUDA shows a card of {slices} GiB", agree, f"cuMemGetInfo {size(total)}"
+                f"pod {name}: CUDA shows a GPU of {slices} GiB", agree, f"cuMemGetInfo {size(total)}"
             )
             over = program.alloc(limit + 1)
             report.claim(
@@ -142,25 +142,25 @@ class Story:
             more = program.alloc(left + 1)
             report.claim(f"pod {name}: then one byte more is refused", more == OUT_OF_MEMORY, f"error {more}")
             rows.append((name, f"{slices} GiB", size(total), size(got), "refused" if more else "given"))
-        columns = ("pod", ">asked for", ">card seen", ">allocated at once", "one byte more")
+        columns = ("pod", ">asked for", ">GPU seen", ">allocated at once", "one byte more")
         launch = self.pods["b"].container().launch
         if launch is not None and "VCUDA_MEMORY_LIMIT" in launch.env:
             text = "pod b's own VCUDA_MEMORY_LIMIT=1000GiB changes nothing of that"
             total = self.programs["b"].total()
             report.claim(text, total == self.sizes.second * GIB, size(total))
         report.table("What the programs got", columns, rows)
-        used = {c.uuid: c.total - c.free for c in nvml_cards(self.stage.tool_env())}
-        before = {c.uuid: c.total - c.free for c in self.stage.machine.cards}
-        card = self.uuid("a")
+        used = {c.uuid: c.total - c.free for c in nvml_gpus(self.stage.tool_env())}
+        before = {c.uuid: c.total - c.free for c in self.stage.machine.gpus}
+        gpu = self.uuid("a")
         both = (
-            (self.sizes.first + self.sizes.second) * GIB if card == self.uuid("b") else self.sizes.first * GIB
+            (self.sizes.first + self.sizes.second) * GIB if gpu == self.uuid("b") else self.sizes.first * GIB
         )
-        seen = used[card] - before[card]
-        text = f"the card itself holds no more for them than both limits, {size(both)}"
-        report.claim(text, seen <= both + self.slack, f"{size(seen)} in use on the card")
+        seen = used[gpu] - before[gpu]
+        text = f"the GPU itself holds no more for them than both limits, {size(both)}"
+        report.claim(text, seen <= both + self.slack, f"{size(seen)} in use on the GPU")
 
     def views(self) -> None:
-        """NVML, by three programs, shows the pod's card and nobody else."""
+        """NVML, by three programs, shows the pod's GPU and nobody else."""
         report = self.report
         report.title("Inside the pods: NVML")
         rows = []
@@ -236,8 +236,8 @@ class Story:
             report.claim(text, found, f"PID {pid}: {size(used)} of {size(limit)}")
         known = eventually(lambda: set(self.pods) <= set(self.named()))
         report.claim("and knows the pods by name", known, ", ".join(self.named().values()))
-        allocations = str(self.stage.state_dir / "allocations")
-        report.block("$ vcuda ps", self.stage.tool("vcuda", "ps", "--dir", allocations))
+        occupants = str(self.stage.state_dir / "allocations")
+        report.block("$ vcuda ps", self.stage.tool("vcuda", "ps", "--dir", occupants))
         report.block(
             "$ gigaslice status", self.stage.tool("agent", "status", "--state-dir", str(self.stage.state_dir))
         )
@@ -258,8 +258,8 @@ class Story:
         report.step("deleting pod b")
         self.stage.kubelet.delete_pod(self.pods.pop("b"))
         del self.programs["b"]
-        if slices > max(c.total for c in self.stage.machine.cards) // GIB:
-            report.note("pod d is larger than any card and is deleted")
+        if slices > max(c.total for c in self.stage.machine.gpus) // GIB:
+            report.note("pod d is larger than any GPU and is deleted")
             self.stage.kubelet.delete_pod(self.pods.pop("d"))
             return
         started = eventually(lambda: pod.phase != "Pending")
@@ -268,7 +268,7 @@ class Story:
             raise DemoError(f"pod d did not start: {pod.message} {[e.message for e in pod.events]}")
         program = self.programs["d"] = self.stage.main_program(pod)
         total = program.total()
-        report.claim(f"and sees a card of {slices} GiB", total == slices * GIB, size(total))
+        report.claim(f"and sees a GPU of {slices} GiB", total == slices * GIB, size(total))
         known = eventually(lambda: "d" in self.named())
         report.claim("and the node knows it by name", known, self.named().get("d", ""))
         free, total = self.programs["a"].info()
@@ -282,13 +282,13 @@ class Story:
         report.step("deleting all pods")
         for pod in self.pods.values():
             self.stage.kubelet.delete_pod(pod)
-        before = {c.uuid: c.free for c in self.stage.machine.cards}
+        before = {c.uuid: c.free for c in self.stage.machine.gpus}
 
         def memory_is_back() -> bool:
-            return all(c.free >= before[c.uuid] for c in nvml_cards(self.stage.tool_env()))
+            return all(c.free >= before[c.uuid] for c in nvml_gpus(self.stage.tool_env()))
 
-        if not self.stage.machine.real:  # on a real card others may have started something meanwhile
-            report.claim("all memory of the cards is free again", eventually(memory_is_back))
+        if not self.stage.machine.real:  # on a real GPU others may have started something meanwhile
+            report.claim("all memory of the GPUs is free again", eventually(memory_is_back))
         gone = eventually(lambda: not self.stage.usage())
         report.claim("the node holds no allocation any more", gone, f"{len(self.stage.usage())} left")
         code = self.stage.stop_agent()

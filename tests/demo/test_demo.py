@@ -1,4 +1,4 @@
-"""The demo says FAIL when something is not as it should be, adapts to the card, and leaves nothing behind."""
+"""The demo says FAIL when something is not as it should be, adapts to the GPU, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pytest
 
 from tests.demo import __main__ as command
 from tests.demo import stage
-from tests.demo.machine import ROOT, Card, Machine, plan
+from tests.demo.machine import ROOT, GpuModel, Machine, plan
 from tests.demo.report import GIB, Report, size
 from tests.demo.supervise import prefix
 from tests.fakes.kubelet import Runtime
 
 
-def machine(*cards):
-    """Cards of (total, free) GiB."""
+def machine(*gpus):
+    """GPUs of (total, free) GiB."""
     return Machine(
         True,
-        tuple(Card(f"GPU-{n}", "card", int(t * GIB), int(f * GIB)) for n, (t, f) in enumerate(cards)),
+        tuple(GpuModel(f"GPU-{n}", "gpu", int(t * GIB), int(f * GIB)) for n, (t, f) in enumerate(gpus)),
         {},
     )
 
 
 @pytest.mark.parametrize(
-    ("cards", "first", "second", "elsewhere", "waiting"),
+    ("gpus", "first", "second", "elsewhere", "waiting"),
     [
         ([(24, 24), (24, 24)], 8, 12, 16, 13),
         ([(140, 139)], 8, 12, 0, 121),
@@ -39,11 +39,11 @@ def machine(*cards):
         ([(80, 80), (80, 21)], 8, 12, 61, 80),
     ],
 )
-def test_sizes_follow_the_card(cards, first, second, elsewhere, waiting):
-    one = machine(*cards)
+def test_sizes_follow_the_gpu(gpus, first, second, elsewhere, waiting):
+    one = machine(*gpus)
     sizes = plan(one)
     assert dataclasses.astuple(sizes) == (first, second, elsewhere, waiting)
-    assert sizes.first + sizes.second <= min(free for _, free in cards)
+    assert sizes.first + sizes.second <= min(free for _, free in gpus)
     assert sum(dataclasses.astuple(sizes)) == one.slices + 1
 
 
@@ -102,7 +102,7 @@ def test_without_the_library_it_fails(capsys, monkeypatch):
     code = command.tell(command.parse(["--simulate", "--prefix", prefix()]))
     out = capsys.readouterr().out
     assert code == 1, out
-    assert "FAIL  pod a: CUDA shows a card of 8 GiB" in out
+    assert "FAIL  pod a: CUDA shows a GPU of 8 GiB" in out
     assert "FAIL  pod a: one byte more than the limit is refused" in out
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.kube import Eviction
-from agent.model import Pod
+from agent.apiserver import Eviction
+from gigaslice.model import Pod
 
 
 class MemoryCluster:

@@ -21,9 +21,9 @@ sys.exit(main())
 """
 
 
-def alone(allocations: Path = Path("/nonexistent")) -> list[str]:
+def alone(occupants: Path = Path("/nonexistent")) -> list[str]:
     """The beginning of its command line; ALLOCATIONS is where a node agent would have them."""
-    return [sys.executable, "-c", _CODE, str(allocations), "/nonexistent/limits"]
+    return [sys.executable, "-c", _CODE, str(occupants), "/nonexistent/limits"]
 
 
 def environment(*without: str) -> dict[str, str]:

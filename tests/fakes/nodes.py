@@ -1,11 +1,11 @@
-"""Inventories, tokens and grants for tests of the agent: small, named, and without any file."""
+"""Inventories, device IDs and allocations for tests of the agent: small, named, and without any file."""
 
 from __future__ import annotations
 
-from agent.discovery.source import Inventory, Vitals
-from agent.model import Gpu, Topology, gpu_tokens
-from agent.state.reconcile import Listed, Listing
-from agent.state.records import Grant, Hold
+from agent.inventory.source import Inventory, Vitals
+from gigaslice.allocation.reconcile import Listed, Listing
+from gigaslice.allocation.table import Allocation, Hold
+from gigaslice.model import Gpu, Topology, gpu_device_ids
 
 GIB = 1 << 30
 LIBRARY = "libvcuda-0.1.0.so"
@@ -16,10 +16,10 @@ def uuid(number: int) -> str:
 
 
 def inventory(
-    cards: int = 2, slices: int = 24, numa: tuple[int, ...] = (0, 1), sick: tuple[int, ...] = ()
+    gpus: int = 2, slices: int = 24, numa: tuple[int, ...] = (0, 1), unhealthy: tuple[int, ...] = ()
 ) -> Inventory:
-    """CARDS equal cards of SLICES GiB, dealt to NUMA nodes in turn."""
-    gpus = tuple(
+    """CARDS equal GPUs of SLICES GiB, dealt to NUMA nodes in turn."""
+    found = tuple(
         Gpu(
             uuid(n),
             n,
@@ -28,28 +28,26 @@ def inventory(
             slices,
             GIB,
             numa_node=numa[n % len(numa)],
-            healthy=n not in sick,
+            healthy=n not in unhealthy,
         )
-        for n in range(cards)
+        for n in range(gpus)
     )
-    return Inventory(gpus, Topology.flat(cards))
+    return Inventory(found, Topology.flat(gpus))
 
 
-def tokens(card: int, *numbers: int) -> frozenset[str]:
-    return frozenset(f"{uuid(card)}/{number}" for number in numbers)
+def device_ids(gpu: int, *numbers: int) -> frozenset[str]:
+    return frozenset(f"{uuid(gpu)}/{number}" for number in numbers)
 
 
-def all_tokens(found: Inventory) -> list[str]:
-    return [token for gpu in found.gpus for token in gpu_tokens(gpu)]
+def all_device_ids(found: Inventory) -> list[str]:
+    return [device_id for gpu in found.gpus for device_id in gpu_device_ids(gpu)]
 
 
-def grant(number: int, *held: tuple[int, range], **more: object) -> Grant:
-    """A grant of so many tokens of each card, all named after it: grant(1, (0, range(8)))."""
-    holds = tuple(
-        Hold(uuid(card), GIB, tuple(f"{uuid(card)}/{n}" for n in numbers)) for card, numbers in held
-    )
+def allocation(number: int, *held: tuple[int, range], **more: object) -> Allocation:
+    """An allocation of so many device IDs of each GPU, all named after it: allocation(1, (0, range(8)))."""
+    holds = tuple(Hold(uuid(gpu), GIB, tuple(f"{uuid(gpu)}/{n}" for n in numbers)) for gpu, numbers in held)
     fields: dict[str, object] = {"id": f"{number:032x}", "created": 1700000000.5, "library": LIBRARY, **more}
-    return Grant(number=number, holds=holds, **fields)  # type: ignore[arg-type]
+    return Allocation(number=number, holds=holds, **fields)  # type: ignore[arg-type]
 
 
 class ListedKubelet:

@@ -7,8 +7,8 @@ import contextlib
 
 import grpc
 
-from agent.kubelet.link import Link
-from agent.kubelet.registration import Registration
+from agent.deviceplugin.link import Link
+from agent.deviceplugin.registration import Registration
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from agent.state.measure import unhooked_bytes
+from agent.ledgers.undeclared import unhooked_bytes
 from tests.native.running import CONTEXT, GIB, INVALID_VALUE, MIB, OUT_OF_MEMORY, SUCCESS, Place, eventually
 
 PART = 2 * MIB

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import vcuda
-from agent.state.measure import unhooked_bytes
+from agent.ledgers.undeclared import unhooked_bytes
 from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
 

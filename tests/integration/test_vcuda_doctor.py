@@ -70,7 +70,7 @@ def test_everything_is_well(doctor: Doctor, tmp_path: Path) -> None:
     assert list((tmp_path / "runtime" / "vcuda").iterdir()) == []
 
 
-def test_a_card_that_cannot_move_pages(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_gpu_that_cannot_move_pages(doctor: Doctor, tmp_path: Path) -> None:
     assert levels(doctor())["host memory"] == "ok"
     machine = tmp_path / "machine.txt"
     text = (ROOT / "tests" / "fakedriver" / "machines" / "two-24g.txt").read_text()

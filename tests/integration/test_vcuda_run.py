@@ -135,8 +135,8 @@ def test_the_limit_holds(run: Run, base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_more_than_the_card_gives(run: Run) -> None:
-    """Of 3 GiB one is the card's own: the program gets all three and sees them as one card's."""
+def test_more_than_the_gpu_gives(run: Run) -> None:
+    """Of 3 GiB one is the GPU's own: the program gets all three and sees them as one GPU's."""
     client = [sys.executable, "-c", CLIENT, str(GIB), str(GIB // 2)]
     result = run("run", "--physical", "1GiB", "--host", "2GiB", "--gpu", "0", "--", *client)
     assert (result.returncode, result.stderr) == (0, "")

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.state.arbiter import Arbiter, Sighting
+from gigaslice.limits.compute_arbiter import Arbiter, Sighting
 from tests.native.running import CLIENTS, GIB, LIBRARY, Place
 from vcuda.ledger import create_ledger, read_shares
 from vcuda.limits import GpuLimit, create_limits, set_credit, set_granted

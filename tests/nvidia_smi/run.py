@@ -1,4 +1,4 @@
-"""Runs the nvidia-smi of every branch in a container that shares a simulated card, checks what it shows, and writes
+"""Runs the nvidia-smi of every branch in a container that shares a simulated GPU, checks what it shows, and writes
 docs/nvidia-smi.md. Exits 1 when a branch shows anything but the container's own share."""
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INTRODUCTION = """# What nvidia-smi shows
 Written by `make test-nvidia-smi` on {date}; not edited by hand. The programs are NVIDIA's own, downloaded from Debian's
 non-free packages and not part of this repository. They run on the simulated driver, which says it is of their branch.
 
-The scene: a card of 24 GiB; a container with 8 GiB of it, in {namespace}, in which two programs hold
+The scene: a GPU of 24 GiB; a container with 8 GiB of it, in {namespace}, in which two programs hold
 {first} MiB and {second} MiB, contexts included; and outside the container another program that holds {stranger} MiB of
-the same card. `nvidia-smi` runs in the container. Names, PIDs and memory of the stranger must not appear anywhere.
+the same GPU. `nvidia-smi` runs in the container. Names, PIDs and memory of the stranger must not appear anywhere.
 
 | branch | version | process lists | bytes of the private table | result |
 | --- | --- | --- | --- | --- |

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.state.store import Store
+from agent.persistence.store import Store
 
 
 @pytest.fixture(autouse=True)

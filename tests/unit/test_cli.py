@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from agent import cli
-from agent.roles import topology
+from agent.commands import topology
 
-HEAVY = ("grpc", "structlog", "prometheus_client", "agent.roles.node", "agent.kubelet.allocator")
+HEAVY = ("grpc", "structlog", "prometheus_client", "agent.roles.node", "agent.allocation.service")
 SCRIPT = """
 import sys
 from agent.cli import main
@@ -39,7 +39,7 @@ def test_an_answer_that_needs_no_agent_loads_none(arguments):
 def test_a_cordon_that_cannot_be_loads_no_agent(tmp_path):
     code, modules = run("cordon", "GPU-1", "--state-dir", str(tmp_path))
     assert code == 1
-    assert "agent.roles.cordon" in modules
+    assert "agent.commands.cordon" in modules
     assert "agent.roles.node" not in modules
 
 

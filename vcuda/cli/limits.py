@@ -42,6 +42,6 @@ def _run(parsed: argparse.Namespace) -> int:
     for gpu in page.gpus:
         cores = f", {gpu.cores_percent} % of its time" if gpu.cores_percent else ""
         unhooked = f", {sizes.about_size(gpu.unhooked_bytes)} measured beyond" if gpu.unhooked_bytes else ""
-        own = f", {sizes.format_size(gpu.physical_bytes)} of it on the card" if gpu.physical_bytes else ""
+        own = f", {sizes.format_size(gpu.physical_bytes)} of it on the GPU" if gpu.physical_bytes else ""
         print(f"{gpu.uuid}  {sizes.format_size(gpu.memory_bytes)}{own}{cores}{unhooked}")
     return 0

@@ -12,7 +12,7 @@ line::
         "name": "python x.py",  for people
         "allocation_id": "00ff…",
         "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
-                  "physical_bytes": 0,   of the limit so much at most in the card's own memory; 0: all of it
+                  "physical_bytes": 0,   of the limit so much at most in the GPU's own memory; 0: all of it
                   "used_bytes": 0,       what counts against the limit: the processes and unhooked_bytes
                   "declared_bytes": 0,   by the processes' calls
                   "excess_bytes": 0,     measured by the processes on themselves beyond that
@@ -61,7 +61,7 @@ _SIZE = len("1023.9 GiB")
 _ALL = ("LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK")
 _FEW = ("LIMIT", "USED", "PEAK")
 _MANAGED = "MANAGED"  # behind USED, where any quota has a share of host memory
-_UUID = 12  # the beginning of a UUID, which is enough to tell the cards of a machine apart
+_UUID = 12  # the beginning of a UUID, which is enough to tell the GPUs of a machine apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +185,19 @@ def _look(directories: list[Path], config: settings.Settings) -> _Look:
 
 
 def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mapping[str, Mapping[int, int]]:
-    """What NVML says of the cards on which something runs; nothing where the library would answer in its place."""
-    cards = {
+    """What NVML says of the GPUs on which something runs; nothing where the library would answer in its place."""
+    gpus = {
         gpu.uuid
         for quota in seen
         for process in quota.usage.processes
         for gpu in quota.limits.gpus
         if process.alive and process.used.get(gpu.uuid)
     }
-    if not cards or config.own_directory is not None:
+    if not gpus or config.own_directory is not None:
         return {}
     from vcuda import devices  # NVML, which a look at nothing does without
 
-    return devices.process_memory(sorted(cards))
+    return devices.process_memory(sorted(gpus))
 
 
 def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:

@@ -47,7 +47,7 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--physical",
         metavar="SIZE",
-        help="of it at most so much in the card's own memory; what goes beyond moves between card and host",
+        help="of it at most so much in the GPU's own memory; what goes beyond moves between GPU and host",
     )
     parser.add_argument(
         "--host",
@@ -179,9 +179,9 @@ def _gpu_limits(
         raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
     option = "--physical" if share.host_bytes else "--memory"
     for device in chosen:
-        if share.on_card > device.memory_bytes:
+        if share.on_gpu > device.memory_bytes:
             raise errors.UsageError(
-                f"{option} {sizes.format_size(share.on_card)} is more than GPU {device.index} has",
+                f"{option} {sizes.format_size(share.on_gpu)} is more than GPU {device.index} has",
                 f"{device.name} has {sizes.about_size(device.memory_bytes)}",
                 "ask for less, or name the GPUs with --gpu",
             )

@@ -40,7 +40,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestOptions:
     """WANTED devices of one resource for one container."""
 
     pod: Pod
@@ -171,7 +171,7 @@ class DeviceManager:
         for resource, wanted in resources:
             if not started:
                 lent = frozenset(reusable.get(resource, ()))
-                self._allocate_one(Wish(pod, spec, resource, wanted, affinity, lent))
+                self._allocate_one(RequestOptions(pod, spec, resource, wanted, affinity, lent))
         with self.lock:
             self._write_checkpoint()
             init = next((c for c in pod.spec.init_containers if c.name == spec.name), None)
@@ -181,10 +181,10 @@ class DeviceManager:
                 else:
                     reusable.get(resource, set()).difference_update(held.ids)
 
-    def _allocate_one(self, wish: Wish) -> None:
-        resource = wish.resource
+    def _allocate_one(self, options: RequestOptions) -> None:
+        resource = options.resource
         try:
-            ids = self._choose(wish)
+            ids = self._choose(options)
             if not ids:
                 return
             endpoint = self.endpoints.get(resource)
@@ -198,14 +198,14 @@ class DeviceManager:
         if not answer.container_responses:
             raise AdmissionError(f"no containers return in allocation response {answer}")
         with self.lock:
-            containers = self.held.setdefault(wish.pod.uid, {})
+            containers = self.held.setdefault(options.pod.uid, {})
             held = Held(frozenset(ids), answer.container_responses[0])
-            containers.setdefault(wish.spec.name, {})[resource] = held
+            containers.setdefault(options.spec.name, {})[resource] = held
 
-    def _choose(self, wish: Wish) -> set[str]:
-        resource, wanted = wish.resource, wish.wanted
+    def _choose(self, options: RequestOptions) -> set[str]:
+        resource, wanted = options.resource, options.wanted
         with self.lock:
-            mine = self.held.get(wish.pod.uid, {}).get(wish.spec.name, {}).get(resource)
+            mine = self.held.get(options.pod.uid, {}).get(options.spec.name, {}).get(resource)
             held = set(mine.ids) if mine else set()
             if resource not in self.healthy:
                 raise AdmissionError(f"cannot allocate unregistered device {resource}")
@@ -221,7 +221,7 @@ class DeviceManager:
             if len(held) == wanted:
                 return set()
             draw = Draw(self.rng, self.allocated.setdefault(resource, set()), wanted)
-            if draw.take(set(wish.reusable)):
+            if draw.take(set(options.reusable)):
                 return draw.taken
             available = self.healthy[resource] - self.allocated[resource]
             if len(available) < draw.needed:
@@ -229,7 +229,7 @@ class DeviceManager:
                     f"requested number of devices unavailable for {resource}. "
                     f"Requested: {draw.needed}, Available: {len(available)}"
                 )
-            aligned, unaligned, neutral = self._by_affinity(resource, available, wish.affinity)
+            aligned, unaligned, neutral = self._by_affinity(resource, available, options.affinity)
         if draw.needed < len(aligned):
             preferred = self._preferred(resource, aligned | draw.taken, draw.taken, wanted)
             steps: tuple[set[str], ...] = (preferred & aligned, aligned)

@@ -303,7 +303,7 @@ class FakeKubelet:
             time.sleep(0.01)
 
     def device_ids(self, pod: Pod, resource: str, container: str = "") -> set[str]:
-        """What the container holds by the kubelet's books."""
+        """What the container holds by the kubelet's records."""
         name = container or pod.containers[0].name
         with self.manager.lock:
             held = self.manager.held.get(pod.uid, {}).get(name, {}).get(resource)

@@ -23,17 +23,17 @@ RATE, BURST = 100.0, 10  # calls per second, and at once
 
 
 class RateLimit:
-    """A token bucket over a clock that is read by the caller."""
+    """A device ID bucket over a clock that is read by the caller."""
 
     def __init__(self, now: float, rate: float = RATE) -> None:
-        self.tokens, self.last, self.rate = float(BURST), now, rate
+        self.device_ids, self.last, self.rate = float(BURST), now, rate
 
     def admit(self, now: float) -> bool:
-        self.tokens = min(BURST, self.tokens + (now - self.last) * self.rate)
+        self.device_ids = min(BURST, self.device_ids + (now - self.last) * self.rate)
         self.last = now
-        if self.tokens < 1:
+        if self.device_ids < 1:
             return False
-        self.tokens -= 1
+        self.device_ids -= 1
         return True
 
 

@@ -158,7 +158,7 @@ class Runtime:
         self, mode: str = "auto", env: Mapping[str, str] | None = None, select_gpus: bool = False
     ) -> None:
         self.injected = dict(env or {})  # what a GPU container runtime would add, such as the driver's path
-        self.select_gpus = select_gpus  # CUDA shows the cards that the plugin named, and no others
+        self.select_gpus = select_gpus  # CUDA shows the GPUs that the plugin named, and no others
         found, reason = probe() if mode == "auto" else (mode, "")
         self.mode = found
         self.note = ""

@@ -42,10 +42,10 @@ def wait_until(condition, what, patience=PATIENCE):
     return found
 
 
-def inventory_text(cards=2, gib=24, numa=(0, 1)):
+def inventory_text(gpus=2, gib=24, numa=(0, 1)):
     return "gpus:\n" + "".join(
         f"  - {{uuid: {uuid(n)}, model: NVIDIA L4, memory: {gib}GiB, numa: {numa[n % len(numa)]}}}\n"
-        for n in range(cards)
+        for n in range(gpus)
     )
 
 
@@ -186,13 +186,13 @@ def agent(directory, kubelet):
 
 @pytest.fixture
 def driver(directory):
-    """Environment of programs on a simulated machine of two 24 GiB cards."""
+    """Environment of programs on a simulated machine of two 24 GiB GPUs."""
     return driver_env("two-24g", directory / "machine")
 
 
 @pytest.fixture
 def gpu_node(kubelet, agent, driver):
-    """As `node`, with the simulated driver's cards found through NVML."""
+    """As `node`, with the simulated driver's GPUs found through NVML."""
     agent.driver = driver
     agent.flags["--inventory"] = "nvml"
     kubelet.start()
@@ -203,12 +203,12 @@ def gpu_node(kubelet, agent, driver):
 
 @pytest.fixture
 def program(driver):
-    """program(container) -> a CUDA program under the container's quota, ready on its first card; killed at the end."""
+    """program(container) -> a CUDA program under the container's quota, ready on its first GPU; killed at the end."""
     started = []
 
     def start(container, **extra):
         quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
-        visible = {"CUDA_VISIBLE_DEVICES": card_of(container)}
+        visible = {"CUDA_VISIBLE_DEVICES": gpu_of(container)}
         client = Client({**driver, **quota, **visible, **extra})
         started.append(client)
         return client.ready()
@@ -234,7 +234,7 @@ def bypass(driver):
         client = object.__new__(Client)
         client.process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", script],
-            env={**driver, "CUDA_VISIBLE_DEVICES": card_of(container)},
+            env={**driver, "CUDA_VISIBLE_DEVICES": gpu_of(container)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(client)
@@ -247,7 +247,7 @@ def bypass(driver):
 
 @pytest.fixture
 def node(kubelet, agent):
-    """Kubelet and agent, registered: 48 slices on two cards."""
+    """Kubelet and agent, registered: 48 slices on two GPUs."""
     kubelet.start()
     agent.start()
     kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
@@ -271,5 +271,5 @@ def allocation_dir(container) -> Path:
     return Path(source).parent
 
 
-def card_of(container) -> str:
+def gpu_of(container) -> str:
     return container.launch.env["NVIDIA_VISIBLE_DEVICES"]

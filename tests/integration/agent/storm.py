@@ -1,11 +1,11 @@
 """A node under load whose agent is killed again and again, whose kubelet restarts, and whose sockets are wiped.
 
 Pods come and go in a thread of their own. After each kill, while nobody can change anything, what is on disk is
-compared with what runs: every running container's allocation is in the book and whole, no card is promised twice, and
-no container was restarted or ended. `Breeze` kills the agent's process behind its front, and has successors take over,
-on a node that reports its slices as seldom as a real one: there no pod may fail. `make test-kills` runs both for long
-and prints how long registrations took; the short forms are tests (test_storm.py). Kills between two given system calls
-are the business of tests/unit/state/killing.py.
+compared with what runs: every running container's allocation is in the allocation table and whole, no GPU is promised
+twice, and no container was restarted or ended. `Breeze` kills the agent's process behind its front, and has successors
+take over, on a node that reports its slices as seldom as a real one: there no pod may fail. `make test-kills` runs both
+for long and prints how long registrations took; the short forms are tests (test_storm.py). Kills between two given
+system calls are the business of tests/unit/agent/persistence/killing.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import vcuda
-from agent.state.store import read_only
+from agent.persistence.store import read_only
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
@@ -37,7 +37,7 @@ from tests.integration.agent.conftest import (
 )
 from vcuda import contract
 
-CARDS, GIB = 4, 1 << 30
+GPUS, GIB = 4, 1 << 30
 SLICES = 16
 _MOST_PODS = 12
 
@@ -62,7 +62,7 @@ class Storm:
 
     def begin(self) -> None:
         """Starts kubelet, agent and load."""
-        self.agent.inventory.write_text(inventory_text(CARDS, SLICES))
+        self.agent.inventory.write_text(inventory_text(GPUS, SLICES))
         self.agent.flags["--log-level"] = self.level
         self.node.start()
         self.agent.start()
@@ -90,10 +90,12 @@ class Storm:
         self._wait_registered()
         for one in self._pods:
             self.node.delete_pod(one)
-        wait_until(lambda: read_only(self.agent.state)[0].grants == (), "every allocation to be given up")
+        wait_until(
+            lambda: read_only(self.agent.state)[0].allocations == (), "every allocation to be given up"
+        )
         wait_until(lambda: self.directories() == [], "their directories")
-        self.node.wait_allocatable(RESOURCE, CARDS * SLICES)
-        for number in range(CARDS):
+        self.node.wait_allocatable(RESOURCE, GPUS * SLICES)
+        for number in range(GPUS):
             assert self.node.run_pod(pod(f"whole{number}", SLICES)).phase == "Running"
 
     def directories(self) -> list[str]:
@@ -109,8 +111,8 @@ class Storm:
     def _compare(self, running: list) -> None:
         if not (self.agent.state / "allocations").is_dir():
             return  # it was killed before its first breath
-        book, _ = read_only(self.agent.state)
-        known = {grant.id: grant for grant in book.grants}
+        table, _ = read_only(self.agent.state)
+        known = {allocation.id: allocation for allocation in table.allocations}
         promised: dict[str, int] = {}
         for one, container in running:
             directory = allocation_dir(container)
@@ -124,9 +126,9 @@ class Storm:
             assert container.restarts == 0, f"{one}: restarted"
             pid = self._pids.setdefault(f"{one.uid}/{container.name}", container.process.pid)
             assert container.process.pid == pid, f"{one}: another process"
-        assert max(promised.values(), default=0) <= SLICES * GIB, "a card is promised twice"
-        held = [token for grant in book.grants for token in grant.held]
-        assert len(held) == len(set(held)), "a token counts twice"
+        assert max(promised.values(), default=0) <= SLICES * GIB, "a GPU is promised twice"
+        held = [device_id for allocation in table.allocations for device_id in allocation.held]
+        assert len(held) == len(set(held)), "a device ID counts twice"
 
     def report(self) -> dict[str, object]:
         """What happened, for people."""
@@ -155,7 +157,7 @@ class Storm:
             self.started.append(time.monotonic() - begun)
 
     def _wait_registered(self) -> None:
-        wait_until(lambda: self.node.allocatable().get(RESOURCE) == CARDS * SLICES, "slices")
+        wait_until(lambda: self.node.allocatable().get(RESOURCE) == GPUS * SLICES, "slices")
 
     def _something_else(self) -> None:
         what = self.rng.random()
@@ -212,7 +214,7 @@ class Breeze(Storm):
 
     def begin(self) -> None:
         super().begin()
-        self.node.wait_allocatable(RESOURCE, CARDS * SLICES, 60)
+        self.node.wait_allocatable(RESOURCE, GPUS * SLICES, 60)
         self.node.report_every(
             10.0
         )  # what the kubelet has lost the scheduler learns as late as from a real node

@@ -14,7 +14,7 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
-    card_of,
+    gpu_of,
     inventory_text,
     pod,
     wait_until,
@@ -31,7 +31,7 @@ def limits_of(container):
 
 
 def held(agent):
-    """Slices by card, of everybody who has not ended."""
+    """Slices by GPU, of everybody who has not ended."""
     found = {}
     for row in agent.status():
         if row["state"] != "ended":
@@ -42,7 +42,7 @@ def held(agent):
 def test_a_pod_gets_what_it_asked_for(node, agent):
     running = node.run_pod(pod("a", 8))
     container = running.container("c0")
-    assert limits_of(container) == {card_of(container): 8 * GIB}
+    assert limits_of(container) == {gpu_of(container): 8 * GIB}
     by_target = {mount.target: mount for mount in container.launch.mounts}
     assert {target: mount.read_only for target, mount in by_target.items()} == {
         "/etc/ld.so.preload": True,
@@ -55,12 +55,12 @@ def test_a_pod_gets_what_it_asked_for(node, agent):
     assert (Path(by_target["/usr/local/lib/vcuda"].source) / library.name).exists()
 
 
-def test_the_kubelets_books_and_ours_name_the_same_cards(node, agent):
+def test_the_kubelets_allocation_table_and_ours_name_the_same_gpus(node, agent):
     for number, count in enumerate((8, 4, 12, 10, 14)):
         running = node.run_pod(pod(f"p{number}", count))
         assert running.phase == "Running"
-        assert {token.rpartition("/")[0] for token in node.device_ids(running, RESOURCE)} == {
-            card_of(running.container("c0"))
+        assert {device_id.rpartition("/")[0] for device_id in node.device_ids(running, RESOURCE)} == {
+            gpu_of(running.container("c0"))
         }
     assert node.run_pod(pod("late", 1)).reason == "Unschedulable"
     assert held(agent) == {uuid(0): 24, uuid(1): 24}
@@ -86,12 +86,12 @@ def test_a_deleted_pods_slices_and_directory_go_back(node, agent):
     assert kept.container("c0").running
 
 
-def test_a_successor_does_not_have_to_wait_for_the_books(node, agent):
+def test_a_successor_does_not_have_to_wait_for_the_allocation_table(node, agent):
     first, _second = node.run_pod(pod("a", 24)), node.run_pod(pod("b", 20))
     node.delete_pod(first)
     third = node.run_pod(pod("c", 24))
     assert third.phase == "Running"
-    assert card_of(third.container("c0")) == card_of(first.container("c0"))
+    assert gpu_of(third.container("c0")) == gpu_of(first.container("c0"))
 
 
 def test_init_containers_lend_and_the_pod_is_not_counted_twice(node, agent):
@@ -106,12 +106,12 @@ def test_init_containers_lend_and_the_pod_is_not_counted_twice(node, agent):
     )
     running = node.create_pod(spec)
     wait_until(lambda: running.container("b").running, "the pod")
-    cards = {card_of(container) for container in running.all_containers}
-    assert len(cards) == 1
+    gpus = {gpu_of(container) for container in running.all_containers}
+    assert len(gpus) == 1
     assert running.container("a").runs == 1
     rest = node.run_pod(pod("rest", 16))
     assert rest.phase == "Running"
-    assert {card_of(rest.container("c0"))} == cards, "8 slices are held, so 16 fit beside them"
+    assert {gpu_of(rest.container("c0"))} == gpus, "8 slices are held, so 16 fit beside them"
 
 
 def test_an_init_container_with_all_the_slices(node, agent):
@@ -145,17 +145,17 @@ def test_a_crashing_container_gets_the_same_again_without_being_allocated(node, 
     assert len(agent.events("allocated")) == 1
 
 
-def test_more_than_a_card_is_spread(node, agent):
+def test_more_than_a_gpu_is_spread(node, agent):
     running = node.run_pod(pod("a", 30))
-    assert set(card_of(running.container("c0")).split(",")) == {uuid(0), uuid(1)}
+    assert set(gpu_of(running.container("c0")).split(",")) == {uuid(0), uuid(1)}
     assert sorted(limits_of(running.container("c0")).values()) == [15 * GIB, 15 * GIB]
 
 
-def test_what_no_card_has_room_for_now_is_admitted_and_held_back(node, agent):
+def test_what_no_gpu_has_room_for_now_is_admitted_and_held_back(node, agent):
     first, second = node.run_pod(pod("a", 18)), node.run_pod(pod("b", 18))
-    assert card_of(first.container("c0")) != card_of(second.container("c0"))
+    assert gpu_of(first.container("c0")) != gpu_of(second.container("c0"))
     third = node.run_pod(pod("c", 8))
-    assert third.phase == "Pending", "12 are free in all, 6 on each card"
+    assert third.phase == "Pending", "12 are free in all, 6 on each GPU"
     (event, *_) = [event for event in third.events if event.kind == "Warning"]
     assert "waiting for 2 GiB of GPU-" in event.message
     assert "default/" in event.message
@@ -168,7 +168,7 @@ def test_what_no_card_has_room_for_now_is_admitted_and_held_back(node, agent):
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_mix_of_pods_is_counted_right(directory, policy, seed):
-    """Pods come and go; at every rest the node's books and the kubelet's hold the same devices."""
+    """Pods come and go; at every rest the node's allocation tables and the kubelet's hold the same devices."""
     rng = random.Random(seed)
     kubelet = FakeKubelet(
         directory / "kubelet", seed=seed, policy=policy, settings=QUICK, runtime=Runtime("plain")
@@ -195,7 +195,8 @@ def test_any_mix_of_pods_is_counted_right(directory, policy, seed):
         # shows its devices as free; everybody who lives is known, and nobody else by name.
         alive_names = {one.name for one in alive}
         wait_until(
-            lambda: {row["pod"] for row in agent.status()} - {None} == alive_names, "the books to agree"
+            lambda: {row["pod"] for row in agent.status()} - {None} == alive_names,
+            "the allocation table to agree",
         )
         for one in alive:
             for container in one.containers:

@@ -1,4 +1,4 @@
-"""Pods with wishes: an API server stand-in, a kubelet stand-in and the agent as a process of its own."""
+"""Pods with options: an API server stand-in, a kubelet stand-in and the agent as a process of its own."""
 
 import random
 
@@ -15,7 +15,7 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
-    card_of,
+    gpu_of,
     inventory_text,
     pod,
     wait_until,
@@ -32,21 +32,21 @@ def api():
 
 @pytest.fixture
 def begin(directory, api):
-    """Starts a node of CARDS cards of 24 GiB on two NUMA nodes; the agent knows its pods."""
+    """Starts a node of CARDS GPUs of 24 GiB on two NUMA nodes; the agent knows its pods."""
     started = []
 
-    def start(policy="none", cards=4, seed=7, gib=24):
+    def start(policy="none", gpus=4, seed=7, gib=24):
         kubelet = FakeKubelet(
             directory / "kubelet", seed, policy, settings=QUICK, runtime=Runtime("plain"), api=api
         )
         agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
-        agent.inventory.write_text(inventory_text(cards, gib=gib))
+        agent.inventory.write_text(inventory_text(gpus, gib=gib))
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
         started.append((kubelet, agent))
         kubelet.start()
         agent.start()
         agent.wait_event("pods watched")
-        kubelet.wait_allocatable(RESOURCE, cards * gib, PATIENCE)
+        kubelet.wait_allocatable(RESOURCE, gpus * gib, PATIENCE)
         return kubelet, agent
 
     yield start
@@ -66,17 +66,18 @@ def sizes(container):
     return sorted(gpu.memory_bytes // GIB for gpu in page.gpus)
 
 
-def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_wish(begin, api):
-    kubelet, agent = begin(cards=4, gib=32)
-    wishes = [{"gpu-uuid": uuid(number % 4), "cores": str(number % 3)} for number in range(100)]
+def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_options(begin, api):
+    kubelet, agent = begin(gpus=4, gib=32)
+    all_options = [{"gpu-uuid": uuid(number % 4), "cores": str(number % 3)} for number in range(100)]
     pods = [
-        kubelet.create_pod(pod(f"p{number}", 1, annotations=said(wish))) for number, wish in enumerate(wishes)
+        kubelet.create_pod(pod(f"p{number}", 1, annotations=said(options)))
+        for number, options in enumerate(all_options)
     ]
     for one in pods:
         one.wait_for(lambda one: one.phase != "Pending", PATIENCE)
     assert {(one.spec.name, one.reason, one.message) for one in pods if one.phase != "Running"} == set()
     assert [event for one in pods for event in one.events if event.kind == "Warning"] == []
-    assert [card_of(one.container("c0")) for one in pods] == [wish["gpu-uuid"] for wish in wishes]
+    assert [gpu_of(one.container("c0")) for one in pods] == [options["gpu-uuid"] for options in all_options]
     allocated = agent.events("allocated")
     assert len(allocated) == 100 and not any(one["undecided"] or one["waiting"] for one in allocated)
     assert {one["container"] for one in allocated} == {f"default/p{number}/c0" for number in range(100)}
@@ -84,22 +85,23 @@ def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_wish
 
 
 def test_a_kubelet_whose_list_takes_long_is_waited_for(begin):
-    """Half a second is no reason to give a pod other cards than it asked for."""
-    kubelet, agent = begin(cards=2)
+    """Half a second is no reason to give a pod other GPUs than it asked for."""
+    kubelet, agent = begin(gpus=2)
     kubelet.pod_resources.delay_s = 0.5
-    wishes = [{"gpu-uuid": uuid(number % 2)} for number in range(4)]
+    all_options = [{"gpu-uuid": uuid(number % 2)} for number in range(4)]
     pods = [
-        kubelet.create_pod(pod(f"p{number}", 2, annotations=said(wish))) for number, wish in enumerate(wishes)
+        kubelet.create_pod(pod(f"p{number}", 2, annotations=said(options)))
+        for number, options in enumerate(all_options)
     ]
     for one in pods:
         one.wait_for(lambda one: one.phase != "Pending", PATIENCE)
-    assert [card_of(one.container("c0")) for one in pods] == [wish["gpu-uuid"] for wish in wishes]
+    assert [gpu_of(one.container("c0")) for one in pods] == [options["gpu-uuid"] for options in all_options]
     assert not any(one["undecided"] for one in agent.events("allocated"))
 
 
 def test_a_kubelet_that_does_not_list_its_pods_costs_no_pod_and_not_the_agent(begin):
     """Admissions give the list up while the poller still waits for the same, on the same connection."""
-    kubelet, agent = begin(cards=2)
+    kubelet, agent = begin(gpus=2)
     kubelet.pod_resources.delay_s = 3.0
     pods = [kubelet.create_pod(pod(f"p{number}", 2)) for number in range(8)]
     for one in pods:
@@ -112,8 +114,8 @@ def test_a_kubelet_that_does_not_list_its_pods_costs_no_pod_and_not_the_agent(be
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_numa_nodes_and_every_policy(begin, policy):
-    """Whatever the kubelet makes of NUMA: what is admitted has its memory, its wish and no card too full."""
-    kubelet, agent = begin(policy, cards=4, gib=8)
+    """Whatever the kubelet makes of NUMA: what is admitted has its memory, its options and no GPU too full."""
+    kubelet, agent = begin(policy, gpus=4, gib=8)
     rng = random.Random(3)
     alive, started = [], 0
     for number in range(24):
@@ -121,9 +123,9 @@ def test_two_numa_nodes_and_every_policy(begin, policy):
             kubelet.delete_pod(alive.pop(rng.randrange(len(alive))), timeout_s=PATIENCE)
             continue
         counts = [rng.choice((1, 2, 4, 6)) for _ in range(rng.choice((1, 1, 2)))]
-        cards = rng.choice((1, 2)) if min(counts) >= 2 else 1
-        wish = said({"gpus": str(cards)})
-        one = kubelet.run_pod(pod(f"p{number}", *counts, annotations=wish), PATIENCE)
+        gpus = rng.choice((1, 2)) if min(counts) >= 2 else 1
+        options = said({"gpus": str(gpus)})
+        one = kubelet.run_pod(pod(f"p{number}", *counts, annotations=options), PATIENCE)
         if one.phase == "Running":
             alive.append(one)
             one.wait_for(lambda one: all(c.launch or c.waiting for c in one.containers), PATIENCE)
@@ -132,7 +134,7 @@ def test_two_numa_nodes_and_every_policy(begin, policy):
                     continue  # its start waits for room
                 started += 1
                 assert sum(sizes(container)) == count
-                assert len(card_of(container).split(",")) == cards
+                assert len(gpu_of(container).split(",")) == gpus
         else:
             assert one.reason in ("Unschedulable", "TopologyAffinityError", "") or any(
                 container.waiting for container in one.containers
@@ -168,11 +170,11 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     )
 
 
-def test_an_exclusive_card_is_nobody_elses_until_it_is_given_back(begin):
-    kubelet, _ = begin(cards=2)
+def test_an_exclusive_gpu_is_nobody_elses_until_it_is_given_back(begin):
+    kubelet, _ = begin(gpus=2)
     alone = kubelet.run_pod(pod("alone", 2, annotations=said({"exclusive": "true"})))
     others = [kubelet.run_pod(pod(f"o{number}", 6)) for number in range(4)]
-    assert {card_of(one.container("c0")) for one in others}.isdisjoint({card_of(alone.container("c0"))})
+    assert {gpu_of(one.container("c0")) for one in others}.isdisjoint({gpu_of(alone.container("c0"))})
     late = kubelet.run_pod(pod("late", 3))
     assert "exclusively" in wait_until(
         lambda: next((e.message for e in late.events if "waiting for" in e.message), ""), "what it waits for"
@@ -181,7 +183,7 @@ def test_an_exclusive_card_is_nobody_elses_until_it_is_given_back(begin):
     late.wait("Running", PATIENCE)
 
 
-def test_sizes_per_card_and_cards_of_a_kind(begin):
+def test_sizes_per_gpu_and_gpus_of_a_kind(begin):
     kubelet, _ = begin()
     one = kubelet.run_pod(pod("a", 24, annotations=said({"memory": "8GiB,16GiB"})))
     assert sizes(one.container("c0")) == [8, 16]
@@ -240,4 +242,4 @@ def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
     kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
     assert [(row["container"], row["gpu"], row["slices"]) for row in agent.status()] == before
     other = kubelet.run_pod(pod("other", 2))
-    assert card_of(other.container("c0")) != before[0][1]
+    assert gpu_of(other.container("c0")) != before[0][1]

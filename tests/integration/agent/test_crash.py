@@ -11,14 +11,14 @@ import pytest
 import vcuda
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from agent.state.store import read_only
+from agent.persistence.store import read_only
 from tests.fakes.kubelet import PodSpec
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
     allocation_dir,
-    card_of,
+    gpu_of,
     inventory_text,
     pod,
     wait_until,
@@ -27,12 +27,12 @@ from vcuda import contract
 
 
 class Caller:
-    """A kubelet's calls without a kubelet: hands out tokens and keeps every answer that reached it."""
+    """A kubelet's calls without a kubelet: hands out device IDs and keeps every answer that reached it."""
 
-    def __init__(self, agent, cards, slices, rng):
+    def __init__(self, agent, gpus, slices, rng):
         self.agent, self.rng = agent, rng
-        self.free = {f"{uuid(card)}/{number}" for card in range(cards) for number in range(slices)}
-        self.answered = {}  # allocation id -> tokens
+        self.free = {f"{uuid(gpu)}/{number}" for gpu in range(gpus) for number in range(slices)}
+        self.answered = {}  # allocation id -> device IDs
         self.count = 0
 
     def work(self):
@@ -52,13 +52,13 @@ class Caller:
                     api.PreferredAllocationRequest(container_requests=[wanted]), timeout=20
                 )
                 (first,) = preferred.container_responses
-                tokens = set(first.deviceIDs)
+                device_ids = set(first.deviceIDs)
                 request = api.AllocateRequest(
-                    container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(tokens))]
+                    container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(device_ids))]
                 )
                 (answer,) = stub.Allocate(request, timeout=20).container_responses
-                self.answered[answer.annotations["gigaslice.io/allocation"]] = tokens
-                self.free -= tokens
+                self.answered[answer.annotations["gigaslice.io/allocation"]] = device_ids
+                self.free -= device_ids
                 self.count += 1
         except grpc.RpcError:
             return
@@ -66,19 +66,19 @@ class Caller:
             channel.close()
 
 
-def check_books(agent, caller):
-    """Every answer is in the book with its directory; no token and no slice counts twice."""
-    book, readings = read_only(agent.state)
-    by_id = {one.id: one for one in book.grants}
-    for key, tokens in caller.answered.items():
+def check_tables(agent, caller):
+    """Every answer is in the allocation table with its directory; no device ID and no slice counts twice."""
+    table, readings = read_only(agent.state)
+    by_id = {one.id: one for one in table.allocations}
+    for key, device_ids in caller.answered.items():
         assert key in by_id, "an answered allocation is lost"
-        assert by_id[key].tokens == tokens
+        assert by_id[key].device_ids == device_ids
         assert readings[key].problem is None
         page = vcuda.read_limits(agent.state / "allocations" / key / contract.LIMITS_FILE)
-        assert sum(gpu.memory_bytes for gpu in page.gpus) == len(tokens) * GIB
-    held = [token for one in book.grants for token in one.held]
-    assert len(held) == len(set(held)), "a token counts twice"
-    assert len({one.number for one in book.grants}) == len(book.grants)
+        assert sum(gpu.memory_bytes for gpu in page.gpus) == len(device_ids) * GIB
+    held = [device_id for one in table.allocations for device_id in one.held]
+    assert len(held) == len(set(held)), "a device ID counts twice"
+    assert len({one.number for one in table.allocations}) == len(table.allocations)
     wait_until(lambda: leftovers(agent) == [], "the files of what has ended to go")
 
 
@@ -91,15 +91,15 @@ def leftovers(agent):
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_instant_of_an_allocation(agent, seed):
     rng = random.Random(seed)
-    cards, slices = 4, 8
-    agent.inventory.write_text(inventory_text(cards, slices))
+    gpus, slices = 4, 8
+    agent.inventory.write_text(inventory_text(gpus, slices))
     agent.flags["--log-level"] = "warning"
     agent.socket.parent.mkdir(parents=True)
-    caller = Caller(agent, cards, slices, rng)
+    caller = Caller(agent, gpus, slices, rng)
     for number in range(8):
         agent.start()
         wait_until(lambda: rpc_answers(agent), "the agent")
-        check_books(agent, caller)
+        check_tables(agent, caller)
         worker = threading.Thread(target=caller.work, daemon=True)
         worker.start()
         if number % 2:  # else it may be killed during its first answer
@@ -111,7 +111,7 @@ def test_killed_at_any_instant_of_an_allocation(agent, seed):
         assert not worker.is_alive()
     agent.start()
     wait_until(lambda: rpc_answers(agent), "the agent")
-    check_books(agent, caller)
+    check_tables(agent, caller)
     assert caller.count >= 4 * 15
 
 
@@ -130,7 +130,9 @@ def test_pods_and_their_slices_outlive_kills(node, agent):
         agent.kill()
         agent.start()
         wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
-    wait_until(lambda: {row["pod"] for row in agent.status()} == {one.name for one in pods}, "the books")
+    wait_until(
+        lambda: {row["pod"] for row in agent.status()} == {one.name for one in pods}, "the allocation table"
+    )
     assert all(one.container("c0").running for one in pods)
     assert node.run_pod(pod("big", 17)).reason == "Unschedulable"
     assert node.run_pod(pod("rest", 8)).phase == "Running"
@@ -149,7 +151,7 @@ def test_a_pod_that_ends_while_the_agent_is_away(node, agent):
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "flipped", "missing", "both"])
-def test_a_damaged_checkpoint_is_kept_and_the_books_are_rebuilt(node, agent, damage):
+def test_a_damaged_checkpoint_is_kept_and_the_allocation_table_are_rebuilt(node, agent, damage):
     pods = [node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     before = sorted((row["allocation"], row["pod"], row["gpu"], row["limit"]) for row in agent.status())
@@ -178,11 +180,11 @@ def test_a_damaged_checkpoint_is_kept_and_the_books_are_rebuilt(node, agent, dam
     assert len(agent.events("checkpoint damaged")) == len(kept)
     more = node.run_pod(pod("more", 24))
     assert more.phase == "Running"
-    assert {card_of(one.container("c0")) for one in pods}.isdisjoint({card_of(more.container("c0"))})
+    assert {gpu_of(one.container("c0")) for one in pods}.isdisjoint({gpu_of(more.container("c0"))})
 
 
 def test_a_checkpoint_of_a_newer_agent_is_refused_and_nothing_is_harmed(node, agent):
-    from agent.state import codec
+    from agent.persistence import codec
 
     running = node.run_pod(pod("a", 8))
     agent.kill()
@@ -206,7 +208,7 @@ def test_a_state_directory_that_was_lost(node, agent):
     wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
     wait_until(lambda: [row["pod"] for row in agent.status()] == ["a"], "the container to be counted")
     other = node.run_pod(pod("b", 24))
-    assert card_of(other.container("c0")) != card_of(running.container("c0"))
+    assert gpu_of(other.container("c0")) != gpu_of(running.container("c0"))
 
 
 def test_a_directory_that_was_damaged_is_mended_when_its_container_starts_again(node, agent):
@@ -228,12 +230,12 @@ def test_a_directory_that_was_damaged_is_mended_when_its_container_starts_again(
 
 def test_a_reboot(node, agent):
     pods = [node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
-    cards = [card_of(one.container("c0")) for one in pods]
+    gpus = [gpu_of(one.container("c0")) for one in pods]
     agent.kill()
 
     def boot():
         """A kubelet rejects for good what it admits before the plugin is back, and here does not: that is no matter
-        of the agent's books, and how soon it is back on a loaded machine is none of this test's.
+        of the agent's allocation tables, and how soon it is back on a loaded machine is none of this test's.
         """
         node.settings = dataclasses.replace(node.settings, readmit_with=RESOURCE)
         agent.start()
@@ -241,5 +243,5 @@ def test_a_reboot(node, agent):
 
     node.reboot(before_start=boot)
     wait_until(lambda: all(one.container("c0").running for one in pods), [one.message for one in pods])
-    assert [card_of(one.container("c0")) for one in pods] == cards
+    assert [gpu_of(one.container("c0")) for one in pods] == gpus
     assert len(agent.events("allocated")) == 3, "the kubelet replays, nothing is allocated anew"

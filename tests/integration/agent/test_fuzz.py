@@ -1,4 +1,5 @@
-"""All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and books that hold.
+"""All five calls with whatever a peer can send: an error or a valid answer, never a dead agent, and allocation tables
+that hold.
 
 Requests that were thought of are in corpus.txt; hypothesis makes others, of the calls' own forms and of those.
 """
@@ -13,18 +14,18 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.kube.decode import parse_pod
-from agent.kubelet import plugin as plugin_module
-from agent.kubelet.admission import Admissions
+from agent.allocation.admission import Admissions
+from agent.deviceplugin import plugin as plugin_module
+from agent.deviceplugin.plugin import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.kubelet.plugin import DevicePlugin
-from agent.kubelet.whose import ListedPod
-from agent.state.store import Store, read_only
+from agent.persistence.store import Store, read_only
+from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import all_tokens, inventory
+from tests.fakes.nodes import all_device_ids, inventory
 from tests.fakes.served import served
-from tests.unit.kubelet.conftest import make_allocator
+from tests.unit.agent.conftest import make_allocator
 
 GPU = "gigaslice.io/vgpu-memory"
 CORPUS = [
@@ -44,7 +45,7 @@ METHODS = (
 )
 FOUND = inventory(2, 8)
 
-ids = st.sampled_from(all_tokens(FOUND)) | st.text(max_size=12)
+ids = st.sampled_from(all_device_ids(FOUND)) | st.text(max_size=12)
 id_lists = st.lists(ids, max_size=20)
 sizes = st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(0, 20)
 preferences = st.builds(
@@ -61,7 +62,7 @@ preferences = st.builds(
         max_size=3,
     ),
 )
-allocations = st.builds(
+occupants = st.builds(
     lambda several: api.AllocateRequest(
         container_requests=[api.ContainerAllocateRequest(devices_ids=one) for one in several]
     ),
@@ -81,7 +82,7 @@ messages = st.one_of(
     st.tuples(
         st.just("GetPreferredAllocation"), preferences.map(api.PreferredAllocationRequest.SerializeToString)
     ),
-    st.tuples(st.just("Allocate"), allocations.map(api.AllocateRequest.SerializeToString)),
+    st.tuples(st.just("Allocate"), occupants.map(api.AllocateRequest.SerializeToString)),
     st.tuples(st.just("PreStartContainer"), starts.map(api.PreStartContainerRequest.SerializeToString)),
     st.tuples(st.sampled_from(METHODS), st.binary(max_size=200)),
     st.builds(
@@ -135,14 +136,14 @@ def is_preference(raw):
 
 
 def check(store, calls):
-    """What is in memory is on disk (but for what the kubelet says again), and every grant has its directory."""
-    book = store.book
-    held = [token for grant in book.grants for token in grant.held]
-    assert len(held) == len(set(held)), "a token counts once"
-    assert len({grant.id for grant in book.grants}) == len(book.grants)
-    on_disk = {grant.id for grant in read_only(store.state_dir)[0].grants}
-    assert {grant.id for grant in book.grants} == on_disk
-    assert all(store.dirs.problem(grant) is None for grant in book.grants)
+    """What is in memory is on disk (but for what the kubelet says again), and every allocation has its directory."""
+    table = store.table
+    held = [device_id for allocation in table.allocations for device_id in allocation.held]
+    assert len(held) == len(set(held)), "a device ID counts once"
+    assert len({allocation.id for allocation in table.allocations}) == len(table.allocations)
+    on_disk = {allocation.id for allocation in read_only(store.state_dir)[0].allocations}
+    assert {allocation.id for allocation in table.allocations} == on_disk
+    assert all(store.dirs.problem(allocation) is None for allocation in table.allocations)
     assert set(store.dirs.read_all()) == on_disk, calls
 
 
@@ -165,16 +166,16 @@ def test_every_request_of_the_corpus_has_an_answer_and_spoils_nothing(directory,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(pods, st.lists(messages, min_size=1, max_size=8))
-def test_no_message_kills_the_agent_or_spoils_its_books(directory, library, known, calls):
+def test_no_message_kills_the_agent_or_spoils_its_allocation_table(directory, library, known, calls):
     cluster = MemoryCluster()
-    for number, (counts, wishes) in enumerate(known):
-        document = pod_document(f"p{number}", *({GPU: count} for count in counts), annotations=wishes)
+    for number, (counts, all_options) in enumerate(known):
+        document = pod_document(f"p{number}", *({GPU: count} for count in counts), annotations=all_options)
         cluster.put(parse_pod(document))
     converse(directory, library, cluster, calls)
 
 
 def converse(directory, library, cluster, calls):
-    """Sends CALLS to an agent that knows the pods of CLUSTER, and looks at its books after each."""
+    """Sends CALLS to an agent that knows the pods of CLUSTER, and looks at its allocation tables after each."""
     plugin_module._GATE_PATIENCE, patience = 0.02, plugin_module._GATE_PATIENCE
     answers = {
         "GetDevicePluginOptions": api.DevicePluginOptions,

@@ -3,7 +3,7 @@
 import pytest
 
 import vcuda
-from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, card_of, pod, wait_until
+from tests.integration.agent.conftest import PATIENCE, RESOURCE, allocation_dir, gpu_of, pod, wait_until
 from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS
 from vcuda import contract
 
@@ -12,7 +12,7 @@ def rows_of(agent, name):
     return [row for row in agent.status() if row["pod"] == name]
 
 
-def test_cards_are_found_through_nvml(gpu_node, agent):
+def test_gpus_are_found_through_nvml(gpu_node, agent):
     events = agent.events("gpu")
     assert len({event["gpu"] for event in events}) == 2
     assert [event["numa"] for event in events] == sorted(event["numa"] for event in events)
@@ -36,23 +36,23 @@ def test_what_a_program_holds_is_seen_and_ends_with_it(gpu_node, agent, program)
 
 
 def test_memory_that_no_call_declares_is_measured_and_published(gpu_node, agent, program):
-    """The context of a program is memory of its card; declared and measured together are what NVML sees."""
+    """The context of a program is memory of its uuid; declared and measured together are what NVML sees."""
     container = gpu_node.run_pod(pod("a", 8)).container("c0")
     program(container).do("alloc a", 64 * MIB)
     limits = allocation_dir(container) / contract.LIMITS_FILE
     ledger = allocation_dir(container) / contract.LEDGER_FILE
-    card = card_of(container)
+    uuid = gpu_of(container)
 
     def total():
         (gpu,) = vcuda.read_limits(limits).gpus
-        return vcuda.read_ledger(ledger).used(card) + gpu.unhooked_bytes
+        return vcuda.read_ledger(ledger).used(uuid) + gpu.unhooked_bytes
 
-    from_outside = agent_view_of_nvml(agent, card)
+    from_outside = agent_view_of_nvml(agent, uuid)
     wait_until(lambda: total() == from_outside, f"declared and measured bytes to be {from_outside}")
 
 
-def agent_view_of_nvml(agent, card):
-    """Bytes that all processes hold of a card, asked in a process of its own under the simulated driver."""
+def agent_view_of_nvml(agent, gpu):
+    """Bytes that all processes hold of a GPU, asked in a process of its own under the simulated driver."""
     import subprocess
     import sys
 
@@ -61,7 +61,7 @@ def agent_view_of_nvml(agent, card):
         "print(sum(p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code, card], env=agent.driver, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, gpu], env=agent.driver, capture_output=True, text=True, check=True
     )
     return int(answer.stdout)
 
@@ -109,7 +109,7 @@ def test_after_a_forced_deletion_memory_of_the_old_processes_is_waited_for(gpu_n
     assert not second.container("c0").running
     left_over.kill()
     wait_until(lambda: second.container("c0").running, "the start", PATIENCE)
-    assert card_of(second.container("c0")) == card_of(first.container("c0"))
+    assert gpu_of(second.container("c0")) == gpu_of(first.container("c0"))
 
 
 def test_a_small_successor_need_not_wait_for_a_small_rest(gpu_node, agent, program):

@@ -15,7 +15,7 @@ import pytest
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from agent.state.store import read_only
+from agent.persistence.store import read_only
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
     PATIENCE,
@@ -113,15 +113,17 @@ def test_an_allocation_that_the_agent_did_not_live_to_answer_is_answered_by_the_
     assert made.phase == "Pending"
     worker.kill()
     made.wait_for(lambda one: one.phase == "Running", PATIENCE)
-    assert len(read_only(agent.state)[0].grants) == 1
+    assert len(read_only(agent.state)[0].allocations) == 1
 
 
 def test_an_allocation_that_was_recorded_is_not_made_twice(node, agent):
     """Killed between the record and the answer: the next agent answers with what it finds."""
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         call = rpc.DevicePluginStub(channel).Allocate
-        tokens = sorted(node.manager.healthy[RESOURCE])[:4]
-        request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=tokens)])
+        device_ids = sorted(node.manager.healthy[RESOURCE])[:4]
+        request = api.AllocateRequest(
+            container_requests=[api.ContainerAllocateRequest(devices_ids=device_ids)]
+        )
         for round_number in range(8):
             worker = wait_until(lambda: agent.worker, "the agent")
             answers = []
@@ -134,9 +136,9 @@ def test_an_allocation_that_was_recorded_is_not_made_twice(node, agent):
             caller.join(60)
             (response,) = answers[0].container_responses
             source = next(m.host_path for m in response.mounts if m.container_path == "/etc/vcuda/limits")
-            newest = max(read_only(agent.state)[0].grants, key=lambda grant: grant.number)
-            assert newest.id in source, "the answer is of the grant that counts"
-            assert newest.tokens == frozenset(tokens)
+            newest = max(read_only(agent.state)[0].allocations, key=lambda allocation: allocation.number)
+            assert newest.id in source, "the answer is of the allocation that counts"
+            assert newest.device_ids == frozenset(device_ids)
             wait_until(lambda worker=worker: agent.worker not in (None, worker), "the next agent")
 
 

@@ -1,4 +1,4 @@
-"""Cards that err, vanish or are taken out of service, and what becomes of the node and its containers."""
+"""GPUs that err, vanish or are taken out of service, and what becomes of the node and its containers."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.fakedriver.env import library_directory
-from tests.integration.agent.conftest import RESOURCE, ROOT, card_of, pod, wait_until
+from tests.integration.agent.conftest import RESOURCE, ROOT, gpu_of, pod, wait_until
 from tests.native.running import GIB, SUCCESS
 
 
@@ -26,23 +26,23 @@ def command(agent, *words):
 
 
 def slices(agent):
-    """Of one card; the cards of the simulated node are alike."""
+    """Of one GPU; the GPUs of the simulated node are alike."""
     return agent.events("gpu")[0]["slices"]
 
 
-def test_a_fatal_xid_takes_the_card_and_only_the_card(gpu_node, agent, fakectl, program):
+def test_a_fatal_xid_takes_the_gpu_and_only_the_gpu(gpu_node, agent, fakectl, program):
     count = slices(agent)
     container = gpu_node.run_pod(pod("a", 4)).container("c0")
     client = program(container)
-    fakectl("xid", [e["gpu"] for e in agent.events("gpu")].index(card_of(container)), 95)
-    assert agent.wait_event("gpu is sick")["detail"].startswith("Xid 95: uncontained memory error")
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
+    fakectl("xid", [e["gpu"] for e in agent.events("gpu")].index(gpu_of(container)), 95)
+    assert agent.wait_event("gpu is unhealthy")["detail"].startswith("Xid 95: uncontained memory error")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one GPU's slices")
     assert gpu_node.capacity()[RESOURCE] == 2 * count
     assert client.do("alloc a", GIB).code == SUCCESS, "what runs goes on"
     running = gpu_node.run_pod(pod("b", 4))
     other = running.container("c0")
     assert other.launch, running.events
-    assert card_of(other) != card_of(container)
+    assert gpu_of(other) != gpu_of(container)
     assert "Xid 95" in command(agent, "status")
 
 
@@ -51,77 +51,77 @@ def test_a_programs_own_error_changes_nothing(gpu_node, agent, fakectl):
     assert agent.wait_event("xid")["verdict"] == "application"
     fakectl("xid", 1, 13)
     agent.wait_event("xid", 2)
-    assert not agent.events("gpu is sick")
+    assert not agent.events("gpu is unhealthy")
     assert gpu_node.allocatable()[RESOURCE] == 2 * slices(agent)
 
 
 @pytest.fixture
-def short_probation(agent):
-    agent.flags["--health-probation"] = "500ms"
+def short_cooldown(agent):
+    agent.flags["--health-cooldown"] = "500ms"
 
 
-def test_a_card_comes_back_by_itself(short_probation, gpu_node, agent, fakectl):
+def test_a_gpu_comes_back_by_itself(short_cooldown, gpu_node, agent, fakectl):
     fakectl("xid", 0, 119)
-    agent.wait_event("gpu is sick")
+    agent.wait_event("gpu is unhealthy")
     agent.wait_event("gpu is well again")
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * slices(agent), "all slices")
     fakectl("xid", 0, 119)
-    assert agent.wait_event("gpu is sick", 2)["probation_seconds"] == 1, "a relapse waits twice as long"
+    assert agent.wait_event("gpu is unhealthy", 2)["cooldown_seconds"] == 1, "a relapse waits twice as long"
 
 
-def test_a_lost_card_is_unhealthy_until_it_was_back_for_a_while(short_probation, gpu_node, agent, fakectl):
+def test_a_lost_gpu_is_unhealthy_until_it_was_back_for_a_while(short_cooldown, gpu_node, agent, fakectl):
     count = slices(agent)
     fakectl("lost", 1)
-    wait_until(lambda: any("lost" in e["detail"] for e in agent.events("gpu is sick")), "the loss")
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
-    assert gpu_node.capacity()[RESOURCE] == 2 * count, "a lost card does not vanish from the node"
+    wait_until(lambda: any("lost" in e["detail"] for e in agent.events("gpu is unhealthy")), "the loss")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one GPU's slices")
+    assert gpu_node.capacity()[RESOURCE] == 2 * count, "a lost GPU does not vanish from the node"
     fakectl("found", 1)
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "both cards' slices")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "both GPUs' slices")
 
     def heard():
         fakectl("xid", 1, 62)  # again and again: it is listened to when the wait under way is over
-        return any("Xid 62" in e["detail"] for e in agent.events("gpu is sick"))
+        return any("Xid 62" in e["detail"] for e in agent.events("gpu is unhealthy"))
 
     wait_until(heard, "news of it")
 
 
-def test_a_sick_card_is_sick_after_a_restart_of_the_agent(gpu_node, agent, fakectl):
+def test_an_unhealthy_gpu_is_unhealthy_after_a_restart_of_the_agent(gpu_node, agent, fakectl):
     fakectl("xid", 0, 95)
-    agent.wait_event("gpu is sick")
+    agent.wait_event("gpu is unhealthy")
     agent.kill()
     agent.start()
     agent.wait_event("registered", 2)
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == slices(agent), "one card's slices")
-    assert len(agent.events("gpu is sick")) == 2
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == slices(agent), "one GPU's slices")
+    assert len(agent.events("gpu is unhealthy")) == 2
 
 
-def test_a_cordoned_card_keeps_what_runs_and_gets_no_more(gpu_node, agent, program):
+def test_a_cordoned_gpu_keeps_what_runs_and_gets_no_more(gpu_node, agent, program):
     count = slices(agent)
     container = gpu_node.run_pod(pod("a", 4)).container("c0")
     client = program(container)
-    card = card_of(container)
-    assert card in command(agent, "cordon", card, "--reason", "fan is loud")
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other card's slices")
+    gpu = gpu_of(container)
+    assert gpu in command(agent, "cordon", gpu, "--reason", "fan is loud")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other GPU's slices")
     assert client.do("alloc a", GIB).code == SUCCESS
     assert "cordoned: fan is loud" in command(agent, "status")
     container.process.kill()
     wait_until(lambda: container.runs > 1 and container.running, "the container's own restart")
-    assert card_of(gpu_node.run_pod(pod("b", 4)).container("c0")) != card
+    assert gpu_of(gpu_node.run_pod(pod("b", 4)).container("c0")) != gpu
     agent.kill()
     agent.start()
     agent.wait_event("registered", 2)
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other card's slices again")
-    command(agent, "uncordon", card)
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "the other GPU's slices again")
+    command(agent, "uncordon", gpu)
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "all slices")
 
 
-def test_a_card_can_be_cordoned_while_no_agent_runs(gpu_node, agent):
+def test_a_gpu_can_be_cordoned_while_no_agent_runs(gpu_node, agent):
     count = slices(agent)
     agent.kill()
     command(agent, "cordon", "0")
     agent.start()
     agent.wait_event("registered", 2)
-    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one card's slices")
+    wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one GPU's slices")
 
 
 def test_a_driver_that_answers_nothing_takes_the_slices_and_gives_them_back(
@@ -143,6 +143,6 @@ def test_a_driver_that_answers_nothing_takes_the_slices_and_gives_them_back(
 
     def heard():
         fakectl("xid", 0, 95)  # again and again: it is listened to when the wait under way is over
-        return any("Xid 95" in one["detail"] for one in agent.events("gpu is sick"))
+        return any("Xid 95" in one["detail"] for one in agent.events("gpu is unhealthy"))
 
     wait_until(heard, "news from an event set of the new session")

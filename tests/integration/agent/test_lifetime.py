@@ -16,7 +16,7 @@ from tests.integration.agent.conftest import (
     QUICK,
     RESOURCE,
     allocation_dir,
-    card_of,
+    gpu_of,
     pod,
     wait_until,
 )
@@ -85,7 +85,7 @@ def test_what_does_not_fit_beside_it_waits_until_it_has_ended(node, agent):
     new = node.create_pod(pod("new", 24, bind=True))
     new.wait_for(lambda one: one.container("c0").waiting == "CreateContainerConfigError", PATIENCE)
     assert max(promised(old, other).values()) <= 24 * GIB
-    node.delete_pod(other)  # the card where least is missing
+    node.delete_pod(other)  # the GPU where least is missing
     new.wait("Running", PATIENCE)
     assert max(promised(old, new).values()) <= 24 * GIB
     (event,) = wait_until(  # said at a poll, and posted beside everything else
@@ -123,7 +123,7 @@ def test_empty_lists_after_a_kubelet_restart_count_for_nothing(slow_node, agent)
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays(node, agent, looks):
     running = node.run_pod(pod("a", 8))
-    directory, gpu = allocation_dir(running.container("c0")), card_of(running.container("c0"))
+    directory, gpu = allocation_dir(running.container("c0")), gpu_of(running.container("c0"))
     named(agent)
     agent.kill()
     shutil.rmtree(agent.state)
@@ -170,8 +170,8 @@ def test_a_library_that_was_removed_is_installed_again(node, agent):
     agent.kill()
     line = (directory / contract.PRELOAD_FILE).read_text()
     name = line.strip().rpartition("/")[2]
-    grants = (directory / "allocation.json", agent.state / "checkpoint.json")
-    assert all(name in path.read_text() for path in grants)
+    allocations = (directory / "allocation.json", agent.state / "checkpoint.json")
+    assert all(name in path.read_text() for path in allocations)
     old = "libvcuda-0.0.1.so"
     (directory / contract.PRELOAD_FILE).write_text(line.replace(name, old))
     _relabel(agent.state, directory, name, old)
@@ -184,15 +184,17 @@ def test_a_library_that_was_removed_is_installed_again(node, agent):
 
 
 def _relabel(state, directory, name, old):
-    from agent.state import codec
+    from agent.persistence import codec
 
     for path, decode, encode in (
-        (directory / "allocation.json", codec.decode_grant, codec.encode_grant),
-        (state / "checkpoint.json", codec.decode_book, codec.encode_book),
+        (directory / "allocation.json", codec.decode_allocation, codec.encode_allocation),
+        (state / "checkpoint.json", codec.decode_table, codec.encode_table),
     ):
         found = decode(path.read_bytes())
-        grants = getattr(found, "grants", (found,))
-        changed = tuple(dataclasses.replace(one, library=old) for one in grants)
-        found = dataclasses.replace(found, grants=changed) if hasattr(found, "grants") else changed[0]
+        allocations = getattr(found, "allocations", (found,))
+        changed = tuple(dataclasses.replace(one, library=old) for one in allocations)
+        found = (
+            dataclasses.replace(found, allocations=changed) if hasattr(found, "allocations") else changed[0]
+        )
         path.write_bytes(encode(found))
     assert name != old

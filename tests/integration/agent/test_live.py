@@ -11,14 +11,14 @@ import pytest
 import vcuda
 from agent.control import client
 from agent.control.pb import control_v1_pb2 as api
-from agent.errors import ControlError, GigasliceError, MissingError
-from agent.state.store import read_only
+from agent.persistence.store import read_only
+from gigaslice.errors import ControlError, GigasliceError, MissingError
 from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
     ROOT,
     allocation_dir,
-    card_of,
+    gpu_of,
     pod,
     wait_until,
 )
@@ -133,7 +133,7 @@ def test_an_elastic_program_gives_way_and_its_neighbour_starts_when_memory_is_fr
     elastic_node.run_pod(pod("filler", half))
     first = elastic_node.run_pod(pod("a", 4, annotations=ELASTIC))
     container = first.container("c0")
-    wait_until(lambda: limit(container) == half * GIB, "the whole card")
+    wait_until(lambda: limit(container) == half * GIB, "the whole GPU")
     cuda = program(container)
     assert cuda.do("alloc a", 3 * GIB).code == cuda.do("alloc b", (half - 5) * GIB).code == SUCCESS
     second = elastic_node.run_pod(pod("b", half - 4))
@@ -143,15 +143,15 @@ def test_an_elastic_program_gives_way_and_its_neighbour_starts_when_memory_is_fr
     assert "default/a/c0" in next(event for event in second.events if event.kind == "Warning").message
     assert cuda.do("free b").code == SUCCESS
     wait_until(lambda: second.container("c0").running, "the neighbour")
-    assert card_of(second.container("c0")) == card_of(container)
+    assert gpu_of(second.container("c0")) == gpu_of(container)
     elastic_node.delete_pod(second)
-    wait_until(lambda: limit(container) == half * GIB, "the whole card again")
+    wait_until(lambda: limit(container) == half * GIB, "the whole GPU again")
     assert cuda.do("alloc b", (half - 5) * GIB).code == SUCCESS
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_instant_of_a_change(node, agent, seed):
-    """Every change that was answered is found again; book, page and cards agree after each start."""
+    """Every change that was answered is found again; allocation table, page and GPUs agree after each start."""
     wait_until(lambda: control_answers(agent), "the control socket")
     rng = random.Random(seed)
     pods = {name: node.run_pod(pod(name, 6)).container("c0") for name in "abcd"}
@@ -189,16 +189,16 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
         assert not worker.is_alive()
         agent.start()
         wait_until(lambda: rpc_answers(agent), "the agent")
-        book, _ = read_only(agent.state)
+        table, _ = read_only(agent.state)
         promised = {}
-        for one in book.grants:
+        for one in table.allocations:
             name = one.ref.pod
             ((gpu, size),) = one.quota().items()
             promised[gpu] = promised.get(gpu, 0) + size
             assert size == answered[name] or size in asked[name]
             assert limit(pods[name]) == size
             answered[name], asked[name] = size, set()
-        assert len(book.grants) == len(pods)
+        assert len(table.allocations) == len(pods)
         assert all(size <= 24 * GIB for size in promised.values())
         wait_until(lambda: control_answers(agent), "the control socket")
     assert count >= 2 * 6

@@ -1,4 +1,4 @@
-"""A node that lends host memory: three jobs of 8 GiB on a card of 16, as a kubelet and programs see it."""
+"""A node that lends host memory: three jobs of 8 GiB on a GPU of 16, as a kubelet and programs see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
-    card_of,
+    gpu_of,
     pod,
     wait_until,
 )
@@ -31,18 +31,18 @@ WANTS_HOST = {"gigaslice.io/oversubscribe": "true"}
 
 @pytest.fixture
 def node(directory):
-    """One card of 16 GiB with 8 GiB of host memory, in slices of 8 GiB."""
+    """One GPU of 16 GiB with 8 GiB of host memory, in slices of 8 GiB."""
     yield from begin(directory, "16GiB", {"--slice": "8GiB", "--host-memory": "8GiB"}, 3)
 
 
 @pytest.fixture
 def small_node(directory):
-    """One card of 4 GiB with as much of host memory, in slices of 1 GiB; pages take time to move."""
+    """One GPU of 4 GiB with as much of host memory, in slices of 1 GiB; pages take time to move."""
     yield from begin(directory, "4GiB", {"--host-memory": "4GiB"}, 8)
 
 
 def begin(directory, memory, flags, slices):
-    machine = directory / "card.txt"
+    machine = directory / "GPU.txt"
     machine.write_text(f"paging: 5us\ncontext_memory: 100MiB\ngpu 0:\n  memory: {memory}\n")
     driver = driver_env(machine, directory / "machine")
     with KubeApi() as api:
@@ -70,7 +70,7 @@ def begin(directory, memory, flags, slices):
 
 def program(driver, container):
     quota = {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(allocation_dir(container))}
-    return Client({**driver, **quota, "CUDA_VISIBLE_DEVICES": card_of(container)}).ready()
+    return Client({**driver, **quota, "CUDA_VISIBLE_DEVICES": gpu_of(container)}).ready()
 
 
 def started(kubelet, name, count=1, **more):
@@ -79,7 +79,7 @@ def started(kubelet, name, count=1, **more):
     return made.containers[0]
 
 
-def test_three_jobs_of_8_gib_run_on_a_card_of_16(node):
+def test_three_jobs_of_8_gib_run_on_a_gpu_of_16(node):
     kubelet, agent, driver = node
     containers = [started(kubelet, f"job{n}", annotations=WANTS_HOST) for n in range(3)]
     programs = [program(driver, container) for container in containers]
@@ -98,7 +98,7 @@ def test_three_jobs_of_8_gib_run_on_a_card_of_16(node):
             assert usage.used(uuid) - usage.managed(uuid) <= 4 * GIB
         agent.kill()
         agent.start()
-        wait_until(lambda: len(agent.status()) == 3, "the books are found again")
+        wait_until(lambda: len(agent.status()) == 3, "the allocation table are found again")
         kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
         for container in containers:
             page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
@@ -108,7 +108,7 @@ def test_three_jobs_of_8_gib_run_on_a_card_of_16(node):
             one.kill()
 
 
-def test_without_the_annotation_a_pod_waits_for_the_cards_own_memory(node):
+def test_without_the_annotation_a_pod_waits_for_the_gpus_own_memory(node):
     kubelet, agent, driver = node
     plain = [started(kubelet, f"plain{n}") for n in range(2)]
     kubelet.create_pod(pod("third", 1))
@@ -123,9 +123,9 @@ def test_without_the_annotation_a_pod_waits_for_the_cards_own_memory(node):
 
 
 def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
-    """Two containers of 4 GiB on a card of 4: the agent gives turns, is killed in the middle, and comes back.
+    """Two containers of 4 GiB on a GPU of 4: the agent gives turns, is killed in the middle, and comes back.
 
-    When turns are worth it is tested without a clock, in tests/unit/state/test_turns.py.
+    When turns are worth it is tested without a clock, in tests/unit/gigaslice/limits/test_time_slicing.py.
     """
     kubelet, agent, driver = small_node
     containers = [started(kubelet, f"job{n}", 4, annotations=WANTS_HOST) for n in range(2)]
@@ -145,7 +145,7 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
             job.stdin.flush()
         agent.wait_event("turns begin")
         agent.kill()
-        uuid = card_of(containers[0])
+        uuid = gpu_of(containers[0])
         ledgers = [allocation_dir(container) / contract.LEDGER_FILE for container in containers]
         before = [vcuda.read_turns(ledger, [uuid])[uuid].progress for ledger in ledgers]
         wait_until(

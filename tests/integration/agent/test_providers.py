@@ -16,18 +16,18 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     ROOT,
     allocation_dir,
-    card_of,
+    gpu_of,
     inventory_text,
     pod,
     wait_until,
 )
-from tests.unit.providers.test_rdma import add, write
+from tests.unit.agent.providers.test_rdma import add, write
 
 WHOLE = "gigaslice.io/gpu"
 RDMA = "gigaslice.io/rdma"
 
 
-def cards(name, count, **more):
+def gpus(name, count, **more):
     return PodSpec(name, (ContainerSpec("c0", {WHOLE: count}),), **more)
 
 
@@ -39,13 +39,13 @@ def nodes_of(node, running):
 def wait_both(node, slices, whole):
     wait_until(
         lambda: (node.allocatable().get(RESOURCE), node.allocatable().get(WHOLE)) == (slices, whole),
-        f"{slices} slices and {whole} cards",
+        f"{slices} slices and {whole} GPUs",
     )
 
 
 @pytest.fixture
 def both(kubelet, agent):
-    """48 slices on two cards, which can be had whole too."""
+    """48 slices on two GPUs, which can be had whole too."""
     agent.flags["--whole-gpus"] = WHOLE
     kubelet.start()
     agent.start()
@@ -53,16 +53,16 @@ def both(kubelet, agent):
     return kubelet
 
 
-def test_a_whole_card_has_no_slices_left_and_gives_them_back(both, agent):
-    running = both.run_pod(cards("whole", 1))
+def test_a_whole_gpu_has_no_slices_left_and_gives_them_back(both, agent):
+    running = both.run_pod(gpus("whole", 1))
     container = running.container("c0")
     assert (running.phase, container.launch.mounts) == ("Running", ())
-    assert both.device_ids(running, WHOLE) == {card_of(container)}
+    assert both.device_ids(running, WHOLE) == {gpu_of(container)}
     wait_both(both, 24, 2)
     sliced = both.run_pod(pod("sliced", 24))
-    assert card_of(sliced.container("c0")) != card_of(container)
+    assert gpu_of(sliced.container("c0")) != gpu_of(container)
     wait_both(both, 24, 1)
-    second = both.run_pod(cards("second", 1))
+    second = both.run_pod(gpus("second", 1))
     assert second.reason == "Unschedulable"
     both.delete_pod(second)
     assert {row["state"] for row in agent.status()} == {"whole", "idle"}
@@ -72,26 +72,26 @@ def test_a_whole_card_has_no_slices_left_and_gives_them_back(both, agent):
     assert agent.status() == []
 
 
-def test_a_card_with_slices_in_use_cannot_be_had_whole(both):
+def test_a_gpu_with_slices_in_use_cannot_be_had_whole(both):
     sliced = both.run_pod(pod("sliced", 1))
     wait_both(both, 48, 1)
-    running = both.run_pod(cards("whole", 1))
-    assert card_of(running.container("c0")) != card_of(sliced.container("c0"))
+    running = both.run_pod(gpus("whole", 1))
+    assert gpu_of(running.container("c0")) != gpu_of(sliced.container("c0"))
 
 
 @pytest.mark.parametrize("how", ["kill", "terminate"])
-def test_a_restarted_agent_knows_whole_cards(both, agent, how):
-    running = both.run_pod(cards("whole", 1))
+def test_a_restarted_agent_knows_whole_gpus(both, agent, how):
+    running = both.run_pod(gpus("whole", 1))
     getattr(agent, how)()
     agent.start()
     wait_both(both, 24, 2)
     assert running.container("c0").running
     sliced = both.run_pod(pod("sliced", 8))
-    assert card_of(sliced.container("c0")) != card_of(running.container("c0"))
+    assert gpu_of(sliced.container("c0")) != gpu_of(running.container("c0"))
 
 
-def test_whole_cards_are_counted_after_the_loss_of_the_state(both, agent):
-    running = both.run_pod(cards("whole", 1))
+def test_whole_gpus_are_counted_after_the_loss_of_the_state(both, agent):
+    running = both.run_pod(gpus("whole", 1))
     agent.kill()
     agent.state.rename(agent.state.with_name("lost"))
     agent.start()
@@ -101,8 +101,8 @@ def test_whole_cards_are_counted_after_the_loss_of_the_state(both, agent):
 
 
 def test_slices_that_the_kubelet_hands_out_before_it_knows_wait(both, agent):
-    """A race between the two lists: the kubelet takes a card's slices that were healthy when it last looked."""
-    whole = both.run_pod(cards("whole", 2))
+    """A race between the two lists: the kubelet takes a GPU's slices that were healthy when it last looked."""
+    whole = both.run_pod(gpus("whole", 2))
     wait_both(both, 0, 2)
     slices = {f"{uuid(n)}/{k}" for n in range(2) for k in range(24)}
     with both.manager.lock:
@@ -116,12 +116,12 @@ def test_slices_that_the_kubelet_hands_out_before_it_knows_wait(both, agent):
     wait_until(lambda: late.phase == "Running", "the start")
 
 
-def test_a_card_that_the_kubelet_hands_out_before_it_knows_waits(both, agent):
+def test_a_gpu_that_the_kubelet_hands_out_before_it_knows_waits(both, agent):
     first, second = (both.run_pod(pod(name, 24)) for name in ("first", "second"))
     wait_both(both, 48, 0)
     with both.manager.lock:
         both.manager.healthy[WHOLE] = {uuid(0), uuid(1)}
-    late = both.create_pod(replace(cards("late", 1), bind=True))
+    late = both.create_pod(replace(gpus("late", 1), bind=True))
     agent.wait_event("start held back")
     assert late.phase == "Pending"
     both.delete_pod(first)
@@ -129,7 +129,7 @@ def test_a_card_that_the_kubelet_hands_out_before_it_knows_waits(both, agent):
     wait_until(lambda: late.phase == "Running", "the start")
 
 
-def test_init_containers_lend_whole_cards_to_later_ones(both, agent):
+def test_init_containers_lend_whole_gpus_to_later_ones(both, agent):
     spec = PodSpec(
         "p",
         (ContainerSpec("c0", {WHOLE: 1}),),
@@ -143,8 +143,8 @@ def test_init_containers_lend_whole_cards_to_later_ones(both, agent):
     wait_until(lambda: agent.status() == [], "everything of the pod to be given up")
 
 
-def test_an_init_container_with_slices_keeps_them_beside_a_whole_card(both, agent):
-    """Grants of the two kinds say nothing about each other."""
+def test_an_init_container_with_slices_keeps_them_beside_a_whole_gpu(both, agent):
+    """Allocations of the two kinds say nothing about each other."""
     spec = PodSpec(
         "p",
         (ContainerSpec("c0", {WHOLE: 1}),),
@@ -158,7 +158,7 @@ def test_an_init_container_with_slices_keeps_them_beside_a_whole_card(both, agen
     assert allocation_dir(running.container("init")).exists()
 
 
-def test_a_sick_card_is_sick_in_both_lists(both, agent):
+def test_an_unhealthy_gpu_is_unhealthy_in_both_lists(both, agent):
     agent.inventory.write_text(inventory_text().replace("numa: 1}", "numa: 1, healthy: false}"))
     wait_both(both, 24, 1)
 

@@ -96,7 +96,7 @@ def test_health_reaches_the_kubelet(node, agent):
     node.wait_allocatable(RESOURCE, 48, PATIENCE)
 
 
-def test_a_card_that_disappears_stays_as_an_unhealthy_one(node, agent):
+def test_a_gpu_that_disappears_stays_as_an_unhealthy_one(node, agent):
     agent.inventory.write_text(inventory_text(1))
     node.wait_allocatable(RESOURCE, 24, PATIENCE)
     assert node.capacity()[RESOURCE] == 48

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakedriver.env import library_directory
 from tests.fakes.kubeapi import KubeApi
 from tests.fakes.kubelet import FakeKubelet, Runtime
-from tests.integration.agent.conftest import QUICK, RESOURCE, AgentProcess, card_of, pod, wait_until
+from tests.integration.agent.conftest import QUICK, RESOURCE, AgentProcess, gpu_of, pod, wait_until
 from tests.integration.agent.test_live import resize
 from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS, Client
 
@@ -39,9 +39,9 @@ def metrics(agent, name, **labels):
 
 def test_series_are_there_from_the_allocation_on_and_go_with_it(gpu_node, agent):
     running = gpu_node.run_pod(pod("a", 8))
-    card = card_of(running.container("c0"))
-    assert metrics(agent, "gigaslice_container_memory_limit_bytes", gpu_uuid=card) == [8 * GIB]
-    assert metrics(agent, "gigaslice_container_memory_used_bytes", gpu_uuid=card) == [0]
+    gpu = gpu_of(running.container("c0"))
+    assert metrics(agent, "gigaslice_container_memory_limit_bytes", gpu_uuid=gpu) == [8 * GIB]
+    assert metrics(agent, "gigaslice_container_memory_used_bytes", gpu_uuid=gpu) == [0]
     wait_until(lambda: metrics(agent, "gigaslice_container_slices", pod="a", container="c0") == [8], "names")
     assert sum(metrics(agent, "gigaslice_gpu_slices", state="allocated")) == 8
     assert metrics(agent, "gigaslice_allocate_duration_seconds_count") == [1]
@@ -63,7 +63,7 @@ def test_use_is_what_the_driver_sees(gpu_node, agent, program):
     client = program(container)
     assert client.do("alloc a", 3 * GIB).code == SUCCESS
     assert client.do("alloc b", 6 * GIB).code == OUT_OF_MEMORY
-    where = {"gpu_uuid": card_of(container)}
+    where = {"gpu_uuid": gpu_of(container)}
     wait_until(
         lambda: metrics(agent, "gigaslice_container_memory_measured_bytes", **where) > [3 * GIB], "a round"
     )
@@ -81,7 +81,7 @@ def test_a_program_without_the_library_counts_against_its_container(gpu_node, ag
     assert bypass(container).do("alloc a", 6 * GIB).code == SUCCESS
     event = agent.wait_event("process without the library")
     assert "client" in event["detail"]
-    where = {"gpu_uuid": card_of(container)}
+    where = {"gpu_uuid": gpu_of(container)}
     wait_until(
         lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) >= [6 * GIB], "it"
     )
@@ -94,10 +94,10 @@ def test_more_than_its_quota_is_an_error_in_the_log(gpu_node, agent, bypass):
     container = gpu_node.run_pod(pod("a", 2)).container("c0")
     client = bypass(container)
     assert client.do("alloc a", 3 * GIB).code == SUCCESS
-    assert card_of(container) in agent.wait_event("container uses more than it may")["over"]
+    assert gpu_of(container) in agent.wait_event("container uses more than it may")["over"]
     assert metrics(agent, "gigaslice_container_attached") == [0]
     client.kill()
-    where = {"gpu_uuid": card_of(container)}
+    where = {"gpu_uuid": gpu_of(container)}
     wait_until(lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) == [0], "its end")
 
 
@@ -143,16 +143,16 @@ def reasons(api):
     return {event["reason"]: event for event in list(api.posted.values())}
 
 
-def test_a_sick_card_is_said_on_the_pods_that_hold_it_and_on_no_other(watched_node):
+def test_an_unhealthy_gpu_is_said_on_the_pods_that_hold_it_and_on_no_other(watched_node):
     api, kubelet, agent = watched_node
     first = kubelet.run_pod(pod("a", 4)).container("c0")
     second = kubelet.run_pod(pod("b", 23))
-    assert card_of(first) != card_of(second.container("c0"))
+    assert gpu_of(first) != gpu_of(second.container("c0"))
     wait_until(lambda: len([row for row in agent.status() if row["pod"]]) == 2, "names")
-    cards = [event["gpu"] for event in agent.events("gpu")]
-    order = [library_directory() / "fakectl", "xid", str(cards.index(card_of(first))), "95"]
+    gpus = [event["gpu"] for event in agent.events("gpu")]
+    order = [library_directory() / "fakectl", "xid", str(gpus.index(gpu_of(first))), "95"]
     subprocess.run(order, env=agent.driver, check=True)
-    event = wait_until(lambda: reasons(api).get("GigasliceCardSick"), "the event")
+    event = wait_until(lambda: reasons(api).get("GigasliceGpuUnhealthy"), "the event")
     assert event["involvedObject"]["name"] == "a"
     assert event["type"] == "Warning" and "Xid 95" in event["message"]
 

@@ -1,4 +1,4 @@
-"""Programs on a simulated card that is used twice over, with the agent's turns: few pages move, and nobody hangs."""
+"""Programs on a simulated GPU that is used twice over, with the agent's turns: few pages move, and nobody hangs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def moved(node, jobs):
     return [by_pid.get(job.process.pid, (0, 0)) for job in jobs]
 
 
-def busy(node, job, card):
-    """Seconds that the program of JOB had of a card."""
+def busy(node, job, gpu):
+    """Seconds that the program of JOB had of a GPU."""
     command = [str(ROOT / "build" / "fakedriver" / "fakectl"), "state"]
     state = json.loads(
         subprocess.run(command, env=node.driver, capture_output=True, text=True, check=True).stdout
     )
-    return next(one["busy_ns"][card] / 1e9 for one in state["processes"] if one["pid"] == job.process.pid)
+    return next(one["busy_ns"][gpu] / 1e9 for one in state["processes"] if one["pid"] == job.process.pid)
 
 
 def per_kernel(node, jobs, kernels):
@@ -71,8 +71,8 @@ def test_pages_move_a_tenth_as_much_with_turns(node):
     jobs = begin(node)
     try:
         plain = per_kernel(node, jobs, 40)
-        with node.keeper() as keeper:
-            assert eventually(lambda: any(card.arbiter.changes > 4 for card in keeper.cards.values()), 120)
+        with node.manager() as manager:
+            assert eventually(lambda: any(gpu.arbiter.changes > 4 for gpu in manager.gpus.values()), 120)
             assert per_kernel(node, jobs, 1000) < plain / 10
     finally:
         end(node, jobs)
@@ -81,12 +81,12 @@ def test_pages_move_a_tenth_as_much_with_turns(node):
 def test_where_everything_fits_nothing_is_held(node):
     jobs = begin(node, (7, 7))
     try:
-        with node.keeper() as keeper:
+        with node.manager() as manager:
             per_kernel(node, jobs, 300)
-            (card,) = keeper.cards.values()
-            assert card.fits
-            assert card.arbiter.changes == 0
-            assert set(keeper.held_us.values()) == {0}
+            (gpu,) = manager.gpus.values()
+            assert gpu.fits
+            assert gpu.arbiter.changes == 0
+            assert set(manager.held_us.values()) == {0}
     finally:
         end(node, jobs)
 
@@ -95,10 +95,10 @@ def test_where_everything_fits_nothing_is_held(node):
 def test_a_holder_that_dies_or_stops_loses_its_turn(node, number):
     jobs = begin(node)
     try:
-        with node.keeper() as keeper:
-            assert eventually(lambda: any(card.holder for card in keeper.cards.values()), 120)
-            (card,) = keeper.cards.values()
-            holder = next(job for job in jobs if job.grant.id == card.holder)
+        with node.manager() as manager:
+            assert eventually(lambda: any(gpu.holder for gpu in manager.gpus.values()), 120)
+            (gpu,) = manager.gpus.values()
+            holder = next(job for job in jobs if job.allocation.id == gpu.holder)
             other = next(job for job in jobs if job is not holder)
             before = moved(node, [other])[0][1]
             os.kill(holder.process.pid, number)
@@ -111,9 +111,9 @@ def test_without_its_agent_everybody_goes_on(node):
     """As after a kill: nothing frees the pages, the leases run out."""
     jobs = begin(node)
     try:
-        with node.keeper() as keeper:
-            assert eventually(lambda: any(card.holder for card in keeper.cards.values()), 120)
-            keeper.free_all = lambda: None  # type: ignore[method-assign]
+        with node.manager() as manager:
+            assert eventually(lambda: any(gpu.holder for gpu in manager.gpus.values()), 120)
+            manager.free_all = lambda: None  # type: ignore[method-assign]
         before = moved(node, jobs)
         assert eventually(
             lambda: all(b[1] > a[1] + 3 for a, b in zip(before, moved(node, jobs), strict=True)), 60
@@ -127,9 +127,9 @@ def test_two_keepers_in_a_row_agree_with_what_they_find(node):
     jobs = begin(node)
     try:
         for _ in range(2):
-            with node.keeper() as keeper:
-                keeper.free_all = lambda: None  # type: ignore[method-assign]
-                assert eventually(lambda k=keeper: any(card.holder for card in k.cards.values()), 120)
+            with node.manager() as manager:
+                manager.free_all = lambda: None  # type: ignore[method-assign]
+                assert eventually(lambda k=manager: any(gpu.holder for gpu in k.gpus.values()), 120)
         assert threading.active_count() >= 1
         before = moved(node, jobs)
         assert eventually(
@@ -139,26 +139,26 @@ def test_two_keepers_in_a_row_agree_with_what_they_find(node):
         end(node, jobs)
 
 
-def test_each_of_two_cards_has_its_own_turns():
-    """One card thrashes, the other does not. A container on both waits on the one and goes on on the other."""
+def test_each_of_two_gpus_has_its_own_turns():
+    """One GPU thrashes, the other does not. A container on both waits on the one and goes on on the other."""
     with tempfile.TemporaryDirectory(prefix="gs-") as directory:
-        node = Node(Path(directory), cards=2)
+        node = Node(Path(directory), gpus=2)
         first, second = (gpu.uuid for gpu in node.inventory.gpus)
         jobs = begin(node, ((16, 0), (16, 4), (0, 6)))
         try:
-            with node.keeper() as keeper:
+            with node.manager() as manager:
                 assert eventually(
-                    lambda: first in keeper.cards and keeper.cards[first].arbiter.changes > 2, 120
+                    lambda: first in manager.gpus and manager.gpus[first].arbiter.changes > 2, 120
                 )
-                both = jobs[1].grant.id
-                held = lambda: both in keeper.cards[first].held  # noqa: E731
+                both = jobs[1].allocation.id
+                held = lambda: both in manager.gpus[first].held  # noqa: E731
                 assert eventually(held, 60)
-                before, since = busy(node, jobs[1], 1), keeper.held_us[both, first]
+                before, since = busy(node, jobs[1], 1), manager.held_us[both, first]
                 assert eventually(lambda: busy(node, jobs[1], 1) > before + 0.5, 60)
-                assert eventually(lambda: keeper.held_us[both, first] > since, 60)
-                assert keeper.held_us[both, second] == 0
-                assert keeper.cards[second].fits and keeper.cards[second].arbiter.changes == 0
-                assert {gpu for _, gpu in keeper._written} == {first}
+                assert eventually(lambda: manager.held_us[both, first] > since, 60)
+                assert manager.held_us[both, second] == 0
+                assert manager.gpus[second].fits and manager.gpus[second].arbiter.changes == 0
+                assert {gpu for _, gpu in manager._written} == {first}
                 assert busy(node, jobs[2], 1) > 0.5
         finally:
             end(node, jobs)

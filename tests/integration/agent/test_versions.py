@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 import vcuda
-from agent.state import codec
+from agent.persistence import codec
 from tests.integration.agent.conftest import RESOURCE, ROOT, allocation_dir, pod, wait_until
 from tests.integration.agent.test_crash import rpc_answers
 from vcuda import contract
@@ -36,7 +36,7 @@ def copied(directory, version, file_version):
     library = (ROOT / "build" / "libvcuda.so").read_bytes()
     (directory / "build" / "libvcuda.so").write_bytes(library + version.encode())
     for path, pattern, text in (
-        (directory / "agent/state/codec.py", r"(?m)^VERSION = \d+$", f"VERSION = {file_version}"),
+        (directory / "agent/persistence/codec.py", r"(?m)^VERSION = \d+$", f"VERSION = {file_version}"),
         (directory / "vcuda/version.py", r'(?m)^VERSION = ".*"$', f'VERSION = "{version}"'),
     ):
         changed, count = re.subn(pattern, text, path.read_text())
@@ -152,11 +152,13 @@ def test_files_of_every_earlier_version_are_read(node, agent, version):
     before = holdings(agent)
     agent.kill()
 
-    def aged(path, grants):
+    def aged(path, allocations):
         document = json.loads(path.read_bytes())["state"]
-        for grant in grants(document):
+        for allocation in allocations(document):
             for part, since, name in YOUNGER:
-                for item in {"hold": grant["holds"], "policy": [grant.get("policy", {})]}.get(part, [grant]):
+                for item in {"hold": allocation["holds"], "policy": [allocation.get("policy", {})]}.get(
+                    part, [allocation]
+                ):
                     if version < since:
                         item.pop(name, None)
         path.write_bytes(codec._sealed(json.dumps(document).encode(), version))

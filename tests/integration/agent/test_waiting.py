@@ -77,10 +77,10 @@ def test_the_socket_of_an_agent_that_had_gpus_goes(bare, agent, kubelet, directo
 
 
 def test_a_driver_that_only_the_machine_has_makes_the_container_anew(bare, agent, directory):
-    card = directory / "sys/bus/pci/devices/0000:3b:00.0"
-    card.mkdir(parents=True)
-    (card / "vendor").write_text("0x10de\n")
-    (card / "class").write_text("0x030200\n")
+    gpu = directory / "sys/bus/pci/devices/0000:3b:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "vendor").write_text("0x10de\n")
+    (gpu / "class").write_text("0x030200\n")
     (directory / "sys/module/nvidia").mkdir(parents=True)
     assert agent.process.wait(PATIENCE) == 3
     agent.process = None

@@ -1,4 +1,4 @@
-"""Shares hold: the library's controller and the agent's arbiter on a card in simulated time.
+"""Shares hold: the library's controller and the agent's arbiter on a GPU in simulated time.
 
 Ten seconds of each, after one to settle in. What has to hold for any work is looked for by hypothesis.
 """
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.compute.card import MS, WORKLOADS, Card, Container, Process, Work, long, small
+from tests.unit.compute.gpu import MS, WORKLOADS, Container, Process, SimulatedGpu, Work, long, small
 
 POINTS = 2.0
 GREEDY = ["small", "long", "mixture"]
-"""Work that never leaves the card to others by itself."""
+"""Work that never leaves the GPU to others by itself."""
 
 
 def container(share: int, work: str = "small", processes: int = 1, **more: object) -> Container:
@@ -27,11 +27,11 @@ def container(share: int, work: str = "small", processes: int = 1, **more: objec
 def shares(
     containers: list[Container], seconds: float = 10, agent_at: Callable[[int], bool] = lambda now: True
 ) -> list[float]:
-    """Percent of the card that each had, after a second to settle in."""
-    card = Card(containers, seed=7, agent_at=agent_at)
-    card.run(1)
+    """Percent of the GPU that each had, after a second to settle in."""
+    gpu = SimulatedGpu(containers, seed=7, agent_at=agent_at)
+    gpu.run(1)
     before = [each.served() for each in containers]
-    card.run(seconds)
+    gpu.run(seconds)
     return [(each.served() - base) / seconds / 1e7 for each, base in zip(containers, before, strict=True)]
 
 
@@ -73,25 +73,25 @@ def test_without_an_agent_nobody_gets_more_than_its_share():
 
 def test_an_agent_that_was_away_comes_back_to_the_shares():
     containers = [container(30), container(70)]
-    card = Card(containers, agent_at=lambda now: not 2_000 * MS < now - 1_000 * MS < 5_000 * MS)
-    card.run(6)
+    gpu = SimulatedGpu(containers, agent_at=lambda now: not 2_000 * MS < now - 1_000 * MS < 5_000 * MS)
+    gpu.run(6)
     before = [each.served() for each in containers]
-    card.run(10)
+    gpu.run(10)
     got = [(each.served() - base) / 1e8 for each, base in zip(containers, before, strict=True)]
     assert got == [pytest.approx(30, abs=POINTS), pytest.approx(70, abs=POINTS)]
 
 
 def test_a_share_that_changes_is_followed_at_once():
     one = container(10)
-    card = Card([one], agent_at=lambda now: False)
-    card.run(3)
+    gpu = SimulatedGpu([one], agent_at=lambda now: False)
+    gpu.run(3)
     one.share, before = 80, one.served()
-    card.run(2)
+    gpu.run(2)
     assert (one.served() - before) / 2e7 == pytest.approx(80, abs=POINTS)
 
 
 @pytest.mark.parametrize("work", ["small", "long"])
-def test_an_elastic_container_alone_has_the_card(work):
+def test_an_elastic_container_alone_has_the_gpu(work):
     assert shares([container(20, work, elastic=True)])[0] > 95
 
 
@@ -114,12 +114,12 @@ def test_a_hard_share_borrows_nothing():
 def test_what_was_lent_is_taken_back_within_200_ms(work):
     borrower = container(20, work, elastic=True)
     owner = Container(80, [Process(small(), begins=3_000 * MS)])
-    card = Card([borrower, owner])
-    card.run(3)
-    assert borrower.served() / 3e7 > 85, "it had the card"
-    card.run(0.2)
+    gpu = SimulatedGpu([borrower, owner])
+    gpu.run(3)
+    assert borrower.served() / 3e7 > 85, "it had the GPU"
+    gpu.run(0.2)
     before = [borrower.served(), owner.served()]
-    card.run(2)
+    gpu.run(2)
     got = [(each.served() - base) / 2e7 for each, base in zip((borrower, owner), before, strict=True)]
     assert got == [pytest.approx(20, abs=4), pytest.approx(80, abs=4)]
 
@@ -128,17 +128,17 @@ def test_what_was_lent_is_taken_back_within_200_ms(work):
 def test_nothing_is_lent_while_one_without_a_share_is_at_work(work):
     borrower = container(20, work, elastic=True)
     guest = Container(100, [Process(small(), begins=3_000 * MS, ends=8_000 * MS)], unlimited=True)
-    card = Card([borrower, guest])
-    card.run(3)
-    assert borrower.served() / 3e7 > 85, "it had the card"
-    card.run(1.2)  # the driver samples twice a second
+    gpu = SimulatedGpu([borrower, guest])
+    gpu.run(3)
+    assert borrower.served() / 3e7 > 85, "it had the GPU"
+    gpu.run(1.2)  # the driver samples twice a second
     before = [borrower.served(), guest.served()]
-    card.run(3)
+    gpu.run(3)
     got = [(each.served() - base) / 3e7 for each, base in zip((borrower, guest), before, strict=True)]
     assert got[0] <= 20 + POINTS and got[1] >= 75
-    card.run(3)
+    gpu.run(3)
     before = [borrower.served()]
-    card.run(2)
+    gpu.run(2)
     assert (borrower.served() - before[0]) / 2e7 > 85, "and has it again"
 
 
@@ -176,10 +176,10 @@ def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], 
         )
         for share, work, processes in plan
     ]
-    card = Card(containers, seed=seed)
-    card.run(1)
+    gpu = SimulatedGpu(containers, seed=seed)
+    gpu.run(1)
     before = [each.served() for each in containers]
-    card.run(4)
+    gpu.run(4)
     for each, base in zip(containers, before, strict=True):
         got = (each.served() - base) / 4e7
         assert got <= each.share + 2 * POINTS
@@ -192,18 +192,18 @@ def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
     """Whatever the neighbour does, one that always has work gets its share."""
     ours = Container(share, [Process(small())])
     theirs = Container(100 - share, [Process(itertools.cycle(hostile)) for _ in range(processes)])
-    card = Card([ours, theirs], seed=seed)
-    card.run(1)
+    gpu = SimulatedGpu([ours, theirs], seed=seed)
+    gpu.run(1)
     before = ours.served()
-    card.run(4)
+    gpu.run(4)
     assert (ours.served() - before) / 4e7 == pytest.approx(share, abs=2 * POINTS)
 
 
 @pytest.mark.parametrize("kernel_ms", [300, 1000, 2000])
 def test_kernels_of_seconds_are_paid_for_in_the_long_run(kernel_ms):
     one = Container(30, [Process(itertools.repeat((kernel_ms * MS, 0)))])
-    card = Card([one, container(70, "long")])
-    card.run(100)
+    gpu = SimulatedGpu([one, container(70, "long")])
+    gpu.run(100)
     assert one.served() / 1e9 == pytest.approx(30, abs=POINTS + kernel_ms / 1000)
 
 

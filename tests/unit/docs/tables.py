@@ -14,9 +14,9 @@ from pathlib import Path
 from agent import cli as agent_cli
 from agent import config
 from agent.health.xids import XIDS, Verdict
-from agent.kube.reasons import REASONS
-from agent.model.wish import ANNOTATIONS, PREFIX
 from agent.telemetry.metrics import METRICS
+from gigaslice.kube.reasons import REASONS
+from gigaslice.model.options import ANNOTATIONS, PREFIX
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -126,7 +126,7 @@ def xids() -> str:
             by_meaning.setdefault(row.meaning, []).append(row.number)
         text = "; ".join(f"{', '.join(map(str, n))} {meaning}" for meaning, n in by_meaning.items())
         rows.append((f"`{verdict.value}`", "yes" if verdict.fatal else "no", text))
-    return markdown(("verdict", "card sick", "Xids"), rows)
+    return markdown(("verdict", "GPU unhealthy", "Xids"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

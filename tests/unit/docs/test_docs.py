@@ -14,14 +14,15 @@ import yaml
 
 from agent import cli as agent_cli
 from agent import config
-from agent.discovery.static import parse_inventory
-from agent.kube.reasons import REASONS
+from agent.inventory.static import parse_inventory
+from gigaslice.kube.reasons import REASONS
 from tests.unit.docs import tables
 from vcuda import cli as vcuda_cli
 from vcuda import contract
 from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
+PYTHON = sorted(path for top in ("agent", "gigaslice") for path in (ROOT / top).rglob("*.py"))
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md"))]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -68,7 +69,7 @@ def test_the_map_names_every_layer() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     folders = [
         str(path.relative_to(ROOT))
-        for top in ("agent", "native")
+        for top in ("agent", "gigaslice", "native")
         for path in (ROOT / top).iterdir()
         if path.is_dir() and path.name != "__pycache__"
     ]
@@ -212,7 +213,7 @@ LEVELS = ("info", "warning", "error", "exception")
 
 def calls(*names: str) -> Iterator[ast.Call]:
     """Calls of functions and methods of these names in the agent."""
-    for path in (ROOT / "agent").rglob("*.py"):
+    for path in PYTHON:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = (
@@ -235,7 +236,7 @@ def test_log_events_are_those_of_the_agent() -> None:
         event for row in table.splitlines()[2:] for event in re.findall(r"`([^`]+)`", row.split("|")[1])
     }
     assert len(events) > 15
-    sources = "".join(path.read_text() for path in (ROOT / "agent").rglob("*.py"))
+    sources = "".join(path.read_text() for path in PYTHON)
     assert [event for event in events if f'"{event}"' not in sources] == []
     said = texts(call.args[0] for call in calls(*LEVELS, "level") if call.args)
     assert len(said) > 50

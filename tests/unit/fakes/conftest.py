@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.kubelet import FakeKubelet, Pace, Runtime, Settings
-from tests.unit.fakes.plugin import Plugin, cards
+from tests.unit.fakes.plugin import Plugin, gpus
 
 QUICK = Settings(
     dial_timeout_s=0.5,
@@ -38,7 +38,7 @@ def plugin():
     made = []
 
     def make(kubelet, devices=None, **arguments):
-        one = Plugin(kubelet.plugin_directory, cards(3, 8) if devices is None else devices, **arguments)
+        one = Plugin(kubelet.plugin_directory, gpus(3, 8) if devices is None else devices, **arguments)
         made.append(one)
         return one
 

@@ -22,8 +22,8 @@ def device(ident: str, node: int | None = None, health: str = "Healthy") -> pb.D
     return pb.Device(ID=ident, health=health, topology=topology)
 
 
-def cards(count: int, each: int, numa: bool = False) -> list[pb.Device]:
-    """IDs card-number; with NUMA card n is on node n % 2."""
+def gpus(count: int, each: int, numa: bool = False) -> list[pb.Device]:
+    """IDs GPU-number; with NUMA GPU n is on node n % 2."""
     return [device(f"{c}-{n}", c % 2 if numa else None) for c in range(count) for n in range(each)]
 
 

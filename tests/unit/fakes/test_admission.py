@@ -12,7 +12,7 @@ from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as pb
 from agent.kubelet.pb import podresources_v1_pb2 as resources
 from agent.kubelet.pb import podresources_v1_pb2_grpc as resources_rpc
 from tests.fakes.kubelet import ContainerSpec, PodSpec
-from tests.unit.fakes.plugin import RESOURCE, cards, device
+from tests.unit.fakes.plugin import RESOURCE, device, gpus
 
 
 def wants(count, name="main", **arguments):
@@ -53,7 +53,7 @@ def test_preferred_then_allocate_container_by_container(ready):
 
 
 def test_preferred_is_asked_even_when_all_are_needed(ready):
-    kubelet, one = ready(cards(1, 3))
+    kubelet, one = ready(gpus(1, 3))
     kubelet.run_pod(PodSpec("p", (wants(3),)))
     assert one.order == ["Preferred", "Allocate"]
 
@@ -75,7 +75,7 @@ def test_no_call_for_a_plugin_that_does_not_offer_it(ready):
     ],
     ids=["exact", "empty", "invalid", "short"],
 )
-def test_what_is_missing_of_a_preferred_set_is_drawn_at_random_across_cards(ready, answer, kept):
+def test_what_is_missing_of_a_preferred_set_is_drawn_at_random_across_gpus(ready, answer, kept):
     kubelet, one = ready()
     one.on_preferred = lambda *_: answer
     seen = set()
@@ -200,7 +200,7 @@ def test_pods_are_admitted_one_by_one(ready):
 def test_order_of_resources_is_random(node, plugin):
     kubelet = node()
     one = plugin(kubelet).start()
-    other = plugin(kubelet, cards(1, 24), name="example.com/other", endpoint="o.sock").start()
+    other = plugin(kubelet, gpus(1, 24), name="example.com/other", endpoint="o.sock").start()
     for name in (RESOURCE, "example.com/other"):
         kubelet.wait_allocatable(name, 24)
     order = []
@@ -257,7 +257,7 @@ def nodes_of(ids):
 
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_a_request_that_one_node_can_serve_is_offered_that_node_only(ready, policy):
-    kubelet, one = ready(cards(4, 8, numa=True), policy=policy)
+    kubelet, one = ready(gpus(4, 8, numa=True), policy=policy)
     pod = kubelet.run_pod(PodSpec("p", (wants(8),)))
     ((available, _, _),) = one.named("Preferred")
     assert len(available) == 16
@@ -266,7 +266,7 @@ def test_a_request_that_one_node_can_serve_is_offered_that_node_only(ready, poli
 
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_a_whole_node_is_taken_without_a_question(ready, policy):
-    kubelet, one = ready(cards(4, 8, numa=True), policy=policy)
+    kubelet, one = ready(gpus(4, 8, numa=True), policy=policy)
     pod = kubelet.run_pod(PodSpec("p", (wants(16),)))
     assert one.order == ["Allocate"]
     assert nodes_of(kubelet.device_ids(pod, RESOURCE)) == {0}
@@ -282,7 +282,7 @@ def test_a_whole_node_is_taken_without_a_question(ready, policy):
     ],
 )
 def test_eight_when_each_node_has_six_left(ready, policy, phase):
-    kubelet, _ = ready(cards(4, 8, numa=True), policy=policy)
+    kubelet, _ = ready(gpus(4, 8, numa=True), policy=policy)
     if policy == "none":
         first = kubelet.run_pod(PodSpec("first", (wants(20),)))
     else:
@@ -306,7 +306,7 @@ def test_eight_when_each_node_has_six_left(ready, policy, phase):
     ],
 )
 def test_more_than_one_node_has(ready, policy, phase):
-    kubelet, _ = ready(cards(4, 8, numa=True), policy=policy)
+    kubelet, _ = ready(gpus(4, 8, numa=True), policy=policy)
     assert kubelet.run_pod(PodSpec("p", (wants(20),))).phase == phase
 
 
@@ -354,7 +354,7 @@ def test_one_entry_per_device_with_its_node(ready):
 
 
 def test_get_and_allocatable(ready):
-    kubelet, _ = ready(cards(1, 4))
+    kubelet, _ = ready(gpus(1, 4))
     kubelet.run_pod(PodSpec("p", (wants(1),), namespace="ns"))
     with grpc.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel:
         stub = resources_rpc.PodResourcesListerStub(channel)
@@ -367,7 +367,7 @@ def test_get_and_allocatable(ready):
 
 def test_calls_beyond_the_rate_are_refused(ready):
     kubelet, _ = ready()
-    kubelet.pod_resources.limit.tokens = 0.0
+    kubelet.pod_resources.limit.device_ids = 0.0
     kubelet.pod_resources.limit.last = time.monotonic() + 60
     with pytest.raises(grpc.RpcError) as caught:
         list_pods(kubelet)
@@ -420,9 +420,9 @@ def test_a_crash_looping_pod_keeps_its_devices_and_is_not_allocated_again(ready)
 
 
 def test_unhealthy_and_vanished_devices_of_a_running_pod(ready):
-    kubelet, one = ready(cards(1, 4))
+    kubelet, one = ready(gpus(1, 4))
     pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
-    one.push([device("0-0", health="Unhealthy"), *cards(1, 4)[2:]])
+    one.push([device("0-0", health="Unhealthy"), *gpus(1, 4)[2:]])
     kubelet.wait_allocatable(RESOURCE, 2)
     assert kubelet.resource_health(pod, RESOURCE) == {"0-0": "Unhealthy", "0-1": "Healthy"}
     assert kubelet.capacity() == {RESOURCE: 3}

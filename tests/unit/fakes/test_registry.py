@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.registry import extended_resource_name
 from tests.unit.fakes.conftest import QUICK
-from tests.unit.fakes.plugin import RESOURCE, cards, device
+from tests.unit.fakes.plugin import RESOURCE, device, gpus
 
 
 def eventually(condition, timeout_s=20.0):
@@ -125,7 +125,7 @@ def test_each_list_replaces_the_one_before(node, plugin):
     kubelet = node()
     one = plugin(kubelet).start()
     kubelet.wait_allocatable(RESOURCE, 24)
-    one.push([*cards(1, 8)[:7], device("0-7", health="Unhealthy")])
+    one.push([*gpus(1, 8)[:7], device("0-7", health="Unhealthy")])
     kubelet.wait_allocatable(RESOURCE, 7)
     assert kubelet.capacity() == {RESOURCE: 8}
 
@@ -135,7 +135,7 @@ def test_second_registration_ends_with_neither(node, plugin):
     kubelet = node()
     old = plugin(kubelet, endpoint="old.sock").start()
     kubelet.wait_allocatable(RESOURCE, 24)
-    new = plugin(kubelet, cards(1, 8), endpoint="new.sock").start()
+    new = plugin(kubelet, gpus(1, 8), endpoint="new.sock").start()
     kubelet.wait_allocatable(RESOURCE, 8)
     old.stop()
     kubelet.wait_allocatable(RESOURCE, 0)
@@ -154,7 +154,7 @@ def test_when_the_newer_one_ends_the_older_pushes_for_a_stopped_endpoint(node, p
     eventually(lambda: "Watch" in new.order)
     new.stop()
     kubelet.wait_allocatable(RESOURCE, 0)
-    old.push(cards(2, 8))
+    old.push(gpus(2, 8))
     kubelet.wait_allocatable(RESOURCE, 16)
     pod = kubelet.run_pod(PodSpec("p", containers=(wants(1),)))
     assert (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent import config
-from agent.roles import supervise
+from gigaslice.runtime import tasks
 from vcuda import contract
 from vcuda.version import VERSION
 
@@ -175,8 +175,8 @@ def test_the_right_to_evict_is_a_manifest_of_its_own(pod: dict[str, Any]) -> Non
 
 def test_an_agent_has_the_time_to_end_that_it_takes(pod: dict[str, Any]) -> None:
     """From the signal: parts that end, then the driver that hangs. Killed, it would end as a failure."""
-    assert pod["terminationGracePeriodSeconds"] == supervise.TERMINATION_SECONDS
-    assert 2 * supervise.LEAVE_SECONDS <= supervise.TERMINATION_SECONDS, "as much again for what ends before"
+    assert pod["terminationGracePeriodSeconds"] == tasks.TERMINATION_SECONDS
+    assert 2 * tasks.LEAVE_SECONDS <= tasks.TERMINATION_SECONDS, "as much again for what ends before"
 
 
 def test_as_little_privilege_as_works(pod: dict[str, Any], node: dict[str, Any]) -> None:

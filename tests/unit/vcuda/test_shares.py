@@ -22,7 +22,7 @@ GIB = 1 << 30
 )
 def test_two_say_the_third(memory, physical, host, expected):
     share = shares.split(memory, physical, host)
-    assert (share.memory_bytes, share.physical_bytes, share.on_card, share.host_bytes) == tuple(
+    assert (share.memory_bytes, share.physical_bytes, share.on_gpu, share.host_bytes) == tuple(
         size * GIB for size in expected
     )
 

@@ -1,0 +1,261 @@
+"""Measures what the ledgers do not declare: one round every few seconds.
+
+Asking the driver and reading ledgers may block and happen in threads; pages are written from the agent's own thread,
+like all state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import vcuda
+from agent.inventory.source import Source
+from agent.ledgers import usage
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.yielding import with_breaks
+
+__all__ = ["Audit", "Measured", "MemoryMonitor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One allocation after a round. memory: what NVML shows of all its processes by GPU; None where none measures."""
+
+    reading: usage.Reading
+    memory: Mapping[str, int] | None
+
+
+Memory = Mapping[str, Mapping[int, int]]
+Seen = TypeVar("Seen")
+
+
+class Audit(Protocol[Seen]):
+    """Who finds the containers of processes that no ledger knows."""
+
+    def look(self, measured: Memory, claimed: Collection[int]) -> Seen:
+        """Looks at the processes that were measured, and those that ledgers say are theirs; in the thread that has
+        measured."""
+        ...
+
+    def named(
+        self, readings: Mapping[str, usage.Reading], sightings: Seen, claimed: Collection[int]
+    ) -> Mapping[str, usage.Reading]:
+        """READINGS with the PIDs of living owners of slots that no lock names. CLAIMED: PIDs that locks name."""
+        ...
+
+    def owners(self, claims: Mapping[int, Collection[str]], sightings: Seen) -> Mapping[int, str]:
+        """Whose each process is that holds a slot: allocation IDs by PID. CLAIMS: the ledgers it has slots of."""
+        ...
+
+    def judge(
+        self,
+        measured: Memory,
+        sightings: Seen,
+        owners: Mapping[int, str],
+        readings: Mapping[str, usage.Reading],
+    ) -> Mapping[str, Mapping[str, int]]:
+        """Bytes of such processes by allocation id and GPU. OWNERS: allocation ids by PID of the processes that ledgers
+        know.
+        """
+        ...
+
+
+class MemoryMonitor:
+    """Publishes into the limits pages of STORE what SOURCE measures, every INTERVAL seconds."""
+
+    def __init__(
+        self, store: Store, source: Source, interval: float, audit: Audit[Any] | None = None
+    ) -> None:
+        self.last: dict[str, Measured] = {}
+        self._store = store
+        self._source = source
+        self._interval = interval
+        self._audit = audit
+        self._problems: dict[str, str] = {}
+        self._grew: set[str] = set()  # in the last round
+        self._log = get_logger("memory_monitor")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.round()
+
+    async def round(self) -> None:
+        """Reads every ledger, and publishes what was measured beyond them."""
+        begun = self._store.dirs.recent.begin()
+        before = await self._readings(self._store.table.allocations)
+        measured, seen = await asyncio.to_thread(self._measure, frozenset(_claims(before)))
+        allocations = [
+            allocation for allocation in self._store.table.allocations if allocation.id in before
+        ]  # others: next round
+        measured_of = _measured_of(before, measured)
+        after = {allocation.id: before[allocation.id] for allocation in allocations}
+        after |= await self._readings(
+            [allocation for allocation in allocations if allocation.id in measured_of]
+        )
+        before, after = self._named(before, seen), self._named(after, seen)
+        claims = _claims(before, after)
+        owners = self._audit.owners(claims, seen) if self._audit is not None else _sole(claims)
+        self._learn(claims, owners, measured, {})
+        if measured is not None:
+            self._store.dirs.recent.end(begun)
+        self._store.read_last = after
+        grown = self._store.dirs.ledgers.take_grown()
+        after = {
+            allocation.id: replace(
+                self._store.believe(allocation, after[allocation.id]), grew=grown.get(allocation.id, 0)
+            )
+            for allocation in allocations
+        }
+        strangers: Mapping[str, Mapping[str, int]] = {}
+        if self._audit is not None:
+            strangers = self._audit.judge(measured or {}, seen, owners, after)
+        self._store.strangers = strangers
+        self._learn(claims, owners, measured, strangers)
+        async for allocation in with_breaks(allocations):
+            if self._store.table.find(allocation.id) is None:
+                continue  # released meanwhile, and its files are going
+            self._publish(
+                allocation,
+                before[allocation.id],
+                after[allocation.id],
+                measured,
+                strangers.get(allocation.id, {}),
+            )
+        known = frozenset(allocation.id for allocation in self._store.table.allocations)
+        self._store.dirs.recent.forget(known)
+        self.last = {
+            key: Measured(reading, _memory(key, measured, owners, strangers.get(key, {})))
+            for key, reading in after.items()
+            if key in known
+        }
+        self._problems = {
+            allocation_id: text for allocation_id, text in self._problems.items() if allocation_id in known
+        }
+        self._grew &= known
+
+    async def _readings(self, allocations: Sequence[Allocation]) -> dict[str, usage.Reading]:
+        """Their ledgers, as the containers have them. In a thread: whoever writes one all the time has readers wait."""
+        paths = {allocation.id: self._store.dirs.path(allocation.id) for allocation in allocations}
+        return await asyncio.to_thread(lambda: {key: usage.read(path) for key, path in paths.items()})
+
+    def _named(self, readings: dict[str, usage.Reading], seen: Any) -> dict[str, usage.Reading]:
+        if self._audit is None or not any(
+            one.nameless for reading in readings.values() for one in reading.processes
+        ):
+            return readings
+        return {**self._audit.named(readings, seen, _claims(readings))}
+
+    def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, Any]:
+        measured = self._source.process_memory()
+        return measured, self._audit.look(measured or {}, claimed) if self._audit else ()
+
+    def _learn(
+        self,
+        claims: Mapping[int, Collection[str]],
+        owners: Mapping[int, str],
+        measured: Memory | None,
+        strangers: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        """Tells the store what bounds the ledgers until the next round."""
+        disowned: dict[str, set[int]] = {}
+        for pid, keys in claims.items():
+            for key in keys:
+                if owners.get(pid) != key:
+                    disowned.setdefault(key, set()).add(pid)
+        found: dict[str, dict[str, int]] = {}
+        listed: dict[str, dict[str, int]] = {}
+        for allocation in self._store.table.allocations if measured is not None else ():
+            found[allocation.id] = {
+                gpu: strangers.get(allocation.id, {}).get(gpu, 0) for gpu in measured or {}
+            }
+            listed[allocation.id] = dict.fromkeys(measured or {}, 0)
+        for gpu, processes in (measured or {}).items():
+            for pid, count in processes.items():
+                key = owners.get(pid, "")
+                if key in found:
+                    found[key][gpu] += count
+                    listed[key][gpu] += 1
+        self._store.measured, self._store.listed = found, listed
+        self._store.disowned = {key: frozenset(pids) for key, pids in disowned.items()}
+
+    def _publish(
+        self,
+        allocation: Allocation,
+        before: usage.Reading,
+        after: usage.Reading,
+        measured: Memory | None,
+        strangers: Mapping[str, int],
+    ) -> None:
+        if after.grew and allocation.id not in self._grew:
+            self._log.warning(
+                "ledger had grown and was cut back",
+                allocation=allocation.id,
+                container=allocation.name,
+                bytes=after.grew,
+            )
+        (self._grew.add if after.grew else self._grew.discard)(allocation.id)
+        problem = after.problem
+        if problem is None and measured:
+            path = self._store.dirs.path(allocation.id)
+            try:
+                changed = usage.publish_unhooked(
+                    path, allocation, before, after, measured, strangers=strangers
+                )
+                if changed:
+                    self._log.debug("measured", allocation=allocation.id, unhooked=dict(changed))
+            except vcuda.VcudaError as error:
+                problem = str(error)
+        self._report(allocation.id, allocation.name, problem)
+
+    def _report(self, allocation_id: str, name: str, problem: str | None) -> None:
+        """Logs a problem when it begins, not every round."""
+        if problem is None:
+            self._problems.pop(allocation_id, None)
+        elif self._problems.get(allocation_id) != problem:
+            self._problems[allocation_id] = problem
+            self._log.error(
+                "allocation cannot be read", allocation=allocation_id, container=name, detail=problem
+            )
+
+
+def _claims(*several: Mapping[str, usage.Reading]) -> dict[int, set[str]]:
+    """The processes that hold slots, and of whose ledgers: allocation ids by PID."""
+    claims: dict[int, set[str]] = {}
+    for readings in several:
+        for key, reading in readings.items():
+            for pid in reading.pids:
+                claims.setdefault(pid, set()).add(key)
+    return claims
+
+
+def _sole(claims: Mapping[int, Collection[str]]) -> dict[int, str]:
+    """Those of whom there is only one opinion."""
+    return {pid: next(iter(keys)) for pid, keys in claims.items() if len(keys) == 1}
+
+
+def _measured_of(before: Mapping[str, usage.Reading], measured: Memory | None) -> Collection[str]:
+    """Ids of the allocations that MEASURED says something about: all, when it has a process that no ledger knew BEFORE.
+
+    That one may have attached itself meanwhile, and only its ledger can tell.
+    """
+    pids = {pid for processes in (measured or {}).values() for pid in processes if pid > 0}
+    claims = _claims(before)
+    return {key for pid in pids for key in claims[pid]} if pids <= claims.keys() else before.keys()
+
+
+def _memory(
+    key: str, measured: Memory | None, owners: Mapping[int, str], strangers: Mapping[str, int]
+) -> dict[str, int] | None:
+    if measured is None:
+        return None
+    return {
+        gpu: strangers.get(gpu, 0) + sum(count for pid, count in processes.items() if owners.get(pid) == key)
+        for gpu, processes in measured.items()
+    }

@@ -1,0 +1,10 @@
+"""The Kubernetes API: this node's pods from a watch, events on them, their eviction.
+
+The only package that speaks HTTP to the API server. Nothing of the agent depends on an answer of it: without access the
+pods are unknown, and everything goes on with defaults.
+"""
+
+from agent.apiserver.access import Access, find_access
+from agent.apiserver.cluster import Cluster, Eviction, KubeCluster, NoCluster
+
+__all__ = ["Access", "Cluster", "Eviction", "KubeCluster", "NoCluster", "find_access"]

@@ -1,0 +1,173 @@
+"""What the rest of the agent knows of the cluster: a Protocol, the real thing, and its absence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from agent.apiserver.events import EventSender
+from agent.apiserver.watch import PodWatch
+from agent.apiserver.wire import Api, ApiError, path_of
+from gigaslice.model import Pod
+
+__all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What came of asking for one. problem: a sentence that says why not. gone: there was no such pod any more."""
+
+    problem: str = ""
+    gone: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it is on its way because we asked, or would be after a dry run."""
+        return not self.problem and not self.gone
+
+
+class Cluster(Protocol):
+    """This node's part of the cluster. Questions are answered from memory, at once, with what was last seen."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether pods are or will be known: there is access, and the API server does not refuse us."""
+        ...
+
+    @property
+    def synced(self) -> bool:
+        """Whether the pods are those of now, as far as a watch can tell."""
+        ...
+
+    @property
+    def pods(self) -> Mapping[tuple[str, str], Pod]:
+        """By namespace and name."""
+        ...
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """The pod of that name, or None when there is none or none is known."""
+        ...
+
+    def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
+        """Says TEXT on POD as an event; KIND is "Normal" or "Warning". Returns at once; repetitions are counted."""
+        ...
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Has POD evicted, or asks whether that could be."""
+        ...
+
+    async def news(self, timeout: float) -> bool:
+        """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""
+        ...
+
+
+class NoCluster:
+    """No API server: no pod is known, and nobody is told anything."""
+
+    expected = False
+    synced = False
+
+    @property
+    def pods(self) -> Mapping[tuple[str, str], Pod]:
+        """None."""
+        return MappingProxyType({})
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """None."""
+        del namespace, name
+        return None
+
+    def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
+        """Does nothing."""
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Says that it cannot."""
+        del dry_run
+        return Eviction(f"pod {pod} cannot be evicted without access to the API server")
+
+    async def news(self, timeout: float) -> bool:
+        """Waits in vain."""
+        await asyncio.sleep(timeout)
+        return False
+
+    async def run(self) -> None:
+        """Works until cancelled; there is nothing to do."""
+        await asyncio.Event().wait()
+
+
+class KubeCluster:
+    """The cluster behind API, as seen from NODE."""
+
+    def __init__(
+        self, api: Api, node: str, watch: PodWatch | None = None, events: EventSender | None = None
+    ) -> None:
+        self._api = api
+        self._watch = watch or PodWatch(api, node)
+        self._events = events or EventSender(api, node)
+
+    @property
+    def expected(self) -> bool:
+        """Whether the API server has not refused us."""
+        return not self._watch.refused
+
+    @property
+    def synced(self) -> bool:
+        """Whether the watch is running."""
+        return self._watch.synced
+
+    @property
+    def pods(self) -> Mapping[tuple[str, str], Pod]:
+        """By namespace and name, as last seen."""
+        return self._watch.pods
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """The pod of that name as last seen."""
+        return self._watch.pods.get((namespace, name))
+
+    def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
+        """Hands an event over to be sent."""
+        self._events.say(pod, kind, reason, text, container)
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Asks for the eviction of exactly this pod, not of a later one of its name.
+
+        A dry run is the API server's: permissions and disruption budgets are looked at as for a real one.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})},
+        }
+        try:
+            path = path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction")
+            reply = await self._api.request("POST", path, None, body)
+        except (ApiError, ValueError) as error:
+            return Eviction(f"pod {pod} not evicted: {error}")
+        if reply.status < 300:
+            return Eviction()
+        if reply.status in (404, 409):  # no pod of that name, or another one: its UID is a precondition
+            return Eviction(gone=True)
+        if reply.status == 403:
+            remedy = "the agent has no right to evict pods; deploy/eviction.yaml or the chart's rbac.evict gives it"
+            return Eviction(f"pod {pod} not evicted: {remedy}: {reply.reason()}")
+        if reply.status == 429:
+            return Eviction(f"pod {pod} not evicted: a PodDisruptionBudget does not allow it now")
+        return Eviction(f"pod {pod} not evicted: {reply.status} {reply.reason()}")
+
+    async def news(self, timeout: float) -> bool:
+        """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""
+        return await self._watch.news(timeout)
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        tasks = [asyncio.create_task(self._watch.run()), asyncio.create_task(self._events.run())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,194 @@
+"""This node's pods, kept as the API server changes them: one list, then a watch, again after every end.
+
+What goes wrong with watches: the server ends them (often, on purpose), forgets the version one was at (410), goes
+silent without closing, refuses, or says what makes no sense. Each has its answer here; meanwhile the last known pods
+stay, and `synced` says that they may be old. However a watch ends, the next one waits: at once after one that lived,
+longer and longer after those that did not, and never sooner than the server has asked for (`Retry-After`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agent.apiserver.wire import Api, ApiError, within
+from gigaslice.kube.decode import GONE, Gone, parse_change, parse_list
+from gigaslice.model import Pod
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["PodWatch"]
+
+_PATH = "/api/v1/pods"
+_WATCH_SECONDS = 300  # asked of the server; bookmarks come every minute
+_IDLE_SECONDS = 330.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow at once
+_OVERTIME = 60.0  # seconds that a watch may last beyond what was asked for
+_PAGE = 250  # pods of one page of a list
+_MAX_PAGES = 400
+_MAX_LIST_BYTES = 32 << 20  # of one page; a server that answers from memory sends all pods of the node as one
+_REFUSED = (401, 403)
+_REFUSALS = 3
+"""In a row until a server that let us in before is believed: one that starts refuses everybody for some seconds, and
+what is allocated while we are refused is allocated without annotations."""
+
+
+class PodWatch:
+    """The pods of NODE at API.
+
+    WATCH_SECONDS: how long one watch lasts. IDLE: silence that ends it. PAUSE: the first wait after a failure.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        node: str,
+        *,
+        watch_seconds: int = _WATCH_SECONDS,
+        idle: float = _IDLE_SECONDS,
+        pause: float = _FIRST_PAUSE,
+    ) -> None:
+        self.synced = False
+        self.refused = False
+        self._api = api
+        self._query = {"fieldSelector": f"spec.nodeName={node}"}
+        self._watch_seconds = watch_seconds
+        self._idle = idle
+        self._pause = pause
+        self._lived = min(_LIVED_SECONDS, watch_seconds / 2)
+        self._begun = math.inf  # when the watch was let in
+        self._short = 0  # attempts in a row that came to nothing, however they ended
+        self._failures = self._refusals = 0
+        self._listed = False  # at any time
+        self._version = ""  # what has been seen; empty: nothing that a watch could go on from
+        self._pods: dict[tuple[str, str], Pod] = {}
+        self._news = asyncio.Event()
+        self._said = ""
+        self._log = get_logger("kube")
+
+    @property
+    def pods(self) -> Mapping[tuple[str, str], Pod]:
+        """By namespace and name."""
+        return MappingProxyType(self._pods)
+
+    async def news(self, timeout: float) -> bool:
+        """Returns True at the next change, False when there is none in TIMEOUT seconds."""
+        try:
+            await within(self._news.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            wait = 0.0
+            self._begun = math.inf
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except Gone:
+                self._version = ""
+            except (ApiError, ValueError) as error:
+                wait = error.retry_after if isinstance(error, ApiError) else 0.0
+                if not isinstance(error, ApiError) or error.status:
+                    self._version = ""  # anything but a connection that broke: start anew
+                self._failed(error)
+            await self._rest(time.monotonic() - self._begun, wait)
+
+    async def _list(self) -> None:
+        # "0": what the server has in memory, as the kubelet asks. Another server's may be older than what was seen, so
+        # that is for the beginning alone: a pod must not turn into the one that had its name before.
+        first = not self._listed and self._failures == 0
+        query = {**self._query, "limit": str(_PAGE), **({"resourceVersion": "0"} if first else {})}
+        pods: dict[tuple[str, str], Pod] = {}
+        for _ in range(_MAX_PAGES):
+            reply = await self._api.request("GET", _PATH, query, most=_MAX_LIST_BYTES)
+            if reply.status == GONE:
+                raise Gone  # between two pages
+            if reply.status != 200:
+                raise reply.failure("list of pods")
+            page = await asyncio.to_thread(parse_list, reply.body)
+            pods.update({(pod.namespace, pod.name): pod for pod in page.pods})
+            if not page.more:
+                break
+            query = {**self._query, "limit": str(_PAGE), "continue": page.more}
+        else:
+            raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", reply.status)
+        self._pods = pods
+        self._listed = True
+        self._changed()
+        self._version = page.version
+
+    async def _watch(self) -> None:
+        query = {
+            **self._query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(self._watch_seconds),
+            "resourceVersion": self._version,
+        }
+        longest = self._watch_seconds + _OVERTIME
+        async with self._api.stream("GET", _PATH, query, idle=self._idle, longest=longest) as answer:
+            if answer.status == GONE:
+                raise Gone
+            if answer.status != 200:
+                raise ApiError(f"watch of pods: {answer.status}", answer.status, answer.retry_after)
+            self._begun = time.monotonic()
+            self._recovered()
+            async for line in answer.lines():
+                if not line.strip():
+                    continue
+                change = parse_change(line)
+                self._version = change.version
+                if change.pod is not None:
+                    self._apply(change.kind, change.pod)
+                elif change.key in self._pods:  # it is something now that nobody here understands
+                    del self._pods[change.key]
+                    self._changed()
+
+    def _apply(self, kind: str, pod: Pod) -> None:
+        key = (pod.namespace, pod.name)
+        known = self._pods.get(key)
+        if kind != "DELETED":
+            self._pods[key] = pod
+        elif known is not None and known.uid == pod.uid:
+            del self._pods[key]
+        if kind == "DELETED" or known != pod:
+            self._changed()
+
+    def _changed(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _recovered(self) -> None:
+        if not self.synced:
+            self._log.info("pods watched", server=str(self._api.access), pods=len(self._pods))
+        self.synced, self.refused, self._said = True, False, ""
+        self._failures = self._refusals = 0
+        self._changed()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        denied = isinstance(error, ApiError) and error.status in _REFUSED
+        self._refusals = self._refusals + 1 if denied else 0
+        self.refused = self._refusals >= (_REFUSALS if self._listed else 1)
+        if self._failures < 3 and not self.refused and self.synced:
+            return  # servers restart
+        self.synced = False
+        if str(error) != self._said:
+            self._said = str(error)
+            self._log.warning(
+                "API server not reached; going on with the pods known so far", detail=self._said
+            )
+
+    async def _rest(self, lasted: float, wait: float) -> None:
+        """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""
+        self._short = 0 if lasted >= self._lived else self._short + 1
+        longest = min(_LONGEST_PAUSE, self._pause * 2 ** min(self._short, 10)) if self._short else 0.0
+        await asyncio.sleep(math.ceil(wait) + longest * random.uniform(0.5, 1.0))

@@ -1,0 +1,1 @@
+"""What each command of `gigaslice` does, apart from the node agent itself."""

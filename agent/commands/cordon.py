@@ -1,0 +1,45 @@
+"""Takes GPUs out of service and back: changes cordon.json, which a running agent sees within a second.
+
+No agent has to run; the GPUs are those that one has last seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.health.health_files import Cordon, change_cordons, read_cordons, read_report
+from gigaslice.errors import UnknownGpuError
+
+__all__ = ["cordon", "uncordon"]
+
+
+def cordon(state_dir: Path, name: str, reason: str, now: float) -> str:
+    """Takes the GPU NAME (UUID, its beginning, or index) out of service at NOW; a line for the user."""
+    uuid = _find(state_dir, name)
+    reason = " ".join(reason.split())[:200]
+    change_cordons(state_dir, lambda before: {**before, uuid: Cordon(reason, round(now, 3))})
+    return f"{uuid} is cordoned: what runs on it goes on, new containers get other GPUs"
+
+
+def uncordon(state_dir: Path, name: str) -> str:
+    """Puts the GPU NAME back into service; a line for the user."""
+    uuid = _find(state_dir, name)
+    was = uuid in read_cordons(state_dir)
+    change_cordons(state_dir, lambda before: {key: one for key, one in before.items() if key != uuid})
+    return f"{uuid} is {'uncordoned' if was else 'not cordoned'}"
+
+
+def _find(state_dir: Path, name: str) -> str:
+    """The UUID that NAME stands for. Raises UnknownGpuError with those that there are."""
+    report = read_report(state_dir)
+    gpus = {gpu.uuid: gpu.index for gpu in report.gpus} if report else {}
+    known = [*gpus, *(uuid for uuid in read_cordons(state_dir) if uuid not in gpus)]
+    found = [uuid for uuid in known if name == uuid or name == str(gpus.get(uuid))]
+    found = found or [uuid for uuid in known if len(name) > 4 and uuid.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{gpus.get(uuid, '-')} {uuid}" for uuid in known)
+    what = "several GPUs begin with" if found else "this node has no GPU"
+    raise UnknownGpuError(
+        f"{what} {name!r}; " + (f"there are: {listed}" if known else "no agent has run here yet")
+    )

@@ -1,0 +1,283 @@
+"""Looks whether an agent of this configuration would work on this node: one finding per question, with what to do.
+
+Meant to run where the agent runs (in its pod, or as root on the node), before it or beside it. Takes no lock, changes
+nothing that an agent owns, and asks each question on its own, so that one answer does not hide the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import grpc
+
+import vcuda
+from agent.apiserver import find_access
+from agent.apiserver.wire import Api, ApiError, path_of
+from agent.config import Config
+from agent.inventory.page_faults import counters_are_on
+from agent.inventory.source import Inventory
+from agent.kubelet.podresources import PodResourcesClient
+from agent.roles.without_gpus import look_at_bus
+from gigaslice import units
+from gigaslice.errors import GigasliceError, MissingError
+from gigaslice.runtime.files import read_file
+from vcuda.doctor import Finding, check_locks, check_managed
+
+__all__ = ["as_lines", "examine"]
+
+_HOST_PID_NAMESPACE = (
+    0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the first namespace has this number everywhere
+)
+_MAX_LIST_BYTES = 64 << 20  # an API server may leave the limit out of account
+_EVICT = ("create", "pods/eviction")
+_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
+_CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def examine(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
+    """All findings, in an order in which an early failure explains later ones. LOOK finds the GPUs."""
+    yield from _check_gpus(config, look)
+    yield _check_library()
+    yield from _check_state(config.state_dir)
+    yield from _check_kubelet(config)
+    yield _check_pod_resources(config)
+    yield _check_pid_namespace(Path("/proc/self/ns/pid"))
+    yield _check_api(config)
+    if config.host_memory:
+        yield from _check_paging()
+    if config.visible_devices == "cdi":
+        yield _check_cdi(_CDI_DIRECTORIES)
+
+
+def as_lines(findings: Iterator[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Each finding with its line for people."""
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        yield finding, f"{finding.level:<5} {finding.subject:<16} {finding.text}{remedy}"
+
+
+def _check_gpus(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
+    try:
+        inventory = look(config)
+    except MissingError as error:
+        bus = look_at_bus(config.sysfs)
+        if bus.gpus:
+            yield Finding("fail", "GPUs", f"{len(bus.gpus)} NVIDIA GPUs are on the PCI bus, but {error}")
+        elif config.without_gpus == "wait":
+            yield Finding(
+                "warn", "GPUs", f"the agent would wait for GPUs: none is on the PCI bus, and {error}"
+            )
+        else:
+            yield Finding("fail", "GPUs", str(error))
+        return
+    except GigasliceError as error:
+        yield Finding("fail", "GPUs", str(error))
+        return
+    except vcuda.VcudaError as error:
+        yield Finding("fail", "GPUs", f"{error.what}: {error.cause}", error.remedy)
+        return
+    for gpu in inventory.gpus:
+        numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
+        text = f"{gpu.model}, {gpu.slices} slices of {units.format_bytes(gpu.slice_bytes)}{numa}, {gpu.uuid}"
+        if gpu.healthy:
+            yield Finding("ok", f"GPU {gpu.index}", text)
+        else:
+            yield Finding(
+                "warn", f"GPU {gpu.index}", text, "it is not healthy: see the agent's log and dmesg"
+            )
+    for sentence in inventory.warnings:
+        yield Finding("warn", "GPUs", sentence, "the agent works, with what it knows")
+
+
+def _check_library() -> Finding:
+    try:
+        path = vcuda.library_path()
+    except vcuda.VcudaError as error:
+        return Finding("fail", "library", f"{error.what}: {error.cause}", error.remedy)
+    return Finding("ok", "library", f"{path.name} of version {vcuda.__version__}")
+
+
+def _nearest(path: Path) -> Path:
+    """PATH, or the closest directory above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _check_state(directory: Path) -> Iterator[Finding]:
+    present = _nearest(directory)
+    if not os.access(present, os.W_OK | os.X_OK):
+        yield Finding(
+            "fail", "state", f"{present} cannot be written", "run as root, or choose another --state-dir"
+        )
+        return
+    missing = "" if present == directory else ", which the agent will make"
+    yield Finding("ok", "state", f"{directory}{missing}")
+    yield check_locks(present, "choose a --state-dir on a local file system (ext4, xfs, btrfs)")
+    free = os.statvfs(present)
+    if free.f_bavail * free.f_frsize < 64 << 20:
+        size = units.format_bytes(free.f_bavail * free.f_frsize)
+        yield Finding("warn", "state", f"only {size} free", "each allocation takes 340 KiB")
+
+
+def _check_kubelet(config: Config) -> Iterator[Finding]:
+    directory, path = config.kubelet_dir, config.kubelet_dir / "kubelet.sock"
+    if not directory.is_dir():
+        remedy = "mount it, or say where the kubelet of this distribution has it with --kubelet-dir"
+        yield Finding("fail", "kubelet", f"{directory} does not exist", remedy)
+        return
+    if not os.access(directory, os.W_OK):
+        yield Finding("fail", "kubelet", f"{directory} cannot be written", "run as root, mount it writable")
+        return
+    if problem := _unreachable(path):
+        yield Finding(
+            "fail", "kubelet", f"{path}: {problem}", "is the kubelet running, and this its directory?"
+        )
+        return
+    yield Finding("ok", "kubelet", f"{path} answers")
+    own = directory / config.socket_name
+    if own.exists() and not _unreachable(own):
+        yield Finding("ok", "agent", f"one serves {config.resource} already")
+
+
+def _unreachable(path: Path) -> str:
+    """Why nobody answers on a Unix socket; nothing when somebody does."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return "is no socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            probe.connect(str(path))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _check_pod_resources(config: Config) -> Finding:
+    client = PodResourcesClient(config.pod_resources, config.resource)
+    try:
+        asyncio.run(client.list())
+    except (GigasliceError, grpc.RpcError) as error:
+        return Finding("fail", "pod resources", str(error), "or name another socket with --pod-resources")
+    return Finding("ok", "pod resources", f"{config.pod_resources} answers")
+
+
+def _check_pid_namespace(path: Path) -> Finding:
+    try:
+        inside = path.stat().st_ino != _HOST_PID_NAMESPACE
+    except OSError as error:
+        return Finding("warn", "PIDs", f"{path}: {error.strerror}", "mount /proc")
+    if inside:
+        remedy = "set hostPID: true, or memory that no call declares is not measured"
+        return Finding("fail", "PIDs", "this is not the host's PID namespace", remedy)
+    return Finding("ok", "PIDs", "these are the host's")
+
+
+def _check_api(config: Config) -> Finding:
+    if config.kube_api == "off":
+        return Finding("ok", "API server", "not to be asked (--kube-api=off)")
+    try:
+        access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+    except GigasliceError as error:
+        return Finding("fail", "API server", str(error))
+    if access is None:
+        remedy = "annotations are not read and pods get no events; --kubeconfig names credentials"
+        return Finding("warn", "API server", whence, remedy)
+    if not config.node_name:
+        return Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
+    return asyncio.run(_ask_api(Api(access), config, f"{access}, {whence}, node {config.node_name}"))
+
+
+async def _ask_api(api: Api, config: Config, where: str) -> Finding:
+    """Asks what the agent would ask: without a right of its own it goes on with less, and says so only in its log."""
+    query = {"fieldSelector": f"spec.nodeName={config.node_name}", "limit": "1", "resourceVersion": "0"}
+    try:
+        reply = await api.request("GET", path_of("api", "v1", "pods"), query, most=_MAX_LIST_BYTES)
+        missing = [] if reply.status != 200 else [one for one in _RIGHTS if not await _allowed(api, one)]
+    except ApiError as error:
+        return Finding(
+            "fail",
+            "API server",
+            f"not reached: {error}",
+            "check the address, the network and the credentials",
+        )
+    said = f"{where}: {reply.status} {reply.reason()}" if reply.status != 200 else ""
+    if reply.status == 401:
+        remedy = "the token or certificate is old or of another cluster: make it anew, or the pod where it is mounted"
+        return Finding("fail", "API server", f"does not accept the credentials; {said}", remedy)
+    if reply.status == 403:
+        remedy = (
+            "apply the ClusterRole and ClusterRoleBinding of daemonset.yaml, or of the chart with rbac.create"
+        )
+        return Finding("fail", "API server", f"the agent may not list pods; {said}", remedy)
+    if reply.status != 200:
+        return Finding("fail", "API server", f"does not list pods; {said}", "see the API server's log")
+    if config.overuse == "report":
+        missing = [one for one in missing if one is not _EVICT]
+    if missing:
+        names = ", ".join(f"{verb} {resource}" for verb, resource in missing)
+        level: Literal["warn", "fail"] = "warn" if all(one[1] == "events" for one in missing) else "fail"
+        remedy = (
+            "apply daemonset.yaml's ClusterRole"
+            if missing != [_EVICT]
+            else (
+                f"--overuse={config.overuse} needs it: apply deploy/eviction.yaml, or set the chart's rbac.evict"
+            )
+        )
+        return Finding(level, "API server", f"{where}: the agent may not {names}", remedy)
+    return Finding("ok", "API server", f"{where}; it lets us in")
+
+
+async def _allowed(api: Api, right: tuple[str, str]) -> bool:
+    """Whether the API server would let us; True where it does not say: then the agent will see."""
+    verb, (resource, _, part) = right[0], right[1].partition("/")
+    attributes = {"verb": verb, "resource": resource, **({"subresource": part} if part else {})}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    path = path_of("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+    reply = await api.request("POST", path, None, body)
+    try:
+        return reply.status >= 300 or json.loads(reply.body)["status"]["allowed"] is not False
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return True
+
+
+def _check_cdi(directories: tuple[Path, ...]) -> Finding:
+    files = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
+    if any("nvidia.com/gpu" in _text(path) for path in files):
+        return Finding("ok", "CDI", "devices nvidia.com/gpu are described")
+    where = " or ".join(map(str, directories))
+    remedy = "nvidia-ctk cdi generate --device-name-strategy=uuid; in a pod, mount that directory to have it checked"
+    return Finding("warn", "CDI", f"no description of nvidia.com/gpu in {where}", remedy)
+
+
+def _check_paging() -> Iterator[Finding]:
+    """What lent host memory needs of the driver."""
+    yield check_managed()
+    told = counters_are_on()
+    how = "load nvidia-uvm with uvm_enable_debug_procfs=1 and the driver tells it"
+    if told is None:
+        yield Finding("ok", "page faults", f"nvidia-uvm is not loaded, or does not tell; {how}")
+    elif told:
+        yield Finding("ok", "page faults", "the driver counts them; turns are given only where pages move")
+    else:
+        yield Finding(
+            "ok", "page faults", f"not counted, so progress alone says whether a GPU thrashes; {how}"
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path, 16 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,63 @@
+"""Changes what a running container may use, by asking this node's agent; says in lines what has become of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent.control import client
+from agent.control.pb import control_v1_pb2 as api
+from gigaslice import units
+from gigaslice.errors import ConfigError
+
+__all__ = ["ask", "describe"]
+
+
+def ask(known: argparse.Namespace) -> api.ResizeResponse:
+    """Asks for what the command line says. Raises ConfigError, MissingError or ControlError."""
+    mistakes = []
+    memory = cores = None
+    if known.memory is None and known.cores is None:
+        mistakes.append("nothing to change; say --memory SIZE or --cores PERCENT")
+    if known.memory is not None:
+        try:
+            memory = units.parse_bytes(known.memory)
+        except ValueError as error:
+            mistakes.append(f'--memory "{known.memory}": {error}')
+    if known.cores is not None:
+        if known.cores.isascii() and known.cores.isdigit() and int(known.cores) <= 100:
+            cores = int(known.cores)
+        else:
+            mistakes.append(f'--cores "{known.cores}": must be a whole number from 0 to 100')
+    namespace, slash, pod = known.pod.rpartition("/")
+    if slash and known.namespace not in (None, namespace):
+        mistakes.append(f"{known.pod} and --namespace {known.namespace} contradict each other")
+    if mistakes:
+        raise ConfigError(mistakes)
+    request = api.ResizeRequest(
+        namespace=known.namespace or namespace or "default",
+        pod=pod,
+        container=known.container or "",
+        gpu=known.gpu or "",
+        memory_bytes=memory,
+        cores=cores,
+    )
+    return client.resize(Path(known.state_dir), request)
+
+
+def describe(answer: api.ResizeResponse) -> str:
+    """One line for each GPU, and one more where the container uses more than it now may."""
+    lines = []
+    for limit in answer.limits:
+        sizes = [units.format_bytes(size) for size in (limit.memory_before, limit.memory_after)]
+        text = f"{answer.container} {limit.gpu}: "
+        text += " -> ".join(sizes) if sizes[0] != sizes[1] else sizes[0]
+        if limit.cores_before != limit.cores_after:
+            text += f", cores {limit.cores_before}% -> {limit.cores_after}%"
+        lines.append(text)
+        if limit.used > limit.memory_after:
+            lines.append(
+                f"  uses {units.format_bytes(limit.used)}: nothing is ended, but it is refused further memory until it "
+                f"has freed {units.format_bytes(limit.used - limit.memory_after)}"
+            )
+    return "\n".join(lines)

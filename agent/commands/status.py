@@ -1,0 +1,132 @@
+"""Who holds what on this node and how its GPUs are, read from the state directory alone, with an agent or without.
+
+Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent.health.health_files import GpuRecord, read_report
+from agent.ledgers.usage import Reading
+from agent.persistence.store import read_only
+from gigaslice import units
+from gigaslice.allocation.table import Allocation, Hold
+from gigaslice.errors import StateError
+
+__all__ = ["Row", "as_json", "as_table", "collect", "gpus", "gpus_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One container on one GPU; sizes are bytes. state: "running", "idle", "waiting", "ended",
+    "unreadable", or "whole": the GPU is given out as such (slices: 1), and nobody counts what runs on it.
+    """
+
+    allocation: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    state: str
+    gpu: str
+    slices: int
+    limit: int
+    used: int
+    unhooked: int
+    peak: int
+    pids: tuple[int, ...]
+
+
+def collect(state_dir: Path) -> tuple[Row, ...]:
+    """One row per container and GPU, in order of allocation. Raises StorageError or CheckpointError."""
+    slices: dict[str, int] = {}
+    with contextlib.suppress(StateError):  # whoever asks for the GPUs is told
+        slices = {gpu.uuid: gpu.slices for gpu in gpus(state_dir)}
+    table, readings = read_only(state_dir, slices)
+    return tuple(
+        _row(allocation, hold, readings[allocation.id])
+        for allocation in table.allocations
+        for hold in allocation.holds
+    )
+
+
+def gpus(state_dir: Path) -> tuple[GpuRecord, ...]:
+    """The GPUs as the agent has last seen them; none before it did. Raises StateError."""
+    report = read_report(state_dir)
+    return report.gpus if report else ()
+
+
+def as_json(rows: tuple[Row, ...], gpus: tuple[GpuRecord, ...] = ()) -> dict[str, object]:
+    """Rows and GPUs for programs."""
+    return {
+        "version": 1,
+        "allocations": [asdict(row) for row in rows],
+        "gpus": [asdict(gpu) for gpu in gpus],
+    }
+
+
+def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
+    """The GPUs for people."""
+    lines = [("GPU", "GPU", "SLICES", "STATE", "WHY")]
+    for gpu in gpus:
+        state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
+        lines.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
+    return _aligned(lines)
+
+
+def as_table(rows: tuple[Row, ...]) -> str:
+    """The rows for people."""
+    if not rows:
+        return "no container holds a GPU slice"
+    head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
+    cells = [head, *(_cells(row) for row in rows)]
+    return _aligned(cells)
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
+    pids = ",".join(str(pid) for pid in row.pids) or "-"
+    sizes = (units.format_bytes(size) for size in (row.limit, row.used + row.unhooked, row.peak))
+    return (name, row.state, row.gpu, *sizes, pids)
+
+
+def _row(allocation: Allocation, hold: Hold, reading: Reading) -> Row:
+    owner = allocation.ref
+    pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
+    return Row(
+        allocation=allocation.id,
+        namespace=owner.namespace if owner else None,
+        pod=owner.pod if owner else None,
+        container=owner.container if owner else None,
+        state=_state(allocation, reading),
+        gpu=hold.gpu,
+        slices=len(hold.device_ids),
+        limit=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
+        used=reading.used.get(hold.gpu, 0),
+        unhooked=reading.unhooked.get(hold.gpu, 0),  # of processes without the library too
+        peak=reading.peak.get(hold.gpu, 0),
+        pids=pids or reading.pids,
+    )
+
+
+def _state(allocation: Allocation, reading: Reading) -> str:
+    if reading.problem:
+        return "unreadable"
+    if allocation.gone:
+        return "ended"
+    if allocation.waiting:
+        return "waiting"
+    if allocation.whole:
+        return "whole"
+    return "running" if reading.alive else "idle"

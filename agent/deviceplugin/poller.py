@@ -1,0 +1,246 @@
+"""Learns from the kubelet whose allocation is whose and which are over.
+
+Looks at regular intervals, which count towards giving up what is in doubt, and shortly after something has happened,
+which do not, so that a burst of events cannot shorten anybody's patience. What has clearly ended is given up by either,
+but never before its ledger was read and the node's processes were looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from agent.accounting.presence import Presence, look
+from agent.allocation.admission import known_pods
+from agent.allocation.service import AllocationService
+from agent.apiserver import Cluster, NoCluster
+from agent.kubelet.podresources import PodResources
+from agent.persistence.store import Store
+from gigaslice.allocation.lifetime import Evidence, Listing, Standing, standings
+from gigaslice.allocation.reconcile import Answered, review, strangers
+from gigaslice.allocation.table import Allocation
+from gigaslice.errors import GigasliceError, KubeletError
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.wakeup import Alarm
+from gigaslice.runtime.yielding import with_breaks
+
+__all__ = ["Poller"]
+
+PATIENCE = 3
+"""Regular looks in a row that must not show a container before its allocation is given up."""
+_NEVER = 1 << 30
+_NEWS_SECONDS = 60.0
+_FORGOTTEN = (
+    "the kubelet has lost its record of this container's devices, as when its checkpoint is removed; the container "
+    "runs on within its quota, but cannot be started again: delete the pod when that suits"
+)
+_YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
+_AFTER_ANSWER = 0.005  # seconds after an event until files for the next allocation are made
+_SOON = (
+    0.2,
+    1.0,
+    3.0,
+)  # seconds after an event: the kubelet lists a container's devices once it has taken the answer
+
+
+@dataclass(slots=True)
+class _Plan:
+    """When to look next: the regular time, and the extra times that events have asked for."""
+
+    regular: float
+    extra: list[float]
+
+
+class Poller:
+    """Compares the allocation table of STORE with what the kubelet lists, every INTERVAL seconds and after `wake`.
+
+    CLUSTER: the pods as the API server has them. ANSWERS gives what the kubelet keeps of our answers, None where that
+    cannot be read. PRESENT tells which allocations processes have mounted. Both block.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        allocator: AllocationService,
+        kubelet: PodResources,
+        interval: float,
+        now: Callable[[], float],
+        *,
+        cluster: Cluster | None = None,
+        answers: Callable[[], Sequence[Answered] | None] = lambda: None,
+        present: Callable[[Collection[str]], Presence] = look,
+    ) -> None:
+        self._store = store
+        self._allocator = allocator
+        self._kubelet = kubelet
+        self._interval = interval
+        self._now = now
+        self._cluster: Cluster = cluster or NoCluster()
+        self._answers = answers
+        self._present = present
+        self._unlisted: dict[str, int] = {}
+        self._first_seen: dict[str, float] = {}
+        self._logged: set[str] = set()  # forgotten ones that the log has
+        self._said: set[str] = set()  # and those whose pods have the event
+        self._alarm = Alarm()
+        self._plan = _Plan(0.0, [])
+        self._failure = ""
+        self._log = get_logger("poller")
+
+    def wake(self) -> None:
+        """Something has happened that the kubelet will soon list."""
+        if not self._plan.extra:
+            start = time.monotonic()
+            self._plan.extra = [start + delay for delay in _SOON]
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        self._plan.regular = time.monotonic()
+        while True:
+            due = min([self._plan.regular, *self._plan.extra])
+            if await self._alarm.wait(due - time.monotonic()):
+                await asyncio.sleep(_AFTER_ANSWER)
+                await asyncio.to_thread(self._store.make_ahead)
+            if time.monotonic() >= due:  # whether it rings or not: with many that wait it always does
+                await self._due()
+
+    async def follow(self) -> None:
+        """Looks soon after the API server has shown that the pod of an allocation has ended. Works until cancelled."""
+        while True:
+            await self._cluster.news(_NEWS_SECONDS)
+            if self._any_ended():
+                self.wake()
+
+    async def look(self, *, regular: bool) -> None:
+        """Asks the kubelet once. A look that is not REGULAR gives up only what has clearly ended."""
+        asked_at = self._store.table.next_number
+        try:
+            listing = await self._kubelet.list()
+            patience = PATIENCE if regular else _NEVER
+            evidence = await self._evidence(listing, asked_at, patience)
+            answers: Sequence[Answered] | None = ()
+            if strangers(self._store.table, listing):
+                answers = await asyncio.to_thread(self._answers)
+            found = review(
+                self._store.table,
+                evidence,
+                young=self._young(listing.pods),
+                asked_at=asked_at,
+                unlisted=self._unlisted,
+                patience=patience,
+                gpus=self._allocator.inventory.gpus,
+                library=self._store.library,
+                now=self._now(),
+                answers=self._usable(answers or ()),
+            )
+            self._store.apply(found)
+            for allocation in found.adopted:
+                self._allocator.settle_known(allocation, self._cluster.pod)
+            if listing.settled:
+                self._say_forgotten(found.forgotten)
+            if regular:
+                self._unlisted = dict(found.unlisted)
+            await asyncio.to_thread(self._to_disk, sync=bool(self._store.table.allocations or found.released))
+            self._failure = ""
+        except GigasliceError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                level = self._log.warning if isinstance(error, KubeletError) else self._log.error
+                level("pods unknown; nothing is given up meanwhile", detail=self._failure)
+
+    async def _evidence(self, listing: Listing, asked_at: int, patience: int) -> Evidence:
+        """LISTING with what else is known, as far as this look may give something up: reading every ledger takes long,
+        and looking at every process longer.
+
+        Asked about are those who would be given up, and the nameless ones, which end with others.
+        """
+        pods = known_pods(self._cluster)
+        table = self._store.table
+        found = standings(table, Evidence(listing, pods, watched=True), asked_at)
+        doubts = {key: self._unlisted.get(key, 0) + listing.settled for key in found}
+        asked = [
+            key
+            for key, standing in found.items()
+            if standing is Standing.OVER or (standing is Standing.DOUBTFUL and doubts[key] >= patience)
+        ]
+        if not asked:
+            return Evidence(listing, pods)
+        asked = [
+            allocation.id
+            for allocation in table.allocations
+            if allocation.id in asked or allocation.container is None
+        ]
+        running = {key async for key in with_breaks(asked) if self._store.reading(key).alive}
+        rest = frozenset(asked) - running
+        seen = await asyncio.to_thread(self._present, rest) if rest else Presence()
+        return Evidence(
+            listing, pods, frozenset(running | seen.mounted), frozenset(running), watched=seen.others
+        )
+
+    def _any_ended(self) -> bool:
+        """Whether the API server shows that the pod of an allocation has ended, or is about to."""
+        pods = known_pods(self._cluster)
+        if pods is None:
+            return False
+        for allocation in self._store.table.allocations:
+            if allocation.ref is None:
+                continue
+            pod = pods.get((allocation.ref.namespace, allocation.ref.pod))
+            if (
+                pod is None
+                or pod.ending
+                or pod.terminal
+                or (allocation.owner and allocation.owner.uid != pod.uid)
+            ):
+                return True
+        return False
+
+    def _usable(self, answers: Sequence[Answered]) -> tuple[Answered, ...]:
+        """Those whose files would be where this agent makes them."""
+        return tuple(one for one in answers if self._store.is_place_of(one))
+
+    def _say_forgotten(self, forgotten: Sequence[Allocation]) -> None:
+        """Says once of each container that its devices are no longer the kubelet's business: in the log at once, on its
+        pod as soon as the API server has told us of that.
+        """
+        ids = {allocation.id for allocation in forgotten}
+        logged, self._logged = self._logged & ids, ids
+        self._said &= ids
+        for allocation in forgotten:
+            if allocation.id not in logged:
+                self._log.warning(
+                    "kubelet has lost its record of a container",
+                    allocation=allocation.id,
+                    container=allocation.name,
+                )
+            if allocation.id in self._said:
+                continue
+            pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod) if allocation.ref else None
+            if pod is not None and allocation.ref is not None:
+                self._said.add(allocation.id)
+                self._cluster.event(
+                    pod, "Warning", "GigasliceForgotten", _FORGOTTEN, allocation.ref.container
+                )
+
+    def _to_disk(self, *, sync: bool) -> None:
+        """What takes a disk long and nobody waits for."""
+        if sync:
+            self._store.sync()  # first: what is tidied away may be all that a power failure would leave
+        self._store.tidy()
+
+    def _young(self, pods: frozenset[str]) -> frozenset[str]:
+        """Those of PODS that were not there yet some minutes ago, as far as this process knows."""
+        now = time.monotonic()
+        self._first_seen = {pod: self._first_seen.get(pod, now) for pod in pods}
+        return frozenset(pod for pod, first in self._first_seen.items() if now - first < _YOUNG_SECONDS)
+
+    async def _due(self) -> None:
+        now = time.monotonic()
+        regular = now >= self._plan.regular
+        if regular:
+            self._plan.regular = now + self._interval
+        self._plan.extra = [moment for moment in self._plan.extra if moment > now]
+        await self.look(regular=regular)

@@ -1,0 +1,82 @@
+"""Offers a plugin to the kubelet through the front, for as long as it is served: lists out, calls in.
+
+Sockets and streams belong to the front. So the end of this process ends none of them, and what it was asked and has
+not answered is asked again of the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from agent.deviceplugin import translate
+from agent.deviceplugin.link import Link, Offered
+from agent.deviceplugin.servicer import Servicer
+from agent.front.channel import Kind
+from agent.front.offer import Offer
+from gigaslice import errors
+from gigaslice.errors import GigasliceError, SocketError
+
+__all__ = ["Registration"]
+
+_FINISH_SECONDS = 5.0  # an allocation takes milliseconds, on a disk that hangs it does not end
+
+
+class Registration:
+    """Offers PLUGIN as RESOURCE on the socket DIRECTORY/SOCKET_NAME, over LINK."""
+
+    def __init__(
+        self, plugin: Servicer, directory: Path, socket_name: str, resource: str, link: Link
+    ) -> None:
+        self._plugin = plugin
+        self._link = link
+        options = plugin.options
+        self._offer = Offer(
+            str(directory),
+            socket_name,
+            resource,
+            options.SerializeToString(),
+            translate.register_request(resource, socket_name, options).SerializeToString(),
+        )
+        self._refusal: asyncio.Future[GigasliceError] | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until STOP is set, then answers what the kubelet waits for. Raises SocketError or LockedError when it
+        may not serve.
+        """
+        loop = asyncio.get_running_loop()
+        self._refusal = loop.create_future()
+        number = self._link.add(Offered(self._plugin, self._plugin.watched, self._refused))
+        self._link.say(Kind.OFFER, number, self._offer.to_bytes())
+        feed = loop.create_task(self._feed(number))
+        asked = loop.create_task(stop.wait())
+        kept = False
+        try:
+            ends: set[asyncio.Future[Any]] = {feed, asked, self._refusal}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._refusal.done():
+                raise self._refusal.result()
+            if not stop.is_set():
+                feed.result()
+                raise RuntimeError("the list of devices ended by itself")
+            await self._plugin.close()
+            await self._link.finish(number, _FINISH_SECONDS)
+            kept = True
+        finally:
+            for task in (feed, asked):
+                task.cancel()
+            await asyncio.gather(feed, asked, return_exceptions=True)
+            if not kept:
+                self._link.say(Kind.WITHDRAW, number)
+            self._link.remove(number)
+            self._plugin.watched(0)
+
+    async def _feed(self, number: int) -> None:
+        async for devices in self._plugin.lists():
+            self._link.say(Kind.LIST, number, devices.SerializeToString())
+
+    def _refused(self, kind: str, text: str) -> None:
+        found = getattr(errors, kind, SocketError)
+        if self._refusal is not None and not self._refusal.done():
+            self._refusal.set_result(found(text))

@@ -1,0 +1,182 @@
+"""Two small files in the state directory: what people have cordoned, and what the agent found of each GPU.
+
+    cordon.json   written by `gigaslice cordon` and `uncordon`, read by the agent: works while no agent runs
+    health.json   written by the agent, read by it at its next start, by `gigaslice status` and by the two commands
+
+Both have a version and are replaced in one step. Neither is needed for anything but what it says: one that cannot be
+read is an error in the log, never a reason to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.health.conditions import Condition, GpuHealth
+from gigaslice.errors import StateError, StorageError
+from gigaslice.runtime.files import is_directory, open_file, read_file, remedy
+
+__all__ = [
+    "CORDON",
+    "HEALTH",
+    "Cordon",
+    "GpuRecord",
+    "Report",
+    "change_cordons",
+    "read_cordons",
+    "read_report",
+    "write_report",
+]
+
+CORDON, HEALTH = "cordon.json", "health.json"
+_VERSION = 1
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Somebody has taken a GPU out of service. since: Unix time in seconds."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRecord:
+    """A GPU as the agent last saw it. healthy: whether it gets new containers. detail: why not, for people."""
+
+    uuid: str
+    index: int
+    model: str
+    slices: int
+    healthy: bool
+    cordoned: bool
+    detail: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What health.json says. boot: the kernel's boot id; another one means that the GPUs were reset."""
+
+    boot: str
+    gpus: tuple[GpuRecord, ...]
+    health: Mapping[str, GpuHealth]
+
+
+def read_cordons(state_dir: Path) -> dict[str, Cordon]:
+    """The cordons by UUID; none when there is no file. Raises StateError."""
+    path = state_dir / CORDON
+    document = _read(path)
+    try:
+        return {
+            str(uuid): Cordon(str(one.get("reason", "")), float(one.get("since", 0.0)))
+            for uuid, one in (document or {}).get("cordons", {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+
+
+def change_cordons(
+    state_dir: Path, change: Callable[[dict[str, Cordon]], Mapping[str, Cordon]]
+) -> Mapping[str, Cordon]:
+    """Replaces the cordons by what CHANGE makes of them; two commands at once both count. Raises StateError."""
+    if not is_directory(state_dir):
+        raise StorageError(f"{state_dir} is no directory; name the agent's with --state-dir")
+    with _locked(state_dir / f".{CORDON}.lock"):
+        after = change(read_cordons(state_dir))
+        _write(state_dir / CORDON, {"cordons": {uuid: asdict(one) for uuid, one in after.items()}}, sync=True)
+    return after
+
+
+def read_report(state_dir: Path) -> Report | None:
+    """What the agent wrote last; None when it never did. Raises StateError."""
+    path = state_dir / HEALTH
+    document = _read(path)
+    if document is None:
+        return None
+    try:
+        return Report(
+            str(document["boot"]),
+            tuple(GpuRecord(**one) for one in document["gpus"]),
+            {str(uuid): _gpu_health(one) for uuid, one in document["health"].items()},
+        )
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+
+
+def write_report(state_dir: Path, report: Report) -> None:
+    """Replaces health.json. Not synced: after a power failure the GPUs are as new. Raises StorageError."""
+    health: Mapping[str, Any] = {uuid: asdict(one) for uuid, one in report.health.items()}
+    gpus: Sequence[Any] = [asdict(gpu) for gpu in report.gpus]
+    _write(state_dir / HEALTH, {"boot": report.boot, "gpus": gpus, "health": health}, sync=False)
+
+
+def _gpu_health(one: Mapping[str, Any]) -> GpuHealth:
+    conditions = tuple(Condition(str(each["code"]), str(each["text"])) for each in one["conditions"])
+    times = {name: float(one[name]) for name in ("since", "last", "recovered")}
+    ecc = one["ecc"]
+    return GpuHealth(
+        conditions, relapses=int(one["relapses"]), ecc=None if ecc is None else int(ecc), **times
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(read_file(path, _MAX_BYTES + 1))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; {remedy(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path) from error
+    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
+        raise _damaged(path)
+    if document["version"] != _VERSION:
+        raise StateError(
+            f"{path} has version {document['version']}, this is {_VERSION}; use the newer gigaslice"
+        )
+    return document
+
+
+def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
+    fresh = path.with_name(
+        f".{path.name}.new"
+    )  # one writer each: the agent, or whoever has the cordons' lock
+    try:
+        fresh.unlink(missing_ok=True)  # whatever it is: its name is ours
+        fd = open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o644)
+            json.dump({"version": _VERSION, **content}, file, indent=1)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise StorageError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StorageError(f"cannot open {path}: {error.strerror}; {remedy(error)}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(f"{path} is damaged; move it away, then cordon again what it should say")

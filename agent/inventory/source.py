@@ -1,0 +1,113 @@
+"""What a source of GPUs answers, and how two answers in a row are joined.
+
+A GPU that disappears (fallen off the bus, lost to the driver) must not vanish from the node: containers hold slices
+of it, and the kubelet would forget them. It stays as an unhealthy GPU until it is back. Reading hardware is the
+business of `nvml` and `static`; this module has values, a Protocol and one pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gigaslice.model import Gpu, Topology
+
+__all__ = ["GpuEvent", "Inventory", "Source", "Vitals", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log.
+
+    unhealthy: why those GPUs are not healthy, where that is known. cordoned: GPUs that are not healthy for no other
+    reason than that people have said so: what runs on them goes on.
+    """
+
+    gpus: tuple[Gpu, ...]
+    topology: Topology
+    warnings: tuple[str, ...] = ()
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    cordoned: frozenset[str] = frozenset()
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Names of the GPUs, in order."""
+        return tuple(gpu.uuid for gpu in self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """An error that a GPU reports. gpu: its UUID, empty when the driver did not say. xid: None: a memory error."""
+
+    gpu: str
+    xid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a GPU says of itself. uncorrectable: memory errors since its last reset, None where it does not count.
+
+    recovery: what the driver asks for, in words; empty: nothing, or it cannot tell. silent: why there is no answer for
+    this GPU at all, though nobody says that it is lost; then the other fields say nothing.
+    """
+
+    lost: bool = False
+    uncorrectable: int | None = None
+    remap_failed: bool = False
+    recovery: str = ""
+    silent: str = ""
+
+
+class Source(Protocol):
+    """Where GPUs come from. Methods may block for as long as a driver takes and are called outside the event loop."""
+
+    def scan(self) -> Inventory:
+        """Looks at the hardware again. Raises MissingError or InventoryError when there is nothing to look at."""
+        ...
+
+    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
+        """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where nobody measures that."""
+        ...
+
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """Part of a GPU's time that each process had in the last second or so, by host PID; None where nobody says."""
+        ...
+
+    def events(self, seconds: float) -> tuple[GpuEvent, ...] | None:
+        """Waits up to SECONDS for errors of the GPUs, in a thread of its own; None where nobody reports any."""
+        ...
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """The vital signs of every GPU that was ever found, by UUID; None where there are none.
+
+        Raises MissingError when this process can never have an answer again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives back what the source holds; afterwards it is not used again."""
+        ...
+
+
+def merge(before: Inventory, now: Inventory) -> Inventory:
+    """The inventory to work with after BEFORE when a new scan answered NOW.
+
+    GPUs that are gone stay, unhealthy, with their old place in the topology. GPUs that are new are added only when
+    none is gone: with both at once no common topology is known.
+    """
+    seen = {gpu.uuid: gpu for gpu in now.gpus}
+    gone = [uuid for uuid in before.uuids if uuid not in seen]
+    if not gone:
+        return now
+    gpus = tuple(
+        replace(seen[gpu.uuid], index=gpu.index) if gpu.uuid in seen else replace(gpu, healthy=False)
+        for gpu in before.gpus
+    )
+    lost = tuple(f"{uuid} is no longer there; its slices are unhealthy until it is back" for uuid in gone)
+    new = tuple(
+        f"{uuid} is new and is used as soon as the missing GPUs are back, or after a restart of the agent"
+        for uuid in now.uuids
+        if uuid not in before.uuids
+    )
+    return Inventory(gpus, before.topology, now.warnings + lost + new)

@@ -1,0 +1,260 @@
+"""GPUs from a file: dry runs, tests and demonstrations on machines without one.
+
+    gpus:
+      - uuid: GPU-6e1b5c1e-0000-4000-8000-000000000000
+        model: NVIDIA L4
+        memory: 24GiB
+        numa: 0                 # optional
+        pci: "00000000:3b:00.0" # optional
+        healthy: false          # optional, true if left out
+    topology: |                 # optional: the output of nvidia-smi topo -m
+      ...
+
+The file is read again at every scan, so a GPU can be declared unhealthy while the agent runs. All mistakes are reported
+together, each with its line. Nothing here looks at real hardware.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from agent.inventory.source import GpuEvent, Inventory, Vitals
+from gigaslice import units
+from gigaslice.errors import GigasliceError, InventoryError, TopologyTextError
+from gigaslice.model import Gpu, Topology, TopoMatrix, count_slices, parse_topo_matrix
+from gigaslice.runtime.files import read_file
+
+__all__ = ["StaticSource", "parse_inventory"]
+
+_T = TypeVar("_T")
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX_BYTES = 1 << 20
+_KEYS = ("uuid", "model", "memory", "numa", "pci", "healthy")
+
+
+class StaticSource:
+    """The GPUs that the file at PATH lists, each cut into slices of SLICE_BYTES."""
+
+    def __init__(self, path: Path, slice_bytes: int) -> None:
+        self._path = path
+        self._slice_bytes = slice_bytes
+
+    def scan(self) -> Inventory:
+        """Reads the file. Raises InventoryError with every mistake in it."""
+        try:
+            raw = read_file(self._path, _MAX_BYTES + 1)
+        except OSError as error:
+            raise InventoryError(
+                [f"inventory {self._path}: {error.strerror}; name a readable file"]
+            ) from error
+        if len(raw) > _MAX_BYTES:
+            raise InventoryError([f"inventory {self._path}: larger than 1 MiB; that is no list of GPUs"])
+        return parse_inventory(raw, f"inventory {self._path}", self._slice_bytes)
+
+    def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
+        """None: nobody measures GPUs that are only listed."""
+        return None
+
+    def process_busy(self, gpu: str) -> Mapping[int, float] | None:
+        """None, likewise."""
+        del gpu
+        return None
+
+    def events(self, seconds: float) -> tuple[GpuEvent, ...] | None:
+        """None: GPUs that are only listed report nothing."""
+        del seconds
+        return None
+
+    def vitals(self) -> Mapping[str, Vitals] | None:
+        """None: nobody asks them."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def parse_inventory(raw: bytes, name: str, slice_bytes: int) -> Inventory:
+    """The inventory that the YAML text RAW describes. Raises InventoryError; NAME starts each of its lines."""
+    reader = _Reader(name, slice_bytes)
+    try:
+        root = yaml.compose(raw, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InventoryError([f"{name}: not YAML: {' '.join(str(error).split())}"]) from error
+    inventory = reader.document(root)
+    if reader.mistakes or inventory is None:
+        raise InventoryError(reader.mistakes)
+    return inventory
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A node of the YAML text: mapping, list, scalar, or something else, with its line (from 1)."""
+
+    node: yaml.Node
+    line: int
+
+    @classmethod
+    def of(cls, node: yaml.Node) -> _Value:
+        return cls(node, node.start_mark.line + 1)
+
+    def mapping(self) -> list[tuple[str, _Value]] | None:
+        if not isinstance(self.node, yaml.MappingNode):
+            return None
+        return [(str(key.value), _Value.of(value)) for key, value in self.node.value]
+
+    def items(self) -> list[_Value] | None:
+        return (
+            [_Value.of(item) for item in self.node.value]
+            if isinstance(self.node, yaml.SequenceNode)
+            else None
+        )
+
+    def text(self) -> str | None:
+        if not isinstance(self.node, yaml.ScalarNode) or self.node.tag.endswith(":null"):
+            return None
+        return str(self.node.value)
+
+
+class _Reader:
+    """Walks the document once and collects mistakes; `None` stands for a value that could not be read."""
+
+    def __init__(self, name: str, slice_bytes: int) -> None:
+        self.mistakes: list[str] = []
+        self._name = name
+        self._slice_bytes = slice_bytes
+
+    def document(self, root: yaml.Node | None) -> Inventory | None:
+        top = _Value.of(root).mapping() if root is not None else None
+        if root is None or top is None:
+            self._wrong(1, "must be a mapping with a list called gpus")
+            return None
+        fields = self._fields(_Value.of(root), "the file", ("gpus", "topology"))
+        listed = fields["gpus"].items() if "gpus" in fields else None
+        if not listed:
+            line = fields["gpus"].line if "gpus" in fields else 1
+            self._wrong(line, "gpus must be a list with at least one GPU (uuid, model, memory)")
+            return None
+        gpus = [self._gpu(index, item) for index, item in enumerate(listed)]
+        self._check_unique([(gpu, item.line) for gpu, item in zip(gpus, listed, strict=True) if gpu])
+        matrix = self._topology(fields["topology"], len(listed)) if "topology" in fields else None
+        known = tuple(gpu for gpu in gpus if gpu is not None)
+        if self.mistakes or len(known) != len(gpus):
+            return None
+        return _assembled(known, matrix)
+
+    def _gpu(self, index: int, item: _Value) -> Gpu | None:
+        name = f"gpus[{index}]"
+        if item.mapping() is None:
+            self._wrong(item.line, f"{name} must be a mapping with uuid, model and memory")
+            return None
+        fields = self._fields(item, name, _KEYS)
+        for key in ("uuid", "model", "memory"):
+            if key not in fields:
+                self._wrong(item.line, f"{name} has no {key}")
+        uuid = self._field(fields, name, "uuid", _uuid)
+        model = self._field(fields, name, "model", _words)
+        memory = self._field(fields, name, "memory", units.parse_bytes)
+        numa = self._field(fields, name, "numa", _whole_number)
+        bus_id = self._field(fields, name, "pci", _words)
+        healthy = self._field(fields, name, "healthy", _truth)
+        if memory is not None and memory < self._slice_bytes:
+            size, unit = units.format_bytes(memory), units.format_bytes(self._slice_bytes)
+            self._wrong(fields["memory"].line, f"{name}.memory: {size} are less than one slice of {unit}")
+        if uuid is None or model is None or memory is None:
+            return None
+        slices = count_slices(memory, self._slice_bytes)
+        unhealthy = healthy is False
+        return Gpu(
+            uuid, index, model, memory, slices, self._slice_bytes, 0, numa, bus_id or "", not unhealthy
+        )
+
+    def _topology(self, value: _Value, count: int) -> TopoMatrix | None:
+        text = value.text()
+        if text is None:
+            self._wrong(value.line, "topology must be the text of nvidia-smi topo -m, after topology: |")
+            return None
+        try:
+            matrix = parse_topo_matrix(text)
+        except TopologyTextError as error:
+            self._wrong(value.line + error.line, str(error).partition(": ")[2])
+            return None
+        except GigasliceError as error:
+            self._wrong(value.line, f"topology: {error}")
+            return None
+        if matrix.topology.size != count:
+            self._wrong(value.line, f"topology has {matrix.topology.size} GPUs, gpus has {count}")
+            return None
+        return matrix
+
+    def _fields(self, value: _Value, name: str, known: tuple[str, ...]) -> dict[str, _Value]:
+        fields: dict[str, _Value] = {}
+        for key, field in value.mapping() or []:
+            if key not in known:
+                self._wrong(field.line, f"{name} has an unknown key {key!r}; known are {', '.join(known)}")
+            elif key in fields:
+                self._wrong(field.line, f"{name} has {key} twice")
+            else:
+                fields[key] = field
+        return fields
+
+    def _field(self, fields: dict[str, _Value], name: str, key: str, parse: Callable[[str], _T]) -> _T | None:
+        if key not in fields:
+            return None
+        text = fields[key].text()
+        try:
+            if text is None:
+                raise ValueError("must be a single value")
+            return parse(text)
+        except ValueError as error:
+            self._wrong(fields[key].line, f"{name}.{key}: {error}")
+            return None
+
+    def _check_unique(self, gpus: list[tuple[Gpu, int]]) -> None:
+        first: dict[str, int] = {}
+        for gpu, line in gpus:
+            if gpu.uuid in first:
+                self._wrong(line, f"gpus[{gpu.index}].uuid: {gpu.uuid} is gpus[{first[gpu.uuid]}] already")
+            first.setdefault(gpu.uuid, gpu.index)
+
+    def _wrong(self, line: int, sentence: str) -> None:
+        self.mistakes.append(f"{self._name}, line {line}: {sentence}")
+
+
+def _assembled(gpus: tuple[Gpu, ...], matrix: TopoMatrix | None) -> Inventory:
+    if matrix is None:
+        return Inventory(gpus, Topology.flat(len(gpus)))
+    placed = tuple(
+        gpu if gpu.numa_node is not None else replace(gpu, numa_node=node)
+        for gpu, node in zip(gpus, matrix.numa_nodes, strict=True)
+    )
+    return Inventory(placed, matrix.topology, matrix.topology.degraded)
+
+
+def _uuid(text: str) -> str:
+    if not _UUID.fullmatch(text):
+        raise ValueError(f"{text!r} is no GPU UUID; write GPU- and 32 lower-case hex digits as 8-4-4-4-12")
+    return text
+
+
+def _words(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("must be a printable text")
+    return text
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        raise ValueError(f"{text!r} is no NUMA node; write a whole number from 0")
+    return int(text)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"

@@ -1,0 +1,290 @@
+"""Holds the ledger of every allocation open, and cuts one that grows as soon as it does.
+
+A ledger is a file on the node's disk that its container must be able to write, so the container can also make it grow
+until the disk is full, and can keep others from opening it: by a lease, which makes every open wait for up to 45
+seconds, or by executing it, which forbids to open it for writing. A descriptor that is open for writing forbids both
+(fcntl(2): a lease is only given to whoever has the file open alone), so the agent keeps one from the moment a ledger is
+made. Between two agents a container may take a lease all the same. Then the open waits in a thread of its own, and
+wins: while it waits, the kernel gives no new lease.
+
+The kernel tells of every write(2), truncation and allocation of space (inotify), and not of stores through a mapping,
+which is all that honest processes do. So a look at the file's size follows within milliseconds and costs nothing
+meanwhile. What the file has beyond its size is given back: length, space reserved beyond its end, extended attributes.
+Cutting waits for whoever writes the file at that moment, and so is never done in the agent's own thread.
+
+This does not prevent growth: only a file system with quotas does, or one of its own for the state directory
+(docs/adr/0046-a-ledger-is-held-open-and-cut.md). Tests: tests/unit/agent/ledgers/test_open_ledgers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import vcuda
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["OpenLedgers"]
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+_MODIFIED, _ATTRIBUTES, _OVERFLOW = 0x2, 0x4, 0x4000  # <sys/inotify.h>
+_EVENT = struct.Struct("iIII")
+_CUTTERS = 4  # threads: one container that keeps its file busy must not keep the others' files from being cut
+_PAUSE, _LOOK = 0.005, 2.0
+"""Seconds between two cuts of a ledger whose container makes it grow again and again, and between two looks at all."""
+
+
+class OpenLedgers:
+    """The open ledgers by allocation. One thread holds and releases; `cut` may run in others, and `take_grown`."""
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        """How often a ledger was cut."""
+        self._files: dict[str, int] = {}
+        self._watches: dict[int, str] = {}  # allocations by watch
+        self._waiting: dict[str, object] = {}  # allocations whose ledgers are under a lease
+        self._grown: dict[str, int] = {}
+        self._lock = threading.Lock()  # over the dictionaries, for moments only
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._notify = -1
+        self._log = get_logger("ledgers")
+
+    def hold(self, allocation_id: str, path: Path) -> None:
+        """Opens the ledger at PATH and watches it. What cannot be opened is left to whoever reads it."""
+        self.release(allocation_id)
+        try:
+            self._keep(allocation_id, _open(path, os.O_NONBLOCK))
+        except BlockingIOError:
+            self._log.warning(
+                "ledger under a lease", allocation=allocation_id, detail="opened when that ends"
+            )
+            self._wait_for(allocation_id, path)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self._log.warning("ledger not held open", allocation=allocation_id, detail=error.strerror)
+
+    def release(self, allocation_id: str) -> None:
+        """Closes the ledger of an allocation that ends."""
+        with self._lock:
+            self._waiting.pop(allocation_id, None)
+            fd = self._files.pop(allocation_id, None)
+            ended = [watch for watch, key in self._watches.items() if key == allocation_id]
+            for watch in ended:
+                del self._watches[watch]
+        for watch in ended:
+            self._libc.inotify_rm_watch(self._notify, watch)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Closes them all."""
+        for allocation_id in {*self._files, *self._waiting}:
+            self.release(allocation_id)
+        if self._notify >= 0:
+            os.close(self._notify)
+            self._notify = -1
+
+    def held(self, allocation_id: str) -> bool:
+        """Whether the ledger of that allocation is open."""
+        return allocation_id in self._files
+
+    def cut(self, allocation_ids: Iterable[str] | None = None) -> None:
+        """Gives back what the ledgers (all of them, where none is named) have grown. May wait for who writes one."""
+        for allocation_id in tuple(self._files) if allocation_ids is None else allocation_ids:
+            with self._lock:
+                file = self._files.get(allocation_id)
+                fd = (
+                    os.dup(file) if file is not None else -1
+                )  # released meanwhile, its number is another file's
+            if fd < 0:
+                continue
+            try:
+                count = _cut(fd)
+            except (OSError, vcuda.VcudaError) as error:
+                self._log.warning("ledger cannot be cut", allocation=allocation_id, detail=str(error))
+                continue
+            finally:
+                os.close(fd)
+            if count:
+                with self._lock:
+                    self.cuts += 1
+                    self._grown[allocation_id] = max(count, self._grown.get(allocation_id, 0))
+
+    def take_grown(self) -> dict[str, int]:
+        """The most bytes that were cut from ledgers at once since this was last asked, by allocation."""
+        with self._lock:
+            grown, self._grown = self._grown, {}
+        return grown
+
+    async def run(self) -> None:
+        """Cuts what grows, until cancelled: at once what the kernel tells of, and everything every other second."""
+        self._watch_all()
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        cutters = _Cutters(self.cut)
+        if self._notify >= 0:
+            loop.add_reader(self._notify, woken.set)
+        try:
+            looked = loop.time()
+            while True:
+                timer = loop.call_at(looked + _LOOK, woken.set)
+                try:
+                    await woken.wait()
+                finally:
+                    timer.cancel()
+                woken.clear()
+                cutters.send(self._changed())
+                if loop.time() - looked >= _LOOK:
+                    looked = loop.time()
+                    cutters.send(tuple(self._files))
+                await asyncio.sleep(_PAUSE)
+        finally:
+            if self._notify >= 0:
+                loop.remove_reader(self._notify)
+            cutters.close()
+
+    def _keep(self, allocation_id: str, fd: int) -> None:
+        with self._lock:
+            self._files[allocation_id] = fd
+        self._watch(allocation_id, fd)
+
+    def _watch_all(self) -> None:
+        """Begins to watch; until then the measuring rounds look."""
+        if self._notify < 0:
+            self._notify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._notify < 0:
+            self._log.warning("ledger not watched", detail=os.strerror(ctypes.get_errno()))
+            return
+        with self._lock:
+            files = dict(self._files)
+        for allocation_id, fd in files.items():
+            self._watch(allocation_id, fd)
+
+    def _watch(self, allocation_id: str, fd: int) -> None:
+        if self._notify < 0:
+            return
+        path = f"/proc/self/fd/{fd}".encode()
+        watch = self._libc.inotify_add_watch(self._notify, path, _MODIFIED | _ATTRIBUTES)
+        if watch < 0:
+            detail = os.strerror(ctypes.get_errno())
+            self._log.warning("ledger not watched", allocation=allocation_id, detail=detail)
+            return
+        with self._lock:
+            self._watches[watch] = allocation_id
+
+    def _changed(self) -> set[str]:
+        """The allocations whose ledgers somebody has written since this was last asked; all, when too many did."""
+        found: set[str] = set()
+        if self._notify < 0:
+            return found
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._notify, 1 << 16)
+            at = 0
+            while at < len(data):
+                watch, mask, _, length = _EVENT.unpack_from(data, at)
+                at += _EVENT.size + length
+                if mask & _OVERFLOW:
+                    found.update(self._files)
+                elif watch in self._watches:
+                    found.add(self._watches[watch])
+        return found
+
+    def _wait_for(self, allocation_id: str, path: Path) -> None:
+        ticket = object()
+        with self._lock:
+            self._waiting[allocation_id] = ticket
+
+        def wait() -> None:
+            try:
+                fd = _open(path, 0)
+            except OSError as error:
+                self._log.warning("ledger not held open", allocation=allocation_id, detail=error.strerror)
+                return
+            with self._lock:
+                wanted = self._waiting.get(allocation_id) is ticket
+                if wanted:
+                    del self._waiting[allocation_id]
+                    self._files[allocation_id] = fd
+            if wanted:
+                self._watch(allocation_id, fd)
+                self._log.info("ledger held open", allocation=allocation_id)
+            else:
+                os.close(fd)
+
+        threading.Thread(target=wait, name="lease", daemon=True).start()
+
+
+class _Cutters:
+    """Threads in which ledgers are cut by CUT: each by one at a time, and again when it was sent meanwhile."""
+
+    def __init__(self, cut: Callable[[Iterable[str]], None]) -> None:
+        self._cut = cut
+        self._pool = ThreadPoolExecutor(_CUTTERS, "cut")
+        self._again: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, allocation_ids: Iterable[str]) -> None:
+        """These may have grown."""
+        for key in allocation_ids:
+            self._again.add(key)
+            if key not in self._tasks:
+                self._tasks[key] = asyncio.create_task(self._look_after(key))
+
+    def close(self) -> None:
+        """Sends nobody any more; a thread that waits for a container goes on until that lets it."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_after(self, key: str) -> None:
+        try:
+            while key in self._again:
+                self._again.discard(key)
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._cut, (key,))
+                await asyncio.sleep(_PAUSE)
+        finally:
+            self._tasks.pop(key, None)
+
+
+def _open(path: Path, more: int) -> int:
+    """Opens a regular file, and nothing else. Without O_NONBLOCK in MORE it waits for the end of a lease."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO or a device would do things, being opened
+        raise OSError(errno.EINVAL, "not a regular file")
+    try:
+        fd = os.open(path, _FLAGS | more)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == hard:
+            raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        fd = os.open(path, _FLAGS | more)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return fd
+
+
+def _cut(fd: int) -> int:
+    """Gives back what the open ledger has beyond its size; how many bytes that were, 0 when it had nothing."""
+    before = os.fstat(fd)
+    cut = vcuda.trim_open_ledger(fd)
+    with contextlib.suppress(OSError):  # a file system without attributes
+        for name in os.listxattr(fd):
+            if name.startswith("user."):
+                os.removexattr(fd, name)
+                cut = True
+    if not cut:
+        return 0
+    after = os.fstat(fd)
+    return max(1, before.st_size - after.st_size, (before.st_blocks - after.st_blocks) * 512)

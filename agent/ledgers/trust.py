@@ -1,0 +1,184 @@
+"""How much of what a container writes into its ledger counts. Pure; everybody who uses a ledger's numbers comes here.
+
+A ledger belongs to its container, whose processes may write anything into it, under a checksum that is right. Others
+depend on what it says: the start gate, elastic limits, turns, a GPU's time. So the numbers count for the GPUs that the
+allocation was granted and no others, and for no more than the container can really have:
+
+* what NVML measured in the last round for the processes that hold its slots, or
+* what its limits page allows, or allowed since that round began, whichever is more.
+
+Where nobody measures, a container whose limit changes (elastic, or resized by hand) may still hold as much as it was
+once allowed, and nobody has written down how much that was: it counts up to the whole GPU. A ledger that cannot be read
+hides nothing: while the kernel knows a process with one of its slots, it counts with what was measured, else with all
+it may have. Whoever says less than the truth gains nothing either: the rest is measured and counts as unhooked.
+
+What this cannot do: tell a lie within these bounds from the truth. A container can always say that it uses all it was
+promised, and it can really do so. Tests: tests/unit/agent/ledgers/test_trust.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.ledgers.usage import Reading
+from gigaslice.allocation.table import Allocation
+from vcuda import ProcessUsage, ShareUsage, TurnUsage
+
+__all__ = ["Ceiling", "RecentLimits", "believed", "believed_flying", "believed_turns", "ceiling"]
+
+Bytes = Mapping[str, int]
+_NOTHING: Bytes = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The most bytes by GPU that an allocation can hold now, and can ever have held. Only GPUs that it was granted."""
+
+    now: Bytes
+    ever: Bytes
+
+
+def ceiling(
+    allocation: Allocation, limits: Bytes, measured: Bytes | None, recent: Bytes, gpu_bytes: Bytes
+) -> Ceiling:
+    """The ceiling of ALLOCATION. LIMITS: what its page says, RECENT: said since the last measurement began. MEASURED:
+    bytes of all its processes by NVML, None where nobody measures. GPU_BYTES: sizes of the GPUs with lent host memory.
+    """
+    changes = allocation.policy.elastic or allocation.resizes > 0
+    now, ever = {}, {}
+    for gpu, quota in allocation.quota().items():
+        allowed = max(quota, limits.get(gpu, 0), recent.get(gpu, 0))
+        once = max(allowed, gpu_bytes.get(gpu, 0)) if changes else allowed
+        known = measured.get(gpu) if measured is not None else None
+        now[gpu] = once if known is None else max(known, allowed)
+        ever[gpu] = max(once, now[gpu])
+    return Ceiling(now, ever)
+
+
+def believed(
+    reading: Reading,
+    most: Ceiling,
+    measured: Bytes | None,
+    *,
+    disowned: frozenset[int] = frozenset(),
+    listed: Bytes = _NOTHING,
+    ended: bool = False,
+) -> Reading:
+    """READING as far as it counts. DISOWNED: processes that hold a slot of it, as its locks have it, and that belong to
+    another container. LISTED: how many of its processes NVML lists, by GPU, where that is known. ENDED: the kubelet has
+    given its slices to others; then a slot whose owner nobody can name counts for no more than was measured, since a
+    container of another pod can hold it, who was passed the descriptor.
+    """
+    gone = [one for one in reading.processes if one.pid in disowned and one.pid > 0]
+    used = {gpu: reading.used.get(gpu, 0) - sum(one.used.get(gpu, 0) for one in gone) for gpu in most.now}
+    if ended:
+        for gpu, count in (measured or {}).items():
+            nameless = sum(one.used.get(gpu, 0) for one in reading.processes if one.nameless)
+            if gpu in used:
+                used[gpu] -= max(0, nameless - count)
+    found = replace(
+        reading,
+        processes=tuple(_process(one, most, dead=one.pid in disowned) for one in reading.processes),
+        used=_within(used, most.now),
+        peak=_within(reading.peak, most.ever),
+        managed=_within(reading.managed, most.now),
+        unhooked={gpu: count for gpu, count in reading.unhooked.items() if gpu in most.now},
+        most=most.now,
+    )
+    if reading.problem is not None:
+        known = measured or {}
+        used = {gpu: known.get(gpu, count) if found.alive else 0 for gpu, count in most.now.items()}
+        return replace(found, used=used, unhooked={}, shares={})
+    return replace(
+        found,
+        used=found.used if found.alive else dict.fromkeys(most.now, 0),
+        shares={
+            gpu: _share(use, min(found.living, believed_flying(use.flying, listed.get(gpu))))
+            for gpu, use in reading.shares.items()
+            if gpu in most.now
+        },
+    )
+
+
+def believed_flying(flying: int, listed: int | None) -> int:
+    """How many processes with work under way count where NVML lists so many of the container's: a process without a
+    context has no work. One always counts, since one that has just begun is not listed yet."""
+    return flying if listed is None else min(flying, max(1, listed))
+
+
+def believed_turns(
+    usage: Mapping[str, TurnUsage], allocation: Allocation, measured: Bytes | None
+) -> Mapping[str, TurnUsage]:
+    """What a container says of its turns, with no more memory than its parts of the GPU and of the host, or than was
+    measured."""
+    quota, known = allocation.quota(), measured or {}
+    return {
+        gpu: replace(
+            one,
+            real=min(one.real, max(allocation.physical.get(gpu, 0), known.get(gpu, 0))),
+            managed=min(one.managed, max(quota[gpu], known.get(gpu, 0))),
+        )
+        for gpu, one in usage.items()
+        if gpu in quota
+    }
+
+
+@dataclass(slots=True)
+class RecentLimits:
+    """The largest limits that pages have said since the measurement began whose result is known: a process that was
+    allowed more a moment ago may have taken it, and no measurement shows that yet."""
+
+    _noted: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)  # bytes by round
+    _round: int = 0
+
+    def note(self, allocation_id: str, gpu: str, memory_bytes: int) -> None:
+        """A page has said MEMORY_BYTES until now."""
+        rounds = self._noted.setdefault((allocation_id, gpu), {})
+        rounds[self._round] = max(memory_bytes, rounds.get(self._round, 0))
+
+    def of(self, allocation_id: str) -> dict[str, int]:
+        """The largest limits of that allocation, by GPU; nothing where none was lowered."""
+        if not self._noted:
+            return {}
+        return {
+            gpu: max(rounds.values()) for (key, gpu), rounds in self._noted.items() if key == allocation_id
+        }
+
+    def begin(self) -> int:
+        """A measurement begins; what is noted from now on it may not show."""
+        self._round += 1
+        return self._round
+
+    def end(self, begun: int) -> None:
+        """The measurement that began as BEGUN has shown all that was noted before it."""
+        left = {
+            key: {at: count for at, count in rounds.items() if at >= begun}
+            for key, rounds in self._noted.items()
+        }
+        self._noted = {key: rounds for key, rounds in left.items() if rounds}
+
+    def forget(self, known: frozenset[str]) -> None:
+        """Only the allocations KNOWN still count."""
+        self._noted = {key: rounds for key, rounds in self._noted.items() if key[0] in known}
+
+
+def _within(counts: Bytes, most: Bytes) -> dict[str, int]:
+    return {gpu: min(max(0, counts.get(gpu, 0)), count) for gpu, count in most.items()}
+
+
+def _process(one: ProcessUsage, most: Ceiling, *, dead: bool) -> ProcessUsage:
+    used = _within(one.used, most.now)
+    return replace(
+        one,
+        pid=0 if dead else one.pid,
+        alive=one.alive and not dead,
+        used=used,
+        peak=_within(one.peak, most.ever),
+        excess=_within(one.excess, used),
+        managed=_within(one.managed, used),
+    )
+
+
+def _share(use: ShareUsage, flying: int) -> ShareUsage:
+    return use if use.flying <= flying else replace(use, flying=flying)

@@ -1,0 +1,1 @@
+"""Limits of running containers, applied: memory, compute time, time slices, CPUs."""

@@ -1,0 +1,259 @@
+"""Publishes what the arbiter of each GPU's time decides: credit for what neighbours had, and idle time that is lent.
+
+Only GPUs on which somebody could gain are looked at: those with two containers that have shares, or with one that
+may borrow. While any of them has work the look is taken about every five milliseconds, at instants that programs
+cannot fall into step with, else twenty times a second. Everything that containers say about themselves is read with
+checked sizes (``vcuda.ShareReader``) and bounded by `state.trust` and the arbiter. Without this part shares are upper
+bounds; nothing waits for it.
+
+Containers without a share say nothing of their work. Where one is beside somebody who may borrow, the driver is asked
+twice a second what its processes used, in another thread; a driver that cannot say so is as one that shows no work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import vcuda
+from agent.ledgers.trust import believed_flying
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation, AllocationTable
+from gigaslice.limits.compute_arbiter import Arbiter, Sighting, Verdict
+from gigaslice.model import PRIORITIES
+from gigaslice.runtime.logs import get_logger
+from vcuda import contract
+
+__all__ = ["ComputeManager"]
+
+_BUSY = 0.005
+_QUIET = 0.05
+_IDLE = 1.0
+"""Seconds between two looks: at GPUs with work, at GPUs without, and at a node without such GPUs."""
+_ASK, _ANSWERS = 0.5, 3
+"""Seconds between two questions to the driver, and how many answers count."""
+_CREDIT_STEP = 0.02
+"""Seconds between two writes of a page's credit."""
+_KEEP_ALIVE = 0.5
+"""Seconds between two writes of what is lent: a library believes no page that is silent for two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharer:
+    """A container on a GPU, and where its files are: worked out once for each state of the allocation table."""
+
+    id: str
+    name: str
+    reader: vcuda.ShareReader
+    page: str
+    share: int
+    elastic: bool
+    weight: int
+
+
+@dataclass(slots=True)
+class _Page:
+    """What was written to a container's page for one GPU, and when."""
+
+    credit_us: int
+    credit_at: float
+    granted: int
+    granted_at: float
+
+
+@dataclass(slots=True)
+class _GpuState:
+    arbiter: Arbiter = field(default_factory=Arbiter)
+    pages: dict[str, _Page] = field(default_factory=dict)
+
+
+class ComputeManager:
+    """Looks after the compute shares of STORE's containers. NOW: a clock that only goes forward. BUSY: what each
+    process of a GPU used of its time lately, by host PID; may block."""
+
+    def __init__(
+        self,
+        store: Store,
+        now: Callable[[], float],
+        busy: Callable[[str], Mapping[int, float] | None] = lambda gpu: None,
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._busy = busy
+        self._unlimited: dict[
+            str, tuple[Path, ...]
+        ] = {}  # ledgers of containers without a share, beside borrowers
+        self._answers: list[Mapping[str, float]] = []  # parts of GPUs that those used, the last ones
+        self._used: dict[str, float] = {}  # the largest of them
+        self._gpus: dict[str, _GpuState] = {}
+        self._said: set[str] = set()
+        self._last: dict[
+            tuple[str, str], vcuda.ShareUsage
+        ] = {}  # what ledgers said last, by allocation and GPU
+        self._table: AllocationTable | None = None
+        self._sharers: dict[str, dict[str, _Sharer]] = {}
+        self._log = get_logger("shares")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_asking())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one that fails leaves the other, and both are started again
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self.look() * random.uniform(0.5, 1.5))
+
+    async def _keep_asking(self) -> None:
+        while True:
+            if self._unlimited:
+                self.heed(await asyncio.to_thread(self.measure, dict(self._unlimited)))
+            await asyncio.sleep(_ASK)
+
+    def heed(self, measured: Mapping[str, float]) -> None:
+        """An answer of the driver, which samples once a second at worst: what it said a moment ago still counts."""
+        self._answers = [*self._answers[1 - _ANSWERS :], measured]
+        self._used = {gpu: max(answer.get(gpu, 0.0) for answer in self._answers) for gpu in self._unlimited}
+
+    def measure(self, unlimited: Mapping[str, Sequence[Path]]) -> dict[str, float]:
+        """Parts of the GPUs that the containers with these ledgers used lately. Touches nothing of the keeper's."""
+        used = {}
+        for gpu, ledgers in unlimited.items():
+            pids: set[int] = set()
+            for ledger in ledgers:
+                with contextlib.suppress(vcuda.VcudaError):  # the measuring round says what is wrong with it
+                    pids.update(one.pid for one in vcuda.read_ledger(ledger).processes if one.pid > 0)
+                pids -= self._store.disowned.get(ledger.parent.name, frozenset())
+            parts = (self._busy(gpu) or {}) if pids else {}
+            used[gpu] = sum(part for pid, part in parts.items() if pid in pids)
+        return used
+
+    def look(self) -> float:
+        """One look at all GPUs; seconds until the next one is due."""
+        pause, now = _IDLE, self._now()
+        self._follow_table()
+        for gpu, sharers in self._sharers.items():
+            seen = {
+                name: sighting
+                for name, one in sharers.items()
+                if (sighting := self._sight(one, gpu)) is not None
+            }
+            if seen:
+                self._publish(gpu, sharers, seen, now)
+            busy = any(one.flying or one.waiting for one in seen.values())
+            pause = min(pause, _BUSY if busy else _QUIET)
+        return pause
+
+    def _follow_table(self) -> None:
+        table = self._store.table
+        if table is self._table:
+            return
+        gpus: dict[str, dict[str, _Sharer]] = {}
+        for allocation in table.allocations:
+            if allocation.whole or not allocation.kept:
+                continue
+            for gpu in allocation.quota():
+                if allocation.cores_of(gpu):
+                    gpus.setdefault(gpu, {})[allocation.id] = self._sharer(allocation, gpu)
+        self._table = table
+        self._said &= {allocation.id for allocation in table.allocations}
+        self._last = {key: use for key, use in self._last.items() if table.find(key[0])}
+        self._sharers = {
+            gpu: found
+            for gpu, found in gpus.items()
+            if len(found) > 1 or any(one.elastic for one in found.values())
+        }
+        self._unlimited = self._without_share(table)
+        self._used = {gpu: part for gpu, part in self._used.items() if gpu in self._unlimited}
+        for gpu in self._gpus.keys() - self._sharers.keys():
+            del self._gpus[gpu]
+
+    def _without_share(self, table: AllocationTable) -> dict[str, tuple[Path, ...]]:
+        borrowed_on = {
+            gpu for gpu, found in self._sharers.items() if any(one.elastic for one in found.values())
+        }
+        found: dict[str, list[Path]] = {}
+        for allocation in table.allocations:
+            for gpu in borrowed_on.intersection(allocation.quota()):
+                if not allocation.whole and allocation.kept and not allocation.cores_of(gpu):
+                    found.setdefault(gpu, []).append(
+                        self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
+                    )
+        return {gpu: tuple(ledgers) for gpu, ledgers in found.items()}
+
+    def _sharer(self, allocation: Allocation, gpu: str) -> _Sharer:
+        directory = self._store.dirs.path(allocation.id)
+        return _Sharer(
+            allocation.id,
+            allocation.name,
+            vcuda.ShareReader(directory / contract.LEDGER_FILE, gpu),
+            str(directory / contract.LIMITS_FILE),
+            allocation.cores_of(gpu) * 10,
+            allocation.policy.cores_elastic,
+            PRIORITIES[allocation.policy.priority],
+        )
+
+    def _sight(self, one: _Sharer, gpu: str) -> Sighting | None:
+        """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
+        try:
+            use = one.reader.read()
+        except vcuda.errors.BusyError:  # nobody waits for a container, or for the disk
+            use = self._last.get((one.id, gpu))
+        except vcuda.VcudaError as error:
+            self._say(one, str(error))
+            return None
+        if use is None:
+            return None
+        self._last[one.id, gpu] = use
+        flying = believed_flying(use.flying, self._store.listed.get(one.id, {}).get(gpu))
+        return Sighting(one.share, flying, use.spent, use.waiting, one.elastic, one.weight)
+
+    def _publish(
+        self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, Sighting], now: float
+    ) -> None:
+        state = self._gpus.setdefault(gpu, _GpuState())
+        for name in seen.keys() - state.pages.keys():
+            state.pages[name] = self._read(sharers[name], gpu, now)
+        for name in state.pages.keys() - seen.keys():
+            del state.pages[name]
+        published = {name: page.credit_us / 1e6 for name, page in state.pages.items()}
+        for name, verdict in state.arbiter.look(now, seen, published, self._used.get(gpu, 0.0)).items():
+            try:
+                _write(sharers[name], gpu, state.pages[name], verdict, now)
+            except vcuda.VcudaError as error:
+                self._say(sharers[name], str(error))
+
+    def _read(self, one: _Sharer, gpu: str, now: float) -> _Page:
+        """What a predecessor has published."""
+        try:
+            limits = vcuda.read_limits(one.page)
+        except vcuda.VcudaError as error:
+            self._say(one, str(error))
+            return _Page(0, now, 0, now)
+        found = next((each for each in limits.gpus if each.uuid == gpu), None)
+        return _Page(found.credit_us if found else 0, now, found.granted_permille if found else 0, now)
+
+    def _say(self, one: _Sharer, detail: str) -> None:
+        """Logs a problem when it begins."""
+        if one.id not in self._said:
+            self._said.add(one.id)
+            self._log.warning("share not looked after", allocation=one.id, container=one.name, detail=detail)
+
+
+def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) -> None:
+    credit = max(page.credit_us, int(verdict.credit * 1e6))
+    if credit > page.credit_us and now - page.credit_at >= _CREDIT_STEP:
+        vcuda.set_credit(one.page, gpu, credit)
+        page.credit_us, page.credit_at = credit, now
+    lent = verdict.granted > one.share
+    if verdict.granted != page.granted or (lent and now - page.granted_at >= _KEEP_ALIVE):
+        vcuda.set_granted(one.page, gpu, verdict.granted)
+        page.granted, page.granted_at = verdict.granted, now

@@ -1,0 +1,160 @@
+"""Keeps processes of containers on the CPUs nearest to their GPUs, where the node wants that (`--bind-cpus=on`).
+
+Only ever takes CPUs away that are far: what a process may use is intersected with the CPUs of its GPUs' NUMA nodes, so
+a cpuset of the kubelet and a choice of the program's own stay what they are. Processes that have no CPU near are left
+alone, and so is everybody on a GPU whose NUMA node nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from agent.accounting.cgroups import parse
+from agent.inventory.source import Inventory
+from agent.inventory.sysfs import SYSFS, node_cpus
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.yielding import with_breaks
+
+__all__ = ["CpuBinder", "narrowed"]
+
+_POD_CGROUP = re.compile(
+    r"pod[0-9a-f]{8}[-_][0-9a-f]{4}"
+)  # as the kubelet names them; nothing else is taken for one
+_PROC = Path("/proc")
+
+
+def narrowed(present: frozenset[int], near: frozenset[int]) -> frozenset[int] | None:
+    """What PRESENT should become; None when it should stay."""
+    wanted = present & near
+    return None if not wanted or wanted == present else wanted
+
+
+class CpuBinder:
+    """Looks at the processes of every allocation of STORE, every INTERVAL seconds; children inherit."""
+
+    def __init__(
+        self,
+        store: Store,
+        inventory: Callable[[], Inventory],
+        interval: float,
+        *,
+        sysfs: Path = SYSFS,
+        proc: Path = _PROC,
+    ) -> None:
+        self._store = store
+        self._inventory = inventory
+        self._interval = interval
+        self._sysfs = sysfs
+        self._proc = proc
+        self._said: set[str] = set()
+        self._log = get_logger("cpus")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(self._interval)
+
+    async def round(self) -> None:
+        """Looks once. The allocation table is read here, everything else in a thread: a node has thousands of
+        processes.
+        """
+        owners: dict[str, tuple[int, ...]] = {}
+        async for allocation in with_breaks(self._store.table.allocations):
+            reading = self._store.reading(allocation.id)
+            if reading.alive:
+                owners[allocation.id] = reading.pids
+        allocations = tuple(
+            allocation for allocation in self._store.table.allocations if allocation.id in owners
+        )
+        if allocations:
+            nodes = {gpu.uuid: gpu.numa_node for gpu in self._inventory().gpus}
+            await asyncio.to_thread(self._look, allocations, owners, nodes)
+        self._said &= {allocation.id for allocation in self._store.table.allocations}
+
+    def _look(
+        self,
+        allocations: tuple[Allocation, ...],
+        owners: Mapping[str, tuple[int, ...]],
+        nodes: Mapping[str, int | None],
+    ) -> None:
+        members = self._members(owners.values())
+        for allocation in allocations:
+            near = self._near(allocation, nodes)
+            if not near:
+                continue
+            own = [pid for pid in owners[allocation.id] if not self._is_elsewhere(allocation, pid)]
+            pids = set(own)
+            for pid in own:
+                pids.update(members.get(_cgroup(self._proc, pid), ()))
+            self._bind(allocation, pids, near)
+
+    def _is_elsewhere(self, allocation: Allocation, pid: int) -> bool:
+        """Whether a process with a slot in ALLOCATION's ledger runs in another pod: see `findings.credible`."""
+        place = parse(_cgroup(self._proc, pid)) if allocation.owner else None
+        return place is not None and allocation.owner is not None and place.uid != allocation.owner.uid
+
+    def _near(self, allocation: Allocation, nodes: Mapping[str, int | None]) -> frozenset[int]:
+        of_gpus = {nodes[gpu] for gpu in allocation.quota() if gpu in nodes}
+        if None in of_gpus:
+            return frozenset()
+        return frozenset(cpu for node in of_gpus if node is not None for cpu in node_cpus(node, self._sysfs))
+
+    def _bind(self, allocation: Allocation, pids: Iterable[int], near: frozenset[int]) -> None:
+        bound = 0
+        for thread in (thread for pid in pids for thread in self._threads(pid)):
+            try:
+                wanted = narrowed(frozenset(os.sched_getaffinity(thread)), near)
+                if wanted is not None:
+                    os.sched_setaffinity(thread, wanted)
+                    bound += 1
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                if allocation.id not in self._said:
+                    self._said.add(allocation.id)
+                    self._log.warning(
+                        "cpus not bound",
+                        allocation=allocation.id,
+                        container=allocation.name,
+                        detail=f"{error.strerror}; the agent needs the capability SYS_NICE for this",
+                    )
+                return
+        if bound:
+            self._log.info("cpus bound", allocation=allocation.id, container=allocation.name, threads=bound)
+
+    def _threads(self, pid: int) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._proc / str(pid) / "task")]  # noqa: PTH208
+        except OSError:
+            return []
+
+    def _members(self, owners: Iterable[tuple[int, ...]]) -> dict[str, list[int]]:
+        """All processes of the containers that OWNERS are in, by cgroup; plain processes have no such company."""
+        wanted = {_cgroup(self._proc, pid) for pids in owners for pid in pids} - {""}
+        found: dict[str, list[int]] = {}
+        for pid in self._pids() if wanted else ():
+            group = _cgroup(self._proc, pid)
+            if group in wanted:
+                found.setdefault(group, []).append(pid)
+        return found
+
+    def _pids(self) -> Iterator[int]:
+        for name in os.listdir(self._proc):  # noqa: PTH208
+            if name.isdigit():
+                yield int(name)
+
+
+def _cgroup(proc: Path, pid: int) -> str:
+    """The cgroups of a process of a pod, as one text; empty for any other process."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = (proc / str(pid) / "cgroup").read_text(encoding="ascii")
+        return text if _POD_CGROUP.search(text) else ""
+    return ""

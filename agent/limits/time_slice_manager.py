@@ -1,0 +1,241 @@
+"""Gives the containers of a GPU turns where that helps: reads their ledgers, asks `state.turns`, writes their pages.
+
+A turn is a lease: the page says until when, and each look renews it, so that containers go on a second after an agent
+was killed. Looks are frequent only where containers with host memory have more managed memory than their GPU has room
+for. Everything happens in the agent's own thread; a look at a container is a few reads of its ledger, and one of what
+the driver counts of page faults, where it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import vcuda
+from agent.inventory.page_faults import Paging
+from agent.inventory.page_faults import read as read_paging
+from agent.inventory.source import Inventory
+from agent.ledgers.trust import believed_turns
+from agent.persistence.store import Store
+from gigaslice.allocation.host_memory import real_part
+from gigaslice.allocation.table import Allocation
+from gigaslice.limits.time_slicing import Sighting, Turns
+from gigaslice.model import Gpu
+from gigaslice.runtime.logs import get_logger
+from vcuda import contract
+
+__all__ = ["GpuTurns", "TimeSliceManager"]
+
+SOON, BUSY, QUIET = 0.005, 0.05, 0.5
+"""Seconds between two looks: before a turn can begin, at a GPU that needs turns, and at one that does not."""
+LEASE_MS = 1000
+
+
+@dataclass(slots=True)
+class GpuTurns:
+    """What there is to tell of one GPU. seconds: that somebody had a turn. paging: what the driver counts."""
+
+    arbiter: Turns = field(default_factory=Turns)
+    holder: str | None = None
+    held: frozenset[str] = frozenset()
+    wanting: int = 0
+    fits: bool = True
+    seconds: float = 0.0
+    paging: Paging | None = None
+    said: str = ""
+
+
+class TimeSliceManager:
+    """Works over the allocations of STORE. INVENTORY gives the present GPUs; NOW seconds that only go forward."""
+
+    def __init__(
+        self,
+        store: Store,
+        inventory: Callable[[], Inventory],
+        now: Callable[[], float] = time.monotonic,
+        counters: Callable[[str], Paging | None] = read_paging,
+    ) -> None:
+        self.gpus: dict[str, GpuTurns] = {}
+        self.held_us: dict[tuple[str, str], int] = {}
+        """Microseconds that threads were held back, by allocation and GPU."""
+        self._store = store
+        self._inventory = inventory
+        self._now = now
+        self._counters = counters
+        self._written: set[tuple[str, str]] = set()  # pages that say something, by allocation and GPU
+        self._given: Mapping[str, tuple[int, float]] = {}  # as `given`, by GPUs whose containers have ended
+        self._used: dict[str, Mapping[str, vcuda.TurnUsage]] = {}  # what ledgers said last, by allocation
+        self._looked = now()
+        self._log = get_logger("turns")
+
+    async def run(self) -> None:
+        """Works until cancelled; then nobody waits any more."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(self.pause)
+        finally:
+            self.free_all()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        if any(gpu.arbiter.hurries for gpu in self.gpus.values()):
+            return SOON
+        return BUSY if any(not gpu.fits for gpu in self.gpus.values()) else QUIET
+
+    def given(self) -> dict[str, tuple[int, float]]:
+        """Turns, and seconds in turns, since the agent started, by GPU; for every GPU that ever had containers."""
+        found = dict(self._given)
+        for uuid, gpu in self.gpus.items():
+            turns, seconds = found.get(uuid, (0, 0.0))
+            found[uuid] = (turns + gpu.arbiter.changes, seconds + gpu.seconds)
+        return found
+
+    def free_all(self) -> None:
+        """Nobody has to wait any more."""
+        for allocation_id, gpu in tuple(self._written):
+            self._free(allocation_id, gpu)
+
+    def look(self) -> None:
+        """Looks once at every GPU that has containers with host memory."""
+        now = self._now()
+        passed, self._looked = now - self._looked, now
+        allocations = [
+            allocation
+            for allocation in self._store.table.allocations
+            if allocation.physical and not allocation.gone
+        ]
+        gpus = {gpu.uuid: gpu for gpu in self._inventory().gpus}
+        wanted = {uuid for allocation in allocations for uuid in allocation.physical} & gpus.keys()
+        for uuid in self.gpus.keys() - wanted:
+            self._given = self.given()
+            del self.gpus[uuid]
+        usage = {allocation.id: self._usage(allocation) for allocation in allocations}
+        for uuid in wanted:
+            self._gpu(
+                now,
+                passed,
+                gpus[uuid],
+                [allocation for allocation in allocations if uuid in allocation.physical],
+                usage,
+            )
+        known = {(allocation.id, uuid) for allocation in allocations for uuid in allocation.physical}
+        there = {allocation.id for allocation in self._store.table.allocations}
+        self._used = {key: used for key, used in self._used.items() if key in there}
+        self.held_us = {key: count for key, count in self.held_us.items() if key[0] in there}
+        for allocation_id, uuid in tuple(self._written):
+            if (allocation_id, uuid) not in known or uuid not in wanted:
+                self._free(allocation_id, uuid)
+
+    def _gpu(
+        self,
+        now: float,
+        passed: float,
+        gpu: Gpu,
+        allocations: list[Allocation],
+        usage: Mapping[str, Mapping[str, vcuda.TurnUsage]],
+    ) -> None:
+        state = self.gpus.setdefault(gpu.uuid, GpuTurns())
+        if state.holder:
+            state.seconds += passed
+        seen = {}
+        for allocation in allocations:
+            one = usage[allocation.id].get(gpu.uuid)
+            if one is None:
+                continue
+            self.held_us[allocation.id, gpu.uuid] = one.held_us
+            stopped = allocation.id == state.holder and self._is_stopped(allocation)
+            seen[allocation.id] = Sighting(
+                one.progress,
+                one.waiting,
+                one.managed,
+                busy=one.busy > 0,
+                alive=one.alive > 0 and not stopped,
+                willing=allocation.policy.turns,
+            )
+        state.paging = self._counters(gpu.uuid)
+        moved = state.paging.moved if state.paging else None
+        decision = state.arbiter.look(now, self._room(gpu, usage), seen, moved)
+        state.holder, state.held = decision.holder, decision.held
+        state.wanting, state.fits = decision.wanting, decision.fits
+        self._tell(gpu, state)
+        end = vcuda.turn_clock() + LEASE_MS
+        for name in seen:
+            if name in decision.held:
+                self._write(name, gpu.uuid, vcuda.hold_turn, end)
+            elif name == decision.holder:
+                self._write(name, gpu.uuid, vcuda.give_turn, end)
+            elif name in decision.short:
+                self._write(name, gpu.uuid, vcuda.shorten_queues, end)
+            elif (name, gpu.uuid) in self._written:
+                self._free(name, gpu.uuid)
+
+    def _room(self, gpu: Gpu, usage: Mapping[str, Mapping[str, vcuda.TurnUsage]]) -> int:
+        """Bytes of the GPU beside what cannot move: real memory of these containers, and all of the others'."""
+        taken = 0
+        for allocation in self._store.table.allocations:
+            one = usage.get(allocation.id, {}).get(gpu.uuid)
+            promised = real_part(allocation, gpu.uuid, allocation.promised.get(gpu.uuid, 0))
+            taken += (
+                one.real if one is not None else promised
+            )  # a ledger that cannot be read lays claim to no more
+        return max(0, gpu.memory_bytes - taken)
+
+    def _usage(self, allocation: Allocation) -> Mapping[str, vcuda.TurnUsage]:
+        ledger = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
+        try:
+            said = vcuda.read_turns(ledger, list(allocation.quota()), wait=False)
+        except vcuda.errors.BusyError:
+            return self._used.get(allocation.id, {})  # nobody waits for a container, or for the disk
+        except vcuda.VcudaError:
+            return {}  # the ledger is the container's; the measuring round says what is wrong with it
+        self._used[allocation.id] = believed_turns(said, allocation, self._store.measured.get(allocation.id))
+        return self._used[allocation.id]
+
+    def _is_stopped(self, allocation: Allocation) -> bool:
+        """Whether every process of the container is stopped: nobody can wait for it."""
+        with contextlib.suppress(vcuda.VcudaError):
+            path = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
+            pids = [one.pid for one in vcuda.read_ledger(path, wait=False).processes if one.pid > 0]
+            return bool(pids) and all(_state(pid) in "TtZX" for pid in pids)
+        return False
+
+    def _write(
+        self, allocation_id: str, gpu: str, say: Callable[[Path, str, int], None], end_ms: int
+    ) -> None:
+        page = self._store.dirs.path(allocation_id) / contract.LIMITS_FILE
+        with contextlib.suppress(vcuda.VcudaError):  # it has just ended
+            say(page, gpu, end_ms)
+            self._written.add((allocation_id, gpu))
+
+    def _free(self, allocation_id: str, gpu: str) -> None:
+        self._written.discard((allocation_id, gpu))
+        with contextlib.suppress(vcuda.VcudaError):
+            vcuda.free_turn(self._store.dirs.path(allocation_id) / contract.LIMITS_FILE, gpu)
+
+    def _tell(self, gpu: Gpu, state: GpuTurns) -> None:
+        if state.said == state.arbiter.mode:
+            return
+        if state.arbiter.mode == "turns":
+            self._log.info("turns begin", gpu=gpu.uuid, containers=state.wanting)
+        elif state.said == "turns":
+            self._log.info("turns end", gpu=gpu.uuid, fits=state.fits)
+        state.said = state.arbiter.mode
+
+
+def _state(pid: int) -> str:
+    """The process's state as one letter; "X" when it is gone."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[0]
+        )
+    except (OSError, IndexError):
+        return "X"

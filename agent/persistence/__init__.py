@@ -1,0 +1,1 @@
+"""What makes allocations survive: the state directory, its checkpoint, and one directory per allocation."""

@@ -1,0 +1,163 @@
+"""Collects the values of all metrics from the parts of a running node agent."""
+
+from __future__ import annotations
+
+import vcuda
+from agent.accounting.auditor import Auditor
+from agent.accounting.measurement import Measured, MemoryMonitor
+from agent.allocation.service import AllocationService
+from agent.deviceplugin.plugin import DevicePlugin
+from agent.health.controller import HealthController
+from agent.ledgers.usage import Reading
+from agent.limits.time_slice_manager import TimeSliceManager
+from agent.persistence.room import Room
+from agent.persistence.store import Store
+from agent.telemetry.counters import Counters
+from agent.telemetry.metrics import Values
+from gigaslice.allocation.table import Allocation
+
+__all__ = ["Measures"]
+
+_NOTHING = Measured(Reading({}, {}), None)
+
+
+class Measures:
+    """Looks at allocation tables, GPUs and counters. Nothing is read from disk: usage is that of the last measuring
+    round.
+    """
+
+    def __init__(
+        self,
+        *,
+        resource: str,
+        store: Store,
+        allocator: AllocationService,
+        plugin: DevicePlugin,
+        controller: HealthController,
+        memory_monitor: MemoryMonitor,
+        auditor: Auditor,
+        counters: Counters,
+        room: Room,
+        turns: TimeSliceManager,
+    ) -> None:
+        self._resource = resource
+        self._store = store
+        self._allocator = allocator
+        self._plugin = plugin
+        self._controller = controller
+        self._memory_monitor = memory_monitor
+        self._auditor = auditor
+        self._counters = counters
+        self._room = room
+        self._turns = turns
+
+    def unready(self) -> str | None:
+        """Why the agent cannot serve its kubelet now, or None."""
+        return None if self._plugin.streams else "the kubelet does not watch the device list; not registered"
+
+    def collect(self) -> Values:
+        """The values of now."""
+        values = Values()
+        for allocation in self._store.table.allocations:
+            self._container(values, allocation)
+        for name, labels, total in self._counters.totals:
+            values.add(name, total, *labels)
+        self._gpus(values)
+        for uuid, (turns, seconds) in self._turns.given().items():
+            values.add("gigaslice_gpu_turns_total", turns, uuid)
+            values.add("gigaslice_gpu_turn_seconds_total", seconds, uuid)
+        for uuid, gpu in self._turns.gpus.items():
+            values.add("gigaslice_gpu_turns_active", int(gpu.arbiter.mode == "turns"), uuid)
+            values.add("gigaslice_gpu_managed_fits", int(gpu.fits), uuid)
+            if gpu.paging is not None:
+                values.add("gigaslice_gpu_page_faults_total", gpu.paging.faults, uuid)
+                values.add("gigaslice_gpu_paged_in_bytes_total", gpu.paging.bytes_in, uuid)
+                values.add("gigaslice_gpu_paged_out_bytes_total", gpu.paging.bytes_out, uuid)
+        self._agent(values)
+        return values
+
+    def _container(self, values: Values, allocation: Allocation) -> None:
+        owner = allocation.ref
+        who = (owner.namespace, owner.pod, owner.container) if owner else ("", "", "")
+        last = self._memory_monitor.last.get(allocation.id, _NOTHING)
+        reading = last.reading
+        bypassed = self._store.strangers.get(allocation.id, {})
+        for hold in allocation.holds:
+            gpu = hold.gpu
+            used = reading.used.get(gpu, 0)
+            for name, value in (
+                ("limit", reading.limits.get(gpu, hold.memory_bytes)),
+                ("used", used),
+                ("unhooked", reading.unhooked.get(gpu, 0) if reading.alive or bypassed else 0),
+                ("bypassed", bypassed.get(gpu, 0)),
+                ("peak", reading.peak.get(gpu, 0)),
+            ):
+                values.add(f"gigaslice_container_memory_{name}_bytes", value, gpu, *who)
+            if allocation.physical.get(gpu):
+                physical = reading.physical.get(gpu) or allocation.physical[gpu]
+                values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
+                if owner:
+                    held = self._turns.held_us.get((allocation.id, gpu), 0) / 1e6
+                    name = "gigaslice_container_turn_held_seconds_total"
+                    self._counters.totals.note(name, (gpu, *who), allocation.id, {"": held})
+                managed = reading.managed.get(gpu, 0)
+                values.add("gigaslice_container_memory_managed_bytes", managed, gpu, *who)
+            if last.memory is not None and gpu in last.memory:
+                values.add("gigaslice_container_memory_measured_bytes", last.memory[gpu], gpu, *who)
+                values.add("gigaslice_container_memory_drift_bytes", last.memory[gpu] - used, gpu, *who)
+            if reading.cores.get(gpu) and gpu in reading.shares:
+                values.add("gigaslice_container_compute_limit_ratio", reading.cores[gpu] / 100, gpu, *who)
+            values.add(
+                "gigaslice_container_slices", len(allocation.kept.intersection(hold.device_ids)), gpu, *who
+            )
+        for gpu in bypassed.keys() - allocation.quota().keys():
+            values.add("gigaslice_container_memory_bypassed_bytes", bypassed[gpu], gpu, *who)
+        values.add("gigaslice_container_processes", reading.living, *who)
+        values.add("gigaslice_container_attached", int(reading.attached), *who)
+        values.add("gigaslice_container_gate_waiting", int(allocation.waiting), *who)
+
+    def _gpus(self, values: Values) -> None:
+        inventory = self._allocator.inventory
+        taken: dict[str, int] = dict.fromkeys(inventory.uuids, 0)
+        unit = {gpu.uuid: gpu.slice_bytes for gpu in inventory.gpus}
+        for allocation in self._store.table.allocations:
+            for share in allocation.shares_of(unit):
+                taken[share.gpu] = taken.get(share.gpu, 0) + share.slices
+        for gpu in inventory.gpus:
+            uuid, rest = gpu.uuid, max(0, gpu.slices - taken[gpu.uuid])
+            values.add("gigaslice_gpu_info", 1, uuid, str(gpu.index), gpu.model)
+            values.add("gigaslice_gpu_memory_bytes", gpu.memory_bytes, uuid)
+            if gpu.host_bytes:
+                values.add("gigaslice_gpu_host_memory_bytes", gpu.host_bytes, uuid)
+            values.add("gigaslice_gpu_slice_bytes", gpu.slice_bytes, uuid)
+            values.add("gigaslice_gpu_slices", taken[uuid], uuid, "allocated")
+            values.add("gigaslice_gpu_slices", rest if gpu.healthy else 0, uuid, "free")
+            values.add("gigaslice_gpu_slices", 0 if gpu.healthy else rest, uuid, "unavailable")
+            values.add("gigaslice_gpu_healthy", int(gpu.healthy), uuid)
+            values.add("gigaslice_gpu_cordoned", int(uuid in self._controller.cordons), uuid)
+            health = self._controller.gpus.get(uuid)
+            for condition in health.conditions if health else ():
+                values.add("gigaslice_gpu_condition", 1, uuid, condition.code)
+            silence = self._controller.silent.get(uuid)
+            if silence is not None and silence.lasting:
+                values.add("gigaslice_gpu_condition", 1, uuid, "silent")
+            if health is not None and health.ecc is not None:
+                values.add("gigaslice_gpu_uncorrectable_errors", health.ecc, uuid)
+        for (uuid, xid), count in self._controller.xids.items():
+            values.add("gigaslice_gpu_xid_errors_total", count, uuid, str(xid))
+        for uuid, count in self._auditor.survey.foreign.items():
+            values.add("gigaslice_foreign_bytes", count, uuid)
+
+    def _agent(self, values: Values) -> None:
+        counters = self._counters
+        values.add("gigaslice_kubelet_registered", int(self._plugin.streams > 0))
+        values.add("gigaslice_kubelet_registrations_total", counters.registrations)
+        values.add("gigaslice_allocate_duration_seconds", counters.allocate)
+        values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
+        values.add("gigaslice_gate_waits_total", counters.gate_waits)
+        values.add("gigaslice_ledger_cuts_total", self._store.dirs.ledgers.cuts)
+        values.add("gigaslice_overuse_evictions_total", counters.evictions)
+        for part, count in counters.parts.items():
+            values.add("gigaslice_part_failures_total", count, part)
+        values.add("gigaslice_state_usable", int(not self._room.problem))
+        values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -1,0 +1,1 @@
+"""Allocations: the table of a node, what ends one, and whether a container may start. Pure."""

@@ -1,0 +1,138 @@
+"""The start gate: whether the GPUs of a container have room for all it was promised. Pure.
+
+The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across GPUs at random, a
+container can be admitted before its memory is free. It is admitted all the same, since a refusal at that point is for
+good, and held back here, at the one call that the kubelet repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gigaslice import units
+from gigaslice.allocation.host_memory import others_bytes, own_view, real_part
+from gigaslice.allocation.table import Allocation, AllocationTable
+from gigaslice.model import CORES_PER_GPU, NodeState, Occupant, Share
+from gigaslice.placement import Missing, start_shortfall
+
+__all__ = ["describe", "shortfall"]
+
+
+def shortfall(
+    table: AllocationTable, allocation: Allocation, node: NodeState, used: Mapping[str, Mapping[str, int]]
+) -> tuple[Missing, ...]:
+    """What is still missing before ALLOCATION may start; nothing means go.
+
+    NODE gives the GPUs; its allocations are not looked at. used: bytes of the living processes of every allocation, by
+    id and GPU. A neighbour counts with what it was promised, or with what it uses where that is more: one whose slices
+    the kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
+    itself and came later counts with its use only, and so does a later container of the same pod, which cannot run
+    while an init container starts. A GPU that a pod has for itself is promised to it altogether, and one that
+    ALLOCATION's pod is to have for itself must be free of everybody else.
+    """
+    others: dict[str, int] = {}
+    real: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    whole = {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in node.gpus}
+    for other in table.allocations:
+        if other.id == allocation.id:
+            continue
+        behind = (other.waiting and other.number > allocation.number) or (
+            allocation.id in other.supersedes and not allocation.gone
+        )
+        ours = _same_pod(allocation, other)
+        if ours and allocation.policy.exclusive:
+            continue
+        promised = {} if behind else dict(other.promised)
+        if other.policy.exclusive and not ours:
+            promised = {gpu: max(count, whole.get(gpu, 0)) for gpu, count in promised.items()}
+        present = used.get(other.id, {})
+        for gpu in promised:
+            cores[gpu] = cores.get(gpu, 0) + other.cores_of(gpu)
+        for gpu in {*promised, *present}:
+            count = max(promised.get(gpu, 0), present.get(gpu, 0))
+            others[gpu] = others.get(gpu, 0) + count
+            real[gpu] = real.get(gpu, 0) + real_part(other, gpu, count)
+    others = {
+        gpu.uuid: others_bytes(allocation, gpu, others.get(gpu.uuid, 0), real.get(gpu.uuid, 0))
+        for gpu in node.gpus
+    }
+    gpus = tuple(
+        gpu
+        if allocation.physical.get(gpu.uuid) or allocation.policy.exclusive or allocation.whole
+        else alone_view
+        for gpu, alone_view in zip(node.gpus, own_view(node.gpus), strict=True)
+    )
+    unit = {gpu.uuid: gpu.slice_bytes for gpu in node.gpus}
+    slices = {gpu.uuid: gpu.slices for gpu in node.gpus} if allocation.policy.exclusive else {}
+    quota = allocation.quota()
+    shares = tuple(
+        Share(
+            hold.gpu,
+            max(slices.get(hold.gpu, 0), -(-quota[hold.gpu] // unit.get(hold.gpu, hold.slice_bytes))),
+        )
+        for hold in allocation.holds
+    )
+    if allocation.limits:  # may be no whole slices, and what rounding adds is not missing
+        for share in shares:
+            rounded = share.slices * unit.get(share.gpu, 0)
+            others[share.gpu] = others.get(share.gpu, 0) - max(0, rounded - quota[share.gpu])
+    alone = NodeState.build(gpus, node.topology, [Occupant(allocation.id, shares)])
+    lacks = start_shortfall(alone, allocation.id, others)
+    over = {
+        hold.gpu: cores.get(hold.gpu, 0) + allocation.cores_of(hold.gpu) - CORES_PER_GPU
+        for hold in allocation.holds
+        if allocation.cores_of(hold.gpu)
+    }
+    short = {lack.gpu for lack in lacks}
+    return lacks + tuple(
+        Missing(gpu, 0, 0, cores=count) for gpu, count in over.items() if count > 0 and gpu not in short
+    )
+
+
+def describe(
+    missing: tuple[Missing, ...],
+    table: AllocationTable,
+    allocation: Allocation,
+    used: Mapping[str, Mapping[str, int]],
+    unhealthy: Mapping[str, str] | None = None,
+) -> str:
+    """One sentence for the pod's event: what is waited for, on which GPU, and who holds it.
+
+    unhealthy: what is wrong with GPUs, where that is known.
+    """
+    why = {gpu: f" ({text})" for gpu, text in (unhealthy or {}).items()}
+    gpus = {lack.gpu for lack in missing}
+    lacks = ", ".join(_lack(lack, why, alone=allocation.policy.exclusive) for lack in missing)
+    holders = ", ".join(
+        _holder(other, used.get(other.id, {}), gpus)
+        for other in table.allocations
+        if other.id != allocation.id
+        and gpus & {*other.promised, *(g for g, n in used.get(other.id, {}).items() if n)}
+    )
+    return (
+        f"waiting for {lacks}"
+        + (f"; held by {holders}" if holders else "")
+        + "; starts by itself once that is free"
+    )
+
+
+def _lack(lack: Missing, why: Mapping[str, str], *, alone: bool) -> str:
+    if lack.unhealthy:
+        return f"{lack.gpu} is not healthy{why.get(lack.gpu, '')}"
+    if not lack.bytes:
+        return f"{lack.cores}% of the compute of {lack.gpu}"
+    return f"{units.format_bytes(lack.bytes)} of {lack.gpu}" + (", which is to be its alone" if alone else "")
+
+
+def _same_pod(allocation: Allocation, other: Allocation) -> bool:
+    return allocation.owner is not None and other.is_of(allocation.owner.uid)
+
+
+def _holder(allocation: Allocation, present: Mapping[str, int], gpus: set[str]) -> str:
+    if not allocation.kept:
+        memory = sum(count for gpu, count in present.items() if gpu in gpus)
+        return f"{allocation.name} (ended, its processes still hold {units.format_bytes(memory)})"
+    memory = sum(count for gpu, count in allocation.promised.items() if gpu in gpus)
+    alone = ", exclusively" if allocation.policy.exclusive else ""
+    return f"{allocation.name} ({units.format_bytes(memory)}{alone})"

@@ -1,0 +1,1 @@
+"""Kubernetes objects and notations as values. Pure."""

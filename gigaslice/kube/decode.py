@@ -1,0 +1,207 @@
+"""Pods and watch events as the API server writes them, to the values that the agent works with. Pure.
+
+A pod's document is some ten kilobytes of which a few dozen bytes matter: each is cut down as soon as it is complete, so
+that a list of hundreds never exists in full beside its text. Nothing is taken for what it ought to be: every value that
+goes on from here has been looked at, and whatever else stands in an answer ends in ValueError or in a pod left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gigaslice.kube.quantity import whole
+from gigaslice.model import ContainerKind, Pod, PodContainer
+
+__all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod"]
+
+_NOISE = "kubectl.kubernetes.io/last-applied-configuration"
+_MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
+_MAX_DIGITS = 20  # of a 64-bit number with its sign
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as of namespaces and containers
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_UID = re.compile(r"[!-~]{1,128}")
+_VERSION = re.compile(r"[!-~]{1,128}")  # opaque to clients
+GONE = 410
+
+
+class Gone(Exception):  # noqa: N818  (the API's own word: the version is too old, ask for a list)
+    """The watch cannot go on from where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodList:
+    """Pods at one version of the cluster's state: all, or a part, and then what to ask for to CONTINUE."""
+
+    pods: tuple[Pod, ...]
+    version: str
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of a watch. kind: "ADDED", "MODIFIED", "DELETED" or "BOOKMARK".
+
+    key: namespace and name of the pod it is about, None for a bookmark or where it has none. pod: None for a bookmark,
+    and for a pod that cannot be understood.
+    """
+
+    kind: str
+    version: str
+    pod: Pod | None
+    key: tuple[str, str] | None = None
+
+
+def parse_list(body: bytes) -> PodList:
+    """A PodList. Raises ValueError for anything else."""
+    document = _loaded(body, _cut)
+    if not isinstance(document, dict) or not isinstance(document.get("items", []), list | None):
+        raise ValueError("the API server's answer is no list of pods")
+    pods = tuple(pod for pod in document.get("items") or () if isinstance(pod, Pod))
+    metadata = document.get("metadata")
+    more = metadata.get("continue") if isinstance(metadata, dict) else None
+    return PodList(pods, _version(metadata), more if isinstance(more, str) else "")
+
+
+def parse_change(line: bytes) -> Change:
+    """One line of a watch. Raises Gone, or ValueError for what is no event."""
+    document = _loaded(line)
+    if not isinstance(document, dict):
+        raise ValueError("the API server sent a watch event that is no object")
+    kind, content = document.get("type"), document.get("object")
+    if kind == "ERROR":
+        _ended(content)
+    if not isinstance(kind, str) or not isinstance(content, dict):
+        raise ValueError("the API server sent a watch event without a type or an object")
+    version = _version(content.get("metadata"))
+    if kind not in ("ADDED", "MODIFIED", "DELETED"):
+        return Change(kind, version, None)
+    return Change(kind, version, _pod_or_none(content), _key(content["metadata"]))
+
+
+def parse_pod(document: Mapping[str, Any]) -> Pod:
+    """The Pod of a document. Raises ValueError for what is none."""
+    metadata, spec = _object(document, "metadata"), _object(document, "spec")
+    init = [
+        _container(one, ContainerKind.SIDECAR if one.get("restartPolicy") == "Always" else ContainerKind.INIT)
+        for one in _objects(spec, "initContainers")
+    ]
+    return Pod(
+        namespace=_matched(metadata, "namespace", _LABEL),
+        name=_matched(metadata, "name", _NAME),
+        uid=_matched(metadata, "uid", _UID),
+        annotations={
+            key: value
+            for key, value in _object(metadata, "annotations").items()
+            if key != _NOISE and isinstance(value, str) and len(value) <= _MAX_ANNOTATION
+        },
+        containers=(*init, *(_container(one, ContainerKind.APP) for one in _objects(spec, "containers"))),
+        phase=_phase(_object(document, "status").get("phase")),
+        controlled=any(owner.get("controller") is True for owner in _objects(metadata, "ownerReferences")),
+        ending=metadata.get("deletionTimestamp") is not None,
+    )
+
+
+def _loaded(text: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The JSON of TEXT. Raises ValueError for what is none, nested deeper than Python goes, or no number."""
+    try:
+        return json.loads(text, object_hook=hook, parse_int=_whole, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("the API server's answer is nested too deeply") from None
+
+
+def _whole(text: str) -> int | None:
+    """What fits 64 bits, as all numbers of the API do; anything else is no number that could be meant."""
+    return int(text) if len(text) <= _MAX_DIGITS else None
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"the API server's answer has {text} in it, which JSON does not know")
+
+
+def _ended(status: object) -> NoReturn:
+    """What an ERROR event stands for."""
+    found = status if isinstance(status, dict) else {}
+    message = str(found.get("message", ""))[:500]
+    if found.get("code") == GONE:
+        raise Gone(message)
+    raise ValueError(f"the watch ended: {message or 'the API server does not say why'}")
+
+
+def _version(metadata: object) -> str:
+    found = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(found, str) or not _VERSION.fullmatch(found):
+        raise ValueError("the API server's answer has no resourceVersion")
+    return found
+
+
+def _key(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
+    namespace, name = metadata.get("namespace"), metadata.get("name")
+    return (namespace, name) if isinstance(namespace, str) and isinstance(name, str) else None
+
+
+def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object at KEY; one that is missing or null is empty, as Go's decoders have it."""
+    found = document.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{key} is no object")
+    return found
+
+
+def _objects(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    found = document.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{key} is no list of objects")
+    return found
+
+
+def _matched(document: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
+    found = document.get(key)
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise ValueError(f"{key} is none")
+    return found
+
+
+def _phase(found: object) -> str:
+    if found is not None and not isinstance(found, str):
+        raise ValueError("phase is no text")
+    return found or "Pending"
+
+
+def _cut(document: dict[str, Any]) -> Any:
+    """Called for every object of a list from the inside out: pods become values, what is never used goes."""
+    document.pop("managedFields", None)
+    metadata = document.get("metadata")
+    if "spec" in document and isinstance(metadata, dict) and "uid" in metadata:
+        return _pod_or_none(document)
+    return document
+
+
+def _pod_or_none(document: dict[str, Any]) -> Pod | None:
+    """A pod that cannot be understood is one that nobody knows: the others must not be lost for it."""
+    try:
+        return parse_pod(document)
+    except ValueError:
+        return None
+
+
+def _container(document: Mapping[str, Any], kind: ContainerKind) -> PodContainer:
+    resources = _object(document, "resources")
+    asked = {**_object(resources, "requests"), **_object(resources, "limits")}
+    counts = {name: count for name, value in asked.items() if "/" in name and (count := _count(value)) > 0}
+    return PodContainer(_matched(document, "name", _LABEL), kind, counts)
+
+
+def _count(quantity: object) -> int:
+    """0 for what is no quantity: what another vendor's resource says must not hide the pod from us."""
+    try:
+        return whole(quantity)
+    except ValueError:
+        return 0

@@ -1,0 +1,1 @@
+"""Limits of running containers: memory, compute time and time slices, as arithmetic. Pure."""

@@ -1,0 +1,61 @@
+"""Values: GPUs, their links, requests, placements and the state of a node. No decisions and no I/O.
+
+Everything here is frozen; the decisions over these values are in `gigaslice.placement`.
+"""
+
+from gigaslice.model.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
+from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
+from gigaslice.model.lending import Lending, lend
+from gigaslice.model.matrix import TopoMatrix, format_topo_matrix, parse_topo_matrix
+from gigaslice.model.node import NodeState, Occupant, Pool, Usage
+from gigaslice.model.options import (
+    ANNOTATIONS,
+    DEFAULT_PRIORITY,
+    PRIORITIES,
+    Annotation,
+    RequestOptions,
+    SliceUnit,
+    parse_options,
+)
+from gigaslice.model.pod import ContainerKind, Pod, PodContainer
+from gigaslice.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
+from gigaslice.model.topology import LinkLevel, Topology
+
+__all__ = [
+    "ANNOTATIONS",
+    "CORES_PER_GPU",
+    "DEFAULT_PRIORITY",
+    "PRIORITIES",
+    "Annotation",
+    "ContainerKind",
+    "DeviceId",
+    "Gpu",
+    "Infeasible",
+    "Lending",
+    "LinkLevel",
+    "NodeState",
+    "Occupant",
+    "Placement",
+    "Pod",
+    "PodContainer",
+    "Pool",
+    "Prefer",
+    "Reason",
+    "Request",
+    "RequestOptions",
+    "Shape",
+    "Share",
+    "SliceUnit",
+    "TopoMatrix",
+    "Topology",
+    "Usage",
+    "count_slices",
+    "format_device_id",
+    "format_topo_matrix",
+    "gpu_device_ids",
+    "lend",
+    "matches_model",
+    "parse_device_id",
+    "parse_options",
+    "parse_topo_matrix",
+]

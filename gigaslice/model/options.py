@@ -1,0 +1,369 @@
+"""What a pod's annotations ask of its GPU slices, as one value, with every mistake as a sentence.
+
+The count of slices is the resource's; annotations say how they are to be had: on how many GPUs, of which kind, alone,
+together, with what share of compute. A name with ".<container>" after it is for that container and wins. The
+names that users of HAMi and vgpu-manager know are taken too. A value that makes no sense is a mistake, and a container
+with a mistake is held back and told; a name that nobody knows is only mentioned.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gigaslice.model.gpu import CORES_PER_GPU, Gpu, matches_model
+from gigaslice.model.request import Infeasible, Reason, Request
+
+PREFIX = "gigaslice.io/"
+_MIB = 1 << 20
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+_MAX_GPUS = 16
+PRIORITIES = {"guaranteed": 16, "burstable": 4, "best-effort": 1}
+"""Priority classes, and the weight with which each is lent idle compute."""
+DEFAULT_PRIORITY = "burstable"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceUnit:
+    """What a slice is on this node: its bytes, and how a size is read (ValueError for what is none)."""
+
+    size: int
+    parse: Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What one container's slices should be like. The defaults ask for nothing.
+
+    gpus: how many GPUs share the slices evenly. parts: slices of each GPU, where they differ. types, not_types: words
+    of model names, one of which must or none of which may occur. uuids, not_uuids: likewise for UUIDs. exclusive: no
+    other pod gets slices of its GPUs. same_gpu: all containers of the pod are on the same GPUs. cores: per cent of
+    each GPU's compute, 0 for no share. cores_elastic: idle compute of others may be used too. priority: who is lent
+    more of it. elastic: may use more while alone, up to max_slices of a GPU if given. oversubscribe: may use host
+    memory that its node lends. turns: takes turns on a GPU that thrashes. mistakes: sentences about what cannot be
+    meant; notes: about what has no effect.
+    """
+
+    gpus: int | None = None
+    parts: tuple[int, ...] = ()
+    types: tuple[str, ...] = ()
+    not_types: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    not_uuids: tuple[str, ...] = ()
+    exclusive: bool = False
+    same_gpu: bool = False
+    cores: int = 0
+    cores_elastic: bool = False
+    priority: str = DEFAULT_PRIORITY
+    elastic: bool = False
+    max_slices: int | None = None
+    oversubscribe: bool = False
+    turns: bool = True
+    mistakes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def allowed_gpus(self, gpus: Sequence[Gpu]) -> frozenset[str] | Infeasible:
+        """The UUIDs of those of GPUS that are allowed; all of them where nothing is said. Infeasible when none is."""
+        allowed = [gpu for gpu in gpus if not self.types or _is_one_of(gpu, self.types)]
+        allowed = [gpu for gpu in allowed if not _is_one_of(gpu, self.not_types)]
+        have = ", ".join(sorted({gpu.model for gpu in gpus})) or "no GPU at all"
+        if not allowed:
+            return Infeasible(Reason.NO_MATCHING_MODEL, f"{self._kinds()} on this node; it has {have}")
+        named = {uuid.lower() for uuid in self.uuids}
+        avoided = {uuid.lower() for uuid in self.not_uuids}
+        found = frozenset(
+            gpu.uuid
+            for gpu in allowed
+            if (not named or gpu.uuid.lower() in named) and gpu.uuid.lower() not in avoided
+        )
+        if not found:
+            here = [gpu for gpu in gpus if gpu.uuid.lower() in named - avoided]
+            why = f"none of the GPUs that {PREFIX}gpu-uuid and {PREFIX}exclude-gpu-uuid leave is on this node; it has "
+            if here:
+                models = ", ".join(f"{gpu.uuid}, {gpu.model}" for gpu in here)
+                why = f"{self._kinds()} among those of {PREFIX}gpu-uuid, of which this node has "
+                return Infeasible(Reason.NO_MATCHING_GPU, why + models)
+            return Infeasible(Reason.NO_MATCHING_GPU, why + ", ".join(gpu.uuid for gpu in gpus))
+        return found
+
+    def request(self, slices: int, only: frozenset[str] = frozenset()) -> Request:
+        """The same as placement asks it, for SLICES in all on GPUs of ONLY (empty: any)."""
+        return Request(
+            gpus=self.gpus,
+            total=slices,
+            parts=self.parts,
+            only=only,
+            cores=self.cores,
+            elastic=self.elastic,
+            max_slices=self.max_slices,
+            exclusive=self.exclusive,
+        )
+
+    def contradictions(self, slices: int) -> tuple[str, ...]:
+        """What makes no sense together with SLICES in all."""
+        found = []
+        if self.parts and sum(self.parts) != slices:
+            found.append(
+                f"{PREFIX}memory: {' + '.join(map(str, self.parts))} slices are {sum(self.parts)}, and the container "
+                f"asks for {slices}; make the limit {sum(self.parts)}, or the sizes add up to {slices}"
+            )
+        if self.gpus is not None and not self.parts and self.gpus > slices:
+            found.append(
+                f"{PREFIX}gpus: {self.gpus} GPUs cannot share {slices} slices; ask for {self.gpus} slices or more, or "
+                f"for at most {slices} GPUs"
+            )
+        most = max(self.parts) if self.parts else -(-slices // (self.gpus or max(1, slices)))
+        if self.max_slices is not None and self.max_slices < most:
+            found.append(
+                f"{PREFIX}elastic: {self.max_slices} slices are less than the {most} that the container is given of a "
+                f"GPU; write more than {most}, or leave it out"
+            )
+        return tuple(found)
+
+    def idle(self, given: Collection[int], lends_host: bool) -> tuple[str, ...]:
+        """What has no effect on a container that was GIVEN so many slices of each of its GPUs."""
+        found = []
+        if self.elastic and self.max_slices is not None and given and self.max_slices <= min(given):
+            found.append(
+                f"{PREFIX}elastic: {self.max_slices} slices are no more than the {min(given)} that the container has "
+                f"of a GPU anyway, so it has no effect; write more than {min(given)}, or leave it out"
+            )
+        if self.cores_elastic and not self.cores:
+            found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
+        if not self.turns and not self.oversubscribe:
+            found.append(
+                f"{PREFIX}turns has no effect without {PREFIX}oversubscribe: others' turns do not concern it"
+            )
+        if self.oversubscribe and not lends_host:
+            found.append(
+                f"{PREFIX}oversubscribe has no effect here: this node lends no host memory (--host-memory)"
+            )
+        return tuple(found)
+
+    def _kinds(self) -> str:
+        wanted = f"no GPU of type {' or '.join(self.types)}" if self.types else "no GPU"
+        return wanted + (f" other than {' and '.join(self.not_types)}" if self.not_types else "")
+
+
+def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUnit) -> RequestOptions:
+    """The options of CONTAINER in a pod with these annotations."""
+    mistakes: list[str] = []
+    values: dict[str, Any] = {}
+    for row in ANNOTATIONS:
+        given = _look_up(row, annotations, container)
+        if given is None:
+            continue
+        key, text = given
+        try:
+            values.update(row.parse(text.strip(), unit))
+        except ValueError as error:
+            mistakes.append(f"{key}: {_quoted(text)} {error}")
+    gpus, parts = values.get("gpus"), values.get("parts", ())
+    if gpus is not None and parts and gpus != len(parts):
+        mistakes.append(
+            f"{PREFIX}memory: {len(parts)} sizes for {gpus} GPUs; say one size per GPU, or leave {PREFIX}gpus out"
+        )
+        values.update(gpus=None, parts=())
+    mistakes += _opposites(values)
+    return RequestOptions(**values, mistakes=tuple(mistakes), notes=tuple(_unknown(annotations)))
+
+
+def _opposites(values: dict[str, Any]) -> list[str]:
+    """Sentences about GPUs that are asked for and refused; what is left of VALUES can be had where it is corrected."""
+    found = []
+    uuids, avoided = values.get("uuids", ()), {uuid.lower() for uuid in values.get("not_uuids", ())}
+    if overlap := [uuid for uuid in uuids if uuid.lower() in avoided]:
+        found.append(f"{PREFIX}exclude-gpu-uuid: {overlap[0]} is also asked for; leave one of the two out")
+        values["uuids"] = uuids = tuple(uuid for uuid in uuids if uuid not in overlap)
+    types, refused = values.get("types", ()), values.get("not_types", ())
+    both = [(one, other) for one in types for other in refused if matches_model(one, other)]
+    if both:
+        found.append(
+            f'{PREFIX}exclude-gpu-type: "{both[0][1]}" refuses what {PREFIX}gpu-type asks for with "{both[0][0]}"; '
+            "leave one of the two out"
+        )
+        values["types"] = tuple(one for one in types if one not in {mine for mine, _ in both})
+        values["not_types"] = () if not values["types"] else refused
+    gpus = values.get("gpus") or len(values.get("parts", ()))
+    known = {uuid.lower() for uuid in uuids}
+    if known and gpus > len(known):
+        name = "gpus" if values.get("gpus") else "memory"
+        found.append(
+            f"{PREFIX}gpu-uuid: {len(known)} named, and {PREFIX}{name} asks for {gpus} GPUs; name {gpus} or more"
+        )
+        values["uuids"] = ()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One row of the table: the name after the prefix, other spellings in full, and what its text means.
+
+    parse takes the text and what a slice is, returns fields of Wish, and raises ValueError with the end of a
+    sentence that begins with the text.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    parse: Callable[[str, SliceUnit], dict[str, object]]
+    form: str
+    meaning: str
+
+
+def _flag(field: str) -> Callable[[str, SliceUnit], dict[str, object]]:
+    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+        del unit
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise ValueError('must be "true" or "false"')
+        return {field: text.lower() in _TRUE}
+
+    return parse
+
+
+def _number(field: str, low: int, high: int, example: str) -> Callable[[str, SliceUnit], dict[str, object]]:
+    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+        del unit
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+            raise ValueError(f'must be a whole number from {low} to {high}, such as "{example}"')
+        return {field: int(text)}
+
+    return parse
+
+
+def _word(field: str, values: Mapping[str, object]) -> Callable[[str, SliceUnit], dict[str, object]]:
+    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+        del unit
+        if text.lower() not in values:
+            raise ValueError("must be one of " + ", ".join(values))
+        return {field: values[text.lower()]}
+
+    return parse
+
+
+def _words(field: str, check: Callable[[str], str | None]) -> Callable[[str, SliceUnit], dict[str, object]]:
+    def parse(text: str, unit: SliceUnit) -> dict[str, object]:
+        del unit
+        found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        problems = [problem for word in found if (problem := check(word))]
+        if problems:
+            raise ValueError(problems[0])
+        return {field: found}  # an empty list says nothing, as with HAMi
+
+    return parse
+
+
+def _check_type(word: str) -> str | None:
+    if re.search(r"[A-Za-z0-9]", word):
+        return None
+    return 'must name models, such as "A100" or "L4,A10"'
+
+
+def _check_uuid(word: str) -> str | None:
+    if re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z][-0-9A-Za-z]*", word):
+        return None
+    return 'must be UUIDs as nvidia-smi -L shows them, such as "GPU-6e1b5c1e-…"; indices change with reboots'
+
+
+def _slices(text: str, unit: SliceUnit) -> int:
+    """Slices of one size: a plain number counts slices, anything else is a size in bytes."""
+    if re.fullmatch(r"[0-9]{1,6}", text):
+        count = int(text)
+        if count < 1:
+            raise ValueError("must be 1 slice or more")
+        return count
+    size = unit.parse(text)
+    if size % unit.size:
+        raise ValueError(f"must be in whole slices of {unit.size // _MIB} MiB")
+    return size // unit.size
+
+
+def _parts(text: str, unit: SliceUnit) -> dict[str, object]:
+    sizes = [word.strip() for word in text.split(",")]
+    if len(sizes) > _MAX_GPUS:
+        raise ValueError(f"must be at most {_MAX_GPUS} sizes")
+    try:
+        return {"parts": tuple(_slices(word, unit) for word in sizes)}
+    except ValueError as error:
+        raise ValueError(
+            f'must be one size per GPU, such as "8GiB,16GiB" or "8,16" slices ({error})'
+        ) from error
+
+
+def _elastic(text: str, unit: SliceUnit) -> dict[str, object]:
+    if text.lower() in (*_TRUE, *_FALSE) and text not in ("0", "1"):
+        return {"elastic": text.lower() in _TRUE}
+    try:
+        return {"elastic": True, "max_slices": _slices(text, unit)}
+    except ValueError as error:
+        raise ValueError(
+            f'must be "true", "false" or the most it may use of a GPU, such as "16GiB" ({error})'
+        ) from error
+
+
+ANNOTATIONS: tuple[Annotation, ...] = (
+    Annotation("gpus", (), _number("gpus", 1, _MAX_GPUS, "2"), "`2`",
+               "share the slices evenly over this many GPUs, all of one model"),
+    Annotation("memory", (), _parts, "`8GiB,16GiB`",
+               "a size for each GPU, where they are to differ; they add up to the limit. Plain numbers are slices"),
+    Annotation("gpu-type", ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"),
+               _words("types", _check_type), "`A100,H100`",
+               "only GPUs whose model name has one of these words, in any case"),
+    Annotation("exclude-gpu-type", ("nvidia.com/nouse-gputype", "nvidia.com/exclude-gpu-type"),
+               _words("not_types", _check_type), "`T4`", "no GPU whose model name has one of these words"),
+    Annotation("gpu-uuid", ("nvidia.com/use-gpuuuid", "nvidia.com/include-gpu-uuid"),
+               _words("uuids", _check_uuid), "`GPU-6e1b…,GPU-9f02…`", "only these GPUs"),
+    Annotation("exclude-gpu-uuid", ("nvidia.com/nouse-gpuuuid", "nvidia.com/exclude-gpu-uuid"),
+               _words("not_uuids", _check_uuid), "`GPU-6e1b…`", "none of these GPUs"),
+    Annotation("exclusive", (), _flag("exclusive"), "`true`",
+               "no other pod gets slices of its GPUs while it holds them"),
+    Annotation("same-gpu", (), _flag("same_gpu"), "`true`",
+               "all containers of the pod are on the same GPU (with `gpus`: GPUs)"),
+    Annotation("cores", (), _number("cores", 0, CORES_PER_GPU, "30"), "`30`",
+               "per cent of each GPU's compute; guaranteed shares of a GPU add up to 100 at most"),
+    Annotation("cores-policy", (), _word("cores_elastic", {"hard": False, "elastic": True}), "`hard`, `elastic`",
+               "`elastic`: compute that others leave idle may be used beyond `cores`"),
+    Annotation("priority", (), _word("priority", {name: name for name in PRIORITIES}),
+               "`guaranteed`, `burstable`, `best-effort`",
+               "who is lent more of the idle compute: 16 to 4 to 1; `burstable` where nothing is said"),
+    Annotation("elastic", (), _elastic, "`true`, `16GiB`",
+               "may use more of a GPU while alone on it, up to that much of it"),
+    Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
+               "may go on in host memory where the node lends some"),
+    Annotation("turns", (), _flag("turns"), "`false`",
+               "whether it takes turns with others where their pages push each other off the GPU"),
+)  # fmt: skip
+"""The table of annotations."""
+
+_NAMES = frozenset(row.name for row in ANNOTATIONS)
+_OURS_ALREADY = frozenset({"allocation"})
+
+
+def _look_up(row: Annotation, annotations: Mapping[str, str], container: str) -> tuple[str, str] | None:
+    for key in (f"{PREFIX}{row.name}.{container}", PREFIX + row.name, *row.aliases):
+        if key in annotations:
+            return key, annotations[key]
+    return None
+
+
+def _unknown(annotations: Collection[str]) -> list[str]:
+    """Sentences about names that look like ours and are none. Only near misses: other parts have names of their own."""
+    found = []
+    for key in sorted(annotations):
+        name = key.removeprefix(PREFIX).partition(".")[0]
+        if not key.startswith(PREFIX) or name in _NAMES or name in _OURS_ALREADY:
+            continue
+        near = difflib.get_close_matches(name, _NAMES, n=1)
+        if near:
+            found.append(
+                f'{key} is no annotation of gigaslice and has no effect; did you mean "{PREFIX}{near[0]}"?'
+            )
+    return found
+
+
+def _is_one_of(gpu: Gpu, words: Sequence[str]) -> bool:
+    return any(matches_model(gpu.model, word) for word in words)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.encode("unicode_escape").decode("ascii")[:100] + '"'

@@ -1,0 +1,77 @@
+"""A pod of this node as the API server describes it: who it is, what its people wrote on it, and what it asks for.
+
+A value, cut down to what the agent decides by. Where it comes from is the business of `agent.apiserver`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+class ContainerKind(Enum):
+    """When a container of a pod runs."""
+
+    INIT = "init"
+    """Before all that follow, and alone but for sidecars: it lends its devices to later ones."""
+    SIDECAR = "sidecar"
+    """An init container that goes on running beside the others."""
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class PodContainer:
+    """One container. requests: counts by name, of resources that are counted (those with a domain)."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.APP
+    requests: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod. containers: in the order in which the kubelet admits them, init containers first.
+
+    phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
+    gone. ending: its deletion has been asked for.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    containers: tuple[PodContainer, ...] = ()
+    phase: str = "Pending"
+    controlled: bool = False
+    ending: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether its containers have ended and none of them starts again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def mirror(self) -> bool:
+        """Whether it only shows a static pod of the node: deleted and made anew it has another UID, and the same
+        containers run on.
+        """
+        return _MIRROR in self.annotations
+
+    def asking(self, resource: str) -> tuple[PodContainer, ...]:
+        """Its containers that ask for RESOURCE, in the order of admission."""
+        return tuple(container for container in self.containers if container.requests.get(resource, 0) > 0)
+
+    def most_at_once(self, resource: str) -> int:
+        """The most of RESOURCE that its containers hold at the same time, as the kubelet hands it out."""
+        beside, peak = 0, 0
+        for container in self.asking(resource):
+            count = container.requests[resource]
+            if container.kind is ContainerKind.INIT:
+                peak = max(peak, beside + count)
+            else:
+                beside += count
+        return max(peak, beside)

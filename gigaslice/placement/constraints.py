@@ -1,0 +1,198 @@
+"""The two options that Gaia does not know: GPUs for one pod alone, and GPUs with different parts.
+
+Both come down to what it does know. A GPU for oneself is a whole GPU of which only a part is then taken. Different
+parts are placed one after the other, the largest first, each on a GPU that has none yet: since whatever holds a large
+part holds a smaller one too, the order cannot lead into a dead end. What asks for neither passes through.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gigaslice.model import (
+    CORES_PER_GPU,
+    Infeasible,
+    NodeState,
+    Placement,
+    Reason,
+    Request,
+    Share,
+    matches_model,
+)
+from gigaslice.placement import dispatch, pending
+from gigaslice.placement.pending import Missing, Waiting
+from gigaslice.placement.policy import Policy
+from gigaslice.placement.sizing import problem
+from gigaslice.placement.tree import bits
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One pool's way to serve a request: the GPUs it may take, and the slices of each part, largest first."""
+
+    only: frozenset[str]
+    sizes: tuple[int, ...]
+
+
+def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
+    """As `dispatch.place`, for every request."""
+    if not request.exclusive and not request.parts:
+        return dispatch.place(state, request, policy)
+    plans = _plans(state, request)
+    if isinstance(plans, Infeasible):
+        return plans
+    for plan in plans:
+        if request.exclusive:
+            whole = dispatch.place(state, _whole(plan, request), policy)
+            found = _shared_out(whole, plan.sizes) if isinstance(whole, Placement) else None
+        else:
+            found = _one_by_one(state, plan, request, policy)
+        if found is not None:
+            return found
+    left = ", ".join(
+        f"GPU{gpu.index} {state.free(gpu.uuid)} of {gpu.slices}"
+        for gpu in state.gpus
+        if any(gpu.uuid in plan.only for plan in plans)
+    )
+    sizes = " and ".join(dict.fromkeys(str(size) for size in plans[0].sizes))
+    what = (
+        f"{len(plans[0].sizes)} GPU that nobody else uses"
+        if request.exclusive
+        else f"parts of {sizes} slices on different GPUs"
+    )
+    return Infeasible(
+        Reason.INSUFFICIENT_NOW, f"no room now for {what}; free: {left}; waits for other pods to end"
+    )
+
+
+def place_slices(
+    state: NodeState, slices: int, request: Request | None = None, policy: Policy = Policy.GAIA
+) -> Placement | Infeasible:
+    """As `dispatch.place_slices`, for every request."""
+    return place(state, dispatch.in_total(slices, request), policy)
+
+
+def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Waiting | Infeasible:
+    """As `waiting.place_waiting`, for every request."""
+    if not request.exclusive and not request.parts:
+        return pending.place_waiting(state, request, policy)
+    now = place(state, request, policy)
+    if isinstance(now, Placement):
+        return Waiting(now, ())
+    plans = _plans(state, request)
+    if isinstance(plans, Infeasible):
+        return plans
+    found = [_wait(state, plan, request, policy) for plan in plans]
+    return min(
+        found, key=lambda one: (sum(m.unhealthy for m in one.missing), sum(m.slices for m in one.missing))
+    )
+
+
+def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
+    """How each pool could serve the request on an idle node, or why none ever can."""
+    if not request.parts:
+        options = dispatch.find_options(state, replace(request, exclusive=False))
+        if isinstance(options, Infeasible):
+            return options
+        return [
+            _Plan(
+                frozenset(
+                    state.gpus[pool.tree.members[gpu]].uuid
+                    for gpu in bits(pool.usable)
+                    if pool.slices >= need.most
+                ),
+                (*[need.slices + 1] * need.larger, *[need.slices] * (need.gpus - need.larger))
+                + ((need.tail,) if need.tail else ()),
+            )
+            for pool, need in options
+        ]
+    sentence = _part_problem(request)
+    if sentence:
+        return Infeasible(Reason.INVALID, sentence)
+    sizes = tuple(sorted(request.parts, reverse=True))
+    pools = [
+        (pool.slices, gpus)
+        for pool in state.pools()
+        if request.model is None or matches_model(pool.model, request.model)
+        if (gpus := frozenset(uuid for p in pool.members if _allowed(uuid := state.gpus[p].uuid, request)))
+    ]
+    if not pools:
+        return Infeasible(Reason.NO_MATCHING_GPU, "none of the GPUs that the request allows is on this node")
+    large = [(slices, gpus) for slices, gpus in pools if slices >= sizes[0]]
+    if not large:
+        return Infeasible(
+            Reason.EXCEEDS_GPU,
+            f"{sizes[0]} slices of one GPU asked for, but the largest matching GPU has "
+            f"{max(slices for slices, _ in pools)}; ask for less per GPU or spread over more GPUs",
+        )
+    plans = [_Plan(gpus, sizes) for _, gpus in large if len(gpus) >= len(sizes)]
+    if not plans:
+        return Infeasible(
+            Reason.EXCEEDS_NODE,
+            f"{len(sizes)} GPUs of one model asked for, but this node has at most "
+            f"{max(len(gpus) for _, gpus in large)} that match; ask for fewer GPUs",
+        )
+    return plans
+
+
+def _part_problem(request: Request) -> str | None:
+    if min(request.parts) < 1:
+        return "a part of less than 1 slice asked for; ask for 1 or more on each GPU"
+    if request.gpus is not None and request.gpus != len(request.parts):
+        return f"{len(request.parts)} sizes for {request.gpus} GPUs; say one size per GPU"
+    if request.total is not None and request.total != sum(request.parts):
+        return f"the sizes add up to {sum(request.parts)} slices, and {request.total} are asked for; make both the same"
+    return problem(replace(request, gpus=None, total=None, parts=()))
+
+
+def _allowed(uuid: str, request: Request) -> bool:
+    return (not request.only or uuid in request.only) and uuid not in request.exclude
+
+
+def _whole(plan: _Plan, request: Request) -> Request:
+    return Request(gpus=len(plan.sizes), only=plan.only, prefer=request.prefer)
+
+
+def _shared_out(whole: Placement, sizes: Sequence[int]) -> Placement:
+    """Whole GPUs, of which only so much is taken; nobody else has anything of their compute."""
+    return Placement(
+        tuple(
+            Share(share.gpu, min(size, share.slices), CORES_PER_GPU)
+            for share, size in zip(whole.shares, sizes, strict=True)
+        )
+    )
+
+
+def _part(size: int, gpus: frozenset[str], request: Request) -> Request:
+    return Request(gpus=1, slices=size, only=gpus, cores=request.cores, prefer=request.prefer)
+
+
+def _one_by_one(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Placement | None:
+    left, shares = plan.only, list[Share]()
+    for size in plan.sizes:
+        found = dispatch.place(state, _part(size, left, request), policy) if left else None
+        if not isinstance(found, Placement):
+            return None
+        shares += found.shares
+        left -= frozenset(found.uuids)
+    return _in_order(state, shares)
+
+
+def _wait(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Waiting:
+    if request.exclusive:
+        whole = pending.place_waiting(state, _whole(plan, request), policy)
+        if isinstance(whole, Infeasible):  # the plan has enough GPUs
+            raise AssertionError(whole.detail)
+        return Waiting(_shared_out(whole.placement, plan.sizes), whole.missing)
+    left, shares, missing = plan.only, list[Share](), list[Missing]()
+    for size in plan.sizes:
+        found = pending.place_waiting(state, _part(size, left, request), policy)
+        if isinstance(found, Infeasible):
+            raise AssertionError(found.detail)
+        shares += found.placement.shares
+        missing += found.missing
+        left -= frozenset(found.placement.uuids)
+    return Waiting(_in_order(state, shares), tuple(missing))
+
+
+def _in_order(state: NodeState, shares: Sequence[Share]) -> Placement:
+    return Placement(tuple(sorted(shares, key=lambda share: state.position(share.gpu))))

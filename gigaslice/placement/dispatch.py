@@ -1,0 +1,167 @@
+"""Algorithm 1 of the Gaia Scheduler paper: from a request to the algorithm that places it, or to a reason.
+
+Reasons are looked for in a fixed order, so the same request always gets the same one: senseless; no such
+model or GPU; more than any GPU has; more GPUs than any pool has; no room now. Only the last can change by
+waiting. Nothing here changes the node: record the answer with `NodeState.with_occupant`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Reason, Request, Share
+from gigaslice.placement import noninteger
+from gigaslice.placement.policy import RULES, Policy, Rule
+from gigaslice.placement.pool_state import PoolState, set_up
+from gigaslice.placement.sizing import Need, problem, size
+from gigaslice.placement.tree import bits
+
+Options = Sequence[tuple[PoolState, Need]]
+"""The pools that could ever serve a request, in the order in which they are tried."""
+
+
+def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
+    """Return where to place a request on this node, or why it cannot be placed.
+
+    Deterministic: equal states and requests get equal answers. A request for part of a GPU looks at the
+    fragments of all pools before it opens a GPU; several GPUs always come from one pool, the first that has
+    them.
+    """
+    options = find_options(state, request)
+    if isinstance(options, Infeasible):
+        return options
+    if all(need.all_gpus == 1 for _, need in options):
+        placement = _place_one(state, options, request, RULES[policy])
+    else:
+        placement = _place_several(state, options, request, RULES[policy])
+    return no_room(state, options, request) if placement is None else placement
+
+
+def place_slices(
+    state: NodeState, slices: int, request: Request | None = None, policy: Policy = Policy.GAIA
+) -> Placement | Infeasible:
+    """Return where to place `slices` slices in all: what a container asks for by counting device IDs.
+
+    Less than a GPU is Fragment, a GPU's worth is Singular, more is spread evenly over as few GPUs as hold
+    it, or over `request.gpus` GPUs. The shares sum to exactly `slices`. The rest of `request` holds as in
+    `place`.
+    """
+    return place(state, in_total(slices, request), policy)
+
+
+def in_total(slices: int, request: Request | None) -> Request:
+    """Return the request for `slices` slices in all, otherwise as `request` says."""
+    return replace(request or Request(), total=slices, slices=None, gpu_units=None)
+
+
+def find_options(state: NodeState, request: Request) -> Options | Infeasible:
+    """Return the pools that could serve a request on an idle node, or the reason why none ever can."""
+    sentence = problem(request)
+    if sentence:
+        return Infeasible(Reason.INVALID, sentence)
+    pool_states = set_up(state, request)
+    if not pool_states:
+        have = ", ".join(sorted({gpu.model for gpu in state.gpus})) or "no GPU at all"
+        wanted = f"no GPU of model {request.model!r}" if request.model is not None else "no GPU"
+        return Infeasible(Reason.NO_MATCHING_MODEL, f"{wanted} on this node; it has {have}")
+    pool_states = tuple(pool_state for pool_state in pool_states if pool_state.usable)
+    if not pool_states:
+        return Infeasible(
+            Reason.NO_MATCHING_GPU,
+            "none of the GPUs that the request allows is on this node; check the UUIDs",
+        )
+    sized = [
+        (pool_state, size(request, pool_state.slices)) for pool_state in pool_states if pool_state.slices
+    ]
+    on_gpu = [(pool_state, need) for pool_state, need in sized if need.most <= pool_state.slices]
+    if not on_gpu:
+        largest = max(pool_state.slices for pool_state in pool_states)
+        most = min((need.most for _, need in sized), default=1)
+        return Infeasible(
+            Reason.EXCEEDS_GPU,
+            f"{most} slices of one GPU asked for, but the largest matching GPU has {largest}; "
+            "ask for less per GPU or spread over more GPUs",
+        )
+    options = [
+        (pool_state, need) for pool_state, need in on_gpu if need.all_gpus <= pool_state.usable.bit_count()
+    ]
+    if not options:
+        fewest = min(need.all_gpus for _, need in on_gpu)
+        have_most = max(pool_state.usable.bit_count() for pool_state, _ in on_gpu)
+        return Infeasible(
+            Reason.EXCEEDS_NODE,
+            f"{fewest} GPUs of one model asked for, but this node has at most {have_most} that match; "
+            "ask for fewer GPUs",
+        )
+    fewest = min(need.all_gpus for _, need in options)
+    return [(pool_state, need) for pool_state, need in options if need.all_gpus == fewest]
+
+
+def _place_one(state: NodeState, options: Options, request: Request, rule: Rule) -> Placement | None:
+    chosen = rule.one([(pool_state, need.slices) for pool_state, need in options], request.cores)
+    if chosen is None:
+        return None
+    pool_state, gpu = chosen
+    need = next(need for one, need in options if one is pool_state)
+    return make_placement(state, pool_state, {gpu: need.slices}, request.cores)
+
+
+def _place_several(state: NodeState, options: Options, request: Request, rule: Rule) -> Placement | None:
+    for pool_state, need in options:
+        if need.tail:
+            found = noninteger.choose(pool_state, need.gpus, need.tail, request.cores)
+            if found is not None:
+                whole = dict.fromkeys(bits(found[0]), pool_state.slices)
+                return make_placement(state, pool_state, whole | {found[1]: need.tail}, request.cores)
+            continue
+        candidates, roomy = _candidates(pool_state, need, request.cores)
+        gpus = rule.several(state.topology, pool_state, candidates, need.gpus, request.prefer)
+        if gpus is not None:
+            larger = bits(gpus & roomy)[: need.larger]
+            parts = {gpu: need.slices + (gpu in larger) for gpu in bits(gpus)}
+            return make_placement(state, pool_state, parts, request.cores)
+    return None
+
+
+def _candidates(pool_state: PoolState, need: Need, cores: int) -> tuple[int, int]:
+    """Return the GPUs that may be chosen, and those of them that can give one slice more.
+
+    GPUs that cannot are let in only as far as any choice still has enough that can, cheapest first.
+    """
+    fitting = pool_state.fitting(need.slices, cores)
+    if not need.larger:
+        return fitting, 0
+    roomy = pool_state.fitting(need.most, cores)
+    if roomy.bit_count() < need.larger:
+        return 0, 0
+    tight = sorted(bits(fitting & ~roomy), key=lambda gpu: (pool_state.tree.access_cost[gpu], gpu))
+    return roomy | sum(1 << gpu for gpu in tight[: need.gpus - need.larger]), roomy
+
+
+def make_placement(state: NodeState, pool_state: PoolState, parts: dict[int, int], cores: int) -> Placement:
+    """Return the placement of so many slices on each GPU of a pool; a whole GPU comes with all its compute."""
+    shares = []
+    for gpu in sorted(parts):
+        whole = parts[gpu] == pool_state.slices
+        uuid = state.gpus[pool_state.tree.members[gpu]].uuid
+        shares.append(Share(uuid, parts[gpu], CORES_PER_GPU if whole else cores))
+    return Placement(tuple(shares))
+
+
+def no_room(state: NodeState, options: Options, request: Request) -> Infeasible:
+    """Return the answer to a request that would fit on this node if it were idle."""
+    wanted = " or ".join(dict.fromkeys(str(need) for _, need in options))
+    share = f" with {request.cores}% compute each" if request.cores else ""
+    left = ", ".join(
+        _left(state, pool_state, gpu, request) for pool_state, _ in options for gpu in bits(pool_state.usable)
+    )
+    return Infeasible(
+        Reason.INSUFFICIENT_NOW, f"no room now for {wanted}{share}; free: {left}; waits for other pods to end"
+    )
+
+
+def _left(state: NodeState, pool_state: PoolState, gpu: int, request: Request) -> str:
+    name = f"GPU{state.gpus[pool_state.tree.members[gpu]].index}"
+    if pool_state.unhealthy >> gpu & 1:
+        return f"{name} unhealthy"
+    cores = f" ({pool_state.free_cores[gpu]}%)" if request.cores else ""
+    return f"{name} {pool_state.free[gpu]} of {pool_state.slices}{cores}"

@@ -1,0 +1,46 @@
+"""Where the containers of a pod that wants them on the same GPUs can be, and when they never can. Pure.
+
+What only the pod's own end could make room for must be told at once: it would wait for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gigaslice.model import Infeasible, NodeState, Reason, Request
+from gigaslice.placement import Policy, place_waiting
+
+__all__ = ["beside_own", "on_same_gpus"]
+
+_NAME = "gigaslice.io/same-gpu"
+
+
+def on_same_gpus(node: NodeState, request: Request, most: int, policy: Policy) -> Request | Infeasible:
+    """The REQUEST of a pod's first container on GPUs that have room for all of them: MOST slices at a time."""
+    gpus = len(request.parts) or request.gpus
+    found = place_waiting(node, replace(request, gpus=gpus, parts=(), total=most), policy)
+    if isinstance(found, Infeasible):
+        why = f"{_NAME}: the containers of the pod ask for {most} slices in all; {found.detail}"
+        return Infeasible(found.reason, f"{why}, or leave same-gpu out")
+    return replace(request, only=frozenset(found.placement.uuids))
+
+
+def beside_own(
+    alone: NodeState, request: Request, own: frozenset[str], slices: int, policy: Policy
+) -> Request | Infeasible:
+    """The REQUEST for SLICES on the GPUs OWN that the pod has. ALONE: the node with nothing but the pod's containers
+    that stay.
+    """
+    gpus, only = ", ".join(sorted(own)), own & request.only if request.only else own
+    if not only:
+        why = f"{_NAME}: the pod's other containers are on {gpus}, which its other annotations refuse"
+        return Infeasible(Reason.NO_MATCHING_GPU, f"{why}; make them agree")
+    for uuid in own.intersection(gpu.uuid for gpu in alone.gpus):
+        alone = alone.with_health(uuid, True)
+    there = replace(request, only=only)
+    found = place_waiting(alone, replace(there, exclusive=False), policy)
+    if isinstance(found, Infeasible) or found.missing:
+        why = f"{_NAME}: the pod's other containers are on {gpus}, where {slices} slices more never fit beside them"
+        detail = f" ({found.detail})" if isinstance(found, Infeasible) else ""
+        return Infeasible(Reason.EXCEEDS_GPU, f"{why}{detail}; ask for less, or leave same-gpu out")
+    return there

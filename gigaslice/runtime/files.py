@@ -1,0 +1,74 @@
+"""Files whose place another user can put something else into, and what to do about their errors.
+
+Opening a named pipe waits for the other end, a directory or a device has its own surprises, reading one may never end,
+and a lease of another process keeps an opener waiting, too. None of that may happen to a program that serves others. So
+files are opened without waiting, and checked before they are read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from gigaslice.errors import StorageError
+
+__all__ = ["is_directory", "open_file", "read_file", "remedy"]
+
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_REMEDIES = {
+    errno.ENOSPC: "make room on that file system",
+    errno.EDQUOT: "raise the disk quota, or make room within it",
+    errno.EROFS: "see dmesg, and mount it writable again",
+    errno.EIO: "the disk fails; see dmesg",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EACCES: "run as root, or as the user who owns it",
+    errno.EPERM: "run as root, or as the user who owns it; it may be immutable (lsattr)",
+    errno.ENOTDIR: "a part of the path is no directory; move that away or choose another path",
+    errno.ENOENT: "create it, or name another",
+    errno.ELOOP: "symbolic links lead in a circle, or are not followed here; name the file itself",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many open files",
+    errno.EINVAL: "move it away",
+}
+
+
+def remedy(error: OSError) -> str:
+    """What to do about ERROR, for the end of a sentence."""
+    return _REMEDIES.get(error.errno or 0, "make room and check the permissions")
+
+
+def is_directory(path: Path) -> bool:
+    """Whether a directory is at PATH. Raises StorageError where nobody can tell."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StorageError(f"cannot look at {path}: {error.strerror}; {remedy(error)}") from error
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+    """A descriptor of the regular file at PATH, opened without waiting. Raises OSError, EINVAL for anything else."""
+    try:
+        fd = os.open(path, flags | _FLAGS, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket, a device that is not there
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_regular(path)
+    return fd
+
+
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """The first MOST bytes of the regular file at PATH. Raises OSError."""
+    with contextlib.closing(os.fdopen(open_file(path, os.O_RDONLY), "rb")) as file:
+        return file.read(most)
+
+
+def _not_regular(path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, "not a regular file", os.fspath(path))

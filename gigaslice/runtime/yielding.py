@@ -1,0 +1,34 @@
+"""Long work in the agent's own thread, in pieces: between them whoever else has something to do there does it.
+
+The kubelet's calls are answered in the same thread, and a node's admissions wait for each of them. Reading the ledgers
+of many containers takes milliseconds, and nobody waits for that. It is not done in another thread because the
+allocation table is read and changed in this one alone. What comes after a break must not rely on the allocation table
+being as it was before. Tests: tests/unit/gigaslice/runtime/test_yielding.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TypeVar
+
+__all__ = ["with_breaks"]
+
+_PIECE = 0.0005
+_BREAK = 0.001
+"""Seconds of work in one piece, and the break after it, in which a whole call can be answered."""
+
+T = TypeVar("T")
+
+
+async def with_breaks(
+    items: Iterable[T], clock: Callable[[], float] = time.perf_counter, piece: float = _PIECE
+) -> AsyncIterator[T]:
+    """ITEMS, one after the other, with a break after each PIECE of seconds that the caller has worked on them."""
+    begun = clock()
+    for item in items:
+        if clock() - begun >= piece:
+            await asyncio.sleep(_BREAK)
+            begun = clock()
+        yield item

@@ -1,0 +1,61 @@
+"""What is said when and what ends a pod, over rounds and times that hypothesis makes up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.accounting.overuse import ROUNDS, Kind, Offence, Policy, due, follow
+
+KINDS = st.sampled_from(Kind)
+MODES = st.sampled_from(["report", "dry-run", "evict"])
+# For each round: seconds since the last, and the excess of allocation "a" by kind.
+HISTORY = st.lists(
+    st.tuples(st.floats(0, 20), st.dictionaries(KINDS, st.integers(0, 3), max_size=3)), max_size=40
+)
+
+
+def lived(policy, history):
+    """What was said, and what was due, in each round, with the time."""
+    watches, now, rows = {}, 0.0, []
+    for pause, excess in history:
+        now += pause
+        offences = [Offence("a", kind, count) for kind, count in excess.items()]
+        watches, fresh = follow(watches, offences, now)
+        rows.append(
+            (now, {one.kind for one in fresh}, {one.kind for one in due(policy, watches, offences, now)})
+        )
+    return rows
+
+
+@given(HISTORY, MODES, st.floats(0, 60), st.integers(0, 2), st.booleans())
+def test_nothing_ends_a_pod_but_what_was_said_and_lasted(history, mode, grace, above, over_limit):
+    policy = Policy(mode, grace, above, over_limit)
+    rows = lived(policy, history)
+    said = {}
+    for number, (now, fresh, ended) in enumerate(rows):
+        excess = history[number][1]
+        said = {kind: at for kind, at in said.items() if kind in excess} | dict.fromkeys(fresh, now)
+        for kind in fresh:
+            assert all(kind in history[number - back][1] for back in range(ROUNDS))
+        expected = {
+            kind
+            for kind, at in said.items()
+            if policy.evicts(kind) and now - at >= grace and excess[kind] > above
+        }
+        assert ended == expected
+
+
+@given(HISTORY)
+def test_a_report_ends_nobody(history):
+    assert not any(ended for _, _, ended in lived(Policy("report", 0, 0, over_limit=True), history))
+
+
+@given(st.integers(1, 30))
+def test_each_offence_is_said_once(rounds):
+    rows = lived(Policy(), [(1.0, {Kind.OVER: 1})] * rounds)
+    assert sum(Kind.OVER in fresh for _, fresh, _ in rows) == (rounds >= ROUNDS)
+
+
+def test_processes_without_the_library_alone_end_nobody():
+    policy = Policy("evict", 0, 0, over_limit=True)
+    assert not policy.evicts(Kind.UNHOOKED)
+    assert policy.evicts(Kind.LIMIT) and not Policy("evict").evicts(Kind.LIMIT)

@@ -1,0 +1,30 @@
+"""Processes of a /proc that the test has made: who has an allocation mounted."""
+
+from agent.accounting.presence import Presence, look
+from tests.unit.agent.accounting.test_processes import ID, UID, make, mount
+
+A, B = "0a" * 16, "0b" * 16
+OTHER = "3c48913c-b29f-11e7-9350-020968147796"
+
+
+def page(allocation, mark=""):
+    return mount(f"/var/lib/gigaslice/allocations/{allocation}/limits{mark}", "/etc/vcuda/limits")
+
+
+def test_mounted_allocations_are_found_removed_ones_too(tmp_path):
+    make(tmp_path, 7, mounts=page(A))
+    make(tmp_path, 8, mounts=page(B, "//deleted"))
+    assert look({A, B}, tmp_path).mounted == {A, B}
+    assert look({B}, tmp_path).mounted == {B}
+
+
+def test_seeing_nobody_means_something_only_where_others_are_seen(tmp_path):
+    make(tmp_path, 7, cgroup=f"0::/kubepods/pod{UID}/{ID}\n")
+    (tmp_path / "self").symlink_to("7")
+    assert look({A}, tmp_path) == Presence(frozenset(), others=False)
+    make(tmp_path, 9, cgroup=f"0::/kubepods/pod{OTHER}/{ID}\n")
+    assert look({A}, tmp_path) == Presence(frozenset(), others=True)
+
+
+def test_a_missing_proc_shows_nobody(tmp_path):
+    assert look({A}, tmp_path / "none") == Presence()

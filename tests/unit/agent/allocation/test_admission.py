@@ -1,0 +1,120 @@
+import asyncio
+
+import pytest
+
+from agent.allocation.admission import Admissions
+from agent.allocation.owner import Verdict
+from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.errors import KubeletError
+from gigaslice.kube.decode import parse_pod
+from tests.fakes.kubeapi import pod_document
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+class Pods:
+    def __init__(self):
+        self.listed = (ListedPod("default", "p", frozenset(), frozenset({"c0"})),)
+        self.asked = 0
+        self.failure = None
+
+    async def pods(self):
+        self.asked += 1
+        if self.failure:
+            raise self.failure
+        return self.listed
+
+
+class Cluster:
+    """Pods appear when the test says so; waiting moves the clock."""
+
+    def __init__(self):
+        self.expected = self.synced = True
+        self.known, self.after, self.now, self.waits = {}, None, 0.0, 0
+
+    def pod(self, namespace, name):
+        return self.known.get((namespace, name))
+
+    async def news(self, timeout):
+        self.waits += 1
+        if self.after is not None:
+            self.now += min(timeout, 0.01)
+            self.known[self.after.namespace, self.after.name] = self.after
+            return True
+        self.now += timeout
+        return False
+
+
+@pytest.fixture
+def world(store):
+    pods, cluster = Pods(), Cluster()
+    return pods, cluster, Admissions(store, pods, cluster, GPU, clock=lambda: cluster.now)
+
+
+POD = parse_pod(pod_document("p", {GPU: 4}))
+
+
+def test_a_known_pod_is_found_without_waiting(world):
+    _pods, cluster, admissions = world
+    cluster.known["default", "p"] = POD
+    assert asyncio.run(admissions.whose(4)).admitted.pod is POD
+    assert cluster.waits == 0
+
+
+def test_a_watch_that_is_a_moment_behind_is_waited_for(world):
+    pods, cluster, admissions = world
+    cluster.after = POD
+    assert asyncio.run(admissions.whose(4)).admitted.pod is POD
+    assert pods.asked == 1 and cluster.now < 0.5
+
+
+def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
+    _pods, cluster, admissions = world
+    assert asyncio.run(admissions.whose(4)) == Verdict(None, ("default/p",), ("default/p",))
+    assert cluster.now == pytest.approx(0.5)
+    cluster.now, waits = 60.0, cluster.waits
+    asyncio.run(admissions.whose(4))
+    assert cluster.waits == waits, "a static pod is never shown, and must not slow down every admission"
+
+
+def test_a_watch_that_is_not_running_is_not_waited_for(world):
+    _pods, cluster, admissions = world
+    cluster.synced = False
+    assert asyncio.run(admissions.whose(4)).unseen == ("default/p",)
+    assert cluster.now == 0
+
+
+def test_without_access_the_kubelet_is_not_even_asked(world):
+    pods, cluster, admissions = world
+    cluster.expected = False
+    assert asyncio.run(admissions.whose(4)) == Verdict()
+    assert pods.asked == 0
+
+
+def test_a_kubelet_that_does_not_answer_is_no_failure(world):
+    pods, _cluster, admissions = world
+    pods.failure = KubeletError("rejected by rate limit")
+    assert asyncio.run(admissions.whose(4)) == Verdict()
+
+
+def test_the_preference_just_given_answers_for_its_allocation_and_only_once(world):
+    pods, cluster, admissions = world
+    cluster.known["default", "p"] = POD
+    device_ids = ["a/1", "a/2", "a/3", "a/4"]
+
+    async def story():
+        admissions.prefers(device_ids, await admissions.whose(4))
+        first = await admissions.of_device_ids(reversed(device_ids))
+        assert pods.asked == 1
+        await admissions.of_device_ids(device_ids)
+        assert pods.asked == 2
+        admissions.prefers(device_ids, first)
+        await admissions.of_device_ids([*device_ids[:3], "b/1"])
+        assert pods.asked == 3, "the kubelet took others: perhaps for another pod"
+        admissions.prefers(device_ids, first)
+        cluster.now += 10
+        await admissions.of_device_ids(device_ids)
+        assert pods.asked == 4, "too long ago"
+        return first
+
+    assert asyncio.run(story()).admitted.pod is POD

@@ -1,0 +1,452 @@
+"""Servers that answer what no API server should: at once and for ever, too much, too little, or nonsense.
+
+The recorded shape of a version that is too old is the API server's own: status 200, one ERROR event with code 410, and
+a proper end of the answer.
+"""
+
+import asyncio
+import contextlib
+import json
+import socketserver
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.apiserver import Access, KubeCluster
+from agent.apiserver import watch as watch_module
+from agent.apiserver.events import EventSender
+from agent.apiserver.watch import PodWatch
+from agent.apiserver.wire import Api, ApiError, path_of
+from gigaslice.kube.decode import Gone, parse_change, parse_list
+from gigaslice.model import ContainerKind, Pod, PodContainer
+from tests.fakes.kubeapi import pod_document
+
+GPU = "gigaslice.io/vgpu-memory"
+LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}
+GONE = {
+    "type": "ERROR",
+    "object": {"kind": "Status", "message": "too old resource version: 1 (431)", "code": 410},
+}
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def whole(document, status="200 OK", head=""):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return f"HTTP/1.1 {status}\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Raw(socketserver.ThreadingTCPServer):
+    """Answers each request with the bytes (or iterable of bytes) that ANSWER gives for its target."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, answer):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.targets = []
+        self.sent = 0
+
+    @property
+    def access(self):
+        return Access("127.0.0.1", self.server_address[1], tls=False)
+
+    def watches(self):
+        return sum("watch=1" in target for target in self.targets)
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self):
+        asked = b""
+        while b"\r\n\r\n" not in asked:
+            more = self.request.recv(65536)
+            if not more:
+                return
+            asked += more
+        target = asked.split(b" ")[1].decode("latin-1")
+        self.server.targets.append(target)
+        answer = self.server.answer(target)
+        with contextlib.suppress(OSError):
+            for part in [answer] if isinstance(answer, bytes) else answer:
+                self.request.sendall(part)
+                self.server.sent += len(part)
+
+
+@contextlib.contextmanager
+def serving(answer):
+    with Raw(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def listed(watch_answer, documents=()):
+    """An ANSWER that lists DOCUMENTS and has one answer for every watch."""
+    return lambda target: watch_answer if "watch=1" in target else whole({**LIST, "items": list(documents)})
+
+
+class Rests:
+    """In place of the watch's pauses: notes them, and lets as many pass as the test wants."""
+
+    def __init__(self, monkeypatch, count):
+        self.seconds = []
+        self.enough = asyncio.Event()
+        sleep = asyncio.sleep
+
+        async def rest(seconds):
+            self.seconds.append(seconds)
+            if len(self.seconds) >= count:
+                self.enough.set()
+                await asyncio.Event().wait()
+            await sleep(0)
+
+        monkeypatch.setattr(watch_module.asyncio, "sleep", rest)
+
+
+def rests_of(server, monkeypatch, count, **more):
+    """The first COUNT pauses of a watch at SERVER, and the watch."""
+
+    async def main():
+        rests = Rests(monkeypatch, count)
+        watch = PodWatch(Api(server.access, connect=5, answer=5), "node-a", **more)
+        task = asyncio.ensure_future(watch.run())
+        enough = asyncio.ensure_future(rests.enough.wait())
+        done, _ = await asyncio.wait({task, enough}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        for one in (task, enough):
+            one.cancel()
+        results = await asyncio.gather(task, enough, return_exceptions=True)
+        assert enough in done, f"no {count} pauses but {rests.seconds}, and {results[0]!r}"
+        return rests.seconds, watch
+
+    return asyncio.run(main())
+
+
+# --- how often is asked ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [
+    CHUNKED + END,  # ends at once, as it should be
+    CHUNKED + chunk(json.dumps(GONE).encode() + b"\n") + END,  # recorded: 200, and then 410
+    whole({"kind": "Status", "code": 410}, "410 Gone"),
+    CHUNKED,  # cut
+    b"",
+], ids=["end", "gone", "status 410", "cut", "nothing"])  # fmt: skip
+def test_a_watch_that_does_not_live_is_asked_for_less_and_less_often(answer, monkeypatch):
+    monkeypatch.setattr(watch_module.random, "uniform", lambda low, high: high)
+    with serving(listed(answer)) as server:
+        pauses, _ = rests_of(server, monkeypatch, 9)
+        assert server.watches() == 9
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+
+
+def test_pauses_are_jittered(monkeypatch):
+    with serving(listed(CHUNKED + END)) as server:
+        pauses, _ = rests_of(server, monkeypatch, 9)
+    assert len(set(pauses[5:])) > 1 and all(15 <= one <= 30 for one in pauses[5:])
+
+
+def test_a_watch_that_lived_is_followed_by_the_next_at_once(monkeypatch):
+    def slowly():
+        yield CHUNKED
+        threading.Event().wait(0.3)
+        yield END
+
+    answers = iter([CHUNKED + END, CHUNKED + END, slowly(), CHUNKED + END])
+    monkeypatch.setattr(watch_module, "_LIVED_SECONDS", 0.2)
+    monkeypatch.setattr(watch_module.random, "uniform", lambda low, high: high)
+    with serving(lambda target: next(answers) if "watch=1" in target else whole(LIST)) as server:
+        pauses, _ = rests_of(server, monkeypatch, 4)
+    assert pauses == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("head, least", [
+    ("Retry-After: 7\r\n", 7), ("Retry-After: 999999\r\n", 300), ("Retry-After: soon\r\n", 0),
+    ("Retry-After: -4\r\n", 0), ("Retry-After: " + "9" * 400 + "\r\n", 300),
+])  # fmt: skip
+@pytest.mark.parametrize("of", ["list", "watch"])
+def test_a_server_that_asks_to_be_left_alone_is(head, least, of, monkeypatch):
+    busy = whole({"kind": "Status", "message": "too many requests"}, "429 Too Many Requests", head)
+    with serving(lambda target: busy if of == "list" or "watch=1" in target else whole(LIST)) as server:
+        pauses, _ = rests_of(server, monkeypatch, 1)
+    assert least <= pauses[0] <= least + 1
+
+
+# --- how much is read -----------------------------------------------------------------------------------------------
+
+
+def flood(start, piece):
+    yield start
+    for _ in range(2000):
+        yield piece
+
+
+@pytest.mark.parametrize("start, piece", [
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536),
+    (CHUNKED, chunk(b"x" * 65536)),
+    (b"HTTP/1.1 200 OK\r\n", b"X-More: " + b"x" * 65000 + b"\r\n"),
+    (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
+], ids=["length", "chunks", "head", "interim"])  # fmt: skip
+def test_an_answer_is_read_no_further_than_its_bound(start, piece):
+    with serving(lambda target: flood(start, piece)) as server, pytest.raises(ApiError):
+        asyncio.run(Api(server.access).request("GET", "/"))
+    assert server.sent < 16 << 20, "the bound is 1 MiB; the rest is what lay in the sockets"
+
+
+def test_a_line_of_a_watch_has_a_bound(monkeypatch):
+    with serving(listed(flood(CHUNKED, chunk(b"x" * 65536)))) as server:
+        rests_of(server, monkeypatch, 1)
+    assert server.sent < 32 << 20
+
+
+def test_a_watch_that_never_ends_nor_says_anything_whole_is_left(monkeypatch):
+    def drips():
+        yield CHUNKED
+        for _ in range(500):
+            yield chunk(b"x")
+            threading.Event().wait(0.05)
+
+    monkeypatch.setattr(watch_module, "_OVERTIME", -0.5)
+    with serving(listed(drips())) as server:
+        rests_of(server, monkeypatch, 1, watch_seconds=1)
+
+
+def page(documents, more=""):
+    return {**LIST, "metadata": {"resourceVersion": "7", "continue": more}, "items": documents}
+
+
+def test_a_list_comes_in_pages(monkeypatch):
+    def answer(target):
+        if "watch=1" in target:
+            return CHUNKED + END
+        more = "second" if "continue" not in target else "third" if "continue=second" in target else ""
+        return whole(page([pod_document(f"after-{more or 'all'}")], more))
+
+    with serving(answer) as server:
+        _, watch = rests_of(server, monkeypatch, 1)
+    assert {name for _, name in watch.pods} == {"after-second", "after-third", "after-all"}
+    lists = [target for target in server.targets if "watch=1" not in target]
+    assert all("limit=" in target for target in lists)
+    assert [("resourceVersion=0" in target) for target in lists] == [True, False, False]
+
+
+def test_pages_without_an_end_are_given_up(monkeypatch):
+    monkeypatch.setattr(watch_module, "_MAX_PAGES", 5)
+    with serving(lambda target: whole(page([], "again"))) as server:
+        _, watch = rests_of(server, monkeypatch, 1)
+    assert len(server.targets) == 5 and not watch.synced
+
+
+# --- what is answered -----------------------------------------------------------------------------------------------
+
+DEEP = b'{"a":' * 100_000
+ODD = [
+    b"", b"{}", b"[]", b"null", b"7", b"NaN", b'"x"', b"\xff\xfe\xfd", b"\xef\xbb\xbf{}", DEEP, b"[" * 100_000,
+    b'{"type":"ERROR","object":[]}', b'{"type":"ERROR","object":null}', b'{"type":"ERROR","object":{"code":NaN}}',
+    b'{"type":[],"object":{"metadata":{"resourceVersion":"1"}}}', b'{"type":"ADDED","object":[]}',
+    b'{"type":"ADDED","object":{"metadata":null}}', b'{"type":"ADDED","object":{"metadata":{"resourceVersion":1}}}',
+    b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"' + b"9" * 5000 + b'"}}}',
+    b'{"type":"ADDED","object":' + DEEP + b"}" * 100_001,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ODD, ids=lambda line: repr(line[:24]))
+def test_no_answer_to_a_watch_ends_it(line, monkeypatch):
+    with serving(listed(CHUNKED + chunk(line + b"\n") + END)) as server:
+        rests_of(server, monkeypatch, 2)
+
+
+@pytest.mark.parametrize("body", [
+    *ODD,
+    b'{"metadata":{"resourceVersion":"1"},"items":{}}', b'{"metadata":{"resourceVersion":"1"},"items":[null,1,[]]}',
+    b'{"metadata":{"resourceVersion":"1"},"items":[{"metadata":3,"spec":{}}]}',
+    b'{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"uid":[]},"spec":[]}]}',
+    b'{"metadata":{"resourceVersion":"1","continue":[]},"items":null}',
+], ids=lambda body: repr(body[:24]))  # fmt: skip
+def test_no_answer_to_a_list_ends_it(body, monkeypatch):
+    with serving(lambda target: CHUNKED + END if "watch=1" in target else whole(body)) as server:
+        rests_of(server, monkeypatch, 2)
+
+
+@pytest.mark.parametrize("where, value", [
+    ("uid", []), ("uid", ""), ("uid", None), ("uid", 7), ("uid", "a b"), ("uid", "\x1b[31m"),
+    ("name", "../../nodes/x"), ("name", ".."), ("name", ""), ("name", "a/b"), ("name", {}), ("name", "A"),
+    ("namespace", "a/b"), ("namespace", ["x"]), ("namespace", "a?b"), ("namespace", None),
+    ("annotations", []), ("ownerReferences", [None]), ("ownerReferences", 1),
+])  # fmt: skip
+def test_a_pod_of_the_wrong_types_is_left_out_and_the_others_are_not(where, value):
+    bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
+    bad["metadata"][where] = value
+    found = parse_list(json.dumps({**LIST, "items": [bad, None, good]}).encode())
+    assert [pod.name for pod in found.pods] == ["good"]
+
+
+def test_annotations_that_are_no_text_are_left_out():
+    document = pod_document("p", annotations={"a": "1"})
+    document["metadata"]["annotations"] |= {"b": 2, "c": None, "d": ["x"]}
+    (pod,) = parse_list(json.dumps({**LIST, "items": [document]}).encode()).pods
+    assert pod.annotations == {"a": "1"}
+
+
+def test_a_pod_that_is_understood_no_longer_is_known_no_longer(monkeypatch):
+    first = pod_document("p", uid="u-1")
+    second = json.loads(json.dumps(first))
+    second["metadata"] |= {"resourceVersion": "8", "uid": [1]}
+    line = json.dumps({"type": "MODIFIED", "object": second}).encode() + b"\n"
+    with serving(listed(CHUNKED + chunk(line) + END, [first])) as server:
+        _, watch = rests_of(server, monkeypatch, 1)
+    assert not watch.pods
+
+
+# --- anything at all ------------------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = [
+    ("metadata",), ("spec",), ("status",), ("metadata", "uid"), ("metadata", "name"), ("metadata", "namespace"),
+    ("metadata", "annotations"), ("metadata", "annotations", "gigaslice.io/gpus"), ("metadata", "ownerReferences"),
+    ("metadata", "deletionTimestamp"), ("metadata", "resourceVersion"), ("spec", "containers"),
+    ("spec", "initContainers"), ("spec", "containers", 0), ("spec", "containers", 0, "name"),
+    ("spec", "containers", 0, "resources"), ("spec", "containers", 0, "resources", "limits"),
+    ("spec", "containers", 0, "resources", "limits", GPU), ("spec", "initContainers", 0, "restartPolicy"),
+    ("status", "phase"),
+]  # fmt: skip
+
+
+def changed(document, place, value):
+    *way, last = place
+    for step in way:
+        document = document[step]
+    document[last] = value
+
+
+def check(pod):
+    """What everybody may rely on who is given a pod."""
+    assert all(isinstance(one, str) and one for one in (pod.namespace, pod.name, pod.uid, pod.phase))
+    assert path_of(pod.namespace, pod.name) == f"/{pod.namespace}/{pod.name}"
+    assert isinstance(pod.controlled, bool) and isinstance(pod.ending, bool)
+    assert all(isinstance(key, str) and isinstance(value, str) for key, value in pod.annotations.items())
+    for one in pod.containers:
+        assert isinstance(one.name, str) and isinstance(one.kind, ContainerKind)
+        assert all(isinstance(count, int) and count >= 0 for count in one.requests.values())
+    hash((pod.uid, pod.namespace, pod.name))
+    pod.most_at_once(GPU)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3))
+def test_any_pod_is_a_pod_or_none(changes):
+    document = pod_document("p", {GPU: 1}, init=({GPU: 2},), annotations={"gigaslice.io/gpus": "1"})
+    document["metadata"]["resourceVersion"] = "5"
+    for place, value in changes:
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            changed(document, place, value)
+    event = json.dumps({"type": "ADDED", "object": document}).encode()
+    try:
+        change = parse_change(event)
+    except ValueError:
+        pass
+    else:
+        assert change.pod is None or check(change.pod) is None
+        assert isinstance(change.version, str)
+    for pod in parse_list(json.dumps({**LIST, "items": [document]}).encode()).pods:
+        check(pod)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=64) | VALUES.map(lambda one: json.dumps(one).encode()))
+def test_any_bytes_are_an_answer_or_no_answer(raw):
+    for parse in (parse_list, parse_change):
+        with contextlib.suppress(ValueError, Gone):
+            parse(raw)
+
+
+# --- names in paths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, target", [
+    ("../../nodes/n", "..%2F..%2Fnodes%2Fn"), ("a?dryRun=All", "a%3FdryRun%3DAll"),
+    ("a b\r\nX: y", "a%20b%0D%0AX%3A%20y"),
+    ("ü", "%C3%BC"),
+])  # fmt: skip
+def test_a_name_stays_one_segment(name, target):
+    with serving(lambda _: whole({}, "201 Created")) as server:
+        cluster = KubeCluster(Api(server.access), "node-a")
+        assert asyncio.run(cluster.evict(Pod("team", name, "u"))).done
+    assert server.targets == [f"/api/v1/namespaces/team/pods/{target}/eviction"]
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_what_cannot_be_a_segment_is_not_sent(name):
+    with serving(lambda _: whole({}, "201 Created")) as server:
+        cluster = KubeCluster(Api(server.access), "node-a")
+        assert "no name" in asyncio.run(cluster.evict(Pod(name, "p", "u"))).problem
+    assert not server.targets
+
+
+def test_events_of_a_pod_without_a_proper_name_end_nothing(capsys):
+    async def main(server):
+        sender = EventSender(Api(server.access), "node-a", pause=0.001)
+        task = asyncio.ensure_future(sender.run())
+        sender.say(Pod("..", "p", "u-1"), "Normal", "R", "x")
+        sender.say(Pod("team", "p\udcff", "u-2", containers=(PodContainer("c"),)), "Normal", "R", "x")
+        sender.say(Pod("team", "good", "u-3"), "Warning", "R", "a \x1b[31mred\x1b[0m\n\u202elie \udcff")
+        while not any("team" in target for target in server.targets) and not task.done():
+            await asyncio.sleep(0.01)
+        assert not task.done(), task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with serving(lambda _: whole({}, "201 Created")) as server:
+        asyncio.run(main(server))
+
+
+# --- recorded shapes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("annotations", [{}, {"annotations": {"k8s.io/initial-events-end": "true"}}])
+def test_a_bookmark_as_the_server_sends_it(annotations):
+    empty = {
+        "kind": "Pod",
+        "metadata": {"resourceVersion": "476", **annotations},
+        "spec": {"containers": None},
+        "status": {},
+    }
+    change = parse_change(json.dumps({"type": "BOOKMARK", "object": empty}).encode())
+    assert (change.kind, change.version, change.pod) == ("BOOKMARK", "476", None)
+
+
+def test_a_list_that_expires_between_two_pages_is_asked_for_anew(monkeypatch):
+    """The answer has a token to go on with; what it would give is not of one moment any more."""
+    expired = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {"continue": "inconsistent"}}
+    lists = []
+
+    def answer(target):
+        if "watch=1" in target:
+            return CHUNKED + END
+        lists.append(target)
+        if len(lists) == 2:
+            return whole(expired, "410 Gone")
+        return whole(page([pod_document(f"p{len(lists)}")], "more" if len(lists) == 1 else ""))
+
+    with serving(answer) as server:
+        _, watch = rests_of(server, monkeypatch, 2)
+    assert {name for _, name in watch.pods} == {"p3"}
+    assert "continue" in lists[1] and "continue" not in lists[2]

@@ -1,0 +1,193 @@
+"""Preflight: each thing that can be wrong with a node is told on a line of its own, with what to do."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent import cli, config
+from agent.commands import doctor
+from agent.inventory.source import Inventory
+from gigaslice.errors import MissingError
+from gigaslice.model import Gpu, Topology
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.nodes import GIB, uuid
+
+
+def inventory(**more):
+    return Inventory((Gpu(uuid(0), 0, "NVIDIA L4", 24 * GIB, 24, GIB, **more),), Topology.flat(1))
+
+
+@pytest.fixture
+def tmp_path():
+    """Short: the path of a socket may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def load(**flags):
+        given = {"state-dir": str(tmp_path / "state"), "kube-api": "off"}
+        given |= {"kubelet-dir": str(tmp_path / "nowhere"), "pod-resources": str(tmp_path / "no.sock")}
+        return config.load(given | {name.replace("_", "-"): value for name, value in flags.items()}, {})
+
+    return load
+
+
+def findings(settings, look=lambda _: inventory()):
+    found = list(doctor.as_lines(doctor.examine(settings, look)))
+    assert all("\n" not in line for _, line in found)
+    assert all(one.remedy or one.level == "ok" or one.subject == "GPUs" for one, _ in found)
+    return {one.subject: one for one, _ in found}
+
+
+def test_a_node_that_is_ready(settings):
+    with tempfile.TemporaryDirectory(prefix="gs-") as short, FakeKubelet(Path(short)) as kubelet:
+        found = findings(
+            settings(
+                kubelet_dir=str(kubelet.plugin_directory), pod_resources=str(kubelet.pod_resources_socket)
+            )
+        )
+    assert {one.level for one in found.values() if one.subject != "PIDs"} == {"ok"}
+    assert "24 slices of 1 GiB" in found["GPU 0"].text
+
+
+@pytest.mark.parametrize(
+    ("told", "words"), [(True, "only where"), (False, "not counted"), (None, "not loaded")]
+)
+def test_what_lent_memory_needs_of_the_driver(settings, monkeypatch, told, words):
+    monkeypatch.setattr(doctor, "counters_are_on", lambda: told)
+    found = findings(settings(host_memory="8GiB"))
+    assert words in found["page faults"].text
+    assert "concurrentManagedAccess" in found["host memory"].text
+    assert "page faults" not in findings(settings())
+
+
+def test_a_node_without_a_kubelet_where_it_was_looked_for(settings, tmp_path):
+    found = findings(settings())
+    assert found["kubelet"].level == found["pod resources"].level == "fail"
+    assert "--kubelet-dir" in found["kubelet"].remedy
+    (tmp_path / "nowhere").mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "nowhere" / "kubelet.sock"))
+    found = findings(settings())
+    assert (found["kubelet"].level, "refused" in found["kubelet"].text) == ("fail", True)
+
+
+def test_no_driver_and_an_unhealthy_gpu(settings, tmp_path):
+    def nothing(_):
+        raise MissingError("no driver; install it")
+
+    empty = str(tmp_path / "sys")
+    found = findings(settings(sysfs=empty, without_gpus="exit"), nothing)["GPUs"]
+    assert (found.level, found.text) == ("fail", "no driver; install it")
+    found = findings(settings(sysfs=empty), nothing)["GPUs"]
+    assert found.level == "warn" and "would wait for GPUs" in found.text
+    gpu = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "vendor").write_text("0x10de\n")
+    (gpu / "class").write_text("0x030200\n")
+    found = findings(settings(sysfs=empty), nothing)["GPUs"]
+    assert found.level == "fail" and "1 NVIDIA GPUs are on the PCI bus, but no driver" in found.text
+    assert findings(settings(), lambda _: inventory(healthy=False))["GPU 0"].level == "warn"
+
+
+def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert findings(settings())["state"].level == "fail"
+
+
+def test_the_pid_namespace_is_told_by_its_number(tmp_path):
+    assert doctor._check_pid_namespace(tmp_path).level == "fail"
+    assert doctor._check_pid_namespace(tmp_path / "missing").level == "warn"
+
+
+def test_cdi_descriptions_are_looked_for(tmp_path):
+    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "warn"
+    (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
+    assert doctor._check_cdi((tmp_path / "none", tmp_path)).level == "ok"
+
+
+@pytest.fixture
+def api(settings, tmp_path):
+    """The finding about an API server as the test leaves it."""
+    with KubeApi() as server:
+
+        def find(**more):
+            path = str(server.kubeconfig(tmp_path))
+            return findings(settings(kube_api="auto", kubeconfig=path, node_name="node-a", **more))[
+                "API server"
+            ]
+
+        yield server, find
+
+
+def test_an_api_server_is_asked_whether_it_lets_us_in(api):
+    server, find = api
+    found = find()
+    assert found.level == "ok" and "lets us in" in found.text
+    assert server.asked("GET", "limit=1") == 1
+    assert server.posted == {} and server.evicted == [], "asked and nothing else"
+
+
+@pytest.mark.parametrize("status, words", [
+    (401, ("does not accept the credentials", "token")), (403, ("may not list pods", "daemonset.yaml")),
+    (500, ("500", "")), (404, ("404", "")),
+])  # fmt: skip
+def test_credentials_that_are_refused_are_no_ok(api, status, words):
+    server, find = api
+    server.denial = status
+    found = find()
+    assert found.level == "fail"
+    assert all(word in f"{found.text}; {found.remedy}" for word in words)
+
+
+@pytest.mark.parametrize("token, words", [("dead", "401"), ("", "no token in it")])
+def test_a_dead_token_is_seen(settings, tmp_path, token, words):
+    with KubeApi() as server:
+        path = server.kubeconfig(tmp_path)
+        (tmp_path / "token").write_text(token)
+        found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
+    assert found.level == "fail" and words in found.text and found.remedy
+    assert not token or token not in found.text
+
+
+@pytest.mark.parametrize("right, overuse, level", [
+    (("watch", "pods"), "report", "fail"), (("create", "events"), "report", "warn"),
+    (("patch", "events"), "report", "warn"), (("create", "pods/eviction"), "report", "ok"),
+    (("create", "pods/eviction"), "evict", "fail"), (("create", "pods/eviction"), "dry-run", "fail"),
+])  # fmt: skip
+def test_rights_that_are_missing_are_named(api, right, overuse, level):
+    server, find = api
+    server.refused_rights = {right}
+    found = find(overuse=overuse)
+    assert found.level == level
+    assert level == "ok" or " ".join(right) in found.text
+    assert ("eviction.yaml" in found.remedy) == (level != "ok" and "eviction" in right[1])
+
+
+def test_an_api_server_that_nobody_reaches(settings, tmp_path):
+    with KubeApi() as server:
+        path = server.kubeconfig(tmp_path)
+    found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
+    assert found.level == "fail" and "not reached" in found.text
+
+
+def test_the_command_fails_when_anything_does(tmp_path, capsys):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(f"gpus:\n  - {{uuid: {uuid(0)}, model: NVIDIA L4, memory: 24GiB}}\n")
+    words = ["doctor", "--inventory", str(path), "--state-dir", str(tmp_path), "--kube-api", "off"]
+    assert cli.main([*words, "--kubelet-dir", str(tmp_path / "x")]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("ok    GPU 0") and "\nfail  kubelet" in out
+    assert cli.main(["doctor", "--slice", "8 apples"]) == 2
+
+
+def test_nothing_is_left_behind(settings, tmp_path):
+    before = sorted(Path(tmp_path).rglob("*"))
+    findings(settings())
+    assert sorted(Path(tmp_path).rglob("*")) == before

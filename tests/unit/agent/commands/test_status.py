@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from agent.cli import main
+from agent.commands import status
+from agent.persistence.store import Store
+from gigaslice.allocation.table import ContainerRef
+from tests.fakes.nodes import GIB, allocation, uuid
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    library = tmp_path / "libvcuda.so"
+    library.write_bytes(b"\x7fELF library")
+    store = Store(tmp_path / "state", library)
+    store.open()
+    named = allocation(1, (0, range(8)), (1, range(2)), container=ContainerRef("default", "train", "main"))
+    others = (allocation(2, (1, range(2, 6)), waiting=True), allocation(3, (0, range(8, 9)), gone=True))
+    table = store.table
+    for one in (named, *others):
+        table = table.with_allocation(one)
+    store.commit(table, (named, *others))
+    (store.dirs.path(others[1].id) / "ledger").write_bytes(b"x")
+    store.close()
+    return tmp_path / "state"
+
+
+def test_one_row_per_container_and_gpu(state_dir):
+    rows = status.collect(state_dir)
+    assert [(row.pod, row.state, row.gpu, row.limit) for row in rows] == [
+        ("train", "idle", uuid(0), 8 * GIB),
+        ("train", "idle", uuid(1), 2 * GIB),
+        (None, "waiting", uuid(1), 4 * GIB),
+        (None, "unreadable", uuid(0), GIB),
+    ]
+
+
+def test_a_table_for_people(state_dir, capsys):
+    assert main(["status", "--state-dir", str(state_dir)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS"]
+    assert "default/train/main" in lines[0]
+    assert "8 GiB" in lines[0]
+    assert "allocation 00000000" in lines[2]
+
+
+def test_json_for_programs(state_dir, capsys):
+    assert main(["status", "--state-dir", str(state_dir), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1
+    assert document["allocations"][0]["limit"] == 8 * GIB
+    assert document["allocations"][0]["pids"] == []
+
+
+def test_without_permission_the_remedy_is_said(state_dir, capsys, monkeypatch):
+    import os
+
+    real = os.open
+
+    def guarded(path, *arguments, **keywords):
+        if str(path).endswith("checkpoint.json"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr("gigaslice.runtime.files.os.open", guarded)
+    assert main(["status", "--state-dir", str(state_dir)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "as root" in line
+
+
+def test_nobody_holds_anything():
+    assert status.as_table(()) == "no container holds a GPU slice"

@@ -1,0 +1,488 @@
+"""The five calls where the API server is known: whom they are for, what is said on pods, what the gate waits for."""
+
+import asyncio
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+import vcuda
+from agent.allocation.admission import Admissions
+from agent.allocation.service import AllocationService
+from agent.apiserver import Eviction
+from agent.deviceplugin import plugin as plugin_module
+from agent.deviceplugin.plugin import DevicePlugin
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
+from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
+from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.allocation.reconcile import Answered
+from gigaslice.kube.decode import parse_pod
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
+from tests.fakes.served import served
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+class Pods:
+    """The kubelet's list: every pod of the cluster, each without devices until the test says otherwise."""
+
+    def __init__(self, cluster):
+        self.cluster, self.hidden, self.holding = cluster, [], {}
+        self.settled = self.informed = True
+
+    async def pods(self):
+        names = [(pod.namespace, pod.name) for pod in self.cluster.pods.values()] + self.hidden
+        return tuple(
+            ListedPod(
+                *name, self.holding.get(name, frozenset()), frozenset({"c0"}) - self.holding.get(name, set())
+            )
+            for name in names
+        )
+
+
+@pytest.fixture
+def cluster():
+    return MemoryCluster()
+
+
+@pytest.fixture
+def kubelet(cluster):
+    return Pods(cluster)
+
+
+@pytest.fixture
+def world(store, allocator, kubelet):
+    return store, allocator, kubelet
+
+
+@pytest.fixture
+def kept():
+    """What the kubelet's checkpoint holds of our answers; [None] is one that cannot be read."""
+    return [None]
+
+
+@pytest.fixture
+def call(world, short_dir, cluster, kept):
+    store, allocator, kubelet = world
+
+    def run(story):
+        async def main():
+            admissions = Admissions(store, kubelet, cluster, GPU)
+            plugin = DevicePlugin(
+                store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster,
+                kept_answers=lambda: None if kept == [None] else kept,
+            )  # fmt: skip
+            async with served(plugin, short_dir) as channel:
+                await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)
+
+        asyncio.run(main())
+
+    return run
+
+
+def pod(name, count, controlled=False, **annotations):
+    full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
+    return parse_pod(
+        pod_document(name, {GPU: count}, annotations=full, controlled=controlled, uid=f"uid-{name}")
+    )
+
+
+def allocate(wanted):
+    return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(wanted))])
+
+
+def pre_start(wanted):
+    return api.PreStartContainerRequest(devices_ids=sorted(wanted))
+
+
+async def prefer(stub, size):
+    request = api.PreferredAllocationRequest(
+        container_requests=[
+            api.ContainerPreferredAllocationRequest(
+                available_deviceIDs=all_device_ids(inventory()), allocation_size=size
+            )
+        ]
+    )
+    (answer,) = (await stub.GetPreferredAllocation(request)).container_responses
+    return list(answer.deviceIDs)
+
+
+async def refusal(awaitable):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value.details()
+
+
+def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call, cluster, store):
+    cluster.put(pod("a", 8, gpus="2"))
+
+    async def story(stub):
+        wanted = await prefer(stub, 8)
+        assert {device_id.rpartition("/")[0] for device_id in wanted} == {uuid(0), uuid(1)}
+        (answer,) = (await stub.Allocate(allocate(wanted))).container_responses
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    (text,) = cluster.said("GigasliceAllocated")
+    assert f"4 GiB of {uuid(0)}, 4 GiB of {uuid(1)}" in text
+    assert store.table.allocations[0].owner.uid == "uid-a"
+
+
+def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
+    cluster.put(pod("a", 2, gpu_type="H100"))
+
+    async def story(stub):
+        assert "no GPU of type H100" in await refusal(stub.Allocate(allocate(device_ids(0, 1, 2))))
+
+    call(story)
+    assert "no GPU of type H100" in cluster.said("GigasliceImpossible")[0]
+
+
+def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster, monkeypatch):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    cluster.put(pod("a", 2, cores="lots"))
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        (text,) = cluster.said("GigasliceAnnotation")
+        assert 'gigaslice.io/cores: "lots" must be a whole number from 0 to 100' in text
+        assert text == await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert cluster.said("GigasliceWaiting") == [text]
+        cluster.put(pod("a", 2, cores="20"))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+
+
+def test_an_annotation_that_is_nearly_one_is_mentioned(call, cluster):
+    cluster.put(pod("a", 2, exklusive="true"))
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert 'did you mean "gigaslice.io/exclusive"?' in cluster.said("GigasliceAnnotation")[0]
+
+
+def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cluster, kubelet, store):
+    kubelet.hidden = [("default", "late")]
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        assert store.table.allocations[0].undecided
+        starting = asyncio.ensure_future(stub.PreStartContainer(pre_start(wanted)))
+        await asyncio.sleep(0.3)
+        assert not starting.done()
+        cluster.put(pod("late", 2, exclusive="true", cores="30"))
+        await starting
+
+    call(story)
+    allocation = store.table.allocations[0]
+    assert (allocation.policy.exclusive, allocation.policy.cores, allocation.owner.pod) == (True, 30, "late")
+
+
+def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
+    call, cluster, kubelet, monkeypatch
+):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
+    kubelet.hidden = [("default", "late")]
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.put(pod("late", 2, gpus="2"))
+        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert cluster.evicted == [], "nothing would bring a bare pod back"
+        cluster.put(pod("late", 2, gpus="2", controlled=True))
+        for _ in range(2):
+            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert len(cluster.evicted) == 1
+        assert cluster.said("GigasliceEvicting")
+
+    call(story)
+
+
+def test_what_the_gate_decides_is_on_the_disk_before_the_container_starts(
+    call, cluster, kubelet, store, monkeypatch
+):
+    """A power failure must not make a decision undone that a container was started by."""
+    kubelet.hidden, synced, sync = [("default", "late")], [], store.sync
+    monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.put(pod("late", 2, cores="30"))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert not store.table.allocations[0].undecided and store.table.allocations[0].policy.cores == 30
+    assert synced[-1] == store.table
+
+
+def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
+    call, cluster, kubelet, store, monkeypatch
+):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    synced, sync = [], store.sync
+    monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
+
+    async def story(stub):
+        for name, size, wanted in (
+            ("a", 18, device_ids(0, *range(18))),
+            ("b", 18, device_ids(1, *range(18))),
+            ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
+        ):
+            cluster.put(pod(name, size))
+            await stub.Allocate(allocate(wanted))
+            kubelet.holding["default", name] = frozenset({"c0"})
+        assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert not synced, "nothing is decided that a disk would have to keep"
+        store.update(store.table.without([store.table.allocations[0].id]))
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert not any(allocation.waiting for allocation in store.table.allocations)
+    assert synced[-1] == store.table
+
+
+def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not_start(
+    call, cluster, kubelet, store, monkeypatch
+):
+    sync = store.sync
+
+    def slow():
+        store.remember(store.table.without([allocation.id for allocation in store.table.allocations]))
+        sync()
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        monkeypatch.setattr(store, "sync", slow)
+        assert "to another one" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+
+    cluster.expected = False
+    call(story)
+
+
+def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
+    """By a disruption budget, say: the pod would wait for ever behind the gate."""
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
+    kubelet.hidden = [("default", "late")]
+    refusals = [Eviction("a PodDisruptionBudget does not allow it now")]
+    asked = []
+
+    async def evict(found, *, dry_run=False):
+        asked.append(dry_run)
+        if refusals:
+            return refusals.pop()
+        if not dry_run:
+            cluster.put(replace(found, ending=True))
+        return Eviction()
+
+    cluster.evict = evict
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.put(pod("late", 2, gpus="2", controlled=True))
+        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert asked == [True], "not ten times a second"
+        assert not cluster.said("GigasliceEvicting"), "nobody is told of what does not come"
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
+        monkeypatch.setattr(plugin_module, "time", later)
+        for _ in range(2):
+            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert asked == [True, True, False], "again, and not for one that is ending"
+        assert cluster.said("GigasliceEvicting")
+
+    call(story)
+
+
+def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
+    call, cluster, kubelet, store, monkeypatch
+):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    kubelet.hidden = [("default", "late")]
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        assert "annotations" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        monkeypatch.setattr(AllocationService, "age", lambda self, allocation: 61.0)
+        await stub.PreStartContainer(pre_start(wanted))
+
+    call(story)
+    assert not store.table.allocations[0].undecided
+
+
+def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet, store):
+    kubelet.hidden = [("default", "late")]
+
+    async def story(stub):
+        wanted = await prefer(stub, 2)
+        await stub.Allocate(allocate(wanted))
+        cluster.expected = False
+        await stub.PreStartContainer(pre_start(wanted))
+        await stub.Allocate(allocate(device_ids(1, 5)))
+        assert not store.table.allocations[-1].undecided
+
+    call(story)
+
+
+def test_the_start_gate_says_on_the_pod_what_it_waits_for(call, cluster, kubelet, monkeypatch):
+    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+
+    async def story(stub):
+        for name, size, wanted in (
+            ("a", 18, device_ids(0, *range(18))),
+            ("b", 18, device_ids(1, *range(18))),
+            ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
+        ):
+            cluster.put(pod(name, size))
+            await stub.Allocate(allocate(wanted))
+            kubelet.holding["default", name] = frozenset({"c0"})
+        text = await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert text.startswith("waiting for 2 GiB of GPU-") and "default/a/c0 (18 GiB)" in text
+        assert cluster.said("GigasliceWaiting") == [text]
+
+    call(story)
+
+
+# --- who lives, and whose files they are ------------------------------------------------------------------------------
+
+
+def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_it_has(
+    call, cluster, kubelet, store
+):
+    """It has lost its checkpoint: 18 of 24 GiB stay the first pod's, and the second one is placed beside it."""
+    cluster.put(replace(pod("a", 18), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(await prefer(stub, 18)))
+        (first,) = store.table.allocations
+        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        cluster.put(pod("b", 24))
+        (answer,) = (await stub.Allocate(allocate(await prefer(stub, 24)))).container_responses
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] not in first.quota()
+        first, second = store.table.allocations
+        assert (first.forgotten, first.gone, sum(first.promised.values())) == (True, False, 18 << 30)
+        assert not second.waiting
+        cluster.put(pod("c", 10))
+        wanted = await prefer(stub, 10)
+        await stub.Allocate(allocate(wanted))
+        assert store.table.allocations[-1].waiting
+        assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+
+    plugin_module._GATE_PATIENCE, before = 0.1, plugin_module._GATE_PATIENCE
+    try:
+        call(story)
+    finally:
+        plugin_module._GATE_PATIENCE = before
+
+
+def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, cluster, store):
+    """The kubelet does not ask for a preference when it needs all that is aligned, so it does not show what is free."""
+    cluster.put(replace(pod("a", 8, gpu_uuid=uuid(0)), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(device_ids(1, *range(8))))
+        (first,) = store.table.allocations
+        assert list(first.quota()) == [uuid(0)]
+        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        cluster.pods.clear()
+        cluster.put(pod("b", 24))
+        (answer,) = (await stub.Allocate(allocate(device_ids(0, *range(24))))).container_responses
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0), "aligned, as the kubelet chose"
+
+    call(story)
+    (text,) = cluster.said("GigasliceUnaligned")
+    assert f"{uuid(0)} is on NUMA node 0, and the kubelet chose devices of node 1" in text
+
+
+def kept_of(allocation, store, **changes):
+    return replace(
+        Answered(
+            "uid-a",
+            "c0",
+            allocation.device_ids,
+            allocation.id,
+            str(store.dirs.path(allocation.id)),
+            tuple(allocation.quota()),
+        ),
+        **changes,
+    )
+
+
+def test_the_kubelets_checkpoint_says_which_of_two_is_meant(call, cluster, kept, store):
+    """The same devices for two living pods: each start is for the one whose mounts are replayed."""
+    cluster.put(replace(pod("a", 24), phase="Running"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(device_ids(0, *range(24))))
+        (first,) = store.table.allocations
+        store.update(store.table.replaced([replace(first, container=first.ref)]))
+        cluster.put(pod("b", 24))
+        await stub.Allocate(allocate(device_ids(0, *range(24))))
+        second = store.table.allocations[1]
+        assert list(first.quota()) != list(second.quota())
+        for one in (first, second):
+            kept[:] = [kept_of(one, store)]
+            (store.dirs.path(one.id) / "limits").unlink()
+            await stub.PreStartContainer(pre_start(device_ids(0, *range(24))))
+            assert store.dirs.problem(one) is None
+
+    call(story)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"directory": "/srv/old/allocations/x"}, "the mounts of this container point to /srv/old"),
+        ({"gpus": (uuid(0), uuid(1))}, "which GPU has how many of them cannot be told"),
+        ({"gpus": ("GPU-of-another-node",)}, "cannot be told"),
+    ],
+)
+def test_an_allocation_that_cannot_be_restored_where_its_mounts_point_does_not_start(
+    call, kept, store, change, text
+):
+    async def story(stub):
+        await stub.Allocate(allocate(device_ids(0, 1, 2)))
+        (lost,) = store.table.allocations
+        kept[:] = [kept_of(lost, store, **change)]
+        store.update(store.table.without([lost.id]))
+        store.dirs.remove(lost.id)
+        said = await refusal(stub.PreStartContainer(pre_start(device_ids(0, 1, 2))))
+        assert text in said and "delete the pod" in said
+
+    call(story)
+
+
+def test_a_lost_allocation_is_restored_with_what_its_pod_asked_for(call, cluster, kept, store):
+    """Its share of compute is on the pod: with the memory alone it would have all of it."""
+    cluster.put(pod("a", 2, cores="30"))
+
+    async def story(stub):
+        await stub.Allocate(allocate(device_ids(0, 1, 2)))
+        (lost,) = store.table.allocations
+        assert lost.policy.cores == 30
+        kept[:] = [kept_of(lost, store)]
+        store.update(store.table.without([lost.id]))
+        store.dirs.remove(lost.id)
+        await stub.PreStartContainer(pre_start(device_ids(0, 1, 2)))
+        (again,) = store.table.allocations
+        assert (again.id, again.quota(), again.policy.cores) == (lost.id, lost.quota(), 30)
+        assert not again.undecided
+        (page,) = vcuda.read_limits(store.dirs.path(again.id) / "limits").gpus
+        assert (page.memory_bytes, page.cores_percent) == (2 << 30, 30)
+
+    call(story)

@@ -1,0 +1,51 @@
+import asyncio
+
+from agent.inventory.scanner import Scanner
+from gigaslice.errors import InventoryError
+from tests.fakes.nodes import FixedSource, inventory
+
+
+def test_only_changes_are_passed_on_and_failures_change_nothing():
+    source, seen = FixedSource(inventory()), []
+
+    async def changed(found):
+        seen.append(found)
+
+    async def main():
+        scanner = Scanner(source, inventory(), 3600.0, changed)
+        await scanner.look()
+        assert seen == []
+        source.found = InventoryError(["half written"])
+        await scanner.look()
+        assert seen == []
+        source.found = inventory(unhealthy=(1,))
+        await scanner.look()
+        await scanner.look()
+        assert seen == [inventory(unhealthy=(1,))]
+        source.found = inventory(1)
+        await scanner.look()
+        assert [gpu.healthy for gpu in seen[-1].gpus] == [True, False]
+        source.found = inventory()
+        await scanner.look()
+        assert seen[-1] == inventory()
+
+    asyncio.run(main())
+
+
+def test_it_looks_by_itself():
+    source, found = FixedSource(inventory(unhealthy=(0,))), []
+
+    async def main():
+        event = asyncio.Event()
+
+        async def changed(now):
+            found.append(now)
+            event.set()
+
+        task = asyncio.create_task(Scanner(source, inventory(), 0.01, changed).run())
+        await asyncio.wait_for(event.wait(), 30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    assert found == [inventory(unhealthy=(0,))]

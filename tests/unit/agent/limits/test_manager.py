@@ -1,0 +1,348 @@
+"""What reaches the pages of running containers: changes by command and by annotation, elastic limits, what is said."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+
+import vcuda
+from agent.allocation.owner import Admitted, Verdict
+from agent.allocation.service import AllocationService
+from agent.inventory.source import Inventory
+from agent.limits.manager import Ask, LimitsManager
+from agent.persistence.store import Store
+from gigaslice.kube.decode import parse_pod
+from gigaslice.limits.live_limits import Refusal
+from gigaslice.model import Gpu, Topology
+from gigaslice.placement import Policy
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import GIB, device_ids, inventory, uuid
+from vcuda import contract
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+class Node:
+    """Store, allocator and keeper as the agent joins them; the test is kubelet and API server."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.cluster = MemoryCluster()
+        self.shown = frozenset()
+        self.numbers = itertools.count(1)
+        self.start()
+
+    def start(self):
+        library = self.directory / "libvcuda.so"
+        library.write_bytes(b"\x7fELF library")
+        self.store = Store(self.directory / "state", library)
+        self.store.open()
+        self.allocator = AllocationService(
+            self.store, inventory(), Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(self.numbers):032x}"
+        )
+        self.manager = LimitsManager(
+            self.store, self.allocator, self.cluster, slice_bytes=GIB, interval=0.01, withhold=self.withhold
+        )
+        self.manager.refresh(every=True)
+
+    async def withhold(self, found):
+        self.shown = found
+
+    def pod(self, name, *requests, init=(), **annotations):
+        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
+        wanted = [{GPU: count} for count in requests]
+        init = tuple({GPU: count} for count in init)
+        document = pod_document(name, *wanted, init=init, annotations=full, uid=f"uid-{name}")
+        return self.cluster.put(parse_pod(document))
+
+    def admit(self, name, numbers, gpu=0, container=0, **annotations):
+        pod = self.pod(name, len(numbers), **annotations)
+        admitted = Admitted(pod, pod.containers[container])
+        (allocation,) = self.allocator.allocate([sorted(device_ids(gpu, *numbers))], Verdict(admitted))
+        self.manager.changed()
+        return allocation.id
+
+    def annotate(self, name, **annotations):
+        pod = self.cluster.pod("default", name)
+        full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
+        self.cluster.put(replace(pod, annotations=full))
+        self.round()
+
+    def round(self):
+        async def main():
+            task = asyncio.create_task(self.manager.run())
+            await asyncio.sleep(0.005)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+
+    def page(self, allocation_id):
+        (gpu,) = vcuda.read_limits(self.store.dirs.path(allocation_id) / contract.LIMITS_FILE).gpus
+        return gpu.memory_bytes // GIB, gpu.cores_percent
+
+    def resize(self, pod, **what):
+        return self.manager.resize(Ask("default", pod, **what))
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = Node(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_change_is_in_the_page_the_allocation_table_and_the_directory(node):
+    one = node.admit("a", range(8))
+    outcome = node.resize("a", memory=12 * GIB, cores=40)
+    assert outcome.before.quota() == {uuid(0): 8 * GIB}
+    assert node.page(one) == (12, 40)
+    assert node.store.table.find(one).quota() == {uuid(0): 12 * GIB}
+    assert node.store.dirs.read_all()[one] == node.store.table.find(one)
+    node.round()
+    assert node.shown == device_ids(0, 20, 21, 22, 23)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        ({"pod": "b", "memory": GIB}, "holds no slices of this node"),
+        ({"pod": "a", "memory": GIB, "container": "x"}, "but c0"),
+        ({"pod": "a"}, "--memory or --cores"),
+        ({"pod": "a", "memory": GIB, "gpu": uuid(1)}, "has no slices of"),
+        ({"pod": "a", "memory": 25 * GIB}, "24 GiB in all"),
+        ({"pod": "a", "cores": 101}, "0 to 100"),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
+    one = node.admit("a", range(8))
+    before = node.store.table
+    refusal = node.resize(**ask)
+    assert isinstance(refusal, Refusal) and words in refusal.detail
+    assert node.store.table is before and node.page(one) == (8, 0)
+
+
+def test_of_several_containers_one_has_to_be_named(node):
+    pod = node.pod("a", 4, 4)
+    for container, numbers in zip(pod.containers, (range(4), range(4, 8)), strict=True):
+        node.allocator.allocate([sorted(device_ids(0, *numbers))], Verdict(Admitted(pod, container)))
+    assert "--container c0|c1" in node.resize("a", memory=GIB).detail
+    node.resize("a", memory=GIB, container="c1")
+    assert sorted(sum(one.quota().values()) for one in node.store.table.allocations) == [GIB, 4 * GIB]
+
+
+def test_init_containers_stay_as_they_are(node):
+    pod = node.pod("a", 4, init=(4,))
+    node.allocator.allocate([sorted(device_ids(0, *range(4)))], Verdict(Admitted(pod, pod.containers[0])))
+    assert "init container" in node.resize("a", memory=GIB).detail
+
+
+@pytest.mark.parametrize("reached", ["table", "directory", "page"])
+def test_a_killed_agents_successor_carries_out_what_the_allocation_table_says(node, monkeypatch, reached):
+    """Killed after the allocation table, after the directory's record, or after the page."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    one = node.admit("a", range(8))
+    if reached == "table":
+        monkeypatch.setattr(node.store.dirs, "write_allocation", die)
+    if reached == "directory":
+        monkeypatch.setattr(node.store.dirs, "set_limits", die)
+    try:
+        node.resize("a", memory=12 * GIB)
+    except Killed:
+        assert node.page(one) == (8, 0)
+    node.store.close()
+    node.start()
+    assert node.page(one) == (12, 0)
+    assert node.store.dirs.read_all()[one].quota() == {uuid(0): 12 * GIB}
+
+
+@pytest.mark.parametrize("lost", ["checkpoint.json", "both"])
+def test_a_lost_checkpoint_loses_no_change(node, lost):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB)
+    node.store.close()
+    (node.store.state_dir / "checkpoint.json").write_bytes(b"x")
+    if lost == "both":
+        (node.store.state_dir / "checkpoint.json.previous").unlink()
+    node.start()
+    assert node.store.table.find(one).quota() == {uuid(0): 12 * GIB}
+    assert node.page(one) == (12, 0)
+
+
+def test_a_directory_made_anew_has_the_new_limit(node):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB, cores=30)
+    node.store.dirs.rebuild(node.store.table.find(one))
+    assert node.page(one) == (12, 30)
+
+
+def test_an_annotation_that_is_changed_changes_the_limit(node):
+    one = node.admit("a", range(8))
+    node.round()
+    assert node.page(one) == (8, 0)
+    node.annotate("a", memory="12GiB", cores="30")
+    assert node.page(one) == (12, 30)
+    assert "12 GiB" in node.cluster.said("GigasliceResized")[0]
+    node.annotate("a")
+    assert node.page(one) == (8, 0), "without the annotation, what was asked for at first"
+
+
+def test_an_annotation_that_was_there_at_first_changes_nothing_and_undoes_no_command(node):
+    one = node.admit("a", range(8), memory="8")
+    node.resize("a", memory=10 * GIB)
+    node.round()
+    node.store.close()
+    node.start()
+    node.round()
+    assert node.page(one) == (10, 0)
+    node.annotate("a", memory="9")
+    assert node.page(one) == (9, 0)
+
+
+def test_a_pod_is_told_what_cannot_be_done_and_gets_it_when_it_can(node):
+    one = node.admit("a", range(8))
+    other = node.admit("b", range(8, 24))
+    node.annotate("a", memory="12GiB")
+    assert node.page(one) == (8, 0)
+    assert "0 B are free" in node.cluster.said("GigasliceResize")[0]
+    node.store.update(node.store.table.without([other]))
+    node.round()
+    assert node.page(one) == (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [({"memory": "lots"}, "GigasliceAnnotation"), ({"memory": "4,4"}, "GigasliceResize")],
+)
+def test_mistakes_in_annotations_of_running_pods_are_told_and_change_nothing(node, annotation, reason):
+    one = node.admit("a", range(8))
+    node.annotate("a", **annotation)
+    assert node.page(one) == (8, 0)
+    assert node.cluster.said(reason)
+
+
+def test_another_pod_of_the_same_name_changes_nothing(node):
+    one = node.admit("a", range(8))
+    pod = node.cluster.pod("default", "a")
+    node.cluster.put(replace(pod, uid="later", annotations={"gigaslice.io/memory": "12GiB"}))
+    node.round()
+    assert node.page(one) == (8, 0)
+
+
+def test_what_has_not_changed_is_not_looked_at_for_everybody_who_waits(node, monkeypatch):
+    """Each container at the start gate asks for it ten times a second."""
+    node.admit("a", range(8), elastic="true")
+    read, real = [], node.store.reading
+    monkeypatch.setattr(node.store, "reading", lambda key: read.append(key) or real(key))
+    for _ in range(10):
+        node.manager.changed()
+    assert read == []
+    node.admit("b", range(8), gpu=1)
+    assert len(read) == 2
+
+
+def test_an_elastic_container_is_strict_before_the_kubelet_has_its_answer(node):
+    one = node.admit("a", range(8), elastic="true", cores="30")
+    node.round()
+    assert node.page(one) == (24, 0)
+    other = node.admit("b", range(8, 12))
+    assert node.page(one) == (8, 30)
+    node.store.update(node.store.table.without([other]))
+    node.round()
+    assert node.page(one) == (24, 0)
+
+
+def test_elastic_can_be_switched_while_it_runs(node):
+    one = node.admit("a", range(8))
+    node.annotate("a", elastic="16GiB")
+    assert node.page(one) == (16, 0)
+    node.annotate("a")
+    assert node.page(one) == (8, 0)
+
+
+def test_a_page_that_cannot_be_written_is_said_once_and_stops_nobody(node, capsys):
+    one = node.admit("a", range(8), elastic="true")
+    other = node.admit("b", range(8), gpu=1, elastic="true")
+    (node.store.dirs.path(one) / contract.LIMITS_FILE).unlink()
+    node.round()
+    node.round()
+    assert node.page(other) == (24, 0)
+
+
+class HostNode(Node):
+    """One GPU of 16 GiB with 8 GiB of a host that has LEFT bytes."""
+
+    left: int | None = 64 * GIB
+
+    def start(self):
+        super().start()
+        gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
+        self.allocator.inventory = Inventory((gpu,), Topology.flat(1))
+        self.allocator._host_left = lambda: self.left
+
+    def may_start(self, allocation_id):
+        return self.allocator.may_start(self.store.table.find(allocation_id))
+
+
+@pytest.fixture
+def host_node(tmp_path):
+    made = HostNode(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_container_starts_when_the_host_has_what_all_need(host_node):
+    first = host_node.admit("one", range(8), oversubscribe="true")
+    second = host_node.admit("two", range(8, 16), oversubscribe="true")
+    host_node.left = 0
+    assert host_node.may_start(first) is host_node.may_start(second) is None, "they fit the GPU together"
+    third = host_node.admit("three", range(16, 24), oversubscribe="true")
+    host_node.left = 5 * GIB
+    reason = host_node.may_start(third)
+    assert reason is not None and "waiting for 8 GiB of host memory, of which 5 GiB are left" in reason
+    host_node.left = None
+    assert "meminfo" in (host_node.may_start(third) or "")
+    host_node.left = 8 * GIB
+    assert host_node.may_start(third) is None
+
+
+def test_nobody_grows_into_host_memory_that_is_not_there(host_node):
+    allocation = host_node.admit("one", range(8), oversubscribe="true")
+    host_node.left = 3 * GIB
+    refused = host_node.manager.resize(Ask("default", "one", memory=20 * GIB))
+    assert isinstance(refused, Refusal) and not refused.mistake
+    assert "4 GiB of host memory, of which 3 GiB are left" in refused.detail
+    assert host_node.store.table.find(allocation).quota() == {uuid(0): 8 * GIB}
+    host_node.left = 0
+    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=6 * GIB)), Refusal), "smaller"
+    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=16 * GIB)), Refusal), (
+        "on the GPU"
+    )
+    host_node.left = 4 * GIB
+    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=20 * GIB)), Refusal)
+
+
+def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
+    key = node.admit("a", range(8))
+    forgotten = node.store.table.given_back(device_ids(0, 0))
+    node.store.update(forgotten)
+    node.round()
+    assert node.shown == frozenset(), "the scheduler counts its pod"
+    node.cluster.pods.clear()
+    node.round()
+    assert len(node.shown) == 8
+    node.cluster.synced = False
+    node.round()
+    assert node.shown == frozenset(), "nobody knows"
+    node.cluster.synced = True
+    node.store.update(node.store.table.without([key]))
+    node.round()
+    assert node.shown == frozenset()

@@ -1,0 +1,115 @@
+"""The table of metrics, the text that Prometheus reads, and the dashboard that asks for it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.telemetry.counters import Histogram
+from agent.telemetry.metrics import METRICS, Exposition, Values
+
+DASHBOARD = Path(__file__).resolve().parents[4] / "deploy" / "grafana" / "gigaslice.json"
+
+
+def read(values):
+    text = Exposition("node-a", lambda: values).prepare()().decode()
+    return {family.name: family.samples for family in text_string_to_metric_families(text)}
+
+
+def test_names_follow_the_conventions():
+    for row in METRICS:
+        assert re.fullmatch(r"gigaslice(_[a-z]+)+", row.name)
+        assert row.name.endswith("_total") == (row.kind == "counter")
+        assert not re.search(r"_(mb|mib|gb|gib|ms|percent)$", row.name)
+        assert "memory" not in row.name or row.name.endswith("_bytes")
+    assert len({row.name for row in METRICS}) == len(METRICS)
+
+
+def test_values_are_written_with_the_node_and_their_labels():
+    values = Values()
+    values.add("gigaslice_container_refusals_total", 3, "default", "a", 'c"0')
+    (sample,) = read(values)["gigaslice_container_refusals"]
+    assert sample.value == 3
+    assert sample.labels == {"node": "node-a", "namespace": "default", "pod": "a", "container": 'c"0'}
+
+
+def test_equal_labels_add_up_instead_of_spoiling_everything():
+    values = Values()
+    for count in (3, 4):
+        values.add("gigaslice_container_memory_used_bytes", count, "GPU-1", "", "", "")
+    (sample,) = read(values)["gigaslice_container_memory_used_bytes"]
+    assert sample.value == 7
+
+
+def test_what_the_table_does_not_have_is_refused():
+    with pytest.raises(KeyError):
+        Values().add("gigaslice_surprise", 1)
+    with pytest.raises(ValueError, match="labels"):
+        Values().add("gigaslice_gpu_healthy", 1)
+
+
+def test_a_histogram_counts_upwards():
+    histogram = Histogram(0.1, 1.0)
+    for value in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(value)
+    assert list(histogram.buckets()) == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
+    values = Values()
+    values.add("gigaslice_allocate_duration_seconds", histogram)
+    samples = {
+        (s.name, s.labels.get("le")): s.value for s in read(values)["gigaslice_allocate_duration_seconds"]
+    }
+    assert samples["gigaslice_allocate_duration_seconds_count", None] == 4
+    assert samples["gigaslice_allocate_duration_seconds_bucket", "1.0"] == 3
+
+
+def test_a_series_ends_with_its_allocation():
+    now = Values()
+    now.add("gigaslice_container_slices", 8, "GPU-1", "default", "a", "c0")
+    exposition = Exposition("node-a", lambda: now)
+    assert b'pod="a"' in exposition.prepare()()
+    now = Values()
+    assert b'pod="a"' not in exposition.prepare()()
+
+
+def queries(panel):
+    yield from (target["expr"] for target in panel.get("targets", ()))
+    for inner in panel.get("panels", ()):
+        yield from queries(inner)
+
+
+def test_the_dashboard_asks_for_what_exists():
+    dashboard = json.loads(DASHBOARD.read_text())
+    known = {row.name for row in METRICS}
+    known |= {
+        f"{row.name}_{part}"
+        for row in METRICS
+        if row.kind == "histogram"
+        for part in ("bucket", "sum", "count")
+    }
+    found = [query for panel in dashboard["panels"] for query in queries(panel)]
+    found += [
+        variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
+    ]
+    assert len(found) > 15
+    for query in found:
+        names = re.findall(r"\bgigaslice_\w+", query)
+        assert names, query
+        assert set(names) <= known, query
+        labels = {
+            label for group in re.findall(r"by \(([^)]*)\)", query) for label in re.split(r", *", group)
+        }
+        own = {"node", "le", *(label for row in METRICS if row.name in names for label in row.labels)}
+        assert labels <= own, query
+
+
+def test_the_dashboard_loads_without_editing():
+    dashboard = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    assert dashboard["uid"] and dashboard["title"]
+    for panel in dashboard["panels"]:
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        if panel["type"] != "row":
+            assert panel["datasource"]["uid"] == "${datasource}"

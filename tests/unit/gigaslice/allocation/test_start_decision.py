@@ -1,0 +1,86 @@
+from gigaslice.allocation import start_decision
+from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.model import NodeState
+from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
+
+
+def node(**more):
+    found = inventory(**more)
+    return NodeState.build(found.gpus, found.topology)
+
+
+def table(*allocations):
+    result = AllocationTable()
+    for one in allocations:
+        result = result.with_allocation(one)
+    return result
+
+
+def lacking(found, one, used=None, **more):
+    return {lack.gpu: lack.bytes for lack in start_decision.shortfall(found, one, node(**more), used or {})}
+
+
+def test_an_empty_gpu_lets_pass():
+    one = allocation(1, (0, range(24)))
+    assert lacking(table(one), one) == {}
+
+
+def test_neighbours_count_with_what_they_were_promised():
+    first, second = allocation(1, (0, range(20))), allocation(2, (0, range(16, 24)))
+    assert lacking(table(first, second), second) == {uuid(0): 4 * GIB}
+    assert lacking(table(first, second), second, {first.id: {uuid(0): GIB}}) == {uuid(0): 4 * GIB}
+
+
+def test_a_neighbour_on_another_gpu_does_not_count():
+    first, second = allocation(1, (1, range(20))), allocation(2, (0, range(24)))
+    assert lacking(table(first, second), second) == {}
+
+
+def test_one_whose_device_ids_were_taken_back_counts_with_what_it_still_uses():
+    gone, second = allocation(1, (0, range(20)), gone=True), allocation(2, (0, range(24)))
+    assert lacking(table(gone, second), second) == {}
+    assert lacking(table(gone, second), second, {gone.id: {uuid(0): 3 * GIB}}) == {uuid(0): 3 * GIB}
+    small = allocation(3, (0, range(8)))
+    assert lacking(table(gone, small), small, {gone.id: {uuid(0): 3 * GIB}}) == {}
+
+
+def test_of_two_that_wait_the_first_passes_first():
+    holder = allocation(1, (0, range(10)))
+    first, second = (
+        allocation(2, (0, range(10, 22)), waiting=True),
+        allocation(3, (0, range(20, 24)), (1, range(2)), waiting=True),
+    )
+    found = table(holder, first, second)
+    assert lacking(found, first) == {}
+    assert lacking(found, second) == {uuid(0): 2 * GIB}
+    assert lacking(table(first, second), second) == {}
+
+
+def test_an_init_container_that_starts_again_is_not_held_up_by_its_own_pod():
+    init = allocation(1, (0, range(24)), lent=device_ids(0, *range(24)))
+    app = allocation(2, (0, range(24)), supersedes=(init.id,))
+    found = table(init, app)
+    assert lacking(found, init) == {}
+    assert lacking(found, app) == {}
+    assert lacking(found, app, {init.id: {uuid(0): GIB}}) == {uuid(0): GIB}
+
+
+def test_an_unhealthy_or_vanished_gpu_holds_back():
+    one = allocation(1, (0, range(8)), (3, range(2)))
+    missing = start_decision.shortfall(table(one), one, node(unhealthy=(0,)), {})
+    assert {lack.gpu: lack.unhealthy for lack in missing} == {uuid(0): True, uuid(3): True}
+    assert "not healthy" in start_decision.describe(missing, table(one), one, {})
+
+
+def test_the_sentence_names_what_is_waited_for_and_who_has_it():
+    gone = allocation(1, (0, range(20)), gone=True, container=ContainerRef("default", "old", "main"))
+    holder = allocation(2, (0, range(4)), container=ContainerRef("default", "other", "main"))
+    elsewhere = allocation(3, (1, range(4)), container=ContainerRef("default", "far", "main"))
+    one = allocation(4, (0, range(4, 24)))
+    found, used = table(gone, holder, elsewhere, one), {gone.id: {uuid(0): 3 * GIB}}
+    text = start_decision.describe(start_decision.shortfall(found, one, node(), used), found, one, used)
+    assert f"3 GiB of {uuid(0)}" in text
+    assert "default/old/main (ended, its processes still hold 3 GiB)" in text
+    assert "default/other/main (4 GiB)" in text
+    assert "far" not in text
+    assert "\n" not in text

@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod
+from gigaslice.model import ContainerKind
+from tests.fakes.kubeapi import pod_document
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+def test_containers_come_in_the_order_of_admission():
+    document = pod_document("p", {GPU: 2}, {GPU: 3}, init=({GPU: 8},), sidecars=({GPU: 1, "cpu": 1},))
+    pod = parse_pod(document)
+    assert [(one.name, one.kind, one.requests) for one in pod.containers] == [
+        ("i0", ContainerKind.INIT, {GPU: 8}),
+        ("s0", ContainerKind.SIDECAR, {GPU: 1}),
+        ("c0", ContainerKind.APP, {GPU: 2}),
+        ("c1", ContainerKind.APP, {GPU: 3}),
+    ]
+    assert pod.most_at_once(GPU) == 8
+    assert (
+        parse_pod(pod_document("p", {GPU: 6}, init=({GPU: 4},), sidecars=({GPU: 1},))).most_at_once(GPU) == 7
+    )
+
+
+def test_what_is_missing_has_a_meaning():
+    bare = {"metadata": {"namespace": "n", "name": "p", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
+    pod = parse_pod(bare)
+    assert (pod.phase, pod.controlled, pod.ending, dict(pod.annotations)) == ("Pending", False, False, {})
+    assert pod.containers[0].requests == {}
+
+
+def test_owners_and_deletion():
+    document = pod_document("p", controlled=True)
+    document["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert (parse_pod(document).controlled, parse_pod(document).ending) == (True, True)
+
+
+@pytest.mark.parametrize("foreign", [
+    "1e3", "2T", "500m", "1Ei", "12E", "1.5", "1n", "-1", "9e99", 3, 1.5, "", "much", None, True, [], {"a": "b"},
+])  # fmt: skip
+def test_what_another_resource_says_hides_no_pod(foreign):
+    document = pod_document("p", {GPU: 2})
+    for table in ("limits", "requests"):
+        document["spec"]["containers"][0]["resources"][table] = {
+            "example.com/fpga": foreign,
+            GPU: "2",
+            "cpu": foreign,
+        }
+    (container,) = parse_pod(document).containers
+    assert container.requests[GPU] == 2
+
+
+@pytest.mark.parametrize(
+    "text, count", [("8", 8), ("1k", 1000), ("1e1", 10), ("2Ki", 2048), ("2E0", 2), (5, 5)]
+)
+def test_a_count_of_ours_may_be_written_in_every_way(text, count):
+    document = pod_document("p", {GPU: 1})
+    document["spec"]["containers"][0]["resources"]["limits"][GPU] = text
+    assert parse_pod(document).containers[0].requests == {GPU: count}
+
+
+def test_a_pod_that_cannot_be_understood_does_not_hide_the_others():
+    bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
+    bad["spec"]["containers"][0]["resources"]["limits"] = "much"
+    body = json.dumps({"metadata": {"resourceVersion": "7"}, "items": [bad, good]}).encode()
+    found = parse_list(body)
+    assert ([pod.name for pod in found.pods], found.version) == (["good"], "7")
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b'{"items": 3, "metadata": {}}', b""])
+def test_what_is_no_list(body):
+    with pytest.raises((ValueError, KeyError)):
+        parse_list(body)
+
+
+def test_large_and_foreign_annotations_are_left_out():
+    document = pod_document(
+        "p", annotations={"a": "x" * 5000, "kubectl.kubernetes.io/last-applied-configuration": "y", "b": "z"}
+    )
+    assert parse_pod(document).annotations == {"b": "z"}
+
+
+def test_an_expired_version_is_told_inside_the_stream_too():
+    line = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "old"}}).encode()
+    with pytest.raises(Gone):
+        parse_change(line)
+    with pytest.raises(ValueError, match="the watch ended: busy"):
+        parse_change(line.replace(b"410", b"500").replace(b"old", b"busy"))

@@ -1,0 +1,237 @@
+"""Placement by brute force, straight from the rules: enumerate everything, compute every key in full, take the least.
+
+Written without the code under test: no bit masks, no tree walk, no shared helpers. It reads the values of the model
+and answers with {index: slices} or the name of a reason. Only good for a handful of GPUs.
+"""
+
+from itertools import combinations, product
+from math import ceil, floor
+from typing import Any
+
+from gigaslice.model import NodeState, Prefer, Request, Shape
+
+Answer = dict[int, int] | str
+
+
+class Gpus:
+    """One pool, by position in the node."""
+
+    def __init__(self, state: NodeState, positions: list[int], rank: int) -> None:
+        self.at, self.rank = positions, rank
+        self.slices = state.gpus[positions[0]].slices
+        self.level = state.topology.levels
+        self.links = state.topology.nvlinks
+        self.free, self.cores, self.whole = {}, {}, set()
+        for p in positions:
+            shares = [s for a in state.occupants for s in a.shares if s.gpu == state.gpus[p].uuid]
+            healthy = state.gpus[p].healthy
+            self.free[p] = self.slices - sum(s.slices for s in shares) if healthy else 0
+            self.cores[p] = 100 - sum(s.cores for s in shares) if healthy else 0
+            if not shares and healthy:
+                self.whole.add(p)
+        self.fragments = {p for p in positions if self.free[p] > 0 and p not in self.whole}
+        self.most = max([self.links[i][j] for i in positions for j in positions], default=0)
+        self.nodes = self.inner_nodes()
+
+    def cost(self, i: int, j: int) -> int:
+        return int(self.level[i][j]) + 100 * (self.most - self.links[i][j])
+
+    def access(self, i: int) -> int:
+        return sum(self.cost(i, j) for j in self.at if j != i)
+
+    def island(self, i: int) -> frozenset[int]:
+        seen, todo = {i}, [i]
+        while todo:
+            one = todo.pop()
+            new = {j for j in self.at if j != one and self.links[one][j] > 0} - seen
+            seen |= new
+            todo += new
+        counts = {self.links[a][b] for a, b in combinations(sorted(seen), 2)}
+        return frozenset(seen) if len(counts) == 1 and counts != {0} else frozenset({i})
+
+    def distance(self, i: int, j: int) -> tuple[int, int]:
+        return (0 if self.island(i) == self.island(j) else 1, int(self.level[i][j]))
+
+    def inner_nodes(self) -> list[frozenset[int]]:
+        """Single linkage: at each distance the connected components; a component that is new is an inner node."""
+        pairs = {(i, j): self.distance(i, j) for i, j in combinations(self.at, 2)}
+        found: list[frozenset[int]] = []
+        for limit in sorted(set(pairs.values())):
+            left = set(self.at)
+            while left:
+                part = {left.pop()}
+                while True:
+                    more = {x for (i, j), d in pairs.items() if d <= limit and part & {i, j} for x in (i, j)}
+                    if more <= part:
+                        break
+                    part |= more
+                left -= part
+                if len(part) > 1 and frozenset(part) not in found:
+                    found.append(frozenset(part))
+        return found
+
+    def parent(self, i: int) -> frozenset[int]:
+        return min((n for n in self.nodes if i in n), key=len, default=frozenset({i}))
+
+    def partial(self, taken: Any) -> int:
+        left = self.whole - set(taken)
+        return sum(1 for n in self.nodes if n & left and n - left)
+
+    def worst(self, gpus: Any) -> int:
+        return max([self.cost(i, j) for i, j in combinations(sorted(gpus), 2)], default=0)
+
+    def total(self, gpus: Any) -> int:
+        return sum(self.cost(i, j) for i, j in combinations(sorted(gpus), 2))
+
+    def fits(self, i: int, k: int, cores: int) -> bool:
+        if k == self.slices:
+            return i in self.whole
+        return self.free[i] >= k and self.cores[i] >= cores
+
+
+def pools(state: NodeState) -> list[Gpus]:
+    kinds = sorted({(gpu.slices, gpu.model) for gpu in state.gpus})
+    return [
+        Gpus(state, [p for p, gpu in enumerate(state.gpus) if (gpu.slices, gpu.model) == kind], rank)
+        for rank, kind in enumerate(kinds)
+    ]
+
+
+def parts_of(request: Request, slices: int) -> list[int]:
+    """Return the slices wanted of each GPU, the remainder last."""
+    if request.gpu_units is not None:
+        m = request.gpu_units
+        if request.shape is Shape.REMAINDER and m > 1 and m != int(m):
+            return [slices] * floor(m) + [ceil((m - floor(m)) * slices)]
+        n = ceil(m)
+        return [ceil(m * slices / n)] * n
+    return [slices if request.slices is None else request.slices] * (
+        1 if request.gpus is None else request.gpus
+    )
+
+
+def place(state: NodeState, request: Request) -> Answer:
+    size = [request.gpus, request.slices, request.gpu_units]
+    if any(number is not None and number <= 0 for number in size):
+        return "invalid"
+    all_pools = [
+        pool
+        for pool in pools(state)
+        if request.model is None or request.model == state.gpus[pool.at[0]].model
+    ]
+    if not all_pools:
+        return "no-matching-model"
+    fitting = [pool for pool in all_pools if max(parts_of(request, pool.slices)) <= pool.slices]
+    if not fitting:
+        return "exceeds-gpu"
+    fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) <= len(pool.at)]
+    if not fitting:
+        return "exceeds-node"
+    one = all(len(parts_of(request, pool.slices)) == 1 for pool in fitting)
+    answer = one_gpu(fitting, request) if one else several(fitting, request)
+    return answer or "insufficient-now"
+
+
+def one_gpu(fitting: list[Gpus], request: Request) -> dict[int, int] | None:
+    options = []
+    for pool in fitting:
+        (k,) = parts_of(request, pool.slices)
+        for i in pool.at:
+            if pool.fits(i, k, request.cores):
+                options.append((one_gpu_key(pool, i, k, request.cores), i, k))
+    return {min(options)[1]: min(options)[2]} if options else None
+
+
+def one_gpu_key(pool: Gpus, i: int, k: int, cores: int) -> tuple[Any, ...]:
+    if k < pool.slices and i in pool.fragments:
+        return (0, (pool.free[i], pool.cores[i] if cores else 0, pool.rank, pool.access(i), i))
+    if k < pool.slices:
+        return (1, (pool.rank, 0, 0, pool.access(i), pool.partial([i]), i))
+    others = pool.parent(i) - {i}
+    if others and all(pool.free[o] == 0 for o in others):
+        tier, crowd = 1, 0
+    elif others - pool.whole:
+        tier, crowd = 2, len(pool.parent(i) & pool.whole)
+    else:
+        tier, crowd = 3, 0
+    return (1, (pool.rank, tier, crowd, pool.access(i), pool.partial([i]), i))
+
+
+def several(fitting: list[Gpus], request: Request) -> dict[int, int] | None:
+    for pool in fitting:
+        parts = parts_of(request, pool.slices)
+        if len(set(parts)) == 1:
+            found = equal_parts(pool, len(parts), parts[0], request)
+        else:
+            found = with_remainder(pool, len(parts) - 1, parts[-1], request.cores)
+        if found:
+            return found
+    return None
+
+
+def equal_parts(pool: Gpus, n: int, k: int, request: Request) -> dict[int, int] | None:
+    def key(gpus: tuple[int, ...]) -> tuple[Any, ...]:
+        links = (pool.worst(gpus), pool.total(gpus))
+        opened = (len(pool.whole & set(gpus)),)
+        spared = links + opened if request.prefer is Prefer.LINK else opened + links
+        return (*spared, sum(pool.free[i] for i in gpus), pool.partial(gpus), gpus)
+
+    able = [i for i in pool.at if pool.fits(i, k, request.cores)]
+    best = min(combinations(able, n), key=key, default=None)
+    return dict.fromkeys(best, k) if best else None
+
+
+def with_remainder(pool: Gpus, n: int, tail: int, cores: int) -> dict[int, int] | None:
+    def key(choice: tuple[tuple[int, ...], int]) -> tuple[Any, ...]:
+        gpus, extra = choice
+        together = {*gpus, extra}
+        return (
+            *(pool.worst(gpus), pool.total(gpus), extra in pool.whole),
+            *(pool.worst(together), pool.total(together), pool.free[extra]),
+            *(pool.partial(together), gpus, extra),
+        )
+
+    choices = [
+        (gpus, extra)
+        for gpus, extra in product(combinations(sorted(pool.whole), n), pool.at)
+        if extra not in gpus and pool.fits(extra, tail, cores)
+    ]
+    best = min(choices, key=key, default=None)
+    return {**dict.fromkeys(best[0], pool.slices), best[1]: tail} if best else None
+
+
+def best_effort(score: Any, available: list[int], must: list[int], size: int) -> tuple[int, ...] | None:
+    """Write out every division of the available GPUs into sets of `size` and what is left over."""
+    if not 0 < size <= len(available) or len(must) > size or not set(must) <= set(available):
+        return None
+
+    def set_score(gpus: tuple[int, ...]) -> int:
+        return sum(score(i, j) for i, j in combinations(gpus, 2))
+
+    def divisions(left: tuple[int, ...], spare: int) -> Any:
+        if not left:
+            yield []
+            return
+        for length in {size, spare} - {0}:
+            for others in combinations(left[1:], length - 1):
+                group = (left[0], *others)
+                rest = tuple(gpu for gpu in left if gpu not in group)
+                if len(group) == size or spare:
+                    for more in divisions(rest, spare if len(group) == size else 0):
+                        yield [group, *more]
+
+    options = []
+    for division in divisions(tuple(sorted(available)), len(available) % size):
+        good = [group for group in division if len(group) == size and set(must) <= set(group)]
+        total = sum(set_score(group) for group in division)
+        options += [(-total, -set_score(group), group) for group in good]
+    return min(options)[2] if options else None
+
+
+def least_over(state: NodeState, request: Request) -> int:
+    """Return how few slices a one-pool node of well GPUs must lack for a request of equal parts."""
+    (pool,) = pools(state)
+    parts = parts_of(request, pool.slices)
+    used = {i: pool.slices - pool.free[i] for i in pool.at}
+    lack = sorted(max(0, used[i] + parts[0] - pool.slices) for i in pool.at)
+    return sum(lack[: len(parts)])

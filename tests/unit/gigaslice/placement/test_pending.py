@@ -1,0 +1,148 @@
+"""Where a request waits, and what it is told it waits for."""
+
+from fractions import Fraction
+
+import pytest
+
+from gigaslice.errors import UnknownJobError
+from gigaslice.model import Infeasible, NodeState, Placement, Reason, Request, Shape, Share, Topology
+from gigaslice.placement import (
+    Limit,
+    Missing,
+    Waiting,
+    elastic_limits,
+    limit_slices,
+    place_waiting,
+    start_shortfall,
+)
+from tests.unit.gigaslice.placement.nodes import GIB, as_pairs, make_gpu, placement, uuid, vector_node
+
+
+def node(*used: int, slices: int = 16) -> NodeState:
+    """A node of equal GPUs far apart, each with that many slices in use."""
+    state = NodeState.build([make_gpu(i, slices) for i in range(len(used))], Topology.flat(len(used)))
+    for index, count in enumerate(used):
+        if count:
+            state = state.with_occupant(f"job{index}", placement((index, count)))
+    return state
+
+
+def wait(state: NodeState, request: Request) -> Waiting:
+    answer = place_waiting(state, request)
+    assert isinstance(answer, Waiting)
+    return answer
+
+
+def test_what_fits_does_not_wait() -> None:
+    assert wait(node(8, 15), Request(slices=8)) == Waiting(placement((0, 8)), ())
+
+
+def test_what_never_fits_is_refused() -> None:
+    answer = place_waiting(node(0, 0), Request(slices=17))
+    assert isinstance(answer, Infeasible)
+    assert answer.reason is Reason.EXCEEDS_GPU
+
+
+def test_it_waits_where_the_least_is_missing() -> None:
+    assert wait(node(14, 10, 12), Request(slices=8)) == Waiting(
+        placement((1, 8)), (Missing(uuid(1), 2, 2 * GIB),)
+    )
+    whole = wait(node(14, 10, 12), Request(gpus=2))
+    assert as_pairs(whole.placement) == [[1, 16], [2, 16]]
+    assert [(lack.gpu, lack.slices) for lack in whole.missing] == [(uuid(1), 10), (uuid(2), 12)]
+
+
+def test_those_who_wait_already_count() -> None:
+    state = node(16, 15)
+    gpus = []
+    for number in range(3):
+        answer = wait(state, Request(slices=8))
+        gpus.append(as_pairs(answer.placement)[0][0])
+        state = state.with_occupant(f"waits{number}", answer.placement, overcommit=True)
+    assert gpus == [1, 0, 1]
+
+
+def test_an_unhealthy_gpu_is_the_last_resort() -> None:
+    state = node(0, 16).with_health(uuid(0), healthy=False)
+    assert as_pairs(wait(state, Request(slices=8)).placement) == [[1, 8]]
+    alone = wait(state, Request(slices=8, only=frozenset({uuid(0)})))
+    assert alone.missing == (Missing(uuid(0), 0, 0, unhealthy=True),)
+
+
+def test_missing_compute_counts_after_missing_memory() -> None:
+    state = NodeState.build([make_gpu(0), make_gpu(1), make_gpu(2)], Topology.flat(3))
+    for index, (slices, cores) in enumerate([(4, 90), (4, 70), (9, 10)]):
+        state = state.with_occupant(f"job{index}", Placement((Share(uuid(index), slices, cores),)))
+    answer = wait(state, Request(slices=8, cores=50))
+    assert answer == Waiting(Placement((Share(uuid(1), 8, 50),)), (Missing(uuid(1), 0, 0, cores=20),))
+
+
+def test_a_pool_with_less_missing_is_chosen_over_the_first() -> None:
+    state = vector_node("mixed6").with_occupant("a", placement(*[(i, 16) for i in range(4)]))
+    state = state.with_occupant("b", placement((4, 32), (5, 25)))
+    assert as_pairs(wait(state, Request(slices=12)).placement) == [[5, 12]]
+
+
+def test_the_larger_parts_wait_where_more_is_left() -> None:
+    nine = wait(node(14, 12, 16), Request(total=9, gpus=2))
+    assert as_pairs(nine.placement) == [[0, 4], [1, 5]]
+    assert [(lack.gpu, lack.slices) for lack in nine.missing] == [(uuid(0), 2), (uuid(1), 1)]
+    shaped = wait(node(12, 4, 16), Request(gpu_units=Fraction(3, 2), shape=Shape.REMAINDER))
+    assert as_pairs(shaped.placement) == [[0, 8], [1, 16]]
+    assert [lack.slices for lack in shaped.missing] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("alone", "elastic", "maximum", "limit"),
+    [
+        (True, True, None, 16),
+        (True, True, 12, 12),
+        (True, True, 99, 16),
+        (False, True, 12, 4),
+        (True, False, 12, 4),
+    ],
+)
+def test_only_an_elastic_job_alone_on_its_gpu_may_grow(
+    alone: bool, elastic: bool, maximum: int | None, limit: int
+) -> None:
+    assert limit_slices(4, 16, alone=alone, elastic=elastic, max_slices=maximum) == limit
+
+
+def test_limits_are_per_gpu_in_bytes_and_lift_the_compute_share_too() -> None:
+    state = NodeState.build([make_gpu(0), make_gpu(1)], Topology.flat(2))
+    both = Placement((Share(uuid(0), 4, 30), Share(uuid(1), 4, 30)))
+    state = state.with_occupant("a", both, elastic=True, max_slices=12)
+    state = state.with_occupant("b", Placement((Share(uuid(1), 8, 50),)))
+    assert elastic_limits(state) == {
+        "a": (Limit(uuid(0), 12, 12 * GIB, 0), Limit(uuid(1), 4, 4 * GIB, 30)),
+        "b": (Limit(uuid(1), 8, 8 * GIB, 50),),
+    }
+
+
+def test_the_start_gate_counts_measured_bytes_on_every_gpu() -> None:
+    state = node(0, 0).with_occupant("a", placement((0, 8), (1, 4)))
+    assert start_shortfall(state, "a", {}) == ()
+    assert start_shortfall(state, "a", {uuid(0): 8 * GIB, uuid(1): 12 * GIB}) == ()
+    assert start_shortfall(state, "a", {uuid(0): 8 * GIB + 1, uuid(1): 16 * GIB}) == (
+        Missing(uuid(0), 1, 1),
+        Missing(uuid(1), 4, 4 * GIB),
+    )
+    with pytest.raises(UnknownJobError):
+        start_shortfall(state, "z", {})
+
+
+def test_host_memory_lent_to_a_gpu_is_room_for_the_start_gate() -> None:
+    gpu = make_gpu(0, 16, host_bytes=0)
+    lent = NodeState.build(
+        [type(gpu)(gpu.uuid, 0, "gpu", 16 * GIB, 24, GIB, host_bytes=8 * GIB)], Topology.flat(1)
+    ).with_occupant("a", placement((0, 10)))
+    assert start_shortfall(lent, "a", {uuid(0): 14 * GIB}) == ()
+
+
+def test_an_unhealthy_or_vanished_gpu_keeps_the_gate_shut_and_has_no_limit() -> None:
+    state = node(0, 0).with_occupant("a", placement((0, 8)))
+    unhealthy = state.with_health(uuid(0), healthy=False)
+    assert start_shortfall(unhealthy, "a", {}) == (Missing(uuid(0), 0, 0, unhealthy=True),)
+    gone = NodeState.build([make_gpu(1)], Topology.flat(1), state.occupants)
+    assert start_shortfall(gone, "a", {}) == (Missing(uuid(0), 8, 0, unhealthy=True),)
+    assert elastic_limits(gone) == {"a": ()}

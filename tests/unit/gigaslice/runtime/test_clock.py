@@ -1,0 +1,41 @@
+"""The clock that no change of the machine's time reaches, and that nothing else compares spans with."""
+
+import ast
+import time
+from pathlib import Path
+
+from gigaslice.runtime.clock import steady
+
+ROOT = Path(__file__).resolve().parents[4]
+# Who may look at the wall: the clock itself, commands of people, times that people read.
+WALL = {"gigaslice/runtime/clock.py", "agent/cli.py", "agent/apiserver/events.py", "agent/front/log.py"}
+
+
+def test_it_tells_the_time_and_does_not_follow_when_that_is_set(monkeypatch):
+    wall, passed = [1.7e9], [50.0]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
+    now = steady()
+    assert now() == 1.7e9
+    wall[0] -= 1e8
+    passed[0] += 3
+    assert now() == 1.7e9 + 3
+    wall[0] += 1e9
+    assert now() == 1.7e9 + 3
+    assert steady()() == wall[0], "the next start looks again"
+
+
+def test_nobody_else_looks_at_the_wall():
+    found = set()
+    for path in (*(ROOT / "agent").rglob("*.py"), *(ROOT / "gigaslice").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            wall = isinstance(node, ast.Attribute) and node.attr in (
+                "time",
+                "time_ns",
+                "now",
+                "utcnow",
+                "today",
+            )
+            if wall and isinstance(node.value, ast.Name) and node.value.id in ("time", "datetime", "date"):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == WALL

@@ -1,0 +1,67 @@
+import subprocess
+import sys
+
+COUNTS = """
+import ctypes, sys, threading
+from gigaslice.runtime.heap import one_arena
+if sys.argv[1] == "one":
+    assert one_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.fopen.restype = ctypes.c_void_p
+all_there = threading.Barrier(9)
+def work():
+    all_there.wait(30)
+    libc.malloc(ctypes.c_size_t(4096))
+    all_there.wait(30)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for one in threads:
+    one.start()
+all_there.wait(30)
+all_there.wait(30)
+for one in threads:
+    one.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[2].encode(), b"w"))
+assert libc.malloc_info(0, file) == 0 and libc.fclose(file) == 0
+print(open(sys.argv[2]).read().count("<heap nr="))
+"""
+
+
+def arenas(how, tmp_path):
+    command = [sys.executable, "-c", COUNTS, how, str(tmp_path / "info.xml")]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def test_threads_share_an_arena(tmp_path):
+    assert arenas("many", tmp_path) > 1, "else this machine shows nothing"
+    assert arenas("one", tmp_path) == 1
+
+
+TRIMS = """
+import asyncio, ctypes, sys
+from gigaslice.runtime.heap import keep_small
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+blocks = [libc.malloc(ctypes.c_size_t(60000)) for _ in range(1000)]
+for block in blocks:
+    ctypes.memset(block, 1, 60000)
+for block in blocks[:-1]:  # the last keeps the heap from shrinking at its end
+    libc.free(ctypes.c_void_p(block))
+before = resident()
+async def main():
+    task = asyncio.create_task(keep_small(0.01 if sys.argv[1] == "trims" else 3600.0))
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        if before - resident() > 40 << 20:
+            break
+    task.cancel()
+asyncio.run(main())
+print((before - resident()) >> 20)
+"""
+
+
+def test_free_pages_are_given_back():
+    run = [sys.executable, "-c", TRIMS, "trims"]
+    assert int(subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout) > 40
