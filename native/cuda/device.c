@@ -70,10 +70,8 @@ static int find_on_bus(CUdevice dev, uint8_t out[VC_UUID_BYTES]) {
 /* Drivers before CUDA 9.2 have no UUIDs. Where the container has one GPU and the driver shows one, that is it. An error
  * of a driver that has them proves nothing of the kind. */
 static int is_the_only_one(void) {
-  int count = 0;
   return real_cuda.cuDeviceGetUuid_v2 == NULL && real_cuda.cuDeviceGetUuid == NULL &&
-         ledger_gpu_count(runtime_ledger) == 1 && real_cuda.cuDeviceGetCount != NULL &&
-         real_cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS && count == 1;
+         ledger_gpu_count(runtime_ledger) == 1 && device_count() == 1;
 }
 
 static int say_unknown(CUdevice dev) {
@@ -113,6 +111,19 @@ int device_column(CUdevice dev) {
   return known == NO_SHARE ? VC_ENOENT : remember(dev, find_column(dev));
 }
 
+int device_count(void) {
+  int count = 0;
+  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return -1;
+  return count;
+}
+
+CUdevice device_in_column(uint32_t column) {
+  int count = device_count();
+  for (CUdevice dev = 0; dev < count; dev++)
+    if (device_column(dev) == (int)column) return dev;
+  return -1;
+}
+
 enum { NO_DEVICE = INT_MAX }; /* the driver will say so */
 
 /* Host memory, by the names that it has so far. NONE is no place, which the driver refuses or takes for the host. */
@@ -142,11 +153,11 @@ int device_place_column(CUdevice dev) {
 }
 
 int device_list(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
-  int count = 0, listed = 0;
+  int listed = 0;
   CUdevice dev;
-  if (!driver_cuda() || real_cuda.cuInit == NULL || real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGet == NULL)
-    return VC_ENODRIVER;
-  if (real_cuda.cuInit(0) != CUDA_SUCCESS || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return VC_ENODRIVER;
+  if (!driver_cuda() || real_cuda.cuInit == NULL || real_cuda.cuDeviceGet == NULL) return VC_ENODRIVER;
+  int count = real_cuda.cuInit(0) == CUDA_SUCCESS ? device_count() : -1;
+  if (count < 0) return VC_ENODRIVER;
   for (int ordinal = 0; ordinal < count && listed < max; ordinal++)
     if (real_cuda.cuDeviceGet(&dev, ordinal) != CUDA_SUCCESS || read_uuid(dev, uuids[listed++]) != VC_OK)
       return VC_ENODRIVER;

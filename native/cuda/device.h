@@ -11,6 +11,11 @@
  * initialised. */
 int device_column(CUdevice dev);
 
+/* How many devices the driver shows; -1: it does not say. */
+int device_count(void);
+/* The device of a column; -1: none. */
+CUdevice device_in_column(uint32_t column);
+
 /* Device that memory of a place is on, all of it or a part of it. PLACE_HOST: on none. PLACE_UNKNOWN: a kind of place
  * that came after this library. */
 enum { PLACE_HOST = -1, PLACE_UNKNOWN = -2 };

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "charge.h"
+#include "device.h"
 #include "driver.h"
 #include "log.h"
 #include "os.h"
@@ -31,9 +32,10 @@ static int gpu_moves_pages(CUdevice dev) {
 }
 
 static int gpus_move_pages(void) {
-  int known = atomic_load_explicit(&support, memory_order_relaxed), count = 0;
+  int known = atomic_load_explicit(&support, memory_order_relaxed);
   if (VC_LIKELY(known != UNKNOWN)) return known == POSSIBLE;
-  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return 0;
+  int count = device_count();
+  if (count < 0) return 0;
   known = real_cuda.cuMemAllocManaged != NULL ? POSSIBLE : IMPOSSIBLE;
   for (int dev = 0; dev < count && known == POSSIBLE; dev++)
     if (!gpu_moves_pages(dev)) {

@@ -141,7 +141,8 @@ static int is_default(CUmemoryPool handle, CUmemLocationType where, int id, CUme
 
 /* The device whose default pool HANDLE is, *COUNT: none, UNSAID: the driver does not say. */
 static CUdevice find_device(CUmemoryPool handle, int *count) {
-  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(count) != CUDA_SUCCESS) return UNSAID;
+  *count = device_count();
+  if (*count < 0) return UNSAID;
   for (CUdevice dev = 0; dev < *count; dev++) {
     int pinned = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_PINNED);
     int managed = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, dev, CU_MEM_ALLOCATION_TYPE_MANAGED);
@@ -218,8 +219,8 @@ static __attribute__((noinline)) CUresult ask_current(CUdevice dev, struct pool 
 }
 
 static __attribute__((noinline)) int count_devices(void) {
-  int count = 0;
-  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return 0;
+  int count = device_count();
+  if (count < 0) return 0;
   int known = count == 1 ? 1 : 2;
   atomic_store_explicit(&single, known, memory_order_relaxed);
   return known;
@@ -267,16 +268,8 @@ __attribute__((noinline, cold)) CUresult pool_of_stream(CUstream stream, struct 
 
 static VC_LARGE _Atomic(struct pool *) managed_pools[VC_MAX_GPUS];
 
-static CUdevice device_of_column(uint32_t column) {
-  int count = 0;
-  if (real_cuda.cuDeviceGetCount == NULL || real_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS) return -1;
-  for (CUdevice dev = 0; dev < count; dev++)
-    if (device_column(dev) == (int)column) return dev;
-  return -1;
-}
-
 static struct pool *make_managed(uint32_t column) {
-  CUdevice dev = device_of_column(column);
+  CUdevice dev = device_in_column(column);
   CUmemoryPool handle = dev < 0 ? NULL : managed_pool(dev);
   if (handle == NULL) return NULL;
   struct pool *pool = pool_enter(handle, POOL_COUNTED, column | COLUMN_MANAGED | COLUMN_CONVERTED), *other = NULL;
