@@ -1,6 +1,6 @@
 /* Settings of the library. The mounted page wins over everything; only without it is the environment read, and what
  * cannot be understood there is an error, never "unlimited".
- * Knows neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
+ * Uses neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
 #define _GNU_SOURCE
 #include "config.h"
 

@@ -1,6 +1,6 @@
 /* Settings: which directory holds limits page and ledger, and which limits the environment asks for.
  * Reads the environment and checks whether files exist; opens nothing, decides nothing about a broken page.
- * Knows neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
+ * Uses neither CUDA nor NVML. Tests: tests/native/test_config.c, tests/integration/test_native_config.py. */
 #ifndef VC_CONFIG_H
 #define VC_CONFIG_H
 

@@ -1,7 +1,7 @@
 /* The page is created complete or not at all, and the process that creates it decides the identity; every process, the
  * creator included, then makes sure that a ledger of that identity exists. So no process waits for another, and one
  * killed between the two leaves nothing that the next one does not finish.
- * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
+ * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
 #define _GNU_SOURCE
 #include "standalone.h"
 

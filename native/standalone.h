@@ -1,5 +1,5 @@
 /* The quota directory of a user without an agent: created on first use, joined ever after.
- * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
+ * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_config.py. */
 #ifndef VC_STANDALONE_H
 #define VC_STANDALONE_H
 

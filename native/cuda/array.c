@@ -1,6 +1,6 @@
-/* Arrays and mipmapped arrays in all ABI versions; format.c knows their sizes. Levels and planes of an array are views:
+/* Arrays and mipmapped arrays in all ABI versions; format.c has their sizes. Levels and planes of an array are views:
  * they are in no table, so destroying one gives nothing back.
- * Knows no accounting. Tests: tests/integration/test_native_array.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_array.py. */
 #include "charge.h"
 #include "cuda_bodies.h"
 #include "driver.h"

@@ -2,7 +2,7 @@
  * but memory that is bound to one lives until it is unbound or the object ends, also when its handle and its mappings
  * are gone. Which is when the charge ends. What another process binds to an endpoint that was exported is that
  * process's to pay.
- * Knows no counts, holding.c has them. Tests: tests/integration/test_native_import.py. */
+ * Counts nothing: holding.c does. Tests: tests/integration/test_native_import.py. */
 #include "cuda_bodies.h"
 #include "driver.h"
 #include "holding.h"

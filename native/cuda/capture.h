@@ -1,5 +1,5 @@
 /* Stream capture: whether a stream is captured, and how calls that the program did not make leave its captures alone.
- * Knows no allocator. Tests: tests/integration/test_native_pool.py, test_native_share.py. */
+ * Uses no allocator. Tests: tests/integration/test_native_pool.py, test_native_share.py. */
 #ifndef VC_CUDA_CAPTURE_H
 #define VC_CUDA_CAPTURE_H
 

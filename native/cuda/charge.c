@@ -1,5 +1,5 @@
 /* Reservations and the tables of live allocations.
- * Knows no particular allocator. Tests: tests/integration/test_native_quota.py. */
+ * Uses no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #include "charge.h"
 
 #include "allocators.h"

@@ -1,6 +1,6 @@
 /* Reserve, call the driver, commit or give back: the one way in which memory is charged; and the tables of live
  * allocations, which have the charge of each address or handle.
- * Knows the ledger, no particular allocator. Tests: tests/integration/test_native_quota.py. */
+ * Uses the ledger, no particular allocator. Tests: tests/integration/test_native_quota.py. */
 #ifndef VC_CUDA_CHARGE_H
 #define VC_CUDA_CHARGE_H
 

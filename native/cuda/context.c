@@ -1,7 +1,7 @@
 /* Contexts come and go: what they cost, and what ends with them. A context takes device memory of its own, hundreds of
  * megabytes on large GPUs, before anything is allocated in it. That cost is measured around the first creation on each
- * GPU, remembered, charged like an allocation and given back with everything else when the context goes.
- * Knows no allocator. Tests: tests/integration/test_native_context.py. */
+ * GPU, remembered, charged like an allocation and given back with everything else when the context ends.
+ * Uses no allocator. Tests: tests/integration/test_native_context.py. */
 #include <stdatomic.h>
 
 #include "allocators.h"

@@ -1,6 +1,6 @@
 /* The calls that make contexts and let go of them, in all their versions and kinds. OpenGL's and VDPAU's are contexts
  * like any other. A green context is a part of the primary one's processors and holds a reference to it.
- * Knows no accounting. Tests: tests/integration/test_native_context.py, test_native_context_kinds.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_context.py, test_native_context_kinds.py. */
 #include "context_made.h"
 
 #include "cuda_bodies.h"

@@ -1,5 +1,5 @@
 /* How contexts of every kind come and go: what context.c asks of the calls in context_made.c.
- * Knows the driver, no quota. Tests: tests/integration/test_native_context.py. */
+ * Uses the driver, and charges nothing. Tests: tests/integration/test_native_context.py. */
 #ifndef VC_CUDA_CONTEXT_MADE_H
 #define VC_CUDA_CONTEXT_MADE_H
 

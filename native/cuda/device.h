@@ -1,5 +1,5 @@
 /* CUDA devices as columns of the ledger.
- * Knows the driver and the ledger's columns, no quota. Tests: tests/integration/test_native_nvml.py. */
+ * Uses the driver and the ledger's columns, and charges nothing. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_CUDA_DEVICE_H
 #define VC_CUDA_DEVICE_H
 

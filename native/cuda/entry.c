@@ -1,5 +1,5 @@
 /* Initialisation and the driver's own name lookup.
- * Knows no accounting. Tests: tests/integration/test_native_lookup.py, test_native_proc_address.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_lookup.py, test_native_proc_address.py. */
 #include <stdatomic.h>
 
 #include "abi.h"

@@ -1,6 +1,6 @@
 /* The CUDA functions that programs link with or are handed: each asks whether limits hold and goes to its body in this
  * directory or to the driver. No wrapper is written by hand.
- * Knows no quota. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
 #include <stdatomic.h>
 
 #include "cuda_bodies.h"

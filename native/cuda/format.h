@@ -1,4 +1,4 @@
-/* What arrays take on the device, from their descriptors. Pure arithmetic: knows neither driver nor headers.
+/* What arrays take on the device, from their descriptors. Pure arithmetic: uses neither driver nor headers.
  *
  * The driver tells sizes only of arrays that have none yet (cuArrayGetMemoryRequirements wants DEFERRED_MAPPING), so
  * they are computed. What is known of the layout: texels stand in groups of 64 bytes by 8 rows ("GOB", NVIDIA's open

@@ -1,7 +1,7 @@
 /* Graphs: at instantiation they are read for allocation nodes, at launch and upload those that have some are charged.
  * Everything else about graphs, capturing included, takes no memory and is not intercepted. cuGraphExecUpdate cannot
  * change what a graph needs: memory nodes must stay the same.
- * Knows no accounting. Tests: tests/integration/test_native_graph.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_graph.py. */
 #include "capture.h"
 #include "cuda_bodies.h"
 #include "driver.h"

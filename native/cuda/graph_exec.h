@@ -1,6 +1,6 @@
 /* Executable graphs that have allocation nodes: what each needs, and where it ran last. Graphs without such nodes,
  * nearly all, are not in the list, and while it is empty a launch costs one load.
- * Knows no driver. Tests: tests/integration/test_native_graph.py. */
+ * Uses no driver. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_EXEC_H
 #define VC_CUDA_GRAPH_EXEC_H
 

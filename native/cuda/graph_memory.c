@@ -158,7 +158,7 @@ static CUresult reserve_all(const struct graph_exec *exec, uint64_t stream) {
 
 /* Waits for those that are passing, but not for ever: a launch may stand in the driver until another of the program's
  * threads has done something. */
-static void wait_for_readers(void) {
+static void hold_back_launches(void) {
   atomic_store(&closed, 1);
   for (int tries = 0; atomic_load(&passing) != 0 && tries < PATIENCE_MS * 20; tries++) os_sleep_us(50);
 }
@@ -166,7 +166,7 @@ static void wait_for_readers(void) {
 /* 0: this thread is inside already, the driver having called back (a profiler); the call that entered first adjusts. */
 static int enter(void) {
   if (!long_lock_take(&lock, biased_lock_self())) return 0;
-  wait_for_readers();
+  hold_back_launches();
   return 1;
 }
 
@@ -257,7 +257,7 @@ CUresult graph_memory_trim(CUdevice device) {
   return result;
 }
 
-/* Not allowed while a stream of this thread is being captured, unless the thread says that it knows. */
+/* Not allowed while a stream of this thread is being captured, unless the thread's mode is relaxed. */
 static CUresult trim_even_in_capture(CUdevice device) {
   CUstreamCaptureMode mode = capture_relax();
   CUresult result = real_cuda.cuDeviceGraphMemTrim(device);
@@ -271,7 +271,7 @@ static int reclaim(uint32_t column) {
   /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
   int taken = !long_lock_is_mine(&lock, biased_lock_self());
   if (taken && !long_lock_try(&lock, biased_lock_self(), PATIENCE_MS)) return 0;
-  if (taken) wait_for_readers();
+  if (taken) hold_back_launches();
   int given_back = trim_even_in_capture(device) == CUDA_SUCCESS && adjust_after_trim(column);
   if (taken) leave();
   return given_back;

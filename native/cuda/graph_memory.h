@@ -1,5 +1,5 @@
 /* The device memory that the driver keeps for graphs, per process and GPU. Theory of operation in graph_memory.c.
- * Knows the driver's graph memory functions and the ledger. Tests: tests/integration/test_native_graph.py. */
+ * Uses the driver's graph memory functions and the ledger. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_MEMORY_H
 #define VC_CUDA_GRAPH_MEMORY_H
 

@@ -1,5 +1,5 @@
 /* Reads from a graph, before it is instantiated, what memory it will need.
- * Knows the driver's graph functions, no accounting. Tests: tests/integration/test_native_graph.py. */
+ * Uses the driver's graph functions, and charges nothing. Tests: tests/integration/test_native_graph.py. */
 #ifndef VC_CUDA_GRAPH_NEED_H
 #define VC_CUDA_GRAPH_NEED_H
 

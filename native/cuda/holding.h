@@ -5,7 +5,7 @@
  * What takes hold counts before the driver is called, what lets go counts after the driver has done it, and each names
  * the holding it found before the call. So the counts are never ahead of the driver, whichever of two racing calls it
  * serves first, and a handle may be given out anew while its old holding is still being settled.
- * Knows no hook. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+ * Uses no hook. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #ifndef VC_CUDA_HOLDING_H
 #define VC_CUDA_HOLDING_H
 

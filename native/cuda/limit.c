@@ -3,7 +3,7 @@
  * that was allowed must not push others out later. What is charged is always the difference between what the driver
  * says that the limit is and what it was when the context was new, which the context has paid: so no order of changes
  * adds up to anything else. What other limits take (stacks, nested launches) is measured.
- * Knows no allocator. Tests: tests/integration/test_native_module.py. */
+ * Uses no allocator. Tests: tests/integration/test_native_module.py. */
 #include "allocators.h"
 #include "charge.h"
 #include "context_table.h"

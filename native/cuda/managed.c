@@ -4,7 +4,7 @@
  * managed memory is bound to its size and no page moves while a kernel runs, and one such GPU among several moves the
  * memory of all to the host: so every visible GPU must have it. Managed pages may escape the memory limits of a
  * container, and a host without memory stands still: so what /proc/meminfo calls available is read first.
- * Knows no charge. Tests: tests/integration/test_native_oversub.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_oversub.py. */
 #include "managed.h"
 
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 /* Memory beyond a container's physical share: managed memory that the program takes for the GPU's own. Where it can be
  * had, and how it is taken and advised. Why: docs/adr/0030.
- * Knows the driver's managed memory, no charge. Tests: tests/integration/test_native_oversub.py. */
+ * Uses the driver's managed memory, and charges nothing. Tests: tests/integration/test_native_oversub.py. */
 #ifndef VC_CUDA_MANAGED_H
 #define VC_CUDA_MANAGED_H
 

@@ -2,7 +2,7 @@
  * program's variables change only on success.
  * Beyond the physical share of a container that has one, memory is managed instead (managed.h). The oldest ABI cannot:
  * its addresses have 32 bits.
- * Knows no accounting. Tests: tests/integration/test_native_quota.py, test_native_oversub.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_quota.py, test_native_oversub.py. */
 #include "charge.h"
 #include "cuda_bodies.h"
 #include "driver.h"

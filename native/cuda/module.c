@@ -2,7 +2,7 @@
  * bytes (hooks/undeclared.h), and a load that does not fit is undone. It stays part of the undeclared bytes, so there
  * is no entry for a module, and what the driver loads later (lazily, at the first use of a kernel) or keeps after an
  * unload is right as well.
- * Knows no sizes. Tests: tests/integration/test_native_module.py. */
+ * Computes no sizes. Tests: tests/integration/test_native_module.py. */
 #include "charge.h"
 #include "context_table.h"
 #include "cuda_bodies.h"

@@ -1,5 +1,5 @@
 /* What a program may ask about an address: converted memory (managed.h) answers like the GPU's own.
- * Knows no accounting. Tests: tests/integration/test_native_oversub.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_oversub.py. */
 #include <stdatomic.h>
 
 #include "charge.h"

@@ -3,7 +3,7 @@
  * Polls come at random instants, so that what they find is true on average: a program whose kernels and pauses
  * alternate within a tick is charged for the kernels only. A process that wakes the thread is charged as if the thread
  * had been polling all along: the poll before lies a random part of a tick back.
- * Knows stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
+ * Uses stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
 #include "poller.h"
 
 #include "capture.h"

@@ -1,6 +1,6 @@
 /* The thread that polls about once a millisecond whether kernels are under way, and charges their time: one in each
  * process that launches under a compute share, asleep while there is nothing to poll.
- * Knows stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
+ * Uses stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
 #ifndef VC_CUDA_POLLER_H
 #define VC_CUDA_POLLER_H
 

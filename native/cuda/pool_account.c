@@ -1,5 +1,5 @@
 /* See pool_account.h.
- * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
+ * Uses the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
 #include "pool_account.h"
 
 #include "capture.h"

@@ -1,14 +1,14 @@
 /* What a memory pool is charged: the larger of what it has reserved and what lives in it.
  *
  * A pool takes memory from the GPU in chunks and gives it back when it is trimmed or something synchronises. How much
- * it holds only the driver knows, so it is asked after each allocation, and again after a synchronisation when
+ * it holds only the driver can tell, so it is asked after each allocation, and again after a synchronisation when
  * something has been freed. In between the charge may be more than the pool holds, and less only while a call is on its
  * way:
  *   begin    the sum of the live blocks must be charged before the driver is called, rounded up to whole chunks
  *   settle   what the pool really reserved is charged or given back; the caller undoes what does not fit
  * When the driver does not answer, a pool is taken to have grown by whole chunks for each allocation, until it does.
  * A thread that holds a pool's lock never waits for another one's.
- * Knows the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
+ * Uses the driver's attributes of a pool and the ledger, no stream. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_ACCOUNT_H
 #define VC_CUDA_POOL_ACCOUNT_H
 

@@ -1,5 +1,5 @@
 /* The live blocks of all pools.
- * Knows no stream. Tests: tests/integration/test_native_pool.py. */
+ * Uses no stream. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_BLOCKS_H
 #define VC_CUDA_POOL_BLOCKS_H
 

@@ -1,5 +1,5 @@
 /* Pools as objects: the calls that make, change and destroy them.
- * Knows no sizes. Tests: tests/integration/test_native_pool.py. */
+ * Computes no sizes. Tests: tests/integration/test_native_pool.py. */
 #include "charge.h"
 #include "cuda_bodies.h"
 #include "driver.h"

@@ -1,6 +1,6 @@
 /* See pool_find.h. Pools that no creating call was seen of are default pools: they are found when they are first used,
  * by asking the driver for the default pool of each device.
- * Knows handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
+ * Uses handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
 #include "pool_find.h"
 
 #include <string.h>

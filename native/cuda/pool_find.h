@@ -1,5 +1,5 @@
 /* The pools of this process: which one a handle is, and which one an allocation without a handle comes from.
- * Knows handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
+ * Uses handles and devices, no sizes. Tests: tests/integration/test_native_pool.py. */
 #ifndef VC_CUDA_POOL_FIND_H
 #define VC_CUDA_POOL_FIND_H
 

@@ -1,5 +1,5 @@
 /* Address ranges of a graph's allocations, as a list that grows, and how many bytes they cover.
- * Knows nothing of CUDA. Tests: tests/native/test_ranges.c. */
+ * Uses nothing of CUDA. Tests: tests/native/test_ranges.c. */
 #ifndef VC_CUDA_RANGES_H
 #define VC_CUDA_RANGES_H
 

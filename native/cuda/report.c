@@ -1,5 +1,5 @@
 /* What CUDA programs see of a GPU: the limit as its size, what is left of it as free.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #include <limits.h>
 
 #include "cuda_bodies.h"

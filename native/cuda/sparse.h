@@ -1,6 +1,6 @@
 /* Sparse and deferred arrays, whose memory is physical memory with holders of its own: what is mapped into them holds
  * it.
- * Knows no counts, holding.c has them. Tests: tests/integration/test_native_sparse.py. */
+ * Counts nothing: holding.c does. Tests: tests/integration/test_native_sparse.py. */
 #ifndef VC_CUDA_SPARSE_H
 #define VC_CUDA_SPARSE_H
 

@@ -1,6 +1,6 @@
 /* One pass over all stream states: which streams have work under way. In the thread of poller.c, whose capture mode is
  * relaxed.
- * Knows the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
+ * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
  * tests/integration/test_native_share.py. */
 #include "capture.h"
 #include "driver.h"

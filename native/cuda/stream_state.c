@@ -1,6 +1,6 @@
 /* See stream_state.h: which state a launch has, its fences, and how states end. The table is in stream_table.c, what a
  * poll asks the driver in stream_poll.c.
- * Knows the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
+ * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
  * tests/integration/test_native_share.py. */
 #include "stream_state.h"
 

@@ -3,7 +3,7 @@
  * stay until the process ends, since a launching thread holds no lock. Keys lie by themselves: a search in a full shelf
  * reads two or three lines of the cache. A stream keeps its state until it ends
  * (docs/adr/0044-a-stream-keeps-its-lane.md).
- * Knows no driver. Tests: tests/native/test_stream_state.c. */
+ * Uses no driver. Tests: tests/native/test_stream_state.c. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <string.h>

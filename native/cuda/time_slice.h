@@ -1,6 +1,6 @@
 /* Where work waits for its container's time slice on the GPU. Only containers with host memory have time slices, and
  * only while an agent says so; for all others a call is one load more.
- * Knows the ledger and streams, no particular kind of work. Tests: tests/integration/test_native_time_slices.py. */
+ * Uses the ledger and streams, no particular kind of work. Tests: tests/integration/test_native_time_slices.py. */
 #ifndef VC_CUDA_TIME_SLICE_H
 #define VC_CUDA_TIME_SLICE_H
 

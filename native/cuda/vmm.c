@@ -1,7 +1,7 @@
 /* Virtual memory management: physical memory by handle, and its mappings. Memory is charged to the device that the call
  * names, whatever context is current, and paid until nothing holds it; addresses cost nothing.
  * Imported memory costs nothing either: its exporter pays (docs/adr/0014-shared-memory-is-paid-once.md).
- * Knows no counts, holding.c has them. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+ * Counts nothing: holding.c does. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
 #include "cuda_bodies.h"
 #include "device.h"
 #include "driver.h"

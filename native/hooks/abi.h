@@ -1,6 +1,6 @@
 /* Which form (ABI) of a driver function cuGetProcAddress means by a name, a version and the kind of default stream. Asked only
  * where the pointer that the driver gave is not known: docs/adr/0042-a-pointer-that-is-not-known-is-judged-by-its-name.md.
- * Knows the list of hooks. Tests: tests/integration/test_native_lookup.py, test_native_proc_address.py. */
+ * Uses the list of hooks. Tests: tests/integration/test_native_lookup.py, test_native_proc_address.py. */
 #ifndef VC_HOOKS_ABI_H
 #define VC_HOOKS_ABI_H
 

@@ -1,5 +1,5 @@
 /* Finds driver libraries and fills the tables of real functions.
- * Knows no policy. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include "driver.h"
 

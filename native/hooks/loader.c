@@ -1,5 +1,5 @@
 /* Finds the real loader functions in libc.so.6 (glibc 2.34 and later) or libdl.so.2 (before).
- * Knows no hook. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include "loader.h"
 

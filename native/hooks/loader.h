@@ -1,6 +1,6 @@
 /* The C library's own dlsym, dlvsym, dlopen and the like, which this library shadows or must not import (their symbol
  * versions differ between glibc releases).
- * Knows no hook. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_LOADER_H
 #define VC_HOOKS_LOADER_H
 

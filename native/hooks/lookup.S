@@ -1,7 +1,7 @@
 /* dlsym and dlvsym as programs see them. RTLD_NEXT and RTLD_DEFAULT use the return address, so everything that is
  * not ours must reach the real function by a jump, with the caller's own return address and registers: no C compiler
  * promises that. resolve.c decides; it answers with the function to jump to, or NULL and the value to return.
- * Knows nothing else. Tests: tests/integration/test_native_lookup.py. */
+ * Uses nothing else. Tests: tests/integration/test_native_lookup.py. */
 
 #if defined(__x86_64__)
 

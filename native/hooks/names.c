@@ -1,5 +1,5 @@
 /* The lists as a lookup table: open addressing over a hash of a name's length and last eight characters.
- * Knows no policy. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include "names.h"
 

@@ -1,5 +1,5 @@
 /* From a function name to the hook that takes its place.
- * Knows no policy. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no policy. Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_NAMES_H
 #define VC_HOOKS_NAMES_H
 

@@ -1,5 +1,5 @@
 /* NVIDIA's headers as the hooks need them: every ABI version under its exported name, none renamed by a macro.
- * Knows no policy. Tests: tests/integration/test_native_exports.py (each symbol of the lists is exported). */
+ * Uses no policy. Tests: tests/integration/test_native_exports.py (each symbol of the lists is exported). */
 #ifndef VC_HOOKS_NVIDIA_H
 #define VC_HOOKS_NVIDIA_H
 

@@ -1,5 +1,5 @@
 /* See nvml_probe.h.
- * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
 #define _GNU_SOURCE
 #include "nvml_probe.h"
 

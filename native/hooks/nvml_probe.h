@@ -1,7 +1,7 @@
 /* Reads one GPU of the ledger through NVML's real functions: which process holds how much of it. NVML is started once
  * and stays started, until the program ends its own last use: starting it takes milliseconds, reading some
  * microseconds. What the program sees of that: starts.h.
- * Knows no quota. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_context.py, test_native_undeclared.py. */
 #ifndef VC_HOOKS_NVML_PROBE_H
 #define VC_HOOKS_NVML_PROBE_H
 

@@ -1,5 +1,5 @@
 /* Loaded objects and their dynamic symbols, read from the program headers that dl_iterate_phdr reports.
- * Knows no hook. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include "objects.h"
 

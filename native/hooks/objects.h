@@ -1,5 +1,5 @@
 /* Reads the objects that the dynamic loader has mapped, without calling it: dlsym cannot be asked where dlsym is.
- * Knows no hook, allocates nothing, works before constructors have run.
+ * Uses no hook, allocates nothing, works before constructors have run.
  * Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_OBJECTS_H
 #define VC_HOOKS_OBJECTS_H
@@ -11,7 +11,7 @@
 struct object {
   uintptr_t base;
   uintptr_t begin, end; /* its memory, from the first segment to the last */
-  const char *path;   /* as the loader knows it; "" for the main program */
+  const char *path;   /* as the loader has it; "" for the main program */
   const char *soname; /* "" when it has none */
   const ElfW(Sym) *symbols;
   const char *strings;

@@ -1,6 +1,6 @@
 /* Filled when a driver is adopted, read ever after. A reader may come while an entry is written: it finds the whole
  * entry or an empty slot, and asks only about spans that are complete.
- * Knows neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */
+ * Uses neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */
 #include "pointers.h"
 
 #include <stddef.h>

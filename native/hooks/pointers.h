@@ -1,6 +1,6 @@
 /* From a driver's own function to the hook that takes its place. The driver's functions have one address each, so an
  * address says more than a name and a version number could, and costs less to look up than a name.
- * Knows neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */
+ * Uses neither hooks nor drivers. Tests: tests/integration/test_native_lookup.py. */
 #ifndef VC_HOOKS_POINTERS_H
 #define VC_HOOKS_POINTERS_H
 

@@ -2,7 +2,7 @@
  * dlsym, as cuew and NVIDIA's samples do). A preloaded function of that name takes the variable's place in the
  * library's own references, and what it stores there would go into our code.
  * docs/adr/0043-a-librarys-own-variables-are-its-own.md.
- * Knows the list of hooks, no driver. Tests: tests/integration/test_native_variables.py. */
+ * Uses the list of hooks, no driver. Tests: tests/integration/test_native_variables.py. */
 #ifndef VC_HOOKS_REBIND_H
 #define VC_HOOKS_REBIND_H
 

@@ -5,7 +5,7 @@
  * function and takes the address it gave. In a driver that is known, the address alone says which hook takes its place;
  * that costs two nanoseconds and no reading of the name. RTLD_NEXT and RTLD_DEFAULT depend on the caller: there the
  * name decides first, and the result is a function for the stub in lookup.S to jump to, or the value to return.
- * Knows no policy and no driver function. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no policy and no driver function. Tests: tests/integration/test_native_lookup.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
-/* Whose start of NVML it is. NVML counts its users in the process, and this library is one of them while it measures. The
- * program sees its own starts alone: without one NVML is not initialised for it, its last nvmlShutdown() ends NVML, and
- * one more than that ends nothing.
- * Knows no function but nvmlInit and nvmlShutdown. Tests: tests/integration/test_native_starts.py. */
+/* Whose start of NVML it is. NVML counts its users in the process, and this library is one of them while it measures.
+ * The program sees its own starts alone: without one NVML is not initialised for it, its last nvmlShutdown() ends NVML,
+ * and one more than that ends nothing. Uses no function but nvmlInit and nvmlShutdown. Tests:
+ * tests/integration/test_native_starts.py. */
 #ifndef VC_HOOKS_STARTS_H
 #define VC_HOOKS_STARTS_H
 
@@ -16,7 +16,7 @@ extern _Atomic int32_t starts_programs __attribute__((visibility("hidden")));
 /* This thread is inside NVML, or asks it for the library: what comes by here is not the program's call. */
 extern _Thread_local int starts_inside __attribute__((visibility("hidden")));
 
-/* Whether a call of the program may go on to the driver, which knows best when the library has not started it. */
+/* Whether a call of the program may go on to the driver, which decides while the library has not started it. */
 static inline int starts_may_pass(void) {
   return atomic_load_explicit(&starts_ours, memory_order_relaxed) == 0 || starts_inside != 0 ||
          atomic_load_explicit(&starts_programs, memory_order_relaxed) > 0;

@@ -1,6 +1,6 @@
 /* The names of all functions in the lists, as constants without one address in them. A table of addresses costs every
  * process that starts, whether it uses CUDA or not, a relocation for each and a copy of every page that they are on.
- * Knows no hook. Tests: tests/integration/test_native_lookup.py, test_native_exports.py (how few pages are relocated). */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py, test_native_exports.py (how few pages are relocated). */
 #ifndef VC_HOOKS_SYMBOLS_H
 #define VC_HOOKS_SYMBOLS_H
 

@@ -1,5 +1,5 @@
 /* See thread.h.
- * Knows no hook. Tests: tests/integration/test_native_share.py. */
+ * Uses no hook. Tests: tests/integration/test_native_share.py. */
 #define _GNU_SOURCE
 #include "thread.h"
 

@@ -1,6 +1,6 @@
 /* A thread of the library's own, in programs that use the feature that needs it. The C library's pthread_create is found
  * at run time: before glibc 2.34 it lies in a library that a program need not have, but every CUDA driver brings.
- * Knows no hook. Tests: tests/integration/test_native_share.py. */
+ * Uses no hook. Tests: tests/integration/test_native_share.py. */
 #ifndef VC_HOOKS_THREAD_H
 #define VC_HOOKS_THREAD_H
 

@@ -8,7 +8,7 @@
  *   by hooked calls (charged before the driver is asked, given back after it), so what is found is never too much.
  * - No driver call is made under the lock, only NVML's, and no thread waits long for it: a module may be loaded from a
  *   callback inside the driver.
- * Knows no allocator. Tests: tests/integration/test_native_undeclared.py. */
+ * Uses no allocator. Tests: tests/integration/test_native_undeclared.py. */
 #include "undeclared.h"
 
 #include <stdatomic.h>

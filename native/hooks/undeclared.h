@@ -1,8 +1,8 @@
 /* What this process holds of a GPU beyond what it has declared: module code, static arrays, local memory, all that
- * passes no hooked call. Measured on itself, where NVML lists the process under the PID it knows, at moments that are
+ * passes no hooked call. Measured on itself, where NVML lists the process under its own PID, at moments that are
  * cheap beside what they belong to; counted as used, in the process's own slot. Why and how: docs/adr/0016. Where
  * nothing can be measured nothing is counted: that is the node agent's part.
- * Knows the ledger and NVML's real functions, no allocator. Tests: tests/integration/test_native_undeclared.py. */
+ * Uses the ledger and NVML's real functions, no allocator. Tests: tests/integration/test_native_undeclared.py. */
 #ifndef VC_HOOKS_UNDECLARED_H
 #define VC_HOOKS_UNDECLARED_H
 

@@ -1,5 +1,5 @@
 /* Limit and use of a column as programs see them.
- * Knows neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
+ * Uses neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
 #include "view.h"
 
 #include <stdatomic.h>

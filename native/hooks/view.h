@@ -1,5 +1,5 @@
 /* The one set of numbers that cuMemGetInfo, cuDeviceTotalMem and NVML show.
- * Knows the ledger, neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
+ * Uses the ledger, neither CUDA nor NVML. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_HOOKS_VIEW_H
 #define VC_HOOKS_VIEW_H
 

@@ -1,6 +1,6 @@
 /* Accounting and codec sessions: what NVML keeps by PID of the machine. A program sees the entries of the container's
  * live processes, and none where the machine's PIDs are not its own. Buffer size and mode are the GPU's.
- * Knows no accounting. Tests: tests/integration/test_native_views.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_views.py. */
 #include <string.h>
 
 #include "nvml_bodies.h"

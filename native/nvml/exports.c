@@ -1,5 +1,5 @@
 /* The NVML functions that programs link with or are handed; see native/cuda/exports.c.
- * Knows no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
+ * Decides no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
 #include <stdatomic.h>
 
 #include "nvml_bodies.h"

@@ -1,5 +1,5 @@
 /* Device handle to column, by UUID. A handle stands for the same GPU as long as the driver is loaded.
- * Knows no numbers. Tests: tests/integration/test_native_nvml.py. */
+ * Decides no numbers. Tests: tests/integration/test_native_nvml.py. */
 #include "gpu.h"
 
 #include <stdatomic.h>

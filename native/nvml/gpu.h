@@ -1,5 +1,5 @@
 /* NVML devices as columns of the ledger, and the GPUs of the machine in NVML's order.
- * Knows the driver and the ledger's columns, no numbers. Tests: tests/integration/test_native_nvml.py. */
+ * Uses the driver and the ledger's columns, no numbers. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_NVML_GPU_H
 #define VC_NVML_GPU_H
 

@@ -1,6 +1,6 @@
 /* Memory of a GPU as NVML shows it: the limit is the size. The real call goes first: it knows whether NVML is
  * initialised, whether the device is one, which structure versions exist, and what the device does not support.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #include "nvml_bodies.h"
 #include "driver.h"
 #include "gpu.h"

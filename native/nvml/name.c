@@ -1,5 +1,5 @@
 /* Names of processes, as NVML gives them: the first word of the command line.
- * Knows no ledger. Tests: tests/integration/test_native_nvml.py. */
+ * Uses no ledger. Tests: tests/integration/test_native_nvml.py. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Prototypes of the bodies that stand behind the exported NVML wrappers, from the list.
- * Knows no policy. Tests: tests/integration/test_native_exports.py. */
+ * Uses no policy. Tests: tests/integration/test_native_exports.py. */
 #ifndef VC_NVML_NVML_BODIES_H
 #define VC_NVML_NVML_BODIES_H
 

@@ -7,7 +7,7 @@
  * The table has only grown and no entry has moved, so 525 and all branches from 535 to 580 are taken as known. From any
  * other branch programs get the table cut off before the lists: nvidia-smi then shows none, and so none of other
  * containers.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py, make test-nvidia-smi. */
+ * Charges nothing itself. Tests: tests/integration/test_native_nvml.py, make test-nvidia-smi. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Process lists of NVML, all versions: the ledger's processes with the PIDs that the caller's own namespace has for
  * them, instead of every process of the machine under PIDs that mean nothing here. Graphics and MPS lists are empty:
  * the ledger knows only CUDA. The real call checks the arguments.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #define _GNU_SOURCE
 #include "process.h"
 

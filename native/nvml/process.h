@@ -1,5 +1,5 @@
 /* The container's own processes on a GPU.
- * Knows the ledger, no NVML structure. Tests: tests/integration/test_native_nvml.py. */
+ * Uses the ledger, no NVML structure. Tests: tests/integration/test_native_nvml.py. */
 #ifndef VC_NVML_PROCESS_H
 #define VC_NVML_PROCESS_H
 

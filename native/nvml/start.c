@@ -1,6 +1,6 @@
 /* The program's starts and ends of NVML. Its last end is the library's too: handles that it kept mean nothing then, as
  * without the library. The next reading starts NVML again.
- * Knows no numbers. Tests: tests/integration/test_native_starts.py. */
+ * Decides no numbers. Tests: tests/integration/test_native_starts.py. */
 #include "driver.h"
 #include "nvml_probe.h"
 #include "nvml_bodies.h"

@@ -2,7 +2,7 @@
  * the machine's PIDs, newer ones those of the processes that are not visible there, and a stranger's may equal one of
  * ours (docs/adr/0017-whose-pids-nvml-shows.md). The number of samples that a program is
  * told to make room for is the driver's, for all tenants.
- * Knows no accounting. Tests: tests/integration/test_native_nvml.py. */
+ * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #include <string.h>
 
 #include "nvml_bodies.h"

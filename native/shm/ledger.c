@@ -23,7 +23,7 @@
  *   and what is given back is given back to the whole first. So the whole never holds what no part holds, and as the
  *   parts' limits add up to its own, it has room where a part has it, except after a live change; what is taken from a
  *   part and then refused by the whole may meanwhile refuse another process, no more.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
  * test_ledger_step.c, test_ledger_split.c. */
 #include "ledger.h"
 

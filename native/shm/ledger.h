@@ -1,5 +1,5 @@
 /* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in ledger.c.
- * Knows nothing of CUDA or NVML: GPUs are columns, found by UUID.
+ * Uses nothing of CUDA or NVML: GPUs are columns, found by UUID.
  * Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c. */
 #ifndef VC_SHM_LEDGER_H
 #define VC_SHM_LEDGER_H

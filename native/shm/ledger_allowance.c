@@ -1,5 +1,5 @@
 /* See ledger_allowance.h.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
 #include "ledger_allowance.h"
 
 enum { HOLD_OFF = 1024 }; /* charges for which a process whose allowance was revoked does not reserve anew */

@@ -17,7 +17,7 @@
  * The level is only good together with what the process itself remembers of it, which it forgets before it writes a new
  * one: between writing and confirming it must not be used, not by another thread either. It carries the slot's
  * generation: a process that lost its slot meanwhile writes its level into another owner's, who must not believe it.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
 #ifndef VC_SHM_LEDGER_ALLOWANCE_H
 #define VC_SHM_LEDGER_ALLOWANCE_H
 

@@ -1,5 +1,5 @@
 /* Attaching to a limits page and its ledger: everything is checked here once, so that the hot paths check nothing.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #include <stdio.h>
 #include <stdlib.h>
 

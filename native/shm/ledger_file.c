@@ -1,7 +1,7 @@
 /* The ledger seen from outside: create, read, cut back. The reader is the node agent, the writers are the container's
  * processes, so nothing that is read here is believed: sizes are checked, the file is never mapped (one cut short under
  * a mapping kills the reader), and the only identity taken for truth is the kernel's word on who holds a slot's lock.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger_file.c, tests/unit/vcuda/test_ledger.py. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_file.c, tests/unit/vcuda/test_ledger.py. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

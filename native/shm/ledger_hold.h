@@ -13,7 +13,7 @@
  * certainly gone. Too much may be counted then, and never too little.
  *
  * Sources: fcntl(2), "Open file description locks"; in the kernel, locks_remove_file() runs at the last reference to
- * the open file, a mapping is one, and ovl_mmap() puts the file below in its place. Knows nothing of CUDA or NVML.
+ * the open file, a mapping is one, and ovl_mmap() puts the file below in its place. Uses nothing of CUDA or NVML.
  * Tests: tests/native/test_ledger_hold.c. */
 #ifndef VC_SHM_LEDGER_HOLD_H
 #define VC_SHM_LEDGER_HOLD_H

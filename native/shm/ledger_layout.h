@@ -2,7 +2,7 @@
  * 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the GPU and
  * the host. It is made for containers that may use host memory, and for no others. The slot's two lock bytes lie beyond
  * the data at LEDGER_LOCKS + slot and LEDGER_HOLDS + slot (ledger_hold.h): locks need no bytes there, and no read of
- * the file can meet them. Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
+ * the file can meet them. Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
 #ifndef VC_SHM_LEDGER_LAYOUT_H
 #define VC_SHM_LEDGER_LAYOUT_H
 

@@ -5,7 +5,7 @@
  * namespace NVML names processes as they know themselves, which is what makes a measurement certain (hooks/undeclared.h);
  * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives
  * itself, and the node agent measures.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
 #include "ledger_priv.h"
 #include "os.h"
 

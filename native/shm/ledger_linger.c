@@ -6,7 +6,7 @@
  * process of the container that reads the ledger or is about to refuse, so one that sleeps delays no other. Killed in
  * between, it leaves the bytes charged until the slot ends: too much, never too little. A record whose slot changed
  * hands means nothing.
- * Knows nothing of CUDA or NVML. Tests: tests/integration/test_native_lingering.py. */
+ * Uses nothing of CUDA or NVML. Tests: tests/integration/test_native_lingering.py. */
 #include "ledger_priv.h"
 #include "os.h"
 

@@ -6,7 +6,7 @@
  * a slot is one that fails when another process was there meanwhile: emptying or taking a slot raises its generation,
  * and the owner compares generations on every charge. An owner cannot lose a held slot. One that has lost its hold (the
  * program unmapped what it does not know) and then its slot registers again with what it really holds.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
 #include <string.h>
 
 #include "ledger_allowance.h"

@@ -1,5 +1,5 @@
 /* What the ledger's process side answers to those who only read: limits, sums, processes, columns. Takes no slot.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
 #include <string.h>
 
 #include "ledger_plane.h"

@@ -1,5 +1,5 @@
 /* Limits page: create, check, read, change live.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_limits.c, tests/unit/vcuda/test_limits.py. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c, tests/unit/vcuda/test_limits.py. */
 #include <stddef.h>
 #include <string.h>
 

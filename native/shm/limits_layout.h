@@ -1,6 +1,6 @@
 /* The limits page as bytes. Written by the agent or by vcuda run, mapped read-only by every process of the container.
  * Frozen: a change of meaning is a new version number, because running containers keep the library they mapped.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */
 #ifndef VC_SHM_LIMITS_LAYOUT_H
 #define VC_SHM_LIMITS_LAYOUT_H
 

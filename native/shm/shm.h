@@ -1,5 +1,5 @@
 /* shm_api.h for C: the guard, the includes and the sizes that the directive-free text cannot carry.
- * Knows nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_limits.c. */
 #ifndef VC_SHM_H
 #define VC_SHM_H
 

@@ -1,6 +1,6 @@
 /* Numbered records of one size, for what hangs together in lists: memory comes from mmap, never from the program's
  * malloc, and grows by doubling, which moves the records: keep numbers, not addresses.
- * Knows nothing of CUDA and locks nothing: the caller does. Tests: tests/native/test_store.c. */
+ * Uses nothing of CUDA and locks nothing: the caller does. Tests: tests/native/test_store.c. */
 #ifndef VC_TABLE_STORE_H
 #define VC_TABLE_STORE_H
 

@@ -1,6 +1,6 @@
 /* Linear probing with backward-shift deletion: no tombstones, so a table that has seen a billion addresses probes no
  * longer than a new one. A shard grows at three quarters.
- * Knows nothing of CUDA. Tests: tests/native/test_table.c. */
+ * Uses nothing of CUDA. Tests: tests/native/test_table.c. */
 #define _GNU_SOURCE
 #include "table.h"
 

@@ -1,7 +1,7 @@
 /* The allocation table of a process: what each live address (or handle) has been charged, where and to which owner.
  * Sharded open addressing, flat in cost from none to millions of entries; memory comes from mmap, never from the
  * program's malloc.
- * Knows nothing of CUDA. Tests: tests/native/test_table.c. */
+ * Uses nothing of CUDA. Tests: tests/native/test_table.c. */
 #ifndef VC_TABLE_TABLE_H
 #define VC_TABLE_TABLE_H
 

@@ -1,4 +1,4 @@
-/* Arrays as copies see them. Knows nothing of streams. Tests: tests/unit/fakedriver/test_arrays.py. */
+/* Arrays as copies see them. Uses nothing of streams. Tests: tests/unit/fakedriver/test_arrays.py. */
 #ifndef FAKE_ARRAY_H
 #define FAKE_ARRAY_H
 

@@ -1,5 +1,5 @@
 /* What every entry point does first: check whether something was ordered for this call (a failure, a latency,
- * counting). Costs two loads when nothing was. Knows no CUDA and no NVML beyond the names in the .def files.
+ * counting). Costs two loads when nothing was. Uses no CUDA and no NVML beyond the names in the .def files.
  * Tests: tests/unit/fakedriver/test_control.py. */
 #ifndef FAKE_CALL_H
 #define FAKE_CALL_H

@@ -1,4 +1,4 @@
-/* Modules, libraries and the functions in them. Knows nothing of streams.
+/* Modules, libraries and the functions in them. Uses nothing of streams.
  * Tests: tests/unit/fakedriver/test_modules.py. */
 #ifndef FAKE_CODE_H
 #define FAKE_CODE_H

@@ -1,4 +1,4 @@
-/* Copies and fills, as streams and graphs do them. Knows nothing of streams itself.
+/* Copies and fills, as streams and graphs do them. Uses nothing of streams itself.
  * Tests: tests/unit/fakedriver/test_copies.py. */
 #ifndef FAKE_COPY_H
 #define FAKE_COPY_H

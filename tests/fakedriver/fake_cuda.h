@@ -1,5 +1,5 @@
 /* What the parts of the simulated libcuda.so.1 share. The opaque structures of cuda.h are defined here.
- * Knows nothing of NVML. Tests: tests/unit/fakedriver. */
+ * Uses nothing of NVML. Tests: tests/unit/fakedriver. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 

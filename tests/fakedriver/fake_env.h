@@ -1,5 +1,5 @@
 /* The environment variables of the simulated driver: the only place that reads them.
- * Knows nothing of the state. Tests: tests/unit/fakedriver/test_visibility.py. */
+ * Uses nothing of the state. Tests: tests/unit/fakedriver/test_visibility.py. */
 #ifndef FAKE_ENV_H
 #define FAKE_ENV_H
 

@@ -1,5 +1,5 @@
 /* Graphs: nodes that describe work, and memory that graphs own.
- * Knows nothing of how work is done; fake_graph_exec.c does it. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Uses nothing of how work is done; fake_graph_exec.c does it. Tests: tests/unit/fakedriver/test_graphs.py. */
 #ifndef FAKE_GRAPH_H
 #define FAKE_GRAPH_H
 

@@ -1,5 +1,5 @@
 /* The simulated machine as one flat value, and its text form.
- * Knows nothing of processes, CUDA or NVML: it is stored as it is in the shared state file.
+ * Uses nothing of processes, CUDA or NVML: it is stored as it is in the shared state file.
  * Tests: tests/unit/fakedriver/test_machine_file.py, test_topology_text.py. */
 #ifndef FAKE_MACHINE_H
 #define FAKE_MACHINE_H

@@ -1,4 +1,4 @@
-/* What the parts of the simulated libnvidia-ml.so.1 share. Knows nothing of CUDA.
+/* What the parts of the simulated libnvidia-ml.so.1 share. Uses nothing of CUDA.
  * Tests: tests/unit/fakedriver/test_nvml_*.py. */
 #ifndef FAKE_NVML_H
 #define FAKE_NVML_H

@@ -1,6 +1,6 @@
 /* What all processes on the simulated machine share: one mapped file with the machine, the memory of each GPU and one
  * slot per process that uses a GPU.
- * Knows nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_sharing.py.
+ * Uses nothing of CUDA or NVML. Tests: tests/unit/fakedriver/test_sharing.py.
  *
  * A slot belongs to the process that holds a POSIX record lock on the slot's byte far beyond the end of the file: the
  * kernel drops the lock when the process dies, however it dies, and tells every process the owner's PID in their own

@@ -6,7 +6,7 @@
  * Work is done when that time reaches what it was when the work was submitted, or when the work before it ends, plus
  * what it takes. A process that reads it moves it forward, from one end of a process's work to the next. The last
  * changes of pace are remembered, to say when an instant was on the clock. A process that dies leaves the round when
- * its slot is freed. Must not know what work is. Tests: tests/unit/fakedriver/test_time.py. */
+ * its slot is freed. Must not depend on what work is. Tests: tests/unit/fakedriver/test_time.py. */
 #include "fake_work.h"
 
 #include <time.h>

@@ -1,5 +1,5 @@
 /* Which GPUs a process gets to see, by NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES.
- * Knows only the machine; reads no environment. Tests: tests/unit/fakedriver/test_visibility.py. */
+ * Uses only the machine; reads no environment. Tests: tests/unit/fakedriver/test_visibility.py. */
 #ifndef FAKE_VISIBLE_H
 #define FAKE_VISIBLE_H
 

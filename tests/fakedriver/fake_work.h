@@ -1,4 +1,4 @@
-/* Streams, events and the time that work takes. Knows nothing of memory.
+/* Streams, events and the time that work takes. Uses nothing of memory.
  * Tests: tests/unit/fakedriver/test_streams.py. */
 #ifndef FAKE_WORK_H
 #define FAKE_WORK_H
