@@ -6,7 +6,7 @@
  * that thread alone; there fences tell, which are events that the thread records behind its launches, and what it
  * waited for itself. After a poll a few launches in a row get a fence, so that of a thread that launches seldom all is
  * known, and one that launches often does not pay for more. A state is found without a lock, so a stream keeps it until
- * it ends: docs/adr/0044-a-stream-keeps-its-lane.md. Fences also measure every stream's queue, for the window that
+ * it ends: docs/adr/0044-a-stream-keeps-its-state.md. Fences also measure every stream's queue, for the window that
  * bounds it: shm/window.c.
  * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
  * tests/integration/test_native_share.py. */

@@ -2,7 +2,7 @@
  * finds its neighbourhood full in all that are there. The first is part of the library; the others come from mmap and
  * stay until the process ends, since a launching thread holds no lock. Keys lie by themselves: a search in a full shelf
  * reads two or three lines of the cache. A stream keeps its state until it ends
- * (docs/adr/0044-a-stream-keeps-its-lane.md).
+ * (docs/adr/0044-a-stream-keeps-its-state.md).
  * Uses no driver. Tests: tests/native/test_stream_state.c. */
 #define _GNU_SOURCE
 #include <stddef.h>
