@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.allocation.owner import Admitted, Ended, Verdict, owner_of
+from agent.allocation.owner import Identification, Lifecycle, Requester, owner_of
 from agent.inventory.lending_source import host_memory_left
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
@@ -46,7 +46,7 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["AllocationService", "ImpossibleError", "Settled"]
 
 _RESOURCE = "gigaslice.io/vgpu-memory"
-_NOBODY = Ended()
+_UNKNOWN = Lifecycle()
 _ONE_POD_SECONDS = 30.0  # far more than a kubelet ever takes between two containers of a pod
 
 
@@ -107,7 +107,7 @@ class AllocationService:
         self._new_id = new_id
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._host_left = host_left
-        self._parsed: tuple[Admitted, RequestOptions] | None = None
+        self._parsed: tuple[Requester, RequestOptions] | None = None
         self._log = get_logger("allocator")
 
     def prefer(
@@ -115,8 +115,8 @@ class AllocationService:
         available: Sequence[str],
         must_include: Sequence[str],
         size: int,
-        admitted: Admitted | None = None,
-        ended: Ended = _NOBODY,
+        requester: Requester | None = None,
+        lifecycle: Lifecycle = _UNKNOWN,
     ) -> tuple[str, ...]:
         """SIZE device IDs named after the GPUs that placement would choose; fewer or none when in doubt.
 
@@ -124,12 +124,12 @@ class AllocationService:
         others are forgotten by the kubelet, and count.
         """
         free = frozenset(available) - frozenset(must_include)
-        table = self._store.table.counted_out(ended.over).given_back(free, ended.over)
+        table = self._store.table.counted_out(lifecycle.over).given_back(free, lifecycle.over)
         self._store.remember(table)
-        uid = admitted.pod.uid if admitted else ""
-        after, _ = self._taken_over(table, must_include, uid, ended)
-        node = self._node(after, uid, self._wants_host(admitted), max(1, size))
-        asked = self._asked(node, after, admitted, max(1, size))
+        uid = requester.pod.uid if requester else ""
+        after, _ = self._taken_over(table, must_include, uid, lifecycle)
+        node = self._node(after, uid, self._wants_host(requester), max(1, size))
+        asked = self._asked(node, after, requester, max(1, size))
         if isinstance(asked, Infeasible):
             return ()
         return preferred_device_ids(
@@ -139,8 +139,8 @@ class AllocationService:
     def allocate(
         self,
         requests: Sequence[Sequence[str]],
-        verdict: Verdict | None = None,
-        ended: Ended = _NOBODY,
+        identified: Identification | None = None,
+        lifecycle: Lifecycle = _UNKNOWN,
     ) -> tuple[Allocation, ...]:
         """One allocation per request, recorded and with its directory made. All or none.
 
@@ -148,10 +148,10 @@ class AllocationService:
         ImpossibleError for what can never fit, StorageError when nothing can be recorded.
         """
         wanted = frozenset(device_id for device_ids in requests for device_id in device_ids)
-        table = self._store.table.counted_out(ended.over - self._lenders(wanted, verdict, ended))
+        table = self._store.table.counted_out(lifecycle.over - self._lenders(wanted, identified, lifecycle))
         fresh: list[Allocation] = []
         for device_ids in requests:
-            table, allocation = self._add(table, frozenset(device_ids), verdict, ended)
+            table, allocation = self._add(table, frozenset(device_ids), identified, lifecycle)
             fresh.append(allocation)
         self._store.commit(table, fresh)
         for allocation in fresh:
@@ -195,13 +195,13 @@ class AllocationService:
         since = self._now() - allocation.created
         return since if since >= 0 else math.inf
 
-    def remarks(self, admitted: Admitted, allocation: Allocation | None = None) -> tuple[str, ...]:
+    def remarks(self, requester: Requester, allocation: Allocation | None = None) -> tuple[str, ...]:
         """What people should know about its annotations: mistakes in one sentence, and what has no effect on
         ALLOCATION.
         """
-        options = self._options(admitted)
+        options = self._options(requester)
         mistakes = options.mistakes + options.contradictions(
-            admitted.container.requests.get(self.resource, 1)
+            requester.container.requests.get(self.resource, 1)
         )
         if mistakes:
             return (_to_correct(mistakes), *options.notes)
@@ -225,23 +225,23 @@ class AllocationService:
             "near this GPU; annotations ask for it, or the near ones have no room"
         )
 
-    def settle(self, allocation: Allocation, admitted: Admitted | None) -> Settled:
+    def settle(self, allocation: Allocation, requester: Requester | None) -> Settled:
         """Looks at an undecided allocation again, now that ADMITTED is whom it is for; None: nobody will ever know.
 
         Its GPUs stay what they are, since the runtime has been told; all else is brought into agreement with the
         options.
         """
         table = self._store.table
-        if admitted is None:
+        if requester is None:
             self._store.update(table.replaced([replace(allocation, undecided=False)]))
             return Settled()
-        options = self._options(admitted)
+        options = self._options(requester)
         mistakes = options.mistakes + options.contradictions(len(allocation.device_ids))
         if mistakes:
             return Settled(_to_correct(mistakes))
         others = table.without([allocation.id])
-        node = self._node(others, admitted.pod.uid, options.oversubscribe, len(allocation.device_ids))
-        placement = self._as_wished(node, others, allocation, admitted)
+        node = self._node(others, requester.pod.uid, options.oversubscribe, len(allocation.device_ids))
+        placement = self._as_wished(node, others, allocation, requester)
         if placement is None:
             return Settled(
                 "its GPUs were chosen before its annotations could be read or made sense, and these ask for others; "
@@ -250,7 +250,7 @@ class AllocationService:
             )
         changed = replace(
             allocation,
-            owner=admitted.owner,
+            owner=requester.owner,
             policy=AllocationOptions.of(options),
             holds=assign_device_ids(allocation.device_ids, placement, self.inventory.gpus),
             undecided=False,
@@ -278,41 +278,49 @@ class AllocationService:
         known.
         """
         if allocation.undecided and not allocation.foreign:
-            admitted = owner_of(allocation, lookup, self._store.table, self.resource)
-            if admitted is not None:
-                self.settle(allocation, admitted)
+            requester = owner_of(allocation, lookup, self._store.table, self.resource)
+            if requester is not None:
+                self.settle(allocation, requester)
 
-    def _lenders(self, device_ids: frozenset[str], verdict: Verdict | None, ended: Ended) -> frozenset[str]:
+    def _lenders(
+        self, device_ids: frozenset[str], identified: Identification | None, lifecycle: Lifecycle
+    ) -> frozenset[str]:
         """Those who have DEVICE_IDS and may be init containers of the pod that gets them: they are never listed."""
-        admitted = verdict.admitted if verdict else None
+        requester = identified.requester if identified else None
         since = self._now() - _ONE_POD_SECONDS
         return self._store.table.lenders(
-            device_ids, admitted.pod.uid if admitted else "", ended.started, since
+            device_ids, requester.pod.uid if requester else "", lifecycle.started, since
         )
 
     def _taken_over(
-        self, table: AllocationTable, device_ids: Iterable[str], uid: str, ended: Ended
+        self, table: AllocationTable, device_ids: Iterable[str], uid: str, lifecycle: Lifecycle
     ) -> tuple[AllocationTable, tuple[str, ...]]:
         since = self._now() - _ONE_POD_SECONDS
-        return table.taken_over(device_ids, pod=uid, over=ended.over, started=ended.started, since=since)
+        return table.taken_over(
+            device_ids, pod=uid, over=lifecycle.over, started=lifecycle.started, since=since
+        )
 
     def _add(
-        self, table: AllocationTable, device_ids: frozenset[str], verdict: Verdict | None, ended: Ended
+        self,
+        table: AllocationTable,
+        device_ids: frozenset[str],
+        identified: Identification | None,
+        lifecycle: Lifecycle,
     ) -> tuple[AllocationTable, Allocation]:
         if not device_ids:
             raise ImpossibleError(
                 "the kubelet asked for a container without devices; report this with its version"
             )
-        admitted = verdict.admitted if verdict else None
-        uid = admitted.pod.uid if admitted else ""
-        after, superseded = self._taken_over(table, device_ids, uid, ended)
-        host = self._wants_host(admitted)
+        requester = identified.requester if identified else None
+        uid = requester.pod.uid if requester else ""
+        after, superseded = self._taken_over(table, device_ids, uid, lifecycle)
+        host = self._wants_host(requester)
         node = self._node(after, uid, host, len(device_ids))
-        asked = self._asked(node, after, admitted, len(device_ids))
+        asked = self._asked(node, after, requester, len(device_ids))
         if isinstance(asked, Infeasible):
             raise ImpossibleError(f"{asked.detail} ({len(device_ids)} slices in all)")
         chosen = self._choose(node, device_ids, asked.request)
-        suspects = (str(admitted.pod),) if admitted else (verdict.possible if verdict else ())
+        suspects = (str(requester.pod),) if requester else (identified.possible if identified else ())
         allocation = Allocation(
             id=self._new_id(),
             number=after.next_number,
@@ -321,16 +329,16 @@ class AllocationService:
             library=self._store.library,
             supersedes=superseded,
             waiting=chosen.waiting,
-            owner=admitted.owner if admitted else None,
+            owner=requester.owner if requester else None,
             suspects=suspects or None,
             policy=AllocationOptions.of(asked.options),
-            undecided=bool(asked.mistakes) or (verdict is not None and admitted is None),
+            undecided=bool(asked.mistakes) or (identified is not None and requester is None),
         )
         allocation = host_memory.split(after, allocation, self.inventory.gpus)
         return after.with_allocation(allocation), allocation
 
-    def _wants_host(self, admitted: Admitted | None) -> bool:
-        return admitted is not None and self._options(admitted).oversubscribe
+    def _wants_host(self, requester: Requester | None) -> bool:
+        return requester is not None and self._options(requester).oversubscribe
 
     def host_lacks(self, allocation: Allocation) -> str | None:
         """What the host's memory lacks for ALLOCATION to start, or to have its quota; None when nothing does."""
@@ -354,20 +362,20 @@ class AllocationService:
         have = f"{units.format_bytes(need)} of host memory, of which {units.format_bytes(left)} are left"
         return f"{have}: what all containers were promised beyond the GPUs' own memory and do not use yet"
 
-    def _options(self, admitted: Admitted) -> RequestOptions:
+    def _options(self, requester: Requester) -> RequestOptions:
         known = self._parsed
-        if known is None or known[0] is not admitted:  # one admission asks several times
-            options = parse_options(admitted.pod.annotations, admitted.container.name, self._unit)
-            known = self._parsed = (admitted, options)
+        if known is None or known[0] is not requester:  # one admission asks several times
+            options = parse_options(requester.pod.annotations, requester.container.name, self._unit)
+            known = self._parsed = (requester, options)
         return known[1]
 
     def _asked(
-        self, node: NodeState, table: AllocationTable, admitted: Admitted | None, slices: int
+        self, node: NodeState, table: AllocationTable, requester: Requester | None, slices: int
     ) -> _Asked | Infeasible:
         """What is asked for, or why this node can never have it."""
-        if admitted is None:
+        if requester is None:
             return _Asked(Request(total=slices), RequestOptions())
-        options = self._options(admitted)
+        options = self._options(requester)
         mistakes = options.mistakes
         if odd := options.contradictions(slices):
             mistakes += odd
@@ -377,9 +385,9 @@ class AllocationService:
             return allowed
         only = allowed if len(allowed) < len(node.gpus) else frozenset[str]()
         request = options.request(slices, only)
-        own = frozenset(gpu for allocation in table.of_pod(admitted.pod.uid) for gpu in allocation.quota())
+        own = frozenset(gpu for allocation in table.of_pod(requester.pod.uid) for gpu in allocation.quota())
         if options.same_gpu:
-            together = self._together(node, table, request, admitted, slices)
+            together = self._together(node, table, request, requester, slices)
             if isinstance(together, Infeasible):
                 return together
             request = together
@@ -390,21 +398,21 @@ class AllocationService:
         return _Asked(request, options, mistakes)
 
     def _together(
-        self, node: NodeState, table: AllocationTable, request: Request, admitted: Admitted, slices: int
+        self, node: NodeState, table: AllocationTable, request: Request, requester: Requester, slices: int
     ) -> Request | Infeasible:
         """REQUEST on the GPUs that the pod has already, or on those that have room for all its containers."""
         request = replace(request, gpus=request.gpus if request.gpus or request.parts else 1)
-        pod = table.of_pod(admitted.pod.uid)
+        pod = table.of_pod(requester.pod.uid)
         if not pod:
-            most = max(slices, admitted.pod.most_at_once(self.resource))
+            most = max(slices, requester.pod.most_at_once(self.resource))
             return on_same_gpus(node, request, most, self._policy)
         staying = {allocation.id for allocation in pod if not (allocation.owner and allocation.owner.init)}
         alone = self._node(
             table.without(
                 [allocation.id for allocation in table.allocations if allocation.id not in staying]
             ),
-            admitted.pod.uid,
-            self._wants_host(admitted),
+            requester.pod.uid,
+            self._wants_host(requester),
             slices,
         )
         own = frozenset(gpu for allocation in pod for gpu in allocation.quota())
@@ -433,11 +441,11 @@ class AllocationService:
         return placed if isinstance(placed, Placement) else None
 
     def _as_wished(
-        self, node: NodeState, table: AllocationTable, allocation: Allocation, admitted: Admitted
+        self, node: NodeState, table: AllocationTable, allocation: Allocation, requester: Requester
     ) -> Placement | None:
         """How ADMITTED's options can be had on the very held_gpus that ALLOCATION has; None when it cannot."""
         slices, held_gpus = len(allocation.device_ids), frozenset(allocation.quota())
-        asked = self._asked(node, table, admitted, slices)
+        asked = self._asked(node, table, requester, slices)
         if isinstance(asked, Infeasible) or (asked.request.only and not held_gpus <= asked.request.only):
             return None
         gpus = asked.request.gpus if asked.request.gpus or asked.request.parts else len(held_gpus)

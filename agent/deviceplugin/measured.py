@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from agent.deviceplugin.plugin import DevicePlugin
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.telemetry.counters import Counters
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from agent.accounting.presence import Presence, look
-from agent.allocation.admission import known_pods
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster, NoCluster
+from agent.deviceplugin.admission import known_pods
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence, Listing, Standing, standings

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from agent.deviceplugin import translate
+from agent.deviceplugin import messages
 from agent.deviceplugin.link import Link, Offered
 from agent.deviceplugin.servicer import Servicer
 from agent.front.channel import Kind
@@ -37,7 +37,7 @@ class Registration:
             socket_name,
             resource,
             options.SerializeToString(),
-            translate.register_request(resource, socket_name, options).SerializeToString(),
+            messages.register_request(resource, socket_name, options).SerializeToString(),
         )
         self._refusal: asyncio.Future[GigasliceError] | None = None
 

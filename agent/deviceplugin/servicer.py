@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from agent.deviceplugin import translate
+from agent.deviceplugin import messages
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.providers.provider import NotYetError, Provider, RefusedError
 from gigaslice.errors import GigasliceError
@@ -39,7 +39,7 @@ class Servicer:
     @property
     def options(self) -> api.DevicePluginOptions:
         """Which optional calls the kubelet should make."""
-        return translate.plugin_options(gated=self.provider.gated, prefers=self.provider.prefers)
+        return messages.plugin_options(gated=self.provider.gated, prefers=self.provider.prefers)
 
     async def changed(self) -> None:
         """Sends the devices, as they are now, to every open stream."""
@@ -95,7 +95,7 @@ class Servicer:
         except GigasliceError as error:
             self._log.error("allocation failed", resource=self.provider.resource, detail=str(error))
             await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
-        return api.AllocateResponse(container_responses=[translate.answer(one) for one in answers])
+        return api.AllocateResponse(container_responses=[messages.answer(one) for one in answers])
 
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
@@ -114,7 +114,7 @@ class Servicer:
 
     def listed(self) -> api.ListAndWatchResponse:
         """The devices as the kubelet is told them."""
-        return translate.devices(self.provider.devices())
+        return messages.devices(self.provider.devices())
 
     async def _prefer(self, wanted: api.ContainerPreferredAllocationRequest) -> list[str]:
         try:

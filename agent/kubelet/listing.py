@@ -1,20 +1,34 @@
-"""Messages of the kubelet's pod-resources API to values. Pure."""
+"""The kubelet's pod-resources list as values, and when a pod's absence from it means something. Pure.
+
+A kubelet that has just started lists nothing at first, then the static pods of its node. It lists the other pods once
+the API server has told it of them: two seconds later, or hours later where the API server is away too. So absence from
+the list counts only after this kubelet has shown a pod that is not static, and some seconds later still, since it
+takes up its pods one by one. A kubelet that was running before this process is no exception: it may have started
+just before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
 from gigaslice.allocation.table import ContainerRef, whole_gpu_device_id
 
-__all__ = ["containers_of", "gathered", "listed_pods"]
+__all__ = ["Settling", "containers_of", "gathered", "listed_pods"]
+
+_SETTLE_SECONDS = 5.0
+_EMPTY_SECONDS = 300.0  # a node may really have no pods
 
 
 def containers_of(pod: podresources.PodResources, resource: str, whole: str = "") -> list[Listed]:
-    """The containers of one pod of the kubelet's list that hold devices of RESOURCE, each once with all its devices.
+    """Returns the containers of one listed pod that hold devices of a resource, each once with all its devices.
 
-    Whole GPUs of the resource WHOLE are listed beside them, under the names that the allocation table has for them.
+    Args:
+        pod: An entry of the kubelet's list.
+        resource: The resource of slices.
+        whole: The resource of whole GPUs, empty where none is offered. Its devices come as entries of their own, under
+            the device IDs that the allocation table has for them.
     """
     found: list[Listed] = []
     for container in pod.containers:
@@ -34,14 +48,14 @@ def containers_of(pod: podresources.PodResources, resource: str, whole: str = ""
 def gathered(
     pods: Iterable[podresources.PodResources], found: Iterable[Listed], *, settled: bool = True
 ) -> Listing:
-    """One answer of the kubelet: PODS, of which FOUND hold devices of ours. SETTLED: as `Listing` says."""
+    """Returns one list of the kubelet: all its pods, and the containers found in them that hold our devices."""
     return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
 
 
 def listed_pods(
     answer: podresources.ListPodResourcesResponse, resource: str, whole: str = ""
 ) -> tuple[ListedPod, ...]:
-    """All pods, with the containers that hold devices of RESOURCE and those that do not."""
+    """Returns all pods, each with its containers that hold devices of the resource and those that do not."""
     found = []
     for pod in answer.pod_resources:
         holding, bare = list[str](), list[str]()
@@ -55,3 +69,39 @@ def listed_pods(
         held = tuple(containers_of(pod, resource, whole))
         found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare), held))
     return tuple(found)
+
+
+class Settling:
+    """Follows the lists of a node's kubelets.
+
+    Attributes:
+        informed: This kubelet has shown a pod that is not static.
+        settled: Absence from the last list means something.
+    """
+
+    def __init__(self, node: str = "") -> None:
+        """Args: node: The node's name, with which the names of static pods end; empty where it is not known."""
+        self.informed = False
+        self.settled = False
+        self._static = f"-{node}" if node else ""
+        self._kubelet: Hashable = None
+        self._since = 0.0
+
+    def observe(self, kubelet: Hashable, pods: Iterable[str], now: float) -> bool:
+        """Notes one list.
+
+        Args:
+            kubelet: Identity of the kubelet that gave the list.
+            pods: Names of the listed pods.
+            now: Seconds on a clock that never goes back.
+
+        Returns:
+            Whether absence from this list means something.
+        """
+        if kubelet != self._kubelet:
+            self._kubelet, self._since, self.informed = kubelet, now, False
+        self.informed = self.informed or any(
+            not (self._static and one.endswith(self._static)) for one in pods
+        )
+        self.settled = now - self._since >= (_SETTLE_SECONDS if self.informed else _EMPTY_SECONDS)
+        return self.settled

@@ -19,7 +19,6 @@ import grpc
 from agent.kubelet import listing
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
-from agent.kubelet.settling import Settling
 from gigaslice.allocation.lifetime import ListedPod
 from gigaslice.allocation.reconcile import Listed, Listing
 from gigaslice.errors import KubeletError
@@ -46,7 +45,7 @@ class PodResources(Protocol):
 
     @property
     def settled(self) -> bool:
-        """Whether what the last answer lacks means something; see `agent.kubelet.settling`."""
+        """Whether what the last answer lacks means something; see `agent.kubelet.listing`."""
         ...
 
     @property
@@ -93,7 +92,7 @@ class PodResourcesClient:
         self._timeout = timeout
         self._connection: _Connection | None = None
         self._silent = False  # the kubelet did not answer the last question in time
-        self._settling = Settling(node)
+        self._settling = listing.Settling(node)
         self._clock = clock
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.inventory.source import Inventory
-from agent.providers.devices import Device
+from agent.providers.provider import Device
 from gigaslice.allocation.table import AllocationTable, Hold, whole_gpu_device_id
 from gigaslice.model import Gpu, NodeState, Placement, Request, gpu_device_ids
 from gigaslice.placement import Policy, place

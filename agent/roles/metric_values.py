@@ -6,7 +6,7 @@ import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.measurement import Measured, MemoryMonitor
 from agent.allocation.service import AllocationService
-from agent.deviceplugin.plugin import DevicePlugin
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.health.controller import HealthController
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager

@@ -21,13 +21,13 @@ import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.measurement import MemoryMonitor
 from agent.accounting.overuse import Policy as AuditPolicy
-from agent.allocation.admission import Admissions
 from agent.allocation.service import AllocationService
 from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.wire import Api
 from agent.config import Config
 from agent.control.server import ControlServer
-from agent.deviceplugin import translate
+from agent.deviceplugin import messages
+from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.hosting import host, run_beside
 from agent.deviceplugin.link import Link
 from agent.deviceplugin.measured import MeasuredPlugin
@@ -220,16 +220,16 @@ def _source(config: Config) -> Source:
 def _check_list_fits(inventory: Inventory, config: Config) -> None:
     """Refuses slices so small that the kubelet would end the device list's stream without a word to anybody."""
     slices = sum(gpu.slices for gpu in inventory.gpus)
-    size = translate.device_list(inventory).ByteSize() if slices <= _MAX_SLICES else slices * 24
-    if size <= translate.MAX_MESSAGE_BYTES:
+    size = messages.device_list(inventory).ByteSize() if slices <= _MAX_SLICES else slices * 24
+    if size <= messages.MAX_MESSAGE_BYTES:
         return
     enough = config.slice_bytes
-    while enough * translate.MAX_MESSAGE_BYTES < config.slice_bytes * size:
+    while enough * messages.MAX_MESSAGE_BYTES < config.slice_bytes * size:
         enough *= 2
     raise ConfigError(
         [
             f"--slice {units.format_bytes(config.slice_bytes)}: {slices} slices make a device list of "
-            f"{units.format_bytes(size)}, and the kubelet takes {units.format_bytes(translate.MAX_MESSAGE_BYTES)}; "
+            f"{units.format_bytes(size)}, and the kubelet takes {units.format_bytes(messages.MAX_MESSAGE_BYTES)}; "
             f"use --slice {units.format_bytes(enough).replace(' ', '')} or more"
         ]
     )
@@ -260,13 +260,13 @@ def _providers(
     allocated: Callable[[], None],
     *,
     now: Callable[[], float],
-    admissions: Admissions,
+    admissions: AdmissionResolver,
 ) -> list[Provider]:
     """The resources beside GPU memory that CONFIG turns on."""
     found: list[Provider] = []
 
     async def ended(device_ids: Iterable[str]) -> frozenset[str]:
-        return (await admissions.ended(device_ids)).over
+        return (await admissions.lifecycle(device_ids)).over
 
     if config.whole_gpus:
         found.append(
@@ -322,7 +322,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         limits.changed()
         poller.wake()
 
-    admissions = Admissions(store, kubelet, cluster, config.resource)
+    admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
     plugin = MeasuredPlugin(
         store,
         allocator,

@@ -33,10 +33,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agent.allocation.admission import Admissions
 from agent.allocation.service import AllocationService
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.deviceplugin.link import CallContext
-from agent.deviceplugin.plugin import DevicePlugin
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
@@ -140,7 +140,7 @@ def measure_pods(directory: Path) -> list[float]:
     store.open()
     allocator = AllocationService(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     cluster, kubelet = MemoryCluster(), _Listed()
-    admissions = Admissions(store, kubelet, cluster, RESOURCE)
+    admissions = AdmissionResolver(store, kubelet, cluster, RESOURCE)
     plugin = DevicePlugin(
         store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster
     )

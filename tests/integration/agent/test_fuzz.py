@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.allocation.admission import Admissions
-from agent.deviceplugin import plugin as plugin_module
-from agent.deviceplugin.plugin import DevicePlugin
+from agent.deviceplugin import gpu_memory as plugin_module
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only
 from gigaslice.allocation.lifetime import ListedPod
@@ -188,7 +188,7 @@ def converse(directory, library, cluster, calls):
     async def story(store):
         plugin = DevicePlugin(
             store, make_allocator(store, FOUND), "env", lambda: None, lambda: None,
-            admissions=Admissions(store, Listed(cluster), cluster, GPU), cluster=cluster,
+            admissions=AdmissionResolver(store, Listed(cluster), cluster, GPU), cluster=cluster,
         )  # fmt: skip
         async with served(plugin, directory) as channel:
             for method, raw in calls:

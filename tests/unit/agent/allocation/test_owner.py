@@ -38,7 +38,7 @@ class World:
         return identify(self.listed, lambda *name: self.pods.get(name), self.table, GPU, size)
 
     def name(self, size):
-        found = self.ask(size).admitted
+        found = self.ask(size).requester
         return found and f"{found.pod.name}/{found.container.name}"
 
 
@@ -67,12 +67,12 @@ def test_init_containers_come_first_and_are_never_listed():
     pod = world.pod("p", 3, init=({GPU: 3}, {GPU: 1}), sidecars=({GPU: 2},))
     order = []
     for size in (3, 1, 2, 3):
-        found = world.ask(size).admitted
+        found = world.ask(size).requester
         order.append((found.container.name, found.owner.init))
         world.granted(pod, found.container.name, size, found.owner.init)
     assert order == [("i0", True), ("i1", True), ("s0", False), ("c0", False)]
     world.listed = [ListedPod("default", "p", frozenset({"s0", "c0"}), frozenset())]
-    assert world.ask(3).admitted is None
+    assert world.ask(3).requester is None
 
 
 def test_an_init_container_of_a_pod_that_is_past_it_is_none():
@@ -86,7 +86,7 @@ def test_a_pod_that_the_watch_has_not_shown():
     world = World()
     world.pod("known", 8, holding=["c0"])
     world.pod("unknown", 8, seen=False)
-    assert world.ask(8).admitted is None
+    assert world.ask(8).requester is None
     assert world.ask(8).unseen == ("default/unknown",)
     world.pod("other", 4)
     assert world.name(4) == "other/c0", "a known one that fits is it, since admission is serial"
@@ -99,7 +99,7 @@ def test_an_older_pod_of_the_same_name():
     world.granted(pod, "c0", 8)
     verdict = world.ask(8)
     assert verdict.unseen == ("default/web-0",), "so it is worth to wait for the watch"
-    assert verdict.admitted.pod is pod, (
+    assert verdict.requester.pod is pod, (
         "unless that shows nothing else: devices that the kubelet has forgotten"
     )
 
@@ -108,10 +108,10 @@ def test_two_that_could_be_it_are_none():
     world = World()
     world.pod("a", 8)
     world.pod("b", 8)
-    assert world.ask(8).admitted is None
+    assert world.ask(8).requester is None
     assert world.ask(8).possible == ("default/a", "default/b"), "the allocation lives as long as one of them"
     world.pods["default", "a"] = parse_pod({**pod_document("a", {GPU: 8}), "status": {"phase": "Running"}})
-    assert world.name(8) == "b/c0", "what runs has been admitted"
+    assert world.name(8) == "b/c0", "what runs has been requester"
 
 
 def test_whom_an_allocation_is_for_that_was_made_in_the_dark():

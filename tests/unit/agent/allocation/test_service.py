@@ -3,7 +3,7 @@ import random
 import pytest
 
 import vcuda
-from agent.allocation.owner import Ended
+from agent.allocation.owner import Lifecycle
 from agent.allocation.service import ImpossibleError
 from gigaslice.allocation.table import ContainerRef
 from gigaslice.errors import StorageError
@@ -112,7 +112,7 @@ def test_a_pod_that_is_gone_makes_room_at_the_next_question(store, allocator):
     (first,) = allocator.allocate([device_ids(0, *range(24))])
     allocator.allocate([device_ids(1, *range(20))])
     free = set(all_device_ids(inventory())) - device_ids(1, *range(20))
-    wanted = allocator.prefer(sorted(free), [], 24, ended=Ended(frozenset({first.id})))
+    wanted = allocator.prefer(sorted(free), [], 24, lifecycle=Lifecycle(frozenset({first.id})))
     (third,) = allocator.allocate([wanted])
     assert gpus(third) == {uuid(0): 24}
     assert not third.waiting

@@ -3,7 +3,7 @@
 import pytest
 
 import vcuda
-from agent.allocation.owner import Admitted, Verdict
+from agent.allocation.owner import Identification, Requester
 from agent.allocation.service import ImpossibleError
 from gigaslice.allocation.table import AllocationOptions
 from gigaslice.kube.decode import parse_pod
@@ -41,17 +41,17 @@ class Node:
         """Allocations of all its containers in turn."""
         allocations = []
         for container in pod.asking(GPU):
-            admitted = Admitted(pod, container)
+            requester = Requester(pod, container)
             size = container.requests[GPU]
             must = set(sorted(lent)[:size])
             chosen = (
-                self.allocator.prefer(sorted(self.free | must), sorted(must), size, admitted)
+                self.allocator.prefer(sorted(self.free | must), sorted(must), size, requester)
                 if prefer
                 else ()
             )
             wanted = set(chosen) or set(sorted(self.free)[:size])
             assert len(wanted) == size
-            allocations += self.allocator.allocate([sorted(wanted)], Verdict(admitted))
+            allocations += self.allocator.allocate([sorted(wanted)], Identification(requester))
             self.free -= wanted
             lent = wanted if container.name.startswith("i") else lent - wanted
         return allocations
@@ -192,17 +192,17 @@ def test_containers_that_fit_one_gpu_together_are_placed_or_wait_for_others(
 def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
     pod = node.pod("a", 4, **annotations)
     (allocation,) = node.admit(pod)
-    (remark,) = node.allocator.remarks(Admitted(pod, pod.containers[0]), allocation)
+    (remark,) = node.allocator.remarks(Requester(pod, pod.containers[0]), allocation)
     assert allocation.undecided and "annotations to be corrected: gigaslice.io/" in remark
-    assert node.allocator.settle(allocation, Admitted(pod, pod.containers[0])).reason == remark
+    assert node.allocator.settle(allocation, Requester(pod, pod.containers[0])).reason == remark
     better = node.pod("a", 4)
-    assert node.allocator.settle(allocation, Admitted(better, better.containers[0])).reason is None
+    assert node.allocator.settle(allocation, Requester(better, better.containers[0])).reason is None
 
 
 def test_what_has_no_effect_on_a_container_is_said_of_it(node):
     pod = node.pod("a", 4, elastic="3", oversubscribe="true")
     (allocation,) = node.admit(pod)
-    elastic, host = node.allocator.remarks(Admitted(pod, pod.containers[0]), allocation)
+    elastic, host = node.allocator.remarks(Requester(pod, pod.containers[0]), allocation)
     assert "3 slices are no more than the 4" in elastic and "no host memory" in host
     assert not allocation.undecided
 
@@ -231,12 +231,12 @@ def test_a_mistake_is_placed_without_it_and_held_back_until_it_is_corrected(node
     pod = node.pod("a", 4, gpus="two", cores="30")
     (allocation,) = node.admit(pod)
     assert allocation.undecided and len(node.parts(allocation)) == 1
-    (remark,) = node.allocator.remarks(Admitted(pod, pod.containers[0]))
+    (remark,) = node.allocator.remarks(Requester(pod, pod.containers[0]))
     assert 'gigaslice.io/gpus: "two" must be a whole number' in remark
-    settled = node.allocator.settle(allocation, Admitted(pod, pod.containers[0]))
+    settled = node.allocator.settle(allocation, Requester(pod, pod.containers[0]))
     assert settled.reason == remark and not settled.remake
     better = node.pod("a", 4, gpus="1", cores="40")
-    assert node.allocator.settle(allocation, Admitted(better, better.containers[0])).reason is None
+    assert node.allocator.settle(allocation, Requester(better, better.containers[0])).reason is None
     decided = node.store.table.find(allocation.id)
     assert (decided.undecided, decided.policy.cores) == (False, 40)
     page = vcuda.read_limits(node.store.dirs.path(allocation.id) / contract.LIMITS_FILE)
@@ -247,7 +247,7 @@ def test_a_correction_that_needs_other_gpus_needs_another_pod(node):
     pod = node.pod("a", 4, gpus="two")
     (allocation,) = node.admit(pod)
     better = node.pod("a", 4, gpus="2")
-    settled = node.allocator.settle(allocation, Admitted(better, better.containers[0]))
+    settled = node.allocator.settle(allocation, Requester(better, better.containers[0]))
     assert settled.remake and "delete the pod" in settled.reason
     assert node.store.table.find(allocation.id).undecided
 
@@ -257,7 +257,7 @@ def test_a_correction_on_the_same_gpus_may_move_memory_between_them(node):
     (allocation,) = node.admit(pod)
     assert sorted(node.parts(allocation).values()) == [4, 4]
     better = node.pod("a", 8, memory="3,5")
-    assert node.allocator.settle(allocation, Admitted(better, better.containers[0])).reason is None
+    assert node.allocator.settle(allocation, Requester(better, better.containers[0])).reason is None
     decided = node.store.table.find(allocation.id)
     assert sorted(node.parts(decided).values()) == [3, 5]
     assert decided.device_ids == allocation.device_ids
@@ -268,14 +268,14 @@ def test_a_correction_on_the_same_gpus_may_move_memory_between_them(node):
 
 def test_what_nobody_could_tell_is_decided_later(node):
     (allocation,) = node.allocator.allocate(
-        [device_ids(0, 1, 2)], Verdict(None, ("default/a",), ("default/a",))
+        [device_ids(0, 1, 2)], Identification(None, ("default/a",), ("default/a",))
     )
     assert allocation.undecided and allocation.owner is None and allocation.suspects == ("default/a",)
     pod = node.pod("a", 2, exclusive="true")
-    assert node.allocator.settle(allocation, Admitted(pod, pod.containers[0])).reason is None
+    assert node.allocator.settle(allocation, Requester(pod, pod.containers[0])).reason is None
     decided = node.store.table.find(allocation.id)
     assert decided.policy.exclusive and decided.owner.uid == "uid-a" and not decided.undecided
-    (other,) = node.allocator.allocate([device_ids(2, 1, 2)], Verdict())
+    (other,) = node.allocator.allocate([device_ids(2, 1, 2)], Identification())
     assert node.allocator.settle(other, None).reason is None
     assert not node.store.table.find(other.id).undecided
 
@@ -297,6 +297,6 @@ def test_init_containers_lend_by_name_and_a_pod_of_another_uid_lends_nothing(nod
     kept = node.store.table.find(init.id)
     assert len(kept.held) == 2 and not kept.gone
     other = node.pod("b", 2)
-    node.allocator.allocate([sorted(app.device_ids)], Verdict(Admitted(other, other.containers[0])))
+    node.allocator.allocate([sorted(app.device_ids)], Identification(Requester(other, other.containers[0])))
     assert not node.store.table.find(app.id).lent
     assert node.store.table.find(app.id).forgotten

@@ -8,8 +8,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.deviceplugin import plugin as plugin_module
-from agent.deviceplugin.plugin import DevicePlugin
+from agent.deviceplugin import gpu_memory as plugin_module
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.errors import StorageError

@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 import vcuda
-from agent.allocation.admission import Admissions
 from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
-from agent.deviceplugin import plugin as plugin_module
-from agent.deviceplugin.plugin import DevicePlugin
+from agent.deviceplugin import gpu_memory as plugin_module
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.allocation.lifetime import ListedPod
@@ -71,7 +71,7 @@ def call(world, short_dir, cluster, kept):
 
     def run(story):
         async def main():
-            admissions = Admissions(store, kubelet, cluster, GPU)
+            admissions = AdmissionResolver(store, kubelet, cluster, GPU)
             plugin = DevicePlugin(
                 store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster,
                 kept_answers=lambda: None if kept == [None] else kept,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agent.deviceplugin.translate import answer
+from agent.deviceplugin.messages import answer
 from agent.kubelet.kubelet_checkpoint import CHECKPOINT, KeptAnswers
 from agent.providers.provider import Answer, Mount
 from gigaslice.allocation.table import whole_gpu_device_id

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import vcuda
-from agent.allocation.owner import Admitted, Verdict
+from agent.allocation.owner import Identification, Requester
 from agent.allocation.service import AllocationService
 from agent.inventory.source import Inventory
 from agent.limits.manager import Ask, LimitsManager
@@ -59,8 +59,10 @@ class Node:
 
     def admit(self, name, numbers, gpu=0, container=0, **annotations):
         pod = self.pod(name, len(numbers), **annotations)
-        admitted = Admitted(pod, pod.containers[container])
-        (allocation,) = self.allocator.allocate([sorted(device_ids(gpu, *numbers))], Verdict(admitted))
+        requester = Requester(pod, pod.containers[container])
+        (allocation,) = self.allocator.allocate(
+            [sorted(device_ids(gpu, *numbers))], Identification(requester)
+        )
         self.manager.changed()
         return allocation.id
 
@@ -127,7 +129,7 @@ def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
 def test_of_several_containers_one_has_to_be_named(node):
     pod = node.pod("a", 4, 4)
     for container, numbers in zip(pod.containers, (range(4), range(4, 8)), strict=True):
-        node.allocator.allocate([sorted(device_ids(0, *numbers))], Verdict(Admitted(pod, container)))
+        node.allocator.allocate([sorted(device_ids(0, *numbers))], Identification(Requester(pod, container)))
     assert "--container c0|c1" in node.resize("a", memory=GIB).detail
     node.resize("a", memory=GIB, container="c1")
     assert sorted(sum(one.quota().values()) for one in node.store.table.allocations) == [GIB, 4 * GIB]
@@ -135,7 +137,9 @@ def test_of_several_containers_one_has_to_be_named(node):
 
 def test_init_containers_stay_as_they_are(node):
     pod = node.pod("a", 4, init=(4,))
-    node.allocator.allocate([sorted(device_ids(0, *range(4)))], Verdict(Admitted(pod, pod.containers[0])))
+    node.allocator.allocate(
+        [sorted(device_ids(0, *range(4)))], Identification(Requester(pod, pod.containers[0]))
+    )
     assert "init container" in node.resize("a", memory=GIB).detail
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.accounting.presence import Presence, look
-from agent.allocation.owner import Ended, Verdict, identify
+from agent.allocation.owner import Identification, Lifecycle, identify
 from agent.apiserver import Cluster
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
@@ -22,7 +22,7 @@ from gigaslice.errors import KubeletError
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Admissions", "known_pods"]
+__all__ = ["AdmissionResolver", "known_pods"]
 
 _PATIENCE = 0.5  # seconds to wait for the watch
 _UNSEEN_SECONDS = (
@@ -48,7 +48,7 @@ class _Answer:
         return Listing(containers, frozenset(map(str, self.pods)), settled)
 
 
-class Admissions:
+class AdmissionResolver:
     """Asks KUBELET and CLUSTER for containers that ask for RESOURCE; STORE knows who has been given devices."""
 
     def __init__(
@@ -68,36 +68,36 @@ class Admissions:
         self._clock = clock
         self._present = present
         self._unseen: dict[str, float] = {}
-        self._preferred: tuple[frozenset[str], float, Verdict] | None = None
+        self._preferred: tuple[frozenset[str], float, Identification] | None = None
         self._listed: _Answer | None = None
         self._log = get_logger("admission")
 
-    async def whose(self, size: int) -> Verdict:
+    async def identify(self, size: int) -> Identification:
         """For whom SIZE devices are. Never fails: an answer that says nothing is one too."""
         if not self._cluster.expected:
-            return Verdict()
+            return Identification()
         answer = await self._ask()
         if answer is None:
-            return Verdict()
+            return Identification()
         listed = answer.pods
         deadline = self._clock() + _PATIENCE
         while True:
             table = self._store.table
-            verdict = identify(listed, self._cluster.pod, table, self._resource, size)
+            identified = identify(listed, self._cluster.pod, table, self._resource, size)
             left = deadline - self._clock()
-            if not self._worth_waiting(verdict) or left <= 0 or not self._cluster.synced:
-                return verdict
+            if not self._worth_waiting(identified) or left <= 0 or not self._cluster.synced:
+                return identified
             await self._cluster.news(left)
 
-    async def of_device_ids(self, device_ids: Iterable[str]) -> Verdict:
+    async def identify_devices(self, device_ids: Iterable[str]) -> Identification:
         """For whom an allocation of DEVICE_IDS is: that of the preference just given, if these are its device IDs."""
         wanted = frozenset(device_ids)
         preferred, self._preferred = self._preferred, None
         if preferred and preferred[0] == wanted and self._clock() - preferred[1] < _SAME_SECONDS:
             return preferred[2]
-        return await self.whose(len(wanted))
+        return await self.identify(len(wanted))
 
-    async def ended(self, device_ids: Iterable[str]) -> Ended:
+    async def lifecycle(self, device_ids: Iterable[str]) -> Lifecycle:
         """What is known of those in the allocation table, now that the kubelet shows DEVICE_IDS as free or hands them
         out.
 
@@ -108,7 +108,7 @@ class Admissions:
         wanted = frozenset(device_ids)
         holders = [allocation for allocation in table.allocations if not allocation.held.isdisjoint(wanted)]
         if self._listed is None and not holders:
-            return Ended()
+            return Lifecycle()
         answer = self._listed or await self._ask()
         self._listed = None  # the next question is about another moment
         pods = known_pods(self._cluster)
@@ -127,11 +127,11 @@ class Admissions:
             for allocation in holders
             if allocation.container is None and self._store.reading(allocation.id).attached
         )
-        return Ended(over, started)
+        return Lifecycle(over, started)
 
-    def prefers(self, device_ids: Iterable[str], verdict: Verdict) -> None:
+    def note_preference(self, device_ids: Iterable[str], identified: Identification) -> None:
         """Notes that DEVICE_IDS were preferred for the container of VERDICT."""
-        self._preferred = (frozenset(device_ids), self._clock(), verdict)
+        self._preferred = (frozenset(device_ids), self._clock(), identified)
 
     async def _unlisted(self, holders: Iterable[str]) -> frozenset[str]:
         """Those of HOLDERS that are over: the kubelet, which admits a pod, counts their devices as free and does not
@@ -155,10 +155,10 @@ class Admissions:
         self._listed = _Answer(pods, asked_at)
         return self._listed
 
-    def _worth_waiting(self, verdict: Verdict) -> bool:
-        if not verdict.unseen:
+    def _worth_waiting(self, identified: Identification) -> bool:
+        if not identified.unseen:
             self._unseen.clear()
             return False
         now = self._clock()
-        self._unseen = {name: self._unseen.get(name, now) for name in verdict.unseen}
+        self._unseen = {name: self._unseen.get(name, now) for name in identified.unseen}
         return any(now - first < _UNSEEN_SECONDS for first in self._unseen.values())

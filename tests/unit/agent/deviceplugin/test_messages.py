@@ -1,16 +1,13 @@
 from pathlib import Path
 
-from agent.deviceplugin import translate
-from agent.kubelet import listing
-from agent.kubelet.pb import podresources_v1_pb2 as podresources
-from gigaslice.allocation.table import ContainerRef
+from agent.deviceplugin import messages
 from tests.fakes.nodes import allocation, inventory, uuid
 
 HOST, LIBRARIES = Path("/var/lib/gigaslice/allocations/1"), Path("/var/lib/gigaslice/lib")
 
 
 def answered(*given):
-    return translate.answer(translate.container_answer(*given))
+    return messages.answer(messages.container_answer(*given))
 
 
 def test_a_container_gets_four_mounts():
@@ -46,7 +43,7 @@ def test_the_allocation_can_be_found_from_the_container():
 
 
 def test_every_slice_is_a_device_with_health_and_numa_node():
-    devices = translate.device_list(inventory(2, 3, unhealthy=(1,))).devices
+    devices = messages.device_list(inventory(2, 3, unhealthy=(1,))).devices
     assert [device.ID for device in devices] == [f"{uuid(gpu)}/{n}" for gpu in (0, 1) for n in range(3)]
     assert [device.health for device in devices] == ["Healthy"] * 3 + ["Unhealthy"] * 3
     assert [[node.ID for node in device.topology.nodes] for device in devices] == [[0]] * 3 + [[1]] * 3
@@ -54,12 +51,12 @@ def test_every_slice_is_a_device_with_health_and_numa_node():
 
 def test_an_unknown_numa_node_leaves_topology_out():
     """One device with topology switches alignment on for the whole resource."""
-    devices = translate.device_list(inventory(1, 3, numa=(None,))).devices
+    devices = messages.device_list(inventory(1, 3, numa=(None,))).devices
     assert not any(device.HasField("topology") for device in devices)
 
 
 def test_registration():
-    request = translate.register_request("gigaslice.io/vgpu-memory", "x.sock")
+    request = messages.register_request("gigaslice.io/vgpu-memory", "x.sock")
     assert (request.version, request.endpoint, request.resource_name) == (
         "v1beta1",
         "x.sock",
@@ -67,30 +64,3 @@ def test_registration():
     )
     assert request.options.pre_start_required
     assert request.options.get_preferred_allocation_available
-
-
-def test_containers_are_listed_once_with_all_their_devices_of_our_resource():
-    def devices(resource, *ids):
-        return podresources.ContainerDevices(resource_name=resource, device_ids=ids)
-
-    answer = podresources.ListPodResourcesResponse(
-        pod_resources=[
-            podresources.PodResources(
-                name="p",
-                namespace="default",
-                containers=[
-                    podresources.ContainerResources(
-                        name="a", devices=[devices("r", "1"), devices("r", "2"), devices("x", "3")]
-                    ),
-                    podresources.ContainerResources(name="b", devices=[devices("x", "4")]),
-                    podresources.ContainerResources(name="c"),
-                ],
-            ),
-            podresources.PodResources(name="q", namespace="other"),
-        ]
-    )
-    pods = answer.pod_resources
-    found = listing.gathered(pods, [one for pod in pods for one in listing.containers_of(pod, "r")])
-    (listed,) = found.containers
-    assert found.pods == {"default/p", "other/q"}
-    assert (listed.container, listed.device_ids) == (ContainerRef("default", "p", "a"), frozenset({"1", "2"}))

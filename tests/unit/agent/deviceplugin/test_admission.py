@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from agent.allocation.admission import Admissions
-from agent.allocation.owner import Verdict
+from agent.allocation.owner import Identification
+from agent.deviceplugin.admission import AdmissionResolver
 from gigaslice.allocation.lifetime import ListedPod
 from gigaslice.errors import KubeletError
 from gigaslice.kube.decode import parse_pod
@@ -48,7 +48,7 @@ class Cluster:
 @pytest.fixture
 def world(store):
     pods, cluster = Pods(), Cluster()
-    return pods, cluster, Admissions(store, pods, cluster, GPU, clock=lambda: cluster.now)
+    return pods, cluster, AdmissionResolver(store, pods, cluster, GPU, clock=lambda: cluster.now)
 
 
 POD = parse_pod(pod_document("p", {GPU: 4}))
@@ -57,44 +57,44 @@ POD = parse_pod(pod_document("p", {GPU: 4}))
 def test_a_known_pod_is_found_without_waiting(world):
     _pods, cluster, admissions = world
     cluster.known["default", "p"] = POD
-    assert asyncio.run(admissions.whose(4)).admitted.pod is POD
+    assert asyncio.run(admissions.identify(4)).requester.pod is POD
     assert cluster.waits == 0
 
 
 def test_a_watch_that_is_a_moment_behind_is_waited_for(world):
     pods, cluster, admissions = world
     cluster.after = POD
-    assert asyncio.run(admissions.whose(4)).admitted.pod is POD
+    assert asyncio.run(admissions.identify(4)).requester.pod is POD
     assert pods.asked == 1 and cluster.now < 0.5
 
 
 def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     _pods, cluster, admissions = world
-    assert asyncio.run(admissions.whose(4)) == Verdict(None, ("default/p",), ("default/p",))
+    assert asyncio.run(admissions.identify(4)) == Identification(None, ("default/p",), ("default/p",))
     assert cluster.now == pytest.approx(0.5)
     cluster.now, waits = 60.0, cluster.waits
-    asyncio.run(admissions.whose(4))
+    asyncio.run(admissions.identify(4))
     assert cluster.waits == waits, "a static pod is never shown, and must not slow down every admission"
 
 
 def test_a_watch_that_is_not_running_is_not_waited_for(world):
     _pods, cluster, admissions = world
     cluster.synced = False
-    assert asyncio.run(admissions.whose(4)).unseen == ("default/p",)
+    assert asyncio.run(admissions.identify(4)).unseen == ("default/p",)
     assert cluster.now == 0
 
 
 def test_without_access_the_kubelet_is_not_even_asked(world):
     pods, cluster, admissions = world
     cluster.expected = False
-    assert asyncio.run(admissions.whose(4)) == Verdict()
+    assert asyncio.run(admissions.identify(4)) == Identification()
     assert pods.asked == 0
 
 
 def test_a_kubelet_that_does_not_answer_is_no_failure(world):
     pods, _cluster, admissions = world
     pods.failure = KubeletError("rejected by rate limit")
-    assert asyncio.run(admissions.whose(4)) == Verdict()
+    assert asyncio.run(admissions.identify(4)) == Identification()
 
 
 def test_the_preference_just_given_answers_for_its_allocation_and_only_once(world):
@@ -103,18 +103,18 @@ def test_the_preference_just_given_answers_for_its_allocation_and_only_once(worl
     device_ids = ["a/1", "a/2", "a/3", "a/4"]
 
     async def story():
-        admissions.prefers(device_ids, await admissions.whose(4))
-        first = await admissions.of_device_ids(reversed(device_ids))
+        admissions.note_preference(device_ids, await admissions.identify(4))
+        first = await admissions.identify_devices(reversed(device_ids))
         assert pods.asked == 1
-        await admissions.of_device_ids(device_ids)
+        await admissions.identify_devices(device_ids)
         assert pods.asked == 2
-        admissions.prefers(device_ids, first)
-        await admissions.of_device_ids([*device_ids[:3], "b/1"])
+        admissions.note_preference(device_ids, first)
+        await admissions.identify_devices([*device_ids[:3], "b/1"])
         assert pods.asked == 3, "the kubelet took others: perhaps for another pod"
-        admissions.prefers(device_ids, first)
+        admissions.note_preference(device_ids, first)
         cluster.now += 10
-        await admissions.of_device_ids(device_ids)
+        await admissions.identify_devices(device_ids)
         assert pods.asked == 4, "too long ago"
         return first
 
-    assert asyncio.run(story()).admitted.pod is POD
+    assert asyncio.run(story()).requester.pod is POD

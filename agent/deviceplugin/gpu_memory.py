@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from agent.allocation.admission import Admissions
-from agent.allocation.owner import Ended, Verdict, owner_of
+from agent.allocation.owner import Identification, Lifecycle, owner_of
 from agent.allocation.service import AllocationService, ImpossibleError
 from agent.apiserver import Cluster, NoCluster
-from agent.deviceplugin import translate
+from agent.deviceplugin import messages
+from agent.deviceplugin.admission import AdmissionResolver
 from agent.deviceplugin.servicer import Servicer
 from agent.inventory.source import Inventory
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
@@ -60,7 +60,7 @@ class DevicePlugin(Servicer, Provider):
         allocated: Callable[[], None],
         streams_changed: Callable[[], None],
         *,
-        admissions: Admissions | None = None,
+        admissions: AdmissionResolver | None = None,
         cluster: Cluster | None = None,
         kept_answers: Callable[[], Sequence[Answered] | None] = lambda: None,
     ) -> None:
@@ -111,43 +111,43 @@ class DevicePlugin(Servicer, Provider):
             withheld = frozenset(
                 device_id for gpu in self._allocator.inventory.gpus for device_id in gpu_device_ids(gpu)
             )
-        return translate.device_list(self._allocator.inventory, withheld)
+        return messages.device_list(self._allocator.inventory, withheld)
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Device IDs of the GPUs that placement would choose."""
-        verdict = Verdict()
+        identified = Identification()
         if self._admissions is not None and self._cluster.expected:
-            verdict = await self._admissions.whose(size)
-        ended = Ended()
+            identified = await self._admissions.identify(size)
+        lifecycle = Lifecycle()
         if self._admissions is not None:
-            ended = await self._admissions.ended(set(available) - set(must_include))
-        device_ids = self._allocator.prefer(available, must_include, size, verdict.admitted, ended)
+            lifecycle = await self._admissions.lifecycle(set(available) - set(must_include))
+        device_ids = self._allocator.prefer(available, must_include, size, identified.requester, lifecycle)
         if self._admissions is not None:
-            self._admissions.prefers(device_ids, verdict)
+            self._admissions.note_preference(device_ids, identified)
         return device_ids
 
     async def allocate(self, wanted: Sequence[Sequence[str]]) -> list[Answer]:
         """Places and records every container, or none of them."""
-        verdict = None
+        identified = None
         if len(wanted) == 1 and self._admissions is not None and self._cluster.expected:
-            verdict = await self._admissions.of_device_ids(wanted[0])
-        ended = Ended()
+            identified = await self._admissions.identify_devices(wanted[0])
+        lifecycle = Lifecycle()
         if self._admissions is not None:
-            ended = await self._admissions.ended(
+            lifecycle = await self._admissions.lifecycle(
                 device_id for device_ids in wanted for device_id in device_ids
             )
         try:
-            allocations = self._allocator.allocate(wanted, verdict, ended)
+            allocations = self._allocator.allocate(wanted, identified, lifecycle)
         except ImpossibleError as error:
-            self._say(verdict, "Warning", "GigasliceImpossible", str(error))
+            self._say(identified, "Warning", "GigasliceImpossible", str(error))
             raise
         except StorageError as error:
             self._say(
-                verdict, "Warning", "GigasliceStorage", f"the node cannot record an allocation: {error}"
+                identified, "Warning", "GigasliceStorage", f"the node cannot record an allocation: {error}"
             )
             raise
         self._allocated()
-        self._announce(verdict, allocations)
+        self._announce(identified, allocations)
         return [self._answer(allocation) for allocation in allocations]
 
     async def allocate_again(self, wanted: Sequence[Sequence[str]], age: float) -> list[Answer]:
@@ -223,7 +223,7 @@ class DevicePlugin(Servicer, Provider):
 
     def _answer(self, allocation: Allocation) -> Answer:
         directory = self._store.dirs.path(allocation.id)
-        return translate.container_answer(
+        return messages.container_answer(
             allocation, directory, self._store.library_dir, self._visible_devices
         )
 
@@ -258,14 +258,18 @@ class DevicePlugin(Servicer, Provider):
 
     async def _unsettled(self, allocation: Allocation) -> str | None:
         """Why an undecided allocation cannot be decided yet; None when it is."""
-        admitted = owner_of(allocation, self._cluster.pod, self._store.table, self._allocator.resource)
-        if admitted is None and self._cluster.expected and self._allocator.age(allocation) < _UNKNOWN_SECONDS:
+        requester = owner_of(allocation, self._cluster.pod, self._store.table, self._allocator.resource)
+        if (
+            requester is None
+            and self._cluster.expected
+            and self._allocator.age(allocation) < _UNKNOWN_SECONDS
+        ):
             return "waiting for the pod's annotations from the API server"
-        if admitted is None:
+        if requester is None:
             self._log.warning("annotations unknown; started with defaults", allocation=allocation.id)
-        settled = self._allocator.settle(allocation, admitted)
-        if settled.remake and admitted is not None:
-            await self._have_remade(admitted.pod, allocation, settled.reason or "")
+        settled = self._allocator.settle(allocation, requester)
+        if settled.remake and requester is not None:
+            await self._have_remade(requester.pod, allocation, settled.reason or "")
         return settled.reason
 
     async def _have_remade(self, pod: Pod, allocation: Allocation, reason: str) -> None:
@@ -299,23 +303,23 @@ class DevicePlugin(Servicer, Provider):
         if allocation and pod is not None:
             self._say_of(pod, "Warning", "GigasliceWaiting", reason, allocation)
 
-    def _announce(self, verdict: Verdict | None, allocations: Sequence[Allocation]) -> None:
-        admitted = verdict.admitted if verdict else None
-        for allocation in allocations if admitted else ():
+    def _announce(self, identified: Identification | None, allocations: Sequence[Allocation]) -> None:
+        requester = identified.requester if identified else None
+        for allocation in allocations if requester else ():
             gpus = ", ".join(
                 f"{units.format_bytes(size)} of {gpu}" for gpu, size in allocation.quota().items()
             )
-            self._say(verdict, "Normal", "GigasliceAllocated", f"{gpus} for container {allocation.name}")
+            self._say(identified, "Normal", "GigasliceAllocated", f"{gpus} for container {allocation.name}")
             if away := self._allocator.unaligned(allocation):
-                self._say(verdict, "Normal", "GigasliceUnaligned", away)
-        remarks = self._allocator.remarks(admitted, next(iter(allocations), None)) if admitted else ()
+                self._say(identified, "Normal", "GigasliceUnaligned", away)
+        remarks = self._allocator.remarks(requester, next(iter(allocations), None)) if requester else ()
         if remarks:  # in one event: a second of the same reason would only be counted
-            self._say(verdict, "Warning", "GigasliceAnnotation", "; ".join(remarks))
+            self._say(identified, "Warning", "GigasliceAnnotation", "; ".join(remarks))
 
-    def _say(self, verdict: Verdict | None, kind: str, reason: str, text: str) -> None:
-        if verdict is not None and verdict.admitted is not None:
-            admitted = verdict.admitted
-            self._cluster.event(admitted.pod, kind, reason, text, admitted.container.name)
+    def _say(self, identified: Identification | None, kind: str, reason: str, text: str) -> None:
+        if identified is not None and identified.requester is not None:
+            requester = identified.requester
+            self._cluster.event(requester.pod, kind, reason, text, requester.container.name)
 
     def _say_of(self, pod: Pod, kind: str, reason: str, text: str, allocation: Allocation) -> None:
         self._cluster.event(pod, kind, reason, text, allocation.ref.container if allocation.ref else "")
