@@ -22,6 +22,7 @@ from typing import NoReturn
 import vcuda
 from agent import config
 from gigaslice.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.runtime import settings
 from gigaslice.runtime.files import remedy
 from gigaslice.text import plain
 from vcuda import manual
@@ -96,13 +97,9 @@ def _dispatch(arguments: list[str]) -> int:
     known, unknown = parser.parse_known_args(arguments)
     mistakes = tuple(_unknown(one, known.flags) for one in unknown)
     if known.command in ("node", "doctor"):
-        flags = {
-            key.replace("_", "-"): value
-            for key, value in vars(known).items()
-            if key not in ("command", "flags")
-        }
-        settings = config.load(flags, config.environment(), mistakes=mistakes)
-        return _examine(settings) if known.command == "doctor" else _serve(settings)
+        flags = settings.flags_of(config.Config, known)
+        loaded = config.load(flags, settings.environment(), mistakes=mistakes)
+        return _examine(loaded) if known.command == "doctor" else _serve(loaded)
     if mistakes:
         raise ConfigError(mistakes)
     if known.command == "version":
@@ -118,12 +115,12 @@ def _dispatch(arguments: list[str]) -> int:
     return _OK
 
 
-def _serve(settings: config.Config) -> int:
+def _serve(loaded: config.Config) -> int:
     gc.disable()  # collections between imports find nothing and take a tenth of their time
     from agent.roles import node
 
     gc.enable()
-    node.run(settings)
+    node.run(loaded)
     return _OK
 
 
@@ -137,9 +134,9 @@ def _topology(known: argparse.Namespace) -> None:
     from agent.commands import topology
     from agent.roles import node
 
-    settings = config.load({"inventory": known.inventory, "slice": known.slice}, config.environment())
-    inventory = node.look(settings)
-    _report(_OK, *settings.warnings, *inventory.warnings)
+    loaded = config.load({"inventory": known.inventory, "slice": known.slice}, settings.environment())
+    inventory = node.look(loaded)
+    _report(_OK, *loaded.warnings, *inventory.warnings)
     print(topology.FORMATS[known.format](topology.draw(inventory)))
 
 
@@ -175,12 +172,12 @@ _COMMANDS = {
 }
 
 
-def _examine(settings: config.Config) -> int:
+def _examine(loaded: config.Config) -> int:
     from agent.commands import doctor
     from agent.roles import node
 
     failed = False
-    for finding, line in doctor.as_lines(doctor.examine(settings, node.look)):
+    for finding, line in doctor.as_lines(doctor.examine(loaded, node.look)):
         failed = failed or finding.level == "fail"
         print(line, flush=True)
     return _FAILED if failed else _OK
@@ -230,13 +227,10 @@ def _parser() -> argparse.ArgumentParser:
             description="Flags can also be set in the environment (GIGASLICE_STATE_DIR) or in the file (stateDir).",
             allow_abbrev=False,
         )
-        one.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
-        for field in config.FIELDS:
-            meaning = f"{field.help} (default: {field.default})".replace("%", "%%")
-            one.add_argument(f"--{field.flag}", metavar=field.metavar, help=meaning)
-        one.set_defaults(flags=["--config", *(f"--{field.flag}" for field in config.FIELDS)])
+        settings.add_flags(one, config.Config)
+        one.set_defaults(flags=["--config", *(f"--{field.flag}" for field in config.SETTINGS)])
     status_parser = commands.add_parser("status", help="show who holds what on this node", allow_abbrev=False)
-    state_dir = next(field.default for field in config.FIELDS if field.flag == "state-dir")
+    state_dir = next(field.default for field in config.SETTINGS if field.flag == "state-dir")
     status_parser.add_argument("--state-dir", metavar="DIR", default=state_dir, help=f"default: {state_dir}")
     status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     status_parser.set_defaults(flags=["--state-dir", "--json"])
@@ -249,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for name in ("inventory", "slice"):
-        field = next(field for field in config.FIELDS if field.flag == name)
+        field = next(field for field in config.SETTINGS if field.flag == name)
         text = f"{field.help} (default: {field.default})"
         topology_parser.add_argument(f"--{name}", metavar=field.metavar, help=text)
     topology_parser.add_argument(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent import config
 from gigaslice.errors import ConfigError
+from gigaslice.runtime.settings import ENV_PREFIX
 
 
 def load(flags=None, environ=None, **more):
@@ -29,12 +30,16 @@ def test_defaults_are_a_configuration():
     assert loaded.warnings == ()
 
 
-def test_the_table_and_the_dataclass_name_the_same_things():
-    named = {field.attribute for field in config.FIELDS}
+def test_every_field_is_a_setting_with_a_flag_of_its_own():
+    named = {field.attribute for field in config.SETTINGS}
     assert named | {"warnings", "kubernetes_service"} == {
         field.name for field in dataclass_fields(config.Config)
     }
-    assert len({field.flag for field in config.FIELDS}) == len(config.FIELDS)
+    assert len({field.flag for field in config.SETTINGS}) == len(config.SETTINGS)
+
+
+def test_a_configuration_without_arguments_has_the_defaults():
+    assert config.Config() == load()
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):
@@ -146,12 +151,12 @@ def test_variables_that_nobody_reads_are_a_warning_and_service_links_are_not():
     assert "GIGASLICE_SLCIE" in warning
 
 
-flag_names = st.sampled_from([field.flag for field in config.FIELDS])
+flag_names = st.sampled_from([field.flag for field in config.SETTINGS])
 
 
 @given(st.dictionaries(flag_names, st.text(max_size=40)), st.dictionaries(flag_names, st.text(max_size=40)))
 def test_any_text_is_a_configuration_or_lines_about_it(flags, environ):
-    variables = {config.ENV_PREFIX + flag.upper().replace("-", "_"): text for flag, text in environ.items()}
+    variables = {ENV_PREFIX + flag.upper().replace("-", "_"): text for flag, text in environ.items()}
     try:
         loaded = config.load(flags, variables)
     except ConfigError as error:
@@ -229,12 +234,12 @@ def test_on_and_off_mean_that_in_a_file_too(tmp_path, text, meant):
 @pytest.mark.parametrize("text", ["off", "Off", "no", "false"])
 def test_what_can_be_turned_off_can_be_so_in_a_file(tmp_path, text):
     path = tmp_path / "config.yaml"
-    keys = [field.key for field in config.FIELDS if field.metavar.endswith("|off")]
+    keys = [field.key for field in config.SETTINGS if field.metavar.endswith("|off")]
     assert set(keys) >= {"hostMemory", "bindCpus", "metricsAddress", "kubeApi", "wholeGpus", "rdma"}
     path.write_text("".join(f"{key}: {text}\n" for key in keys))
     loaded, meant = (
         load({"config": str(path)}),
-        {field.flag: "off" for field in config.FIELDS if field.key in keys},
+        {field.flag: "off" for field in config.SETTINGS if field.key in keys},
     )
     assert loaded == load(meant)
     assert (loaded.host_memory, loaded.metrics_address, loaded.kube_api, loaded.rdma) == ({}, None, "off", "")

@@ -35,7 +35,7 @@ def node_settings() -> str:
     """Every setting of `gigaslice node` in its three spellings."""
     rows = [
         (f"`--{f.flag}` {f.metavar}", f"`{f.variable}`", f"`{f.key}`", f"`{f.default}`", f.help)
-        for f in config.FIELDS
+        for f in config.SETTINGS
     ]
     return markdown(("flag", "environment", "file", "default", "meaning"), rows)
 

@@ -16,6 +16,7 @@ from agent import cli as agent_cli
 from agent import config
 from agent.inventory.static import parse_inventory
 from gigaslice.kube.reasons import REASONS
+from gigaslice.runtime.settings import CONFIG_VARIABLE
 from tests.unit.docs import tables
 from vcuda import cli as vcuda_cli
 from vcuda import contract
@@ -157,12 +158,12 @@ def test_the_tables_are_those_of_the_code() -> None:
 
 def test_every_setting_of_the_node_is_there() -> None:
     table = tables.blocks(REFERENCE)["gigaslice node"]
-    for field in config.FIELDS:
+    for field in config.SETTINGS:
         assert f"`--{field.flag}`" in table and f"`{field.variable}`" in table and f"`{field.key}`" in table
     parser = tables.subcommands(agent_cli._parser())["node"]
     flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
-    assert flags == {"--config", *(f"--{field.flag}" for field in config.FIELDS)}
-    assert "`--config FILE`" in REFERENCE and f"`{config.ENV_PREFIX}CONFIG`" in REFERENCE
+    assert flags == {"--config", *(f"--{field.flag}" for field in config.SETTINGS)}
+    assert "`--config FILE`" in REFERENCE and f"`{CONFIG_VARIABLE}`" in REFERENCE
 
 
 def test_every_command_is_there() -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from agent import config
 from gigaslice.runtime import tasks
+from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX
 from vcuda import contract
 from vcuda.version import VERSION
 
@@ -119,8 +120,8 @@ def test_every_setting_in_the_environment_is_one(node: dict[str, Any]) -> None:
     names = {variable["name"]: variable.get("value") for variable in node["env"]}
     sources = {one["name"]: one["valueFrom"] for one in node["env"] if "valueFrom" in one}
     assert sources == {"GIGASLICE_NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    known = {field.variable for field in config.FIELDS} | {config.ENV_PREFIX + "CONFIG"}
-    assert {name for name in names if name.startswith(config.ENV_PREFIX)} <= known
+    known = {field.variable for field in config.SETTINGS} | {CONFIG_VARIABLE}
+    assert {name for name in names if name.startswith(ENV_PREFIX)} <= known
     assert names["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert names["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
 

@@ -131,4 +131,4 @@ def test_help_lists_every_flag(capsys):
         cli.main(["node", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"--{field.flag}" in text for field in cli.config.FIELDS)
+    assert all(f"--{field.flag}" in text for field in cli.config.SETTINGS)
