@@ -39,7 +39,7 @@ _FEW_SLOTS = 16
 class ProcessUsage:
     """One process that charged something. Sizes are bytes by GPU UUID.
 
-    ``used`` counts against the limit; ``excess`` is the part of it that no call declared and that the process
+    ``used`` counts against the limit; ``undeclared`` is the part of it that no call declared and that the process
     measured on itself, ``managed`` the part that may lie in host memory. ``alive``: the kernel says that the owner
     lives; the slot of a dead one is free to be taken over. ``pid`` is the owner's PID in the reader's namespace
     according to the kernel; 0: it is dead, or it closed a descriptor of the ledger and has not named itself again.
@@ -55,7 +55,7 @@ class ProcessUsage:
     peak: dict[str, int]
     refused: int
     name: str
-    excess: dict[str, int] = field(default_factory=dict)
+    undeclared: dict[str, int] = field(default_factory=dict)
     managed: dict[str, int] = field(default_factory=dict)
     alive: bool = True
 
@@ -66,7 +66,7 @@ class ProcessUsage:
 
     def declared(self, uuid: str) -> int:
         """Bytes of one GPU that its calls declared."""
-        return self.used.get(uuid, 0) - self.excess.get(uuid, 0)
+        return self.used.get(uuid, 0) - self.undeclared.get(uuid, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class LedgerUsage:
         """Bytes that the living processes hold of one GPU."""
         return sum(process.used.get(uuid, 0) for process in self.processes if process.alive)
 
-    def excess(self, uuid: str) -> int:
+    def undeclared(self, uuid: str) -> int:
         """The part of that which the processes measured on themselves and never declared."""
-        return sum(process.excess.get(uuid, 0) for process in self.processes if process.alive)
+        return sum(process.undeclared.get(uuid, 0) for process in self.processes if process.alive)
 
     def managed(self, uuid: str) -> int:
         """The part of it that may lie in host memory."""
@@ -156,7 +156,7 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
             used=dict(zip(uuids, slot.used, strict=False)),
             peak=dict(zip(uuids, slot.peak, strict=False)),
             refused=slot.refused,
-            excess=dict(zip(uuids, slot.undeclared, strict=False)),
+            undeclared=dict(zip(uuids, slot.undeclared, strict=False)),
             managed=dict(zip(uuids, slot.managed, strict=False)),
             name=errors.printable(ffi.string(slot.name, lib.VC_NAME_BYTES).decode("utf-8", "replace")),
         )

@@ -23,14 +23,14 @@ __all__ = [
     "fill_limits",
     "read_limits",
     "reserve_limits",
+    "set_allowed",
     "set_compute_policy",
     "set_cores_limit",
     "set_credit",
-    "set_granted",
     "set_memory_limit",
     "set_physical_limit",
-    "set_turn",
-    "set_unhooked",
+    "set_time_slice",
+    "set_undeclared",
 ]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
@@ -41,16 +41,16 @@ class GpuLimit:
     """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
     NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the GPU's own memory,
     the rest in the host's (0: all of it). compute_policy: VC_COMPUTE_ELASTIC and a weight, as shm_api.h has them.
-    granted_permille, credit_us: what the arbiter has published, only read.
+    allowed_permille, credit_us: what the arbiter has published, only read.
     """
 
     uuid: str
     memory_bytes: int
     cores_percent: int = 0
-    unhooked_bytes: int = 0
+    undeclared_bytes: int = 0
     physical_bytes: int = 0
     compute_policy: int = 0
-    granted_permille: int = 0
+    allowed_permille: int = 0
     credit_us: int = 0
 
 
@@ -74,7 +74,7 @@ def pack_gpus(gpus: Sequence[GpuLimit]) -> Any:
         item.uuid[0 : len(raw)] = raw
         item.flags = flags
         item.memory_bytes = _in_range(gpu.memory_bytes, 64, gpu.uuid, "bytes of memory")
-        item.unhooked_bytes = _in_range(gpu.unhooked_bytes, 64, gpu.uuid, "bytes measured")
+        item.unhooked_bytes = _in_range(gpu.undeclared_bytes, 64, gpu.uuid, "bytes measured")
         item.cores_percent = _in_range(gpu.cores_percent, 32, gpu.uuid, "percent of its time")
         item.physical_bytes = _in_range(gpu.physical_bytes, 64, gpu.uuid, "bytes of its own memory")
         item.compute_policy = _in_range(gpu.compute_policy, 32, gpu.uuid, "as a compute policy")
@@ -118,10 +118,10 @@ def read_limits(path: StrPath) -> LimitsPage:
             uuid=sizes.format_uuid(bytes(ffi.buffer(gpu.uuid)), gpu.flags),
             memory_bytes=gpu.memory_bytes,
             cores_percent=gpu.cores_percent,
-            unhooked_bytes=gpu.unhooked_bytes,
+            undeclared_bytes=gpu.unhooked_bytes,
             physical_bytes=gpu.physical_bytes,
             compute_policy=gpu.compute_policy,
-            granted_permille=gpu.allowed_permille,
+            allowed_permille=gpu.allowed_permille,
             credit_us=gpu.credit_us,
         )
         for gpu in page.gpu[0 : page.gpu_count]
@@ -134,9 +134,9 @@ def set_memory_limit(path: StrPath, uuid: str, memory_bytes: int) -> None:
     _change(lib.limits_set_memory, path, uuid, _in_range(memory_bytes, 64, uuid, "bytes of memory"))
 
 
-def set_unhooked(path: StrPath, uuid: str, unhooked_bytes: int) -> None:
+def set_undeclared(path: StrPath, uuid: str, undeclared_bytes: int) -> None:
     """Publishes the bytes that NVML sees of the container beyond what its ledger declares."""
-    _change(lib.limits_set_unhooked, path, uuid, _in_range(unhooked_bytes, 64, uuid, "bytes measured"))
+    _change(lib.limits_set_unhooked, path, uuid, _in_range(undeclared_bytes, 64, uuid, "bytes measured"))
 
 
 def set_cores_limit(path: StrPath, uuid: str, cores_percent: int) -> None:
@@ -156,7 +156,7 @@ def set_compute_policy(path: StrPath, uuid: str, policy: int) -> None:
     _change(lib.limits_set_compute, path, uuid, _in_range(policy, 32, uuid, "as a compute policy"))
 
 
-def set_granted(path: StrPath, uuid: str, permille: int) -> None:
+def set_allowed(path: StrPath, uuid: str, permille: int) -> None:
     """Publishes the permille of the GPU's time that the container may use now: its share and what is lent."""
     _change(lib.limits_set_allowed, path, uuid, _in_range(permille, 32, uuid, "permille of its time"))
 
@@ -166,7 +166,7 @@ def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
     _change(lib.limits_set_credit, path, uuid, _in_range(microseconds, 64, uuid, "microseconds of credit"))
 
 
-def set_turn(path: StrPath, uuid: str, turn: int) -> None:
+def set_time_slice(path: StrPath, uuid: str, turn: int) -> None:
     """Publishes whose turn it is on a GPU that is given to one container at a time."""
     _change(lib.limits_set_time_slice, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from agent.accounting.findings import Finding, Survey, credible, examine, named, undeclared
+from agent.accounting.findings import Finding, Survey, credible, examine, named, undeclared_overuse
 from agent.accounting.overuse import Kind, Offence, Policy, Watches, due, follow
 from agent.accounting.processes import PROC, Sighting, sight
 from agent.apiserver import Cluster
@@ -96,7 +96,7 @@ class Auditor:
         self._weigh(self.survey, readings, measured)
         self._report_silent(allocations, readings)
         self._count(allocations, readings)
-        return self.survey.strangers
+        return self.survey.without_library
 
     def _count(self, allocations: tuple[Allocation, ...], readings: Mapping[str, Reading]) -> None:
         """Adds up what the containers' processes count; those of one nobody knows yet count once it is known."""
@@ -139,7 +139,7 @@ class Auditor:
         findings = {one.allocation.id: one for one in survey.findings}
         over = {key: one.over for key, one in findings.items() if one.over}
         for one in self._store.table.allocations:
-            silent = undeclared(one, readings[one.id], measured) if one.id in readings else {}
+            silent = undeclared_overuse(one, readings[one.id], measured) if one.id in readings else {}
             if silent:  # with processes without the library besides, what is known already counts both
                 over[one.id] = {**silent, **over.get(one.id, {})}
         beyond = {
@@ -221,8 +221,8 @@ class Auditor:
         allocation = self._store.table.find(offence.allocation)
         if allocation is None:
             return
-        size = units.format_bytes(offence.excess)
-        ends = self._threat(Kind.GROWTH, {"": offence.excess}) or "nothing is ended"
+        size = units.format_bytes(offence.bytes_over)
+        ends = self._threat(Kind.GROWTH, {"": offence.bytes_over}) or "nothing is ended"
         self._event(
             allocation,
             "Warning",
@@ -288,7 +288,7 @@ class Auditor:
             return
         self._asked[pod.uid] = now
         if self._policy.mode == "evict":
-            size = units.format_bytes(offence.excess)
+            size = units.format_bytes(offence.bytes_over)
             what = (
                 f"has made its ledger grow by {size}"
                 if offence.kind is Kind.GROWTH

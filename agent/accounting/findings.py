@@ -16,7 +16,16 @@ from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import Allocation
 from vcuda import ProcessUsage
 
-__all__ = ["CONTEXT_BYTES", "Finding", "Survey", "credible", "examine", "named", "undeclared", "whose"]
+__all__ = [
+    "CONTEXT_BYTES",
+    "Finding",
+    "Survey",
+    "credible",
+    "examine",
+    "named",
+    "undeclared_overuse",
+    "whose",
+]
 
 Memory = Mapping[str, Mapping[int, int]]  # GPU -> host PID -> bytes, as measured
 CONTEXT_BYTES = 1 << 30
@@ -28,7 +37,7 @@ class Finding:
     """One container with processes without the library. over: bytes beyond its limit by GPU, if any."""
 
     allocation: Allocation
-    strangers: tuple[tuple[Sighting, str, int], ...]
+    processes: tuple[tuple[Sighting, str, int], ...]
     over: Mapping[str, int]
 
     def text(self, size: object) -> str:
@@ -36,17 +45,23 @@ class Finding:
         return (
             ", ".join(
                 f"process {process.pid} ({process.name}) holds {size(count)} of {gpu}"  # type: ignore[operator]
-                for process, gpu, count in self.strangers[:4]
+                for process, gpu, count in self.processes[:4]
             )
-            + (f" and {len(self.strangers) - 4} more" if len(self.strangers) > 4 else "")
+            + (f" and {len(self.processes) - 4} more" if len(self.processes) > 4 else "")
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """strangers: bytes by allocation id and GPU. foreign: bytes by GPU. findings: containers with strangers."""
+    """What one round found.
 
-    strangers: Mapping[str, Mapping[str, int]]
+    Attributes:
+        without_library: Bytes of processes without the library, by allocation ID and GPU.
+        foreign: Bytes of processes outside all allocations, by GPU.
+        findings: The containers that have processes without the library.
+    """
+
+    without_library: Mapping[str, Mapping[str, int]]
     foreign: Mapping[str, int]
     findings: tuple[Finding, ...]
 
@@ -142,7 +157,7 @@ def _contradicts(
     return name is not None and (allocation.ref.namespace, allocation.ref.pod) != name
 
 
-def undeclared(allocation: Allocation, reading: Reading, measured: Memory) -> dict[str, int]:
+def undeclared_overuse(allocation: Allocation, reading: Reading, measured: Memory) -> dict[str, int]:
     """Bytes by GPU that ALLOCATION's processes with slots hold beyond its limit because no call has declared them:
     plug-ins that pass the library by. What contexts take is let pass: the library cannot know it beforehand everywhere.
 
@@ -155,7 +170,7 @@ def undeclared(allocation: Allocation, reading: Reading, measured: Memory) -> di
         declared = dict.fromkeys(sizes, 0)
         for one in reading.processes:
             if one.pid in declared:
-                declared[one.pid] += one.used.get(gpu, 0) - one.excess.get(gpu, 0)
+                declared[one.pid] += one.used.get(gpu, 0) - one.undeclared.get(gpu, 0)
         held = sum(sizes.values())
         silent = sum(max(0, count - declared[pid]) for pid, count in sizes.items())
         if not may_shrink:  # nobody was ever allowed to declare more than that
@@ -187,7 +202,7 @@ def examine(
         if owners.get(pid) in by_id and one.place is not None and one.place.container
     }
     belongs = {pid: whose(one, allocations, pods, siblings) for pid, one in seen.items() if pid not in owners}
-    strangers: dict[str, dict[str, int]] = {}
+    without_library: dict[str, dict[str, int]] = {}
     foreign: dict[str, int] = dict.fromkeys(measured, 0)
     listed: dict[str, list[tuple[Sighting, str, int]]] = {}
     for gpu, processes in measured.items():
@@ -198,7 +213,7 @@ def examine(
             if owner is None:
                 foreign[gpu] += count
                 continue
-            by_gpu = strangers.setdefault(owner, {})
+            by_gpu = without_library.setdefault(owner, {})
             by_gpu[gpu] = by_gpu.get(gpu, 0) + count
             listed.setdefault(owner, []).append((seen[pid], gpu, count))
     findings = tuple(
@@ -206,13 +221,17 @@ def examine(
             by_id[owner],
             tuple(rows),
             _over(
-                owner, (limits or {}).get(owner) or by_id[owner].quota(), measured, owners, strangers[owner]
+                owner,
+                (limits or {}).get(owner) or by_id[owner].quota(),
+                measured,
+                owners,
+                without_library[owner],
             ),
         )
         for owner, rows in listed.items()
         if not by_id[owner].whole  # there nothing is limited, and no library expected
     )
-    return Survey(strangers, foreign, findings)
+    return Survey(without_library, foreign, findings)
 
 
 def _is_of(allocation: Allocation, uid: str, name: tuple[str, str] | None) -> bool:
@@ -229,12 +248,12 @@ def _over(
     limits: Mapping[str, int],
     measured: Memory,
     owners: Mapping[int, str],
-    strangers: Mapping[str, int],
+    without_library: Mapping[str, int],
 ) -> dict[str, int]:
     over = {}
-    for gpu, count in strangers.items():
+    for gpu, count in without_library.items():
         own = sum(size for pid, size in measured[gpu].items() if owners.get(pid) == owner)
-        excess = own + count - limits.get(gpu, 0)
-        if excess > 0:
-            over[gpu] = excess
+        beyond = own + count - limits.get(gpu, 0)
+        if beyond > 0:
+            over[gpu] = beyond
     return over

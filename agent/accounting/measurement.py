@@ -113,11 +113,11 @@ class MemoryMonitor:
             )
             for allocation in allocations
         }
-        strangers: Mapping[str, Mapping[str, int]] = {}
+        without_library: Mapping[str, Mapping[str, int]] = {}
         if self._audit is not None:
-            strangers = self._audit.judge(measured or {}, seen, owners, after)
-        self._store.strangers = strangers
-        self._learn(claims, owners, measured, strangers)
+            without_library = self._audit.judge(measured or {}, seen, owners, after)
+        self._store.without_library = without_library
+        self._learn(claims, owners, measured, without_library)
         async for allocation in with_breaks(allocations):
             if self._store.table.find(allocation.id) is None:
                 continue  # released meanwhile, and its files are going
@@ -126,12 +126,12 @@ class MemoryMonitor:
                 before[allocation.id],
                 after[allocation.id],
                 measured,
-                strangers.get(allocation.id, {}),
+                without_library.get(allocation.id, {}),
             )
         known = frozenset(allocation.id for allocation in self._store.table.allocations)
         self._store.dirs.recent.forget(known)
         self.last = {
-            key: Measured(reading, _memory(key, measured, owners, strangers.get(key, {})))
+            key: Measured(reading, _memory(key, measured, owners, without_library.get(key, {})))
             for key, reading in after.items()
             if key in known
         }
@@ -161,7 +161,7 @@ class MemoryMonitor:
         claims: Mapping[int, Collection[str]],
         owners: Mapping[int, str],
         measured: Memory | None,
-        strangers: Mapping[str, Mapping[str, int]],
+        without_library: Mapping[str, Mapping[str, int]],
     ) -> None:
         """Tells the store what bounds the ledgers until the next round."""
         disowned: dict[str, set[int]] = {}
@@ -173,7 +173,7 @@ class MemoryMonitor:
         listed: dict[str, dict[str, int]] = {}
         for allocation in self._store.table.allocations if measured is not None else ():
             found[allocation.id] = {
-                gpu: strangers.get(allocation.id, {}).get(gpu, 0) for gpu in measured or {}
+                gpu: without_library.get(allocation.id, {}).get(gpu, 0) for gpu in measured or {}
             }
             listed[allocation.id] = dict.fromkeys(measured or {}, 0)
         for gpu, processes in (measured or {}).items():
@@ -191,7 +191,7 @@ class MemoryMonitor:
         before: usage.Reading,
         after: usage.Reading,
         measured: Memory | None,
-        strangers: Mapping[str, int],
+        without_library: Mapping[str, int],
     ) -> None:
         if after.grew and allocation.id not in self._grew:
             self._log.warning(
@@ -205,11 +205,11 @@ class MemoryMonitor:
         if problem is None and measured:
             path = self._store.dirs.path(allocation.id)
             try:
-                changed = usage.publish_unhooked(
-                    path, allocation, before, after, measured, strangers=strangers
+                changed = usage.publish_undeclared(
+                    path, allocation, before, after, measured, without_library=without_library
                 )
                 if changed:
-                    self._log.debug("measured", allocation=allocation.id, unhooked=dict(changed))
+                    self._log.debug("measured", allocation=allocation.id, undeclared=dict(changed))
             except vcuda.VcudaError as error:
                 problem = str(error)
         self._report(allocation.id, allocation.name, problem)
@@ -251,11 +251,12 @@ def _measured_of(before: Mapping[str, usage.Reading], measured: Memory | None) -
 
 
 def _memory(
-    key: str, measured: Memory | None, owners: Mapping[int, str], strangers: Mapping[str, int]
+    key: str, measured: Memory | None, owners: Mapping[int, str], without_library: Mapping[str, int]
 ) -> dict[str, int] | None:
     if measured is None:
         return None
     return {
-        gpu: strangers.get(gpu, 0) + sum(count for pid, count in processes.items() if owners.get(pid) == key)
+        gpu: without_library.get(gpu, 0)
+        + sum(count for pid, count in processes.items() if owners.get(pid) == key)
         for gpu, processes in measured.items()
     }

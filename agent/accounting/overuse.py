@@ -52,11 +52,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Offence:
-    """One container's, in one round. excess: bytes too many on all its GPUs, or on the disk."""
+    """One container's, in one round. bytes_over: bytes too many on all its GPUs, or on the disk."""
 
     allocation: str
     kind: Kind
-    excess: int = 0
+    bytes_over: int = 0
 
     @property
     def key(self) -> tuple[str, Kind]:
@@ -95,7 +95,7 @@ def due(policy: Policy, watches: Watches, offences: Iterable[Offence], now: floa
         one
         for one in offences
         if policy.evicts(one.kind)
-        and one.excess > policy.above
+        and one.bytes_over > policy.above
         and (said := watches.get(one.key, Watch()).said) is not None
         and now - said >= policy.grace
     )

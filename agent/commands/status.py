@@ -35,7 +35,7 @@ class Row:
     slices: int
     limit: int
     used: int
-    unhooked: int
+    undeclared: int
     peak: int
     pids: tuple[int, ...]
 
@@ -97,7 +97,7 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
     pids = ",".join(str(pid) for pid in row.pids) or "-"
-    sizes = (units.format_bytes(size) for size in (row.limit, row.used + row.unhooked, row.peak))
+    sizes = (units.format_bytes(size) for size in (row.limit, row.used + row.undeclared, row.peak))
     return (name, row.state, row.gpu, *sizes, pids)
 
 
@@ -114,7 +114,7 @@ def _row(allocation: Allocation, hold: Hold, reading: Reading) -> Row:
         slices=len(hold.device_ids),
         limit=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
         used=reading.used.get(hold.gpu, 0),
-        unhooked=reading.unhooked.get(hold.gpu, 0),  # of processes without the library too
+        undeclared=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
         peak=reading.peak.get(hold.gpu, 0),
         pids=pids or reading.pids,
     )

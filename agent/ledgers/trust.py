@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import Allocation
-from vcuda import ProcessUsage, ShareUsage, TurnUsage
+from vcuda import ProcessUsage, ShareUsage, TimeSliceUsage
 
-__all__ = ["Ceiling", "RecentLimits", "believed", "believed_flying", "believed_turns", "ceiling"]
+__all__ = ["Ceiling", "RecentLimits", "believed", "believed_flying", "believed_time_slices", "ceiling"]
 
 Bytes = Mapping[str, int]
 _NOTHING: Bytes = {}
@@ -83,13 +83,13 @@ def believed(
         used=_within(used, most.now),
         peak=_within(reading.peak, most.ever),
         managed=_within(reading.managed, most.now),
-        unhooked={gpu: count for gpu, count in reading.unhooked.items() if gpu in most.now},
+        undeclared={gpu: count for gpu, count in reading.undeclared.items() if gpu in most.now},
         most=most.now,
     )
     if reading.problem is not None:
         known = measured or {}
         used = {gpu: known.get(gpu, count) if found.alive else 0 for gpu, count in most.now.items()}
-        return replace(found, used=used, unhooked={}, shares={})
+        return replace(found, used=used, undeclared={}, shares={})
     return replace(
         found,
         used=found.used if found.alive else dict.fromkeys(most.now, 0),
@@ -107,9 +107,9 @@ def believed_flying(flying: int, listed: int | None) -> int:
     return flying if listed is None else min(flying, max(1, listed))
 
 
-def believed_turns(
-    usage: Mapping[str, TurnUsage], allocation: Allocation, measured: Bytes | None
-) -> Mapping[str, TurnUsage]:
+def believed_time_slices(
+    usage: Mapping[str, TimeSliceUsage], allocation: Allocation, measured: Bytes | None
+) -> Mapping[str, TimeSliceUsage]:
     """What a container says of its turns, with no more memory than its parts of the GPU and of the host, or than was
     measured."""
     quota, known = allocation.quota(), measured or {}
@@ -175,7 +175,7 @@ def _process(one: ProcessUsage, most: Ceiling, *, dead: bool) -> ProcessUsage:
         alive=one.alive and not dead,
         used=used,
         peak=_within(one.peak, most.ever),
-        excess=_within(one.excess, used),
+        undeclared=_within(one.undeclared, used),
         managed=_within(one.managed, used),
     )
 

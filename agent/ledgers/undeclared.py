@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-__all__ = ["Declared", "unhooked_bytes"]
+__all__ = ["Declared", "undeclared_bytes"]
 
 
 class Declared(Protocol):
@@ -26,7 +26,7 @@ class Declared(Protocol):
         ...
 
 
-def unhooked_bytes(
+def undeclared_bytes(
     before: Iterable[Declared],
     after: Iterable[Declared],
     measured: Mapping[str, Mapping[int, int]],

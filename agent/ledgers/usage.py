@@ -1,9 +1,9 @@
-"""Reads the ledgers of all allocations: who lives, and how much of which GPU they hold.
+"""Reads the ledgers of all allocations: which processes live, and how much of each GPU they hold.
 
-Ledgers are written by the containers and trusted in nothing: they are read with checked sizes by `vcuda`, one that grew
-is cut back elsewhere (`openledgers`), and one that is damaged becomes a reading with a problem instead of an
-error, which still says who lives: that is the kernel's word. How much of the rest counts is decided in `trust`.
-Publishes measured memory into the limits pages, which only the agent writes.
+Containers write the ledgers, so nothing in them is trusted. `vcuda` reads them with checked sizes, `open_ledgers` cuts
+back one that grew, and `trust` decides how much of the numbers counts. A damaged ledger gives a reading with a problem
+instead of an error; the kernel still tells which processes live. This module also publishes measured memory in the
+limits pages, which only the agent writes.
 """
 
 from __future__ import annotations
@@ -13,34 +13,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import vcuda
-from agent.ledgers.undeclared import unhooked_bytes
+from agent.ledgers.undeclared import undeclared_bytes
 from gigaslice.allocation.table import Allocation
 from vcuda import contract
 
-__all__ = ["Reading", "publish_unhooked", "read", "unreadable"]
+__all__ = ["Reading", "publish_undeclared", "read", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One ledger; sizes are bytes by GPU.
+    """One ledger and its limits page. Sizes are bytes by GPU.
 
-    used: what living processes declare, managed: the part of it that may lie in host memory. peak: largest sum so far.
-    unhooked: what was measured beyond that. limits: what the page says now, physical: of it in the GPU's own memory, 0
-    where all of it. grew: bytes that were cut from it since the round before. problem: why the ledger cannot be read.
-    strangers: the part of unhooked that processes without the library hold, as of the last round. shares: use of
-    compute, cores: per cent of it that the page gives, 0 for all.
-    most: what it can hold altogether, of GPUs that it was granted (`trust`); empty in what `read` returns, which is the
-    container's word. hidden: nobody can tell whether a process lives.
+    Attributes:
+        used: Held by living processes, according to the ledger.
+        peak: The largest sum so far.
+        processes: The owners of the ledger's slots.
+        undeclared: What the agent has measured beyond `used` and published in the limits page.
+        limits: What the page allows now.
+        grew: Bytes that the agent has cut from the ledger since the previous round.
+        problem: Why the ledger cannot be read.
+        without_library: The part of `undeclared` that processes without the library held in the last round.
+        managed: The part of `used` that may lie in host memory.
+        physical: The part of `limits` in the GPU's own memory; 0: all of it.
+        shares: Use of compute.
+        cores: Per cent of compute that the page allows; 0: all of it.
+        most: The most that the allocation can hold, for its own GPUs (`trust`). Empty in what `read` returns: that is
+            what the container claims.
+        hidden: The kernel could not be asked whether a process lives.
     """
 
     used: Mapping[str, int]
     peak: Mapping[str, int]
     processes: tuple[vcuda.ProcessUsage, ...] = ()
-    unhooked: Mapping[str, int] = field(default_factory=dict)
+    undeclared: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     grew: int = 0
     problem: str | None = None
-    strangers: Mapping[str, int] = field(default_factory=dict)
+    without_library: Mapping[str, int] = field(default_factory=dict)
     managed: Mapping[str, int] = field(default_factory=dict)
     physical: Mapping[str, int] = field(default_factory=dict)
     shares: Mapping[str, vcuda.ShareUsage] = field(default_factory=dict)
@@ -50,7 +59,7 @@ class Reading:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The living processes whose PIDs the kernel tells, as this process counts them."""
+        """The living processes whose PIDs the kernel tells, in this process's PID namespace."""
         return tuple(process.pid for process in self.processes if process.pid > 0)
 
     @property
@@ -60,26 +69,32 @@ class Reading:
 
     @property
     def alive(self) -> bool:
-        """Whether any process is attached to it, or runs in the container without being, or may do so unseen."""
-        return self.hidden or self.living > 0 or any(self.strangers.values())
+        """Whether a process is attached, runs in the container without the library, or may live unseen."""
+        return self.hidden or self.living > 0 or any(self.without_library.values())
 
     @property
     def attached(self) -> bool:
-        """Whether a process was attached to it at any time."""
+        """Whether a process was ever attached."""
         return bool(self.processes) or any(self.peak.values())
 
     def present(self) -> dict[str, int]:
         """Bytes that its living processes hold of each GPU, declared or not; 0 when none lives."""
         held = {
-            gpu: count + (self.unhooked.get(gpu, 0) if self.alive else 0) for gpu, count in self.used.items()
+            gpu: count + (self.undeclared.get(gpu, 0) if self.alive else 0)
+            for gpu, count in self.used.items()
         }
         return {gpu: min(count, self.most.get(gpu, count)) for gpu, count in held.items()}
 
 
 def read(path: Path, *, wait: bool = True) -> Reading:
-    """Reads the ledger of the allocation directory PATH.
+    """Reads the ledger in the directory PATH of an allocation.
 
-    Without WAIT it raises vcuda.errors.BusyError where it would have to wait for the disk or for the container.
+    Args:
+        path: The allocation's directory.
+        wait: Wait for the disk or for the container where needed.
+
+    Raises:
+        vcuda.errors.BusyError: Without `wait`, where it would have to wait.
     """
     ledger = path / contract.LEDGER_FILE
     try:
@@ -91,13 +106,13 @@ def read(path: Path, *, wait: bool = True) -> Reading:
             raise
         return unreadable(path, str(error))
     used = {uuid: usage.used(uuid) for uuid in usage.gpu_uuids}
-    unhooked = {gpu.uuid: gpu.unhooked_bytes for gpu in page.gpus}
+    undeclared = {gpu.uuid: gpu.undeclared_bytes for gpu in page.gpus}
     limits = {gpu.uuid: gpu.memory_bytes for gpu in page.gpus}
     return Reading(
         used,
         usage.peak,
         usage.processes,
-        unhooked,
+        undeclared,
         limits,
         managed={uuid: usage.managed(uuid) for uuid in usage.gpu_uuids},
         physical={gpu.uuid: gpu.physical_bytes for gpu in page.gpus},
@@ -107,34 +122,45 @@ def read(path: Path, *, wait: bool = True) -> Reading:
 
 
 def unreadable(path: Path, problem: str) -> Reading:
-    """What the kernel alone knows of the ledger in PATH: who holds a slot. That takes a file that can be opened."""
+    """A reading with PROBLEM of the ledger in PATH: only the slots' owners, which the kernel tells of any open file."""
     try:
         owners = vcuda.ledger_owners(path / contract.LEDGER_FILE)
     except (vcuda.errors.NotFoundError, vcuda.errors.CorruptError):
-        return Reading({}, {}, problem=problem)  # nobody can have a lock of what is not there
+        return Reading({}, {}, problem=problem)  # no process can have locked a file that does not exist
     except vcuda.VcudaError:
         return Reading({}, {}, problem=problem, hidden=True)
     processes = tuple(vcuda.ProcessUsage(slot, pid, 0, 0, {}, {}, 0, "") for slot, pid in owners)
     return Reading({}, {}, processes, problem=problem)
 
 
-def publish_unhooked(
+def publish_undeclared(
     path: Path,
     allocation: Allocation,
     before: Reading,
     after: Reading,
     measured: Mapping[str, Mapping[int, int]],
     *,
-    strangers: Mapping[str, int] | None = None,
+    without_library: Mapping[str, int] | None = None,
 ) -> Iterable[tuple[str, int]]:
-    """Writes what was measured beyond the ledger into the limits page; returns what has changed, by GPU.
+    """Publishes in the limits page what was measured beyond the ledger.
 
-    BEFORE and AFTER are readings from both sides of the measurement. STRANGERS: bytes of processes without the library,
-    by GPU, which count in full. Raises vcuda.VcudaError when the page cannot be read or written.
+    Args:
+        path: The allocation's directory.
+        allocation: Whose GPUs count.
+        before: The ledger before the measurement.
+        after: The ledger after it.
+        measured: Bytes by GPU and PID, from NVML.
+        without_library: Bytes by GPU of processes without the library, which count in full.
+
+    Returns:
+        The GPUs whose number has changed, with the new number.
+
+    Raises:
+        vcuda.VcudaError: The page cannot be read or written.
     """
-    found = unhooked_bytes(before.processes, after.processes, measured, allocation.quota())
-    found = {gpu: count + (strangers or {}).get(gpu, 0) for gpu, count in found.items()}
-    changed = [(gpu, count) for gpu, count in found.items() if after.unhooked.get(gpu) != count]
+    found = undeclared_bytes(before.processes, after.processes, measured, allocation.quota())
+    found = {gpu: count + (without_library or {}).get(gpu, 0) for gpu, count in found.items()}
+    changed = [(gpu, count) for gpu, count in found.items() if after.undeclared.get(gpu) != count]
     for gpu, count in changed:
-        vcuda.set_unhooked(path / contract.LIMITS_FILE, gpu, count)
+        vcuda.set_undeclared(path / contract.LIMITS_FILE, gpu, count)
     return changed

@@ -239,7 +239,7 @@ class ComputeManager:
             self._say(one, str(error))
             return _Page(0, now, 0, now)
         found = next((each for each in limits.gpus if each.uuid == gpu), None)
-        return _Page(found.credit_us if found else 0, now, found.granted_permille if found else 0, now)
+        return _Page(found.credit_us if found else 0, now, found.allowed_permille if found else 0, now)
 
     def _say(self, one: _Sharer, detail: str) -> None:
         """Logs a problem when it begins."""
@@ -255,5 +255,5 @@ def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) ->
         page.credit_us, page.credit_at = credit, now
     lent = verdict.granted > one.share
     if verdict.granted != page.granted or (lent and now - page.granted_at >= _KEEP_ALIVE):
-        vcuda.set_granted(one.page, gpu, verdict.granted)
+        vcuda.set_allowed(one.page, gpu, verdict.granted)
         page.granted, page.granted_at = verdict.granted, now

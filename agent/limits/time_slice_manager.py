@@ -19,7 +19,7 @@ import vcuda
 from agent.inventory.page_faults import Paging
 from agent.inventory.page_faults import read as read_paging
 from agent.inventory.source import Inventory
-from agent.ledgers.trust import believed_turns
+from agent.ledgers.trust import believed_time_slices
 from agent.persistence.store import Store
 from gigaslice.allocation.host_memory import real_part
 from gigaslice.allocation.table import Allocation
@@ -28,7 +28,7 @@ from gigaslice.model import Gpu
 from gigaslice.runtime.logs import get_logger
 from vcuda import contract
 
-__all__ = ["GpuTurns", "TimeSliceManager"]
+__all__ = ["GpuTimeSlices", "TimeSliceManager"]
 
 SOON, BUSY, QUIET = 0.005, 0.05, 0.5
 """Seconds between two looks: before a turn can begin, at a GPU that needs turns, and at one that does not."""
@@ -36,7 +36,7 @@ LEASE_MS = 1000
 
 
 @dataclass(slots=True)
-class GpuTurns:
+class GpuTimeSlices:
     """What there is to tell of one GPU. seconds: that somebody had a turn. paging: what the driver counts."""
 
     arbiter: Turns = field(default_factory=Turns)
@@ -59,7 +59,7 @@ class TimeSliceManager:
         now: Callable[[], float] = time.monotonic,
         counters: Callable[[str], Paging | None] = read_paging,
     ) -> None:
-        self.gpus: dict[str, GpuTurns] = {}
+        self.gpus: dict[str, GpuTimeSlices] = {}
         self.held_us: dict[tuple[str, str], int] = {}
         """Microseconds that threads were held back, by allocation and GPU."""
         self._store = store
@@ -68,7 +68,9 @@ class TimeSliceManager:
         self._counters = counters
         self._written: set[tuple[str, str]] = set()  # pages that say something, by allocation and GPU
         self._given: Mapping[str, tuple[int, float]] = {}  # as `given`, by GPUs whose containers have ended
-        self._used: dict[str, Mapping[str, vcuda.TurnUsage]] = {}  # what ledgers said last, by allocation
+        self._used: dict[
+            str, Mapping[str, vcuda.TimeSliceUsage]
+        ] = {}  # what ledgers said last, by allocation
         self._looked = now()
         self._log = get_logger("turns")
 
@@ -138,9 +140,9 @@ class TimeSliceManager:
         passed: float,
         gpu: Gpu,
         allocations: list[Allocation],
-        usage: Mapping[str, Mapping[str, vcuda.TurnUsage]],
+        usage: Mapping[str, Mapping[str, vcuda.TimeSliceUsage]],
     ) -> None:
-        state = self.gpus.setdefault(gpu.uuid, GpuTurns())
+        state = self.gpus.setdefault(gpu.uuid, GpuTimeSlices())
         if state.holder:
             state.seconds += passed
         seen = {}
@@ -164,18 +166,18 @@ class TimeSliceManager:
         state.holder, state.held = decision.holder, decision.held
         state.wanting, state.fits = decision.wanting, decision.fits
         self._tell(gpu, state)
-        end = vcuda.turn_clock() + LEASE_MS
+        end = vcuda.time_slice_clock() + LEASE_MS
         for name in seen:
             if name in decision.held:
-                self._write(name, gpu.uuid, vcuda.hold_turn, end)
+                self._write(name, gpu.uuid, vcuda.withhold_time_slice, end)
             elif name == decision.holder:
-                self._write(name, gpu.uuid, vcuda.give_turn, end)
+                self._write(name, gpu.uuid, vcuda.give_time_slice, end)
             elif name in decision.short:
                 self._write(name, gpu.uuid, vcuda.shorten_queues, end)
             elif (name, gpu.uuid) in self._written:
                 self._free(name, gpu.uuid)
 
-    def _room(self, gpu: Gpu, usage: Mapping[str, Mapping[str, vcuda.TurnUsage]]) -> int:
+    def _room(self, gpu: Gpu, usage: Mapping[str, Mapping[str, vcuda.TimeSliceUsage]]) -> int:
         """Bytes of the GPU beside what cannot move: real memory of these containers, and all of the others'."""
         taken = 0
         for allocation in self._store.table.allocations:
@@ -186,15 +188,17 @@ class TimeSliceManager:
             )  # a ledger that cannot be read lays claim to no more
         return max(0, gpu.memory_bytes - taken)
 
-    def _usage(self, allocation: Allocation) -> Mapping[str, vcuda.TurnUsage]:
+    def _usage(self, allocation: Allocation) -> Mapping[str, vcuda.TimeSliceUsage]:
         ledger = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
         try:
-            said = vcuda.read_turns(ledger, list(allocation.quota()), wait=False)
+            said = vcuda.read_time_slices(ledger, list(allocation.quota()), wait=False)
         except vcuda.errors.BusyError:
             return self._used.get(allocation.id, {})  # nobody waits for a container, or for the disk
         except vcuda.VcudaError:
             return {}  # the ledger is the container's; the measuring round says what is wrong with it
-        self._used[allocation.id] = believed_turns(said, allocation, self._store.measured.get(allocation.id))
+        self._used[allocation.id] = believed_time_slices(
+            said, allocation, self._store.measured.get(allocation.id)
+        )
         return self._used[allocation.id]
 
     def _is_stopped(self, allocation: Allocation) -> bool:
@@ -216,9 +220,9 @@ class TimeSliceManager:
     def _free(self, allocation_id: str, gpu: str) -> None:
         self._written.discard((allocation_id, gpu))
         with contextlib.suppress(vcuda.VcudaError):
-            vcuda.free_turn(self._store.dirs.path(allocation_id) / contract.LIMITS_FILE, gpu)
+            vcuda.end_time_slices(self._store.dirs.path(allocation_id) / contract.LIMITS_FILE, gpu)
 
-    def _tell(self, gpu: Gpu, state: GpuTurns) -> None:
+    def _tell(self, gpu: Gpu, state: GpuTimeSlices) -> None:
         if state.said == state.arbiter.mode:
             return
         if state.arbiter.mode == "turns":

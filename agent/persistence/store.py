@@ -44,7 +44,9 @@ class Store:
         self.state_dir = state_dir
         self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
         self.library = ""
-        self.strangers: Mapping[str, Mapping[str, int]] = {}  # by allocation and GPU: see `Reading.strangers`
+        self.without_library: Mapping[
+            str, Mapping[str, int]
+        ] = {}  # by allocation and GPU: see `Reading.without_library`
         self.measured: Mapping[str, Mapping[str, int]] = {}
         """Bytes that NVML showed of all processes of an allocation in the last round, by allocation and GPU; empty
         before.
@@ -268,8 +270,10 @@ class Store:
         if allocation is None:
             return usage.Reading({}, {}, problem="the allocation has ended")
         found = self._read_now(allocation_id)
-        strangers = self.strangers.get(allocation_id)
-        return self.believe(allocation, replace(found, strangers=strangers) if strangers else found)
+        without_library = self.without_library.get(allocation_id)
+        return self.believe(
+            allocation, replace(found, without_library=without_library) if without_library else found
+        )
 
     def _read_now(self, allocation_id: str) -> usage.Reading:
         """What the ledger says now, or said in the last round where its container lets nobody read without waiting."""

@@ -81,14 +81,14 @@ class Measures:
         who = (owner.namespace, owner.pod, owner.container) if owner else ("", "", "")
         last = self._memory_monitor.last.get(allocation.id, _NOTHING)
         reading = last.reading
-        bypassed = self._store.strangers.get(allocation.id, {})
+        bypassed = self._store.without_library.get(allocation.id, {})
         for hold in allocation.holds:
             gpu = hold.gpu
             used = reading.used.get(gpu, 0)
             for name, value in (
                 ("limit", reading.limits.get(gpu, hold.memory_bytes)),
                 ("used", used),
-                ("unhooked", reading.unhooked.get(gpu, 0) if reading.alive or bypassed else 0),
+                ("unhooked", reading.undeclared.get(gpu, 0) if reading.alive or bypassed else 0),
                 ("bypassed", bypassed.get(gpu, 0)),
                 ("peak", reading.peak.get(gpu, 0)),
             ):

@@ -1,7 +1,7 @@
 /* Time slices of a GPU: what the page says of them, what the processes say of themselves, and how the agent reads that.
  * Clock: CLOCK_MONOTONIC, which processes in containers share with the host (one in a time namespace of its own sees
  * every slice as over, and goes on).
- * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_split.c, tests/unit/vcuda/test_turns.py. */
+ * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_split.c, tests/unit/vcuda/test_time_slices.py. */
 #include <stddef.h>
 #include <stdlib.h>
 

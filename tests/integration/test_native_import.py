@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from agent.ledgers.undeclared import unhooked_bytes
+from agent.ledgers.undeclared import undeclared_bytes
 from tests.native.running import CONTEXT, GIB, INVALID_VALUE, MIB, OUT_OF_MEMORY, SUCCESS, Place, eventually
 
 PART = 2 * MIB
@@ -112,7 +112,7 @@ def test_the_agent_counts_it_once_at_every_moment(place):
         def counted(declared):
             """What the quota counts: declared bytes, and what the agent measures beyond them."""
             ledger = [Process(exporter.pid, CONTEXT + declared), Process(importer.pid, CONTEXT)]
-            beyond = unhooked_bytes(ledger, ledger, {"GPU": measured(place)}, ["GPU"])
+            beyond = undeclared_bytes(ledger, ledger, {"GPU": measured(place)}, ["GPU"])
             return sum(process.used["GPU"] for process in ledger) + beyond["GPU"]
 
         assert counted(BLOCK) == 2 * CONTEXT + BLOCK

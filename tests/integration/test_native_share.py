@@ -21,7 +21,7 @@ from tests.native.running import CLIENTS, LIBRARY, ROOT, SUCCESS, Place, eventua
 from tests.native.sharing import BURSTS, LONG, SMALL, SYNCHRONOUS, Stage, Tenant
 from tests.unit.fakedriver.conftest import Peer
 from vcuda.ledger import read_shares
-from vcuda.limits import read_limits, set_cores_limit, set_granted
+from vcuda.limits import read_limits, set_allowed, set_cores_limit
 
 LIMITED = (5, 45)
 """Percent of the GPU between which a share of 25 is recognised on a machine that does other things too."""
@@ -347,7 +347,7 @@ def test_a_thread_does_not_pay_for_pauses_between_launches_into_its_own_stream(s
 
 def test_a_page_that_stops_being_written_takes_back_what_it_lent(stage):
     tenant = stage.tenant(20, elastic=True)
-    set_granted(tenant.page, stage.uuid, 1000)
+    set_allowed(tenant.page, stage.uuid, 1000)
     stage.start(tenant, SMALL)
     time.sleep(3)
     assert stage.shares(2)[0] < 45

@@ -11,7 +11,15 @@ import pytest
 
 from tests.native import scripted
 from tests.native.running import MIB, SUCCESS, Place, eventually
-from vcuda import free_turn, give_turn, hold_turn, read_limits, read_turns, shorten_queues, turn_clock
+from vcuda import (
+    end_time_slices,
+    give_time_slice,
+    read_limits,
+    read_time_slices,
+    shorten_queues,
+    time_slice_clock,
+    withhold_time_slice,
+)
 
 LONG, SOON = 50_000, 400  # milliseconds
 NOT_READY = 600
@@ -53,19 +61,19 @@ class Page:
         self.uuids = [gpu.uuid for gpu in read_limits(self.limits).gpus]
 
     def hold(self, ms):
-        hold_turn(self.limits, self.uuids[0], turn_clock() + ms)
+        withhold_time_slice(self.limits, self.uuids[0], time_slice_clock() + ms)
 
     def give(self, ms):
-        give_turn(self.limits, self.uuids[0], turn_clock() + ms)
+        give_time_slice(self.limits, self.uuids[0], time_slice_clock() + ms)
 
     def shorten(self, ms):
-        shorten_queues(self.limits, self.uuids[0], turn_clock() + ms)
+        shorten_queues(self.limits, self.uuids[0], time_slice_clock() + ms)
 
     def free(self):
-        free_turn(self.limits, self.uuids[0])
+        end_time_slices(self.limits, self.uuids[0])
 
     def usage(self):
-        return read_turns(self.ledger, self.uuids)[self.uuids[0]]
+        return read_time_slices(self.ledger, self.uuids)[self.uuids[0]]
 
 
 WORK = {
@@ -134,7 +142,7 @@ def test_memory_and_queries_do_not_wait(place, program):
 def test_an_agent_that_is_gone_leaves_no_thread_waiting(place, program):
     Page(place).hold(SOON)
     assert program.do(LAUNCH.format("None")) == SUCCESS  # without any agent doing anything
-    assert turn_clock() > 0
+    assert time_slice_clock() > 0
 
 
 def test_a_time_slice_keeps_queues_short(place):
@@ -314,9 +322,9 @@ def test_pages_are_fetched_when_the_time_slice_comes_and_only_then(place):
 def test_containers_without_host_memory_never_wait(place):
     with started(place, physical="") as program:
         uuid = read_limits(place.quota / "limits").gpus[0].uuid
-        hold_turn(place.quota / "limits", uuid, turn_clock() + LONG)
+        withhold_time_slice(place.quota / "limits", uuid, time_slice_clock() + LONG)
         assert program.do(LAUNCH.format("None")) == SUCCESS
-        assert read_turns(place.quota / "ledger", [uuid]) == {}
+        assert read_time_slices(place.quota / "ledger", [uuid]) == {}
 
 
 def test_a_holder_that_is_killed_is_seen_as_dead(place):

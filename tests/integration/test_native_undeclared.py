@@ -12,7 +12,7 @@ import time
 import pytest
 
 import vcuda
-from agent.ledgers.undeclared import unhooked_bytes
+from agent.ledgers.undeclared import undeclared_bytes
 from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 from tests.native.scripted import Program
 
@@ -62,8 +62,8 @@ class Agent:
         ).stdout
         (gpu,) = before.gpu_uuids
         measured = {gpu: {process["pid"]: process["used"][0] for process in json.loads(answer)["processes"]}}
-        found = unhooked_bytes(before.processes, self.read().processes, measured, [gpu])
-        vcuda.set_unhooked(self.limits, gpu, found[gpu])
+        found = undeclared_bytes(before.processes, self.read().processes, measured, [gpu])
+        vcuda.set_undeclared(self.limits, gpu, found[gpu])
         return found[gpu]
 
     def read(self):
@@ -72,7 +72,7 @@ class Agent:
     @property
     def undeclared(self):
         usage = self.read()
-        return usage.excess(usage.gpu_uuids[0])
+        return usage.undeclared(usage.gpu_uuids[0])
 
 
 @pytest.fixture

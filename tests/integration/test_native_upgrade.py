@@ -79,7 +79,7 @@ def test_todays_agent_reads_yesterdays_page(tmp_path):
     limits, _ = put(tmp_path)
     page = read_limits(limits)
     assert (page.version, page.allocation_id, page.changes) == (1, golden.ID, 2)
-    assert [(g.uuid, g.memory_bytes, g.cores_percent, g.unhooked_bytes) for g in page.gpus] == [
+    assert [(g.uuid, g.memory_bytes, g.cores_percent, g.undeclared_bytes) for g in page.gpus] == [
         (FIRST, 6 * GIB, 0, 0),
         (SECOND, 9 * GIB, 30, MIB_5),
     ]

@@ -410,10 +410,14 @@ def test_ps_shows_what_was_declared_and_what_was_measured(
     assert line(process).split()[1] == "0"
     (quota,) = json.loads(run("ps", "--json").stdout)["quotas"]
     (gpu,), (entry,) = quota["gpus"], quota["processes"]
-    declared, excess = GIB + (100 << 20), 64 << 20
-    assert (gpu["declared_bytes"], gpu["excess_bytes"], gpu["unhooked_bytes"]) == (declared, excess, 0)
-    assert (gpu["used_bytes"], gpu["measured_bytes"]) == (declared + excess, declared + excess)
-    assert gpu["drift_bytes"] == entry["gpus"][0]["drift_bytes"] == excess
+    declared, undeclared = GIB + (100 << 20), 64 << 20
+    assert (gpu["declared_bytes"], gpu["undeclared_bytes"], gpu["agent_undeclared_bytes"]) == (
+        declared,
+        undeclared,
+        0,
+    )
+    assert (gpu["used_bytes"], gpu["measured_bytes"]) == (declared + undeclared, declared + undeclared)
+    assert gpu["drift_bytes"] == entry["gpus"][0]["drift_bytes"] == undeclared
     heading, row, detail = (re.split(r"\s{2,}", text.strip()) for text in run("ps").stdout.splitlines())
     assert heading[-6:] == ["LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK"]
     assert row[-6:] == ["8.0 GiB", "1.2 GiB", "1.1 GiB", "1.2 GiB", "64.0 MiB", "1.1 GiB"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from gigaslice.limits.compute_arbiter import Arbiter, Sighting
 from tests.native.running import CLIENTS, GIB, LIBRARY, Place
 from vcuda.ledger import create_ledger, read_shares
-from vcuda.limits import GpuLimit, create_limits, set_credit, set_granted
+from vcuda.limits import GpuLimit, create_limits, set_allowed, set_credit
 from vcuda.sizes import format_uuid
 
 LOOK = 0.005
@@ -131,7 +131,7 @@ class Stage:
             for page, verdict in arbiter.look(time.monotonic(), seen).items():
                 set_credit(page, self.uuid, int(verdict.credit * 1e6))
                 if granted.get(Path(page)) != verdict.granted:
-                    set_granted(page, self.uuid, verdict.granted)
+                    set_allowed(page, self.uuid, verdict.granted)
                     granted[Path(page)] = verdict.granted
 
     def _sighting(self, tenant: Tenant) -> Sighting:

@@ -13,17 +13,17 @@ line::
         "allocation_id": "00ff…",
         "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
                   "physical_bytes": 0,   of the limit so much at most in the GPU's own memory; 0: all of it
-                  "used_bytes": 0,       what counts against the limit: the processes and unhooked_bytes
+                  "used_bytes": 0,       what counts against the limit: the processes and agent_undeclared_bytes
                   "declared_bytes": 0,   by the processes' calls
-                  "excess_bytes": 0,     measured by the processes on themselves beyond that
-                  "unhooked_bytes": 0,   measured by the agent beyond both
+                  "undeclared_bytes": 0,     measured by the processes on themselves beyond that
+                  "agent_undeclared_bytes": 0,   measured by the agent beyond both
                   "measured_bytes": 0,   what NVML says now of these processes; null where it does not
-                  "drift_bytes": 0,      measured less declared; where NVML does not say, excess and unhooked
+                  "drift_bytes": 0,      measured - declared; without NVML the sum of both undeclared
                   "managed_bytes": 0,    the part of used_bytes that may lie in host memory
                   "peak_bytes": 0}],     largest sum of the processes so far
         "processes": [{"pid": 1,               0: not known at this moment
                        "pid_inside": 1, "name": "python", "refused": 0,
-                       "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "excess_bytes": 0,
+                       "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "undeclared_bytes": 0,
                                  "managed_bytes": 0, "measured_bytes": 0, "drift_bytes": 0,
                                  "peak_bytes": 0}]}]}],
      "errors": [{"directory": "…", "error": "…"}]}
@@ -80,21 +80,25 @@ class _Memory:
 
     used: int
     declared: int
-    excess: int
-    unhooked: int
+    undeclared: int
+    agent_undeclared: int
     measured: int | None
     peak: int
     managed: int
 
     @property
     def drift(self) -> int:
-        return self.excess + self.unhooked if self.measured is None else self.measured - self.declared
+        return (
+            self.undeclared + self.agent_undeclared
+            if self.measured is None
+            else self.measured - self.declared
+        )
 
     def as_json(self) -> dict[str, object]:
         return {
             "used_bytes": self.used,
             "declared_bytes": self.declared,
-            "excess_bytes": self.excess,
+            "undeclared_bytes": self.undeclared,
             "managed_bytes": self.managed,
             "measured_bytes": self.measured,
             "drift_bytes": self.drift,
@@ -206,7 +210,7 @@ def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
     return _Memory(
         used,
         process.declared(uuid),
-        process.excess.get(uuid, 0),
+        process.undeclared.get(uuid, 0),
         0,
         0 if measured is None and not used else measured,
         process.peak.get(uuid, 0),
@@ -220,15 +224,15 @@ def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
     each = [_of_process(look, process, gpu.uuid).measured for process in usage.processes if process.alive]
     known = [bytes_ for bytes_ in each if bytes_ is not None]
     measured = sum(known) if each and len(known) == len(each) else None
-    used, excess = usage.used(gpu.uuid), usage.excess(gpu.uuid)
+    used, undeclared = usage.used(gpu.uuid), usage.undeclared(gpu.uuid)
     if measured is not None:  # the ledger is the container's word, which counts for no more than it can have
         used = min(used, max(gpu.memory_bytes, measured))
-        excess = min(used, excess)
+        undeclared = min(used, undeclared)
     return _Memory(
-        used + gpu.unhooked_bytes,
-        used - excess,
-        excess,
-        gpu.unhooked_bytes,
+        used + gpu.undeclared_bytes,
+        used - undeclared,
+        undeclared,
+        gpu.undeclared_bytes,
         measured,
         usage.peak.get(gpu.uuid, 0),
         min(used, usage.managed(gpu.uuid)),
@@ -263,7 +267,7 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
                 "limit_bytes": gpu.memory_bytes,
                 "physical_bytes": gpu.physical_bytes,
                 "cores_percent": gpu.cores_percent,
-                "unhooked_bytes": gpu.unhooked_bytes,
+                "agent_undeclared_bytes": gpu.undeclared_bytes,
                 **_of_quota(look, quota, gpu).as_json(),
             }
             for gpu in quota.limits.gpus

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vcuda import contract, errors, install, preload, program, quotas, settings, shares, sizes
+from vcuda import contract, errors, install, preload, program, quota_request, quotas, settings, sizes
 from vcuda.limits import GpuLimit
 
 __all__ = ["configure", "split_command"]
@@ -95,7 +95,7 @@ def _run(parsed: argparse.Namespace) -> int:
         raise errors.UsageError(
             "no command was given", "", "write it behind --, as in vcuda run --memory 8GiB -- ls"
         )
-    share = shares.split(parsed.memory, parsed.physical, parsed.host)
+    memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
     config = settings.read_settings()
     if settings.in_container():
         raise errors.UsageError(
@@ -104,8 +104,8 @@ def _run(parsed: argparse.Namespace) -> int:
             "run the command directly",
         )
     library = _preloadable(install.library_path())
-    compute = shares.compute(parsed.cores, elastic=parsed.elastic)
-    gpus, visible = _gpu_limits(parsed.gpu, share, compute)
+    compute = quota_request.parse_compute(parsed.cores, elastic=parsed.elastic)
+    gpus, visible = _gpu_limits(parsed.gpu, memory, compute)
     executable = program.find_program(words[0], config.environment.get("PATH", os.defpath))
     if executable is None:
         print(
@@ -168,7 +168,7 @@ def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
 
 
 def _gpu_limits(
-    wanted: list[str], share: shares.Share, compute: shares.Compute
+    wanted: list[str], memory: quota_request.MemoryRequest, compute: quota_request.ComputeRequest
 ) -> tuple[list[GpuLimit], str | None]:
     """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
     from vcuda import devices
@@ -177,21 +177,21 @@ def _gpu_limits(
     chosen = devices.select_devices(wanted, present) if wanted else present
     if not chosen:
         raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
-    option = "--physical" if share.host_bytes else "--memory"
+    option = "--physical" if memory.host_bytes else "--memory"
     for device in chosen:
-        if share.on_gpu > device.memory_bytes:
+        if memory.on_gpu > device.memory_bytes:
             raise errors.UsageError(
-                f"{option} {sizes.format_size(share.on_gpu)} is more than GPU {device.index} has",
+                f"{option} {sizes.format_size(memory.on_gpu)} is more than GPU {device.index} has",
                 f"{device.name} has {sizes.about_size(device.memory_bytes)}",
                 "ask for less, or name the GPUs with --gpu",
             )
-    shares.check_host(share, len(chosen))
+    quota_request.check_host_memory(memory, len(chosen))
     limits = [
         GpuLimit(
             device.uuid,
-            share.memory_bytes,
+            memory.memory_bytes,
             cores_percent=compute.cores,
-            physical_bytes=share.physical_bytes,
+            physical_bytes=memory.physical_bytes,
             compute_policy=compute.policy,
         )
         for device in chosen

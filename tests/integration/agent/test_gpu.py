@@ -45,7 +45,7 @@ def test_memory_that_no_call_declares_is_measured_and_published(gpu_node, agent,
 
     def total():
         (gpu,) = vcuda.read_limits(limits).gpus
-        return vcuda.read_ledger(ledger).used(uuid) + gpu.unhooked_bytes
+        return vcuda.read_ledger(ledger).used(uuid) + gpu.undeclared_bytes
 
     from_outside = agent_view_of_nvml(agent, uuid)
     wait_until(lambda: total() == from_outside, f"declared and measured bytes to be {from_outside}")

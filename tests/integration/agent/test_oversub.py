@@ -147,10 +147,10 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
         agent.kill()
         uuid = gpu_of(containers[0])
         ledgers = [allocation_dir(container) / contract.LEDGER_FILE for container in containers]
-        before = [vcuda.read_turns(ledger, [uuid])[uuid].progress for ledger in ledgers]
+        before = [vcuda.read_time_slices(ledger, [uuid])[uuid].progress for ledger in ledgers]
         wait_until(
             lambda: all(
-                vcuda.read_turns(ledger, [uuid])[uuid].progress > seen + 5
+                vcuda.read_time_slices(ledger, [uuid])[uuid].progress > seen + 5
                 for ledger, seen in zip(ledgers, before, strict=True)
             ),
             "both go on",

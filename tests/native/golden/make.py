@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tests.native.running import GIB, MIB, Place
-from vcuda import GpuLimit, create_ledger, create_limits, set_memory_limit, set_unhooked
+from vcuda import GpuLimit, create_ledger, create_limits, set_memory_limit, set_undeclared
 
 HERE = Path(__file__).resolve().parent
 LIMITS, LEDGER = HERE / "limits-v1.bin", HERE / "ledger-v1.bin"
@@ -40,7 +40,7 @@ def main() -> None:
             assert second.do("alloc b", 3 * GIB).code == 0
             assert second.do("alloc c", 100 * GIB).code == 2
         set_memory_limit(limits, UUIDS[0], 6 * GIB)
-        set_unhooked(limits, UUIDS[1], 5 * MIB)
+        set_undeclared(limits, UUIDS[1], 5 * MIB)
         LIMITS.write_bytes(limits.read_bytes())
         LEDGER.write_bytes(ledger.read_bytes()[: HEADER_BYTES + SLOTS_KEPT * SLOT_BYTES])
 

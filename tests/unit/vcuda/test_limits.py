@@ -21,7 +21,7 @@ LIMITS = st.builds(
     uuid=st.uuids().map(lambda uuid: f"GPU-{uuid}"),
     memory_bytes=st.integers(1, TOP),
     cores_percent=st.integers(0, 100),
-    unhooked_bytes=st.integers(0, TOP),
+    undeclared_bytes=st.integers(0, TOP),
 )
 
 
@@ -60,7 +60,7 @@ def test_live_changes(tmp_path: Path, gpus: list[vcuda.GpuLimit]) -> None:
     vcuda.create_limits(path, IDENTITY, gpus)
     inode = path.stat().st_ino
     vcuda.set_memory_limit(path, GPU_B, 3 << 30)
-    vcuda.set_unhooked(path, GPU_B, 7)
+    vcuda.set_undeclared(path, GPU_B, 7)
     vcuda.set_cores_limit(path, GPU_B.upper(), 50)
     page = vcuda.read_limits(path)
     assert page.gpus == (gpus[0], vcuda.GpuLimit(GPU_B, 3 << 30, 50, 7))
@@ -73,9 +73,9 @@ def test_the_words_of_later_agents(tmp_path: Path) -> None:
     vcuda.create_limits(path, IDENTITY, [vcuda.GpuLimit(GPU_A, 8 << 30)])
     vcuda.set_physical_limit(path, GPU_A, 5 << 30)
     vcuda.set_compute_policy(path, GPU_A, 0x301)
-    vcuda.set_granted(path, GPU_A, 1000)
+    vcuda.set_allowed(path, GPU_A, 1000)
     vcuda.set_credit(path, GPU_A, (1 << 48) - 1)
-    vcuda.set_turn(path, GPU_A, 9)
+    vcuda.set_time_slice(path, GPU_A, 9)
     page = vcuda.read_limits(path)
     assert page.gpus == (
         vcuda.GpuLimit(
@@ -83,7 +83,7 @@ def test_the_words_of_later_agents(tmp_path: Path) -> None:
             8 << 30,
             physical_bytes=5 << 30,
             compute_policy=0x301,
-            granted_permille=1000,
+            allowed_permille=1000,
             credit_us=(1 << 48) - 1,
         ),
     )
@@ -91,9 +91,9 @@ def test_the_words_of_later_agents(tmp_path: Path) -> None:
     for setter, value in (
         (vcuda.set_physical_limit, 0),
         (vcuda.set_compute_policy, 1 << 16),
-        (vcuda.set_granted, 1001),
+        (vcuda.set_allowed, 1001),
         (vcuda.set_credit, 1 << 48),
-        (vcuda.set_turn, -1),
+        (vcuda.set_time_slice, -1),
     ):
         with pytest.raises(errors.InvalidArgumentError):
             setter(path, GPU_A, value)
@@ -123,7 +123,7 @@ def test_a_limit_without_sense_changes_nothing(
         [vcuda.GpuLimit(GPU_A, 1, cores_percent=101)],
         [vcuda.GpuLimit(GPU_A, 1, cores_percent=1 << 32)],
         [vcuda.GpuLimit(GPU_A, 1, cores_percent=-1)],
-        [vcuda.GpuLimit(GPU_A, 1, unhooked_bytes=-1)],
+        [vcuda.GpuLimit(GPU_A, 1, undeclared_bytes=-1)],
         [vcuda.GpuLimit("GPU-0", 1)],
     ],
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.accounting.cgroups import Place
-from agent.accounting.findings import credible, examine, named, undeclared, whose
+from agent.accounting.findings import credible, examine, named, undeclared_overuse, whose
 from agent.accounting.processes import Sighting
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import ContainerRef, Hold, Owner, whole_gpu_device_id
@@ -67,11 +67,11 @@ def test_memory_is_divided_between_owners_strangers_and_foreigners():
     measured = {uuid(0): {10: 2 * GIB, 11: 3 * GIB, 12: GIB}, uuid(1): {12: GIB}}
     sightings = [seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)), seen(12)]
     survey = examine(measured, {11: mine.id}, sightings, [mine], PODS)
-    assert survey.strangers == {mine.id: {uuid(0): 2 * GIB}}
+    assert survey.without_library == {mine.id: {uuid(0): 2 * GIB}}
     assert survey.foreign == {uuid(0): GIB, uuid(1): GIB}
     (finding,) = survey.findings
     assert finding.over == {}
-    assert [(process.pid, gpu, count) for process, gpu, count in finding.strangers] == [
+    assert [(process.pid, gpu, count) for process, gpu, count in finding.processes] == [
         (10, uuid(0), 2 * GIB)
     ]
 
@@ -90,7 +90,7 @@ def test_every_byte_on_a_gpu_that_it_does_not_hold_is_too_much():
 
 def test_a_process_that_has_ended_counts_nowhere():
     survey = examine({uuid(0): {10: GIB}}, {}, [], [of(1)], PODS)
-    assert (survey.strangers, survey.foreign, survey.findings) == ({}, {uuid(0): 0}, ())
+    assert (survey.without_library, survey.foreign, survey.findings) == ({}, {uuid(0): 0}, ())
 
 
 def test_an_ended_container_is_not_meant_while_another_one_lives():
@@ -102,7 +102,7 @@ def test_on_a_whole_gpu_nothing_is_too_much():
     """What holds it is known, for the start gate; there is no library to pass by and no limit to exceed."""
     mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
     survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
-    assert (survey.strangers, survey.findings) == ({mine.id: {uuid(0): 25 * GIB}}, ())
+    assert (survey.without_library, survey.findings) == ({mine.id: {uuid(0): 25 * GIB}}, ())
 
 
 def test_who_has_ended_while_it_was_measured_blames_nobody():
@@ -110,7 +110,7 @@ def test_who_has_ended_while_it_was_measured_blames_nobody():
     ended = of(1)
     sightings = (seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)))
     survey = examine({uuid(0): {10: GIB, 11: GIB}}, {10: ended.id}, sightings, [of(2, "b")], PODS)
-    assert survey.findings == () and survey.strangers == {}
+    assert survey.findings == () and survey.without_library == {}
     assert survey.foreign == {uuid(0): GIB}
 
 
@@ -156,14 +156,17 @@ def reading(used, limit=8 * GIB, excess=0, pid=10, **more):
     ],
 )
 def test_what_a_process_with_a_slot_holds_undeclared_is_too_much_beyond_the_limit(used, excess, held, found):
-    over = undeclared(of(1), reading(used, excess=excess), {uuid(0): {10: held, 11: GIB}})
+    over = undeclared_overuse(of(1), reading(used, excess=excess), {uuid(0): {10: held, 11: GIB}})
     assert over == ({uuid(0): found} if found else {})
 
 
 def test_what_was_declared_under_a_larger_limit_is_no_overuse():
     lowered = replace(of(1), resizes=2)
-    assert undeclared(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 8 * GIB + GIB // 2}}) == {}
-    over = undeclared(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 20 * GIB}})
+    assert (
+        undeclared_overuse(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 8 * GIB + GIB // 2}})
+        == {}
+    )
+    over = undeclared_overuse(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 20 * GIB}})
     assert over == {uuid(0): 12 * GIB}, "but what nobody declared is"
 
 
@@ -172,15 +175,17 @@ def test_each_process_may_have_its_context():
         ProcessUsage(slot, pid, 1, 1, {uuid(0): 4 * GIB}, {}, 0, "p", {}) for slot, pid in enumerate((10, 11))
     )
     both = Reading({uuid(0): 8 * GIB}, {}, processes, limits={uuid(0): 8 * GIB})
-    assert undeclared(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB}}) == {}
-    assert undeclared(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB + 1}}) == {uuid(0): 2 * GIB + 1}
+    assert undeclared_overuse(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB}}) == {}
+    assert undeclared_overuse(of(1), both, {uuid(0): {10: 5 * GIB, 11: 5 * GIB + 1}}) == {
+        uuid(0): 2 * GIB + 1
+    }
 
 
 def test_nothing_is_said_of_a_ledger_that_cannot_be_read_or_of_whole_gpus():
     measured = {uuid(0): {10: 60 * GIB}}
-    assert undeclared(of(1), reading(0, problem="damaged"), measured) == {}
+    assert undeclared_overuse(of(1), reading(0, problem="damaged"), measured) == {}
     whole = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
-    assert undeclared(whole, reading(0), measured) == {}
+    assert undeclared_overuse(whole, reading(0), measured) == {}
 
 
 def nameless(inside, slot=0):

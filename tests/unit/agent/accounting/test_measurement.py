@@ -77,7 +77,7 @@ def unhooked(tmp_path, monkeypatch, before, after):
     world = World(tmp_path, before, after)
     monkeypatch.setattr(usage, "read", world.read)
     asyncio.run(MemoryMonitor(world, world, 1.0).round())
-    return vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].unhooked_bytes
+    return vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].undeclared_bytes
 
 
 def test_memory_that_is_freed_while_the_driver_answers_is_not_published(tmp_path, monkeypatch):
@@ -94,13 +94,13 @@ def test_memory_without_the_library_counts_in_full(tmp_path, monkeypatch):
     monkeypatch.setattr(usage, "read", world.read)
     memory_monitor = MemoryMonitor(world, world, 1.0, Audit(world, 2 * GIB))
     asyncio.run(memory_monitor.round())
-    assert vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].unhooked_bytes == 3 * GIB
+    assert vcuda.read_limits(tmp_path / contract.LIMITS_FILE).gpus[0].undeclared_bytes == 3 * GIB
     assert memory_monitor.last[world.allocation.id].memory == {GPU: 7 * GIB}
-    assert world.strangers == {world.allocation.id: {GPU: 2 * GIB}}
+    assert world.without_library == {world.allocation.id: {GPU: 2 * GIB}}
 
 
 def test_what_runs_without_the_library_is_alive_and_holds_memory():
-    reading = usage.Reading({GPU: 0}, {}, unhooked={GPU: GIB}, strangers={GPU: GIB})
+    reading = usage.Reading({GPU: 0}, {}, undeclared={GPU: GIB}, without_library={GPU: GIB})
     assert reading.alive and not reading.attached
     assert reading.present() == {GPU: GIB}
 
@@ -120,7 +120,7 @@ class Several:
         )
         self.pids, self._then, self._measured = first, then, measured
         self.reads, self.known = [], {}
-        self.strangers = {}
+        self.without_library = {}
         self.asked = False
         for name in first:
             (directory / name).mkdir()
@@ -174,7 +174,7 @@ def test_nothing_is_read_twice_by_an_agent_that_cannot_measure(tmp_path, monkeyp
 
 def test_only_who_was_measured_is_read_twice(tmp_path, monkeypatch):
     assert reads_again(tmp_path, monkeypatch, {}, {12: GIB})[0] == ["a"]
-    assert vcuda.read_limits(tmp_path / "a" / contract.LIMITS_FILE).gpus[0].unhooked_bytes == GIB
+    assert vcuda.read_limits(tmp_path / "a" / contract.LIMITS_FILE).gpus[0].undeclared_bytes == GIB
 
 
 def test_a_process_that_came_while_the_driver_answered_is_nobodys_stranger(tmp_path, monkeypatch):
@@ -259,6 +259,6 @@ def test_an_owner_that_lost_its_record_lock_is_no_stranger(store, tmp_path):
         auditor = Auditor(store, NoCluster(), Policy(), Counters(), proc=tmp_path / "proc")
         memory_monitor = MemoryMonitor(store, Driver(**{"70": 3 * GIB}), 1.0, auditor)
         asyncio.run(memory_monitor.round())
-        assert store.strangers == {}
+        assert store.without_library == {}
         assert store.measured == {mine.id: {uuid(0): 3 * GIB}}
-        assert vcuda.read_limits(ledger.parent / contract.LIMITS_FILE).gpus[0].unhooked_bytes == GIB
+        assert vcuda.read_limits(ledger.parent / contract.LIMITS_FILE).gpus[0].undeclared_bytes == GIB

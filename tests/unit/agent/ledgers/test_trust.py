@@ -80,7 +80,7 @@ def test_a_ledger_of_another_gpu_altogether_hides_nothing_that_was_measured(stor
         ledger.hold(0)
         ledger.head([uuid(1)])
         ledger.slot(0, GIB)
-        vcuda.set_unhooked(store.dirs.path(liar.id) / "limits", uuid(0), 6 * GIB)
+        vcuda.set_undeclared(store.dirs.path(liar.id) / "limits", uuid(0), 6 * GIB)
         store.measured = {liar.id: {uuid(0): 6 * GIB}}
         assert store.reading(liar.id).present() == {uuid(0): 6 * GIB}
         assert [lack.bytes for lack in lacking(store, victim)] == [2 * GIB]
@@ -176,7 +176,7 @@ def hostile(draw):
                 ),
             )
         ),
-        strangers=draw(st.dictionaries(gpus, st.integers(0, GIB))),
+        without_library=draw(st.dictionaries(gpus, st.integers(0, GIB))),
     )
 
 
@@ -211,7 +211,7 @@ def test_no_ledger_counts_for_more_than_was_measured_or_promised(reading, measur
         within(counted, most.now)
     within(found.peak, most.ever)
     for process in found.processes:
-        for counted in (process.used, process.managed, process.excess):
+        for counted in (process.used, process.managed, process.undeclared):
             within(counted, most.now)
         within(process.peak, most.ever)
         assert all(process.declared(gpu) >= 0 for gpu in process.used)

@@ -64,7 +64,7 @@ def test_a_node_without_shares_is_left_alone(node, manager):
     node.admit("one", range(4))
     node.admit("two", range(4, 8))
     assert manager.look() >= 1
-    assert page(node, node.store.table.allocations[0]).granted_permille == 0
+    assert page(node, node.store.table.allocations[0]).allowed_permille == 0
 
 
 def test_one_container_with_a_hard_share_needs_nobody(node, manager):
@@ -89,7 +89,7 @@ def test_neighbours_are_given_back_what_the_other_had(node, manager, monkeypatch
         assert manager.look() <= 0.005, "looked at often while there is work"
     for allocation in allocations:
         assert page(node, allocation).credit_us == pytest.approx(250_000, rel=0.1)
-        assert page(node, allocation).granted_permille == allocation.policy.cores * 10
+        assert page(node, allocation).allowed_permille == allocation.policy.cores * 10
     busy.uses = {allocation.id: vcuda.ShareUsage(0.5, 0, 0, False) for allocation in allocations}
     assert manager.look() > 0.005, "and seldom while there is none"
 
@@ -118,11 +118,11 @@ def test_idle_compute_is_lent_and_taken_back(node, manager, monkeypatch):
     for _ in range(60):
         busy.charge(0.005, borrower)
         manager.look()
-    assert page(node, borrower).granted_permille >= 900
+    assert page(node, borrower).allowed_permille >= 900
     for _ in range(30):
         busy.charge(0.005, borrower, owner)
         manager.look()
-    assert page(node, borrower).granted_permille <= 420
+    assert page(node, borrower).allowed_permille <= 420
 
 
 def test_what_is_lent_is_said_again_while_it_lasts(node, manager, monkeypatch):
@@ -157,7 +157,7 @@ def test_nothing_is_lent_while_one_without_a_share_is_at_work(node, monkeypatch)
             for _ in range(40):
                 busy.charge(0.005, borrower)
                 manager.look()
-        return page(node, borrower).granted_permille
+        return page(node, borrower).allowed_permille
 
     assert granted(3) >= 900, "the GPU's other processes are nobody's"
     parts[4711] = 0.4
@@ -176,7 +176,7 @@ def test_a_driver_that_cannot_say_what_processes_do_changes_nothing(node, monkey
         busy.charge(0.005, borrower)
         manager.look()
         manager.heed(manager.measure(manager._unlimited))
-    assert page(node, borrower).granted_permille >= 900
+    assert page(node, borrower).allowed_permille >= 900
 
 
 def test_a_damaged_ledger_costs_only_its_own_container(node, manager):

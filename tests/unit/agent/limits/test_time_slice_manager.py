@@ -20,7 +20,9 @@ QUOTA = 16
 
 
 def used(progress, **more):
-    base = vcuda.TurnUsage(progress, waiting=False, busy=1, alive=1, managed=15 * GIB, real=GIB, held_us=0)
+    base = vcuda.TimeSliceUsage(
+        progress, waiting=False, busy=1, alive=1, managed=15 * GIB, real=GIB, held_us=0
+    )
     return replace(base, **more)
 
 
@@ -53,7 +55,7 @@ class Node:
         raw = (self.store.dirs.path(allocation_id) / contract.LIMITS_FILE).read_bytes()
         at = 64 + 16 * 64 + 32
         value = int.from_bytes(raw[at : at + 8], "little") & (1 << 48) - 1
-        return value & 3, (value >> 2) - vcuda.turn_clock() if value else 0
+        return value & 3, (value >> 2) - vcuda.time_slice_clock() if value else 0
 
     def step(self, seconds, **rates):
         """Looks every 50 ms for so long; containers that are not held work at their rate."""

@@ -30,7 +30,7 @@ class Node:
     def __init__(self, tmp_path):
         self.allocation = allocation(1, (0, range(8)), container=WHO)
         self.store = SimpleNamespace(
-            table=AllocationTable(), strangers={}, dirs=SimpleNamespace(ledgers=SimpleNamespace(cuts=0))
+            table=AllocationTable(), without_library={}, dirs=SimpleNamespace(ledgers=SimpleNamespace(cuts=0))
         )
         self.counters, self.memory_monitor = Counters(), SimpleNamespace(last={})
         self.turns = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))

@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcuda._bridge import checked, ffi, lib, path_bytes
-from vcuda.limits import StrPath, set_turn
+from vcuda.limits import StrPath, set_time_slice
 
-__all__ = ["TurnUsage", "free_turn", "give_turn", "hold_turn", "read_turns", "shorten_queues", "turn_clock"]
+__all__ = [
+    "TimeSliceUsage",
+    "end_time_slices",
+    "give_time_slice",
+    "read_time_slices",
+    "shorten_queues",
+    "time_slice_clock",
+    "withhold_time_slice",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class TurnUsage:
+class TimeSliceUsage:
     """A container on one GPU as its processes tell it. progress: pieces of work ever since. waiting: it is held back
     now. busy: living processes that wait for work under way or ask about it. held_us: microseconds its threads were
     held, added up.
@@ -32,7 +40,7 @@ class TurnUsage:
     held_us: int
 
 
-def read_turns(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dict[str, TurnUsage]:
+def read_time_slices(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dict[str, TimeSliceUsage]:
     """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory. WAIT: as in
     read_ledger()."""
     read = lib.ledger_read_time_slices if wait else lib.ledger_read_time_slices_now
@@ -40,32 +48,34 @@ def read_turns(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dic
     status = read(path_bytes(path), usage, len(usage))
     count = checked(status, f"cannot read the ledger {os.fspath(path)}")
     found = (
-        TurnUsage(one.progress, bool(one.waiting), one.busy, one.alive, one.managed, one.real, one.held_us)
+        TimeSliceUsage(
+            one.progress, bool(one.waiting), one.busy, one.alive, one.managed, one.real, one.held_us
+        )
         for one in usage[0:count]
     )
     return dict(zip(uuids, found, strict=False))
 
 
-def turn_clock() -> int:
+def time_slice_clock() -> int:
     """Milliseconds of the clock by which turns end."""
     return int(lib.time_slice_now_ms())
 
 
-def give_turn(path: StrPath, uuid: str, end_ms: int) -> None:
+def give_time_slice(path: StrPath, uuid: str, end_ms: int) -> None:
     """The limits page at PATH says that it is its container's turn on the GPU, until END_MS."""
-    set_turn(path, uuid, lib.VC_TIME_SLICE_YOURS | end_ms << lib.VC_TIME_SLICE_SHIFT)
+    set_time_slice(path, uuid, lib.VC_TIME_SLICE_YOURS | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
-def hold_turn(path: StrPath, uuid: str, end_ms: int) -> None:
+def withhold_time_slice(path: StrPath, uuid: str, end_ms: int) -> None:
     """The same for somebody else's turn: the container waits, until END_MS at most."""
-    set_turn(path, uuid, lib.VC_TIME_SLICE_HELD | end_ms << lib.VC_TIME_SLICE_SHIFT)
+    set_time_slice(path, uuid, lib.VC_TIME_SLICE_HELD | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def shorten_queues(path: StrPath, uuid: str, end_ms: int) -> None:
     """Everybody may go on, but queues are to be kept short, until END_MS: there may soon be turns."""
-    set_turn(path, uuid, lib.VC_TIME_SLICE_SHORT | end_ms << lib.VC_TIME_SLICE_SHIFT)
+    set_time_slice(path, uuid, lib.VC_TIME_SLICE_SHORT | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
-def free_turn(path: StrPath, uuid: str) -> None:
+def end_time_slices(path: StrPath, uuid: str) -> None:
     """There are no turns on the GPU."""
-    set_turn(path, uuid, lib.VC_TIME_SLICE_FREE)
+    set_time_slice(path, uuid, lib.VC_TIME_SLICE_FREE)

@@ -1,7 +1,8 @@
-"""What ``vcuda run`` was asked of a GPU, and whether it can be: memory, split between GPU and host, and time.
+"""The quota that the options of ``vcuda run`` request on each GPU: memory, split between GPU and host, and compute.
 
-Three sizes of which two say the third. Reads /proc/meminfo and nothing else; the library looks again before it takes
-host memory, because others take some meanwhile.
+Of --memory, --physical and --host any two give the third. This module checks that the options agree and that the host
+has the memory now. It reads /proc/meminfo and nothing else. The library checks the host's memory again before it uses
+some, because other programs use it meanwhile.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from pathlib import Path
 
 from vcuda import errors, sizes
 
-__all__ = ["Compute", "Share", "check_host", "compute", "memory_available", "split"]
+__all__ = [
+    "ComputeRequest",
+    "MemoryRequest",
+    "check_host_memory",
+    "memory_available",
+    "parse_compute",
+    "parse_memory",
+]
 
 _WHOLE = 100
 _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A quota on one GPU, and how much of it may be in the GPU's own memory; 0: all of it."""
+class MemoryRequest:
+    """A memory quota on one GPU. physical_bytes: the most of it in the GPU's own memory; 0: all of it."""
 
     memory_bytes: int
     physical_bytes: int = 0
@@ -35,64 +43,68 @@ class Share:
         return self.memory_bytes - self.on_gpu
 
 
-def split(memory: str | None, physical: str | None, host: str | None) -> Share:
-    """The share that the options MEMORY, PHYSICAL and HOST ask for. Raises UsageError where they contradict."""
+def parse_memory(memory: str | None, physical: str | None, host: str | None) -> MemoryRequest:
+    """Reads the options --memory, --physical and --host.
+
+    Raises:
+        UsageError: the three contradict each other, or do not give a quota.
+    """
     if physical is None and host is None:
         if memory is None:
             raise errors.UsageError("no quota was given", "", "write --memory 8GiB")
-        return Share(sizes.parse_size(memory))
+        return MemoryRequest(sizes.parse_size(memory))
     total = None if memory is None else sizes.parse_size(memory)
     own = None if physical is None else sizes.parse_size(physical)
     away = None if host is None else sizes.parse_size(host)
     if total is None:
         if own is None or away is None:
             raise errors.UsageError(
-                "one of --physical and --host alone says no quota", "", "give --memory too, or both of them"
+                "--physical or --host alone gives no quota", "", "give --memory too, or both of them"
             )
-        return Share(own + away, own)
+        return MemoryRequest(own + away, own)
     own = total - away if own is None and away is not None else own
     assert own is not None
     if away is not None and own + away != total:
         raise errors.UsageError(
-            "--memory is not --physical and --host together",
+            "--memory is not the sum of --physical and --host",
             f"{sizes.format_size(own)} and {sizes.format_size(away)} are {sizes.format_size(own + away)}, "
             f"not {sizes.format_size(total)}",
             "leave one of the three out",
         )
     if own <= 0 or own > total:
         raise errors.UsageError(
-            "the part in the GPU's own memory must be between nothing and --memory",
+            "the part in the GPU's own memory must be more than 0 and at most --memory",
             f"of {sizes.format_size(total)}",
             "a program needs some of it for its context: a few hundred MiB at least",
         )
-    return Share(total, own)
+    return MemoryRequest(total, own)
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    """A share of a GPU's time in percent (0: no limit), and how it is meant: a policy as limits pages have it."""
+class ComputeRequest:
+    """A share of a GPU's time in percent (0: no limit), and the compute policy in the encoding of limits pages."""
 
     cores: int = 0
     policy: int = 0
 
 
-def compute(cores: str | None, *, elastic: bool = False) -> Compute:
-    """What the options CORES and ELASTIC ask for. Raises UsageError when it makes no sense."""
+def parse_compute(cores: str | None, *, elastic: bool = False) -> ComputeRequest:
+    """Reads the options --cores and --elastic. Raises UsageError when they make no sense."""
     if cores is None:
         if elastic:
             raise errors.UsageError(
-                "--elastic says nothing without --cores", "", "write --cores 30 --elastic"
+                "--elastic has no effect without --cores", "", "write --cores 30 --elastic"
             )
-        return Compute()
+        return ComputeRequest()
     if not cores.isascii() or not cores.isdigit() or not 1 <= int(cores[:9]) <= _WHOLE:
         raise errors.UsageError(
             f"--cores {errors.printable(cores)} is not a percentage", "", "write a number from 1 to 100"
         )
-    return Compute(int(cores), int(elastic))
+    return ComputeRequest(int(cores), int(elastic))
 
 
 def memory_available(path: Path = _MEMINFO) -> int:
-    """Bytes that the kernel thinks can be taken without swapping. Raises SystemError_ when it does not say."""
+    """Bytes that programs can use without swapping, as /proc/meminfo estimates. Raises SystemError_ without it."""
     try:
         for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -102,15 +114,15 @@ def memory_available(path: Path = _MEMINFO) -> int:
     raise errors.SystemError_(f"{path} does not say how much memory is available", "", "mount /proc")
 
 
-def check_host(share: Share, gpus: int, path: Path = _MEMINFO) -> None:
-    """Raises UsageError when the host has not what SHARE may take on each of GPUS GPUs."""
-    needed = share.host_bytes * gpus
+def check_host_memory(request: MemoryRequest, gpus: int, path: Path = _MEMINFO) -> None:
+    """Raises UsageError when the host lacks the memory that REQUEST may use, GPUS times."""
+    needed = request.host_bytes * gpus
     if not needed:
         return
     available = memory_available(path)
     if needed > available:
         raise errors.UsageError(
-            f"the host has not {sizes.about_size(needed)} of memory to give",
+            f"the host does not have {sizes.about_size(needed)} of free memory",
             f"{sizes.about_size(available)} are available",
             "lower --host, name fewer GPUs with --gpu, or end something",
         )
