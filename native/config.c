@@ -62,7 +62,7 @@ static int is_misspelt(const char *setting) {
   return (service == NULL || service >= setting + length) && (port == NULL || port >= setting + length);
 }
 
-/* NULL: none. A program with raised privileges is not told by its environment. */
+/* NULL: none. The environment of a program with raised privileges is ignored. */
 static const char *misspelt(void) {
   if (getauxval(AT_SECURE) != 0) return NULL;
   for (char **setting = environ; setting != NULL && *setting != NULL; setting++)
@@ -325,7 +325,7 @@ static int resolve_one(const struct request *request, const uint8_t (*gpus)[VC_U
     return VC_EINVAL;
   }
   if (request->kind == REQUEST_INDEX) memcpy(out->uuid, gpus[request->index], VC_UUID_BYTES);
-  /* MIG instances are not listed as GPUs; a UUID that nothing has simply never matches. */
+  /* MIG instances are not listed as GPUs; a UUID that no GPU has never matches. */
   if (request->kind != REQUEST_UUID || (request->flags & VC_GPU_MIG) || gpu_count == 0) return VC_OK;
   if (find_gpu(gpus, gpu_count, request->uuid) >= 0) return VC_OK;
   uuid_format(request->uuid, request->flags, text, sizeof text);

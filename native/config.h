@@ -25,7 +25,7 @@ struct config {
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
-/* Whether there is certainly no such file: what cannot be checked must not mean unlimited. */
+/* Whether there is certainly no such file: a file that cannot be checked must not mean unlimited. */
 int config_is_gone(const char *path);
 
 /* 1: something is configured, whether or not it can be used. */

@@ -1,9 +1,9 @@
-/* Order of start-up, the one decision what happens when limits cannot be used (refuse: fail closed), and the one list
- * of what a forked child resets.
+/* Order of start-up, the one decision what happens when limits cannot be used (refuse: fail closed), the list of
+ * allocators, and the list of what a forked child resets.
  *
- * The first hooked call attaches. Nothing that runs the dynamic loader happens under a lock: a library being loaded by
- * another thread may call us from its constructor while that thread holds the loader's lock. So every thread that
- * comes first prepares by itself, which any number may do, and only the attachment is made once.
+ * The first hooked call attaches. Nothing that runs the dynamic loader happens under a lock: a library that another
+ * thread loads may call a hook from its constructor while that thread holds the loader's lock. So each of the first
+ * threads prepares by itself, and only the attachment is made once.
  * Tests: tests/integration/test_native_config.py, test_native_root.py. */
 #define _GNU_SOURCE
 #include "init.h"
@@ -130,8 +130,8 @@ int runtime_may_have_shares(void) { return (configured() & HAS_SHARE) != 0; }
 int runtime_may_be_held(void) { return (configured() & (HAS_SHARE | HAS_HOST)) != 0; }
 
 /* A thread that does not see it done does it itself, since another thread may fork at any time: a child without the
- * handler would find our locks taken for ever, and hold its parent's slot for its own. So it may be registered twice,
- * and what it does may be done twice. */
+ * handler would find the library's locks taken for ever, and hold its parent's slot for its own. So it may be
+ * registered twice, and what it does may be done twice. */
 int runtime_may_lock(void) {
   static _Atomic int registered;
   if (atomic_load_explicit(&registered, memory_order_acquire)) return 1;
@@ -154,7 +154,7 @@ static int list_gpus(uint8_t (*uuids)[VC_UUID_BYTES], int max) {
 }
 
 /* With the page that is mapped already; unless it no longer goes with the ledger, as in a directory that was made anew
- * since. */
+ * meanwhile. */
 static int attach_files(const struct config *config, struct ledger **out, char *why) {
   const struct limits_page *page = atomic_exchange(&first_page, NULL);
   if (page != NULL && ledger_attach_under(page, config->ledger, out, why, CONFIG_WHY) == VC_OK) return VC_OK;

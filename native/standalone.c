@@ -31,8 +31,8 @@ static int is_private(const char *path) {
   return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 022) == 0;
 }
 
-/* The default directory lies in one that others may write to: a directory or link that another user put there must
- * not decide our limits. */
+/* The default directory lies in one that others may write to: a directory or link that another user put there must not
+ * decide the limits. */
 static int make_directory(const struct config *config, char *why) {
   char parent[CONFIG_PATH];
   snprintf(parent, sizeof parent, "%s", config->directory);

@@ -1,6 +1,6 @@
 /* Binding memory to something that keeps it: multicast objects and logical endpoints (CUDA 13.3). Both cost nothing,
  * but memory that is bound to one lives until it is unbound or the object ends, also when its handle and its mappings
- * are gone. Which is when the charge ends. What another process binds to an endpoint that was exported is that
+ * are gone. The charge ends then. What another process binds to an endpoint that was exported is that
  * process's to pay.
  * Counts nothing: holding.c does. Tests: tests/integration/test_native_import.py. */
 #include "cuda_bodies.h"
@@ -31,8 +31,8 @@ static CUresult bind_memory(const struct bind *bind, CUmemGenericAllocationHandl
   return result;
 }
 
-/* The same of what is mapped at the address. Whose memory that is, only the driver can tell. What it does not know as
- * mapped memory, a pool's for example, is not ours to hold. */
+/* The same of what is mapped at the address. Whose memory that is, only the driver can tell. Other memory than mapped
+ * one, a pool's for example, is not held here. */
 static CUresult bind_address(const struct bind *bind) {
   CUmemGenericAllocationHandle memory = 0;
   if (real_cuda.cuMemRetainAllocationHandle == NULL ||

@@ -24,7 +24,7 @@ static __attribute__((noinline, cold)) CUresult refusal(int status) {
 
 uint64_t charge_round(uint64_t bytes) { return (bytes + VIEW_GRAIN - 1) & ~(uint64_t)(VIEW_GRAIN - 1); }
 
-/* Managed memory, out of the way of the rest. */
+/* Managed memory, out of line: few programs use it. */
 static __attribute__((noinline)) int take_managed(uint32_t column, uint64_t bytes) {
   return ledger_charge_part(runtime_ledger, LEDGER_MANAGED, column & COLUMN_NUMBER, bytes, 1);
 }
@@ -88,7 +88,7 @@ CUresult charge_begin(struct charge *charge, uint64_t bytes) {
   return VC_LIKELY(result == CUDA_SUCCESS) ? begin(charge, place.column, place.owner, bytes) : result;
 }
 
-/* One try without reclaiming. COUNTED: a refusal is one, there is no other way left. */
+/* One try without reclaiming. COUNTED: a refusal is counted as one, since nothing else will be tried. */
 static int take_placed(struct charge *charge, enum charge_placement placement, int counted) {
   uint32_t column = charge->column & COLUMN_NUMBER;
   int managed_first = placement != CHARGE_EITHER;
@@ -146,7 +146,7 @@ CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult r
   const struct table_entry entry = {key, charge->bytes, charge->column, charge->owner};
   int status = table_put(&allocations[kind], &entry, &old);
   if (VC_LIKELY(status == 0)) return CUDA_SUCCESS;
-  if (status == 1) { /* the driver hands out a key that we thought live: it was freed by a call that is not hooked */
+  if (status == 1) { /* the driver gave out a key that is in the table: it was freed by a call that is not hooked */
     charge_return(old.column, old.bytes);
     return CUDA_SUCCESS;
   }

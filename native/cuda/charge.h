@@ -28,7 +28,7 @@ enum {
 /* Frees a key: an address, or a handle cast to one. */
 typedef CUresult charge_call(CUdeviceptr key);
 
-/* An allocation on its way. */
+/* An allocation under way. */
 struct charge {
   int taken; /* 0: nothing is charged: it was given back, or costs nothing */
   uint32_t column;
@@ -36,8 +36,9 @@ struct charge {
   uint64_t bytes;
 };
 
-/* Charges BYTES (rounded up to the grain) to the current context's device. Anything but CUDA_SUCCESS is the program's
- * answer, nothing happened: CUDA_ERROR_OUT_OF_MEMORY, no room; else context_place()'s errors. */
+/* Charges BYTES (rounded up to the grain) to the current context's device. Any other result than CUDA_SUCCESS is what
+ * the program is answered, and nothing was charged: CUDA_ERROR_OUT_OF_MEMORY, there is no room; else an error of
+ * context_place(). */
 CUresult charge_begin(struct charge *charge, uint64_t bytes);
 
 /* The same for a column (negative: there is no share, and so no room) and owner. */
@@ -62,10 +63,10 @@ CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult r
  * fit, and the charge is as before. */
 CUresult charge_correct(struct charge *charge, uint64_t bytes);
 
-/* Gives back what was begun and did not come about. */
+/* Gives back a charge that was begun and is not needed. */
 void charge_cancel(struct charge *charge);
 
-/* Plain charges that stand in no table; exact bytes. Before a refusal, what the process holds in reserve is given back
+/* Charges without an entry in a table; exact bytes. Before a refusal, what the process holds in reserve is given back
  * to the driver once (allocators_reclaim). */
 CUresult charge_column(uint32_t column, uint64_t bytes);
 void charge_return(uint32_t column, uint64_t bytes);
@@ -76,8 +77,7 @@ CUresult charge_try(uint32_t column, uint64_t bytes);
 /* BYTES rounded up to what a charge is a multiple of. */
 uint64_t charge_round(uint64_t bytes);
 
-/* Frees KEY with CALL and gives back what was charged for it; keys that are not in the table are the driver's business
- * alone. */
+/* Frees KEY with CALL and gives back what was charged for it; keys that are not in the table only go to the driver. */
 CUresult charge_free(enum allocation_kind kind, uint64_t key, charge_call *call);
 
 /* Takes KEY out of the table; 1: it was there. The caller gives the bytes back, or the entry with charge_put_back(). */

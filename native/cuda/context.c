@@ -85,7 +85,8 @@ static void prepare(struct gpu *gpu, uint32_t column) {
   if (!ledger_learned_context(runtime_ledger, column, &cost)) nvml_probe_prepare();
 }
 
-/* What was charged against what is there. A context of known cost is no reason to start NVML for it. */
+/* Compares what was charged with what NVML shows, if NVML is started: a context of known cost is no reason to start
+ * it. */
 static void review(uint32_t column) {
   if (nvml_probe_is_started()) undeclared_renew(column);
 }
@@ -99,7 +100,7 @@ static void learn(struct gpu *gpu, uint32_t column) {
   undeclared_trust();
 }
 
-/* Only what is certain: NVML names us, and nothing else of this process grew meanwhile. */
+/* Only what is certain: NVML lists this process, and nothing else of it grew meanwhile. */
 static void teach(const struct gpu *gpu, uint32_t column, const struct ledger_holding *before) {
   struct ledger_holding after;
   if (!gpu->cost_known || !undeclared_is_certain() || before->bytes != 0) return;
@@ -163,8 +164,8 @@ static void remember(CUcontext context, uint64_t cost, uint32_t column, uint32_t
   context_table_changed();
 }
 
-/* On a device that the driver says it does not have: its own error is the answer. Were it to make a context all the
- * same, it would be charged to no container. */
+/* On a device that the driver says it does not have: its own error is the answer. If it made a context all the same,
+ * that would be charged to no container. */
 static CUresult make_nowhere(CUcontext *pctx, const struct creation *creation) {
   CUcontext context = NULL;
   CUresult result = creation->make(creation, pctx != NULL ? &context : NULL);
@@ -220,8 +221,8 @@ CUresult vc_cuCtxDestroy(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDes
 
 CUresult vc_cuCtxDestroy_v2(CUcontext ctx) { return destroy(ctx, real_cuda.cuCtxDestroy_v2); }
 
-/* Others may still be attached. The context must have been current, so it is gone when it no longer is; if the
- * driver does not say, it is still paid. */
+/* Others may still be attached. The context must have been current, so it is gone when it no longer is; if the driver
+ * does not say, it stays charged. */
 CUresult vc_cuCtxDetach(CUcontext ctx) {
   struct table_entry entry, old;
   CUcontext now = NULL;
@@ -305,7 +306,7 @@ static int is_created(CUcontext context) {
          gpus[entry.column].primary_context != (uintptr_t)context;
 }
 
-/* Its parts go with it, whose handles are in no table, nor is its own when a part brought it about: retain(). */
+/* Its parts end with it. Their handles are in no table, nor is its own when a part brought it about: retain(). */
 static void forget_primary_work(uint32_t column) {
   stream_states_forget_column(column, is_created);
   time_slice_forget_column(column, is_created);

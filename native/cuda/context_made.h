@@ -1,4 +1,4 @@
-/* How contexts of every kind come and go: what context.c asks of the calls in context_made.c.
+/* How contexts of every kind are made and ended: what context.c needs from the calls in context_made.c.
  * Uses the driver, and charges nothing. Tests: tests/integration/test_native_context.py. */
 #ifndef VC_CUDA_CONTEXT_MADE_H
 #define VC_CUDA_CONTEXT_MADE_H

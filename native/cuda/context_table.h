@@ -12,7 +12,7 @@ struct place {
   uint32_t owner; /* serial number of the context, never reused within a process */
 };
 
-/* Anything but CUDA_SUCCESS is what an allocation has to be answered: CUDA_ERROR_OUT_OF_MEMORY, the current device has
+/* Anything but CUDA_SUCCESS is the answer to an allocation: CUDA_ERROR_OUT_OF_MEMORY, the current device has
  * no share; CUDA_ERROR_INVALID_CONTEXT, no context is current; or the driver's own error, when it does not say which
  * one is. */
 CUresult context_place(struct place *out);

@@ -30,7 +30,7 @@ static int read_uuid(CUdevice dev, uint8_t out[VC_UUID_BYTES]) {
   return VC_OK;
 }
 
-/* Whether the driver refuses whatever is asked of the device, so that nothing need be. */
+/* Whether the driver refuses every call about the device. */
 static int driver_denies(CUdevice dev) {
   int value;
   if (real_cuda.cuDeviceGetAttribute == NULL) return 0;
@@ -68,7 +68,7 @@ static int find_on_bus(CUdevice dev, uint8_t out[VC_UUID_BYTES]) {
 }
 
 /* Drivers before CUDA 9.2 have no UUIDs. Where the container has one GPU and the driver shows one, that is it. An error
- * of a driver that has them proves nothing of the kind. */
+ * of a driver that has UUIDs does not prove that. */
 static int is_the_only_one(void) {
   return real_cuda.cuDeviceGetUuid_v2 == NULL && real_cuda.cuDeviceGetUuid == NULL &&
          ledger_gpu_count(runtime_ledger) == 1 && device_count() == 1;

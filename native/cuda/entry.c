@@ -41,8 +41,8 @@ static __attribute__((noinline, cold)) void *refuse(const struct query *query) {
   return NULL;
 }
 
-/* FOUND is none of the functions that dlsym gives for the names in our lists: one that is not ours, or one of ours by
- * another address, or in a form that came after this library. NULL: there is no way to limit it. */
+/* FOUND is none of the functions that dlsym gives for the names in the lists: it is not hooked, or hooked and at
+ * another address, or of a form that came after this library. NULL: there is no way to limit it. */
 static __attribute__((noinline, cold)) void *judge_ours(const struct query *query, void *found) {
   int per_thread = (query->flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, newest = 0;
   if (real_cuda.cuDriverGetVersion == NULL || real_cuda.cuDriverGetVersion(&newest) != CUDA_SUCCESS) return refuse(query);

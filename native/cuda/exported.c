@@ -1,10 +1,10 @@
 /* See exported.h.
  *
- * The level of a GPU is what is in use on it beyond what this process has charged by calls. It does not change when we
- * take memory or give it back, and falls by the size of what we still pay for when that is gone. So "the level is lower
- * than before the call by at least these bytes" means gone. Neighbours move it too: one that frees as much in between
- * makes us stop paying early, one that takes as much makes us pay the seconds out. Charges under way in other threads
- * do the same. Both end with the deadline.
+ * The level of a GPU is what is in use on it beyond what this process has charged by calls. It does not change when
+ * this process takes memory or gives it back, and falls by the size of exported memory, still charged, when that is
+ * gone. So "the level is lower than before the call by at least these bytes" means gone. Neighbours move it too: one
+ * that frees as much in between ends the charge early, one that takes as much lets it last its seconds. Charges under
+ * way in other threads do the same. Both end with the deadline.
  * Tests: tests/integration/test_native_lingering.py. */
 #include "exported.h"
 
@@ -70,7 +70,7 @@ static void drop(struct entry *entry) {
   atomic_fetch_sub(&count, 1);
 }
 
-/* What lapsed is paid no more and may still be there: that raises the level for those that remain. */
+/* What lapsed is no longer charged and may still be there: that raises the level for those that remain. */
 static void forget_lapsed(void) {
   ledger_lapse(runtime_ledger);
   for (struct entry *entry = entries; entry < entries + ENTRIES; entry++) {

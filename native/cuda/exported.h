@@ -10,7 +10,7 @@
 /* Around a driver call that may end a holding; begins with column -1, for which everything does nothing. */
 struct parting {
   int column;
-  int seen; /* NVML is there: LEVEL says what it showed before the call */
+  int seen; /* NVML is there: LEVEL is what it showed before the call */
   int64_t level;
 };
 
@@ -25,7 +25,7 @@ int parting_is_settled(const struct parting *parting);
 /* After what ended was settled. */
 void parting_end(const struct parting *parting);
 
-/* BYTES of a column end. 1: they are paid on. 0: the caller gives them back. May be called under a lock. */
+/* BYTES of a column end. 1: they stay charged for now. 0: the caller gives them back. May be called under a lock. */
 int exported_keep(uint32_t column, uint64_t bytes, const struct parting *parting);
 
 #endif

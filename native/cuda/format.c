@@ -1,10 +1,10 @@
-/* Sizes of arrays. Every operation may be asked for absurd extents, and then says UINT64_MAX.
+/* Sizes of arrays. Absurd extents give UINT64_MAX.
  * Tests: tests/native/test_format.c. */
 #include "format.h"
 
 #include <stddef.h>
 
-/* Of cuda.h, which this file does without. */
+/* From cuda.h, which this file does not include. */
 enum { LAYERED = 0x01, CUBEMAP = 0x04, SPARSE = 0x40, DEFERRED_MAPPING = 0x80 };
 
 enum { GROUP_BYTES = 64, GROUP_ROWS = 8 };

@@ -1,5 +1,5 @@
 /* Records come from mmap in slabs that are never given back, so that a program that destroys a graph while it launches
- * it meets nothing worse than stale numbers.
+ * it reads nothing worse than stale numbers.
  * Tests: tests/integration/test_native_graph.py. */
 #define _GNU_SOURCE
 #include "graph_exec.h"

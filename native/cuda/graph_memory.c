@@ -4,7 +4,7 @@
  *
  *   need of the graph - what the driver has and no other graph can be using (= all it has - graph_exec_others())
  *
- * Pages of graphs that run in other streams, and allocations that graphs have left, are not to be had for this launch;
+ * Pages of graphs that run in other streams, and allocations that graphs have left, cannot be used by this launch;
  * charging only need - RESERVED would exceed the limit in exactly these cases. A graph that ran last in this stream
  * keeps its pages until something takes them: a trim, or a graph that leaves allocations in pages it shared. Each of
  * these begins a new epoch; a launch within the epoch and stream of the last one adds nothing ("settled").
@@ -72,7 +72,7 @@ static int device_of(uint32_t column) {
   return atomic_load_explicit(&columns[column].device, memory_order_relaxed) - 1;
 }
 
-/* What the driver has; what we think, when it does not say. */
+/* What the driver has; what was counted here, when it does not say. */
 static uint64_t reserved_in(uint32_t column) {
   cuuint64_t bytes = UINT64_MAX;
   int device = device_of(column);
@@ -133,7 +133,7 @@ static CUresult reserve(const struct graph_exec *exec, uint32_t column, uint64_t
   return CUDA_SUCCESS;
 }
 
-/* Nothing is pending any more: what was is the driver's now, or given back. Returns what the driver has. */
+/* Nothing is pending any more: the driver has it now, or it is given back. Returns what the driver has. */
 static uint64_t finish(uint32_t column) {
   columns[column].pending = 0;
   return adjust(column);

@@ -79,7 +79,7 @@ static void settle(uint32_t number, const struct parting *parting) {
   store_delete(&holdings, number);
 }
 
-/* The driver gave a handle out again that we thought alive. Nothing can refer to the old one by it any more. */
+/* The driver gave a handle out again that is in the table. Nothing can refer to the old memory by it any more. */
 static void replace(uint32_t number) {
   struct holding *holding = at(number);
   holding->handle = 0;

@@ -2,10 +2,10 @@
  * mappings, multicast objects it is bound to. A holding counts them, in whatever order they come and go, and gives the
  * charge back with the last.
  *
- * What takes hold counts before the driver is called, what lets go counts after the driver has done it, and each names
- * the holding it found before the call. So the counts are never ahead of the driver, whichever of two racing calls it
- * serves first, and a handle may be given out anew while its old holding is still being settled.
- * Uses no hook. Tests: tests/integration/test_native_vmm.py, test_native_import.py. */
+ * A hold is counted before the driver is called and given up after the driver has done it, and each call names the
+ * holding that it found before. So the counts are never ahead of the driver, whichever of two racing calls it serves
+ * first, and a handle may be given out anew while its old holding is still being settled. Uses no hook. Tests:
+ * tests/integration/test_native_vmm.py, test_native_import.py. */
 #ifndef VC_CUDA_HOLDING_H
 #define VC_CUDA_HOLDING_H
 
@@ -16,7 +16,7 @@
  * holding now. DEV: where the memory is, -1: on no device. 0: there is no memory for it, nothing changed. */
 int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev);
 
-/* One more hold on what HANDLE stands for. Returns the holding, 0 for a handle that is in no table; every function
+/* One more hold on the memory of HANDLE. Returns the holding, 0 for a handle that is in no table; every function
  * takes a 0 and does nothing. */
 uint32_t holding_take(uint64_t handle);
 void holding_again(uint32_t holding); /* and another one on the same */
@@ -26,7 +26,7 @@ void holding_give(uint32_t holding);
  * back as well (REFERENCE 1). What ends with it and was exported is paid on: exported.h. */
 void holding_part(uint32_t holding, int reference, const struct parting *parting);
 
-/* The memory was exported: others may hold it without us. */
+/* The memory was exported: other processes may hold it when this one does not. */
 void holding_note_export(uint32_t holding);
 /* Before a driver call that may end the holding: begins PARTING (exported.h) if it was exported and is paid for. */
 void holding_parting(uint32_t holding, struct parting *parting);

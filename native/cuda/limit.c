@@ -73,14 +73,14 @@ static uint64_t record(const struct change *change, uint64_t bytes, int lower) {
   return missing;
 }
 
-/* What the driver says, else the most that it can be. 1: it said so, and no other thread changed it meanwhile. */
+/* The driver's value, else the most that it can be. 1: it is the driver's, and no other thread changed it meanwhile. */
 static int ask(const struct change *change, size_t most, size_t *value) {
   if (real_cuda.cuCtxGetLimit(value, change->limit) == CUDA_SUCCESS) return change->alone;
   *value = most;
   return 0;
 }
 
-/* What the driver made of it does not fit. It may keep what it has: then that is held, and charged all the same. */
+/* The value that the driver chose does not fit. If it keeps that, the memory is held, and charged all the same. */
 static void undo(struct change *change, size_t value) {
   size_t after;
   real_cuda.cuCtxSetLimit(change->limit, change->before);

@@ -130,8 +130,8 @@ static CUresult fetch(CUdeviceptr address, size_t bytes, CUdevice dev, CUstream 
   return new != NULL ? new(address, bytes, place, 0, stream) : CUDA_ERROR_NOT_FOUND;
 }
 
-/* No more than the GPU surely has room for: what is too much would push out what has just come. A block that another
- * thread frees meanwhile is an error to the driver and nothing to us. */
+/* No more than the GPU surely has room for: more would push out what has just come. When another thread frees a block
+ * meanwhile, the driver's error is ignored. */
 void managed_fetch(uint32_t column, CUstream stream, int per_thread) {
   struct table_entry blocks[128];
   CUdevice dev;

@@ -7,7 +7,7 @@
 #include "nvidia.h"
 
 /* Whether BYTES of managed memory on the current device can be had: the driver moves pages while kernels run, and the
- * host has that much memory. Each reason not to is said once. */
+ * host has that much memory. Each reason against it is logged once. */
 int managed_is_possible(uint64_t bytes);
 
 /* BYTES of managed memory that prefer the current device. */
@@ -19,7 +19,7 @@ size_t managed_pitch(size_t width);
 /* A pool of managed memory that prefers DEV, with nothing given back unasked; NULL: this driver has no such pools. */
 CUmemoryPool managed_pool(CUdevice dev);
 
-/* Whether there is memory in this process that the program takes for the GPU's own and that is managed; says so. */
+/* Whether this process has managed memory that the program takes for the GPU's own; and noting that it has. */
 int managed_is_there(void);
 void managed_note(void);
 

@@ -101,7 +101,7 @@ static uint64_t area(uint64_t width, uint64_t height) {
   return __builtin_mul_overflow(width, height, &product) ? UINT64_MAX : product;
 }
 
-/* The pitch is the driver's to choose and known only afterwards: reserve without padding, then correct. */
+/* The driver chooses the pitch, which is known only afterwards: reserve without padding, then correct. */
 static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr block, uint64_t bytes) {
   if (result == CUDA_SUCCESS) {
     result = charge_correct(charge, bytes);
@@ -110,7 +110,7 @@ static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr
   return charge_end(charge, ALLOCATION_LINEAR, result, block, free_any);
 }
 
-/* Managed memory has no pitched call, so its pitch is ours. */
+/* Managed memory has no pitched call, so the pitch is chosen here. */
 static CUresult pitch_managed(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height) {
   *chosen = managed_pitch(width);
   uint64_t bytes = *chosen == 0 ? UINT64_MAX : area(*chosen, height);

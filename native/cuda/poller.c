@@ -52,7 +52,7 @@ static int poll_all(void) {
   uint64_t now_ns = os_now_ns(), now_ms = os_coarse_ms();
   ledger_fly(runtime_ledger, view.busy, now_ms);
   for (uint32_t column = 0; column < ledger_gpu_count(runtime_ledger); column++)
-    pay(column, view.busy, now_ns, now_ms); /* also where nothing is: that the time until now cost nothing counts too */
+    pay(column, view.busy, now_ns, now_ms); /* also where nothing is under way: the time until now cost nothing */
   own.before = view.busy;
   return view.any;
 }
@@ -98,7 +98,7 @@ static void *run(void *name) {
   return NULL;
 }
 
-/* The program ends: the driver is about to go. No poll is under way when this returns; other threads may go on. */
+/* The program ends, and the driver with it. No poll is under way when this returns; other threads may go on. */
 static void leave(void *unused) {
   (void)unused;
   atomic_store(&leaving, 1);

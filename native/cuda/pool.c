@@ -120,7 +120,7 @@ static CUresult try_correct(struct pool *pool, uint64_t bytes) {
 /* The driver's call, of which there are four. */
 typedef CUresult allocate_call(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, const struct line *line);
 
-/* In stream order, else at once. 1: so it is. */
+/* In stream order, else at once. 1: it is freed. */
 static int free_somehow(struct pool *pool, CUdeviceptr block, uint64_t bytes, const struct line *line) {
   int async = free_async(block, line) == CUDA_SUCCESS;
   if (!async) {
@@ -268,8 +268,8 @@ CUresult pool_free(CUdeviceptr address, charge_call *call) {
   return result;
 }
 
-/* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver
- * says what it thinks of memory that is no graph's. What other streams capture must survive the waiting. */
+/* Managed memory is not freed in stream order: the stream is waited for. Not while it is captured: there the driver has
+ * its own answer to memory that is no graph's. What other streams capture must survive the waiting. */
 static CUresult free_converted(CUdeviceptr address, const struct line *line) {
   if (capture_is_on(line->stream, line->ptsz)) return free_async(address, line);
   CUstreamCaptureMode mode = capture_relax();

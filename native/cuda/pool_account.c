@@ -66,7 +66,7 @@ static void learn(struct pool *pool, uint64_t reserved) {
   if (reserved != 0 && (pool->step == 0 || step < pool->step)) pool->step = step;
 }
 
-/* What is read next brings it in order, at the latest when something synchronises. */
+/* The next reading corrects it, at the latest when something synchronises. */
 static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t grown) {
   uint64_t step = pool->step != 0 ? pool->step : largest_step;
   pool->reserved += (grown + step - 1) & ~(step - 1);
@@ -74,7 +74,7 @@ static __attribute__((noinline, cold)) void guess(struct pool *pool, uint64_t gr
   pool_mark_dirty(pool);
 }
 
-/* A pool that cannot be asked keeps what was known of it, and what an allocation of GROWN may have added. */
+/* When the driver does not answer, a pool keeps its last values, and what an allocation of GROWN may have added. */
 static inline void settle_growth(struct pool *pool, uint64_t grown) {
   cuuint64_t reserved;
   if (VC_LIKELY(ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS)) {
@@ -156,8 +156,8 @@ static inline void land(struct pool *pool) {
   for (; pool->growing != 0; pool->growing--) undeclared_release(number_of(pool));
 }
 
-/* What it is in debt for is paid first: without that each refused allocation could leave another chunk behind that
- * waits for its stream. */
+/* Its debt is charged first: else each refused allocation could leave another chunk behind that waits for its
+ * stream. */
 CUresult pool_begin(struct pool *pool, uint64_t bytes) {
   CUresult result = CUDA_SUCCESS;
   if (!long_lock_take(&pool->lock, &self)) return CUDA_ERROR_OUT_OF_MEMORY; /* from inside the driver */
@@ -193,7 +193,7 @@ CUresult pool_correct(struct pool *pool) {
   return result;
 }
 
-/* Of managed memory the pool stays in debt, which is paid before anything else. */
+/* With managed memory the pool stays in debt, which is charged before anything else. */
 void pool_charge_anyway(struct pool *pool) {
   if (is_managed(pool) || !long_lock_take(&pool->lock, &self)) return;
   correct(pool, 0);
@@ -323,7 +323,7 @@ int pool_owes(struct pool *pool) {
   return owes;
 }
 
-/* Any other error says nothing about what the pool holds. */
+/* Any other error tells nothing about what the pool holds. */
 static int means_gone(CUresult result) {
   return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE ||
          result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED;

@@ -30,7 +30,7 @@ CUresult vc_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
   return CUDA_SUCCESS;
 }
 
-/* Whose memory this is pays for it. The entry keeps the handle from being taken for a default pool. */
+/* The process that exported the pool pays for it. The entry keeps the handle from being taken for a default pool. */
 CUresult vc_cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, CUmemAllocationHandleType type,
                                                unsigned long long flags) {
   CUresult result = real_cuda.cuMemPoolImportFromShareableHandle(pool, handle, type, flags);

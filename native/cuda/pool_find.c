@@ -119,7 +119,7 @@ enum pool_kind pool_place(const CUmemLocation *location, CUmemAllocationType typ
   return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? kind_of_managed(column) : POOL_FREE;
 }
 
-/* What a driver answers that has no such pool. */
+/* The answer of a driver that has no such pool. */
 static int is_refusal(CUresult result) {
   return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE ||
          result == CUDA_ERROR_INVALID_DEVICE;

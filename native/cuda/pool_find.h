@@ -8,7 +8,7 @@
 enum { POOLS = 4096 };
 
 /* The pool of a handle that the program got somewhere; *OUT is NULL for one of host memory, which costs nothing.
- * Anything but CUDA_SUCCESS is what the allocation has to be answered: the pool is unknown. */
+ * Anything but CUDA_SUCCESS is the answer to the allocation: the pool is unknown. */
 CUresult pool_of_handle(CUmemoryPool handle, struct pool **out);
 
 /* The same without asking the driver: NULL also for a pool that was never allocated from. */

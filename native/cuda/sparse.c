@@ -119,8 +119,8 @@ static int cut(uint32_t *list, uint32_t number, const struct box *box) {
   return 1;
 }
 
-/* Takes the box out of a list. A piece that cannot be cut for want of memory stays: too much is paid then, not too
- * little. */
+/* Takes the box out of a list. A piece that cannot be cut for want of memory stays: too much stays charged then, not
+ * too little. */
 static void clear(uint32_t *list, const struct box *box) {
   uint32_t cuttings = 0, previous = 0;
   for (uint32_t number = *list; number != 0;) {

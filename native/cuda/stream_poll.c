@@ -55,7 +55,7 @@ static int ask(struct stream_state *state, int launches) {
       return ask_thread(state, launches);
     case STREAM_ENDED:
       return poll_fences(state);
-    case STREAM_CROWD:
+    case STREAM_OVERFLOW:
       stream_state_raise_passed(state, atomic_load(&state->launched));
       return launches;
     default:
@@ -82,7 +82,7 @@ static int needs_poll(const struct stream_state *state) {
 
 static void poll_one(struct stream_state *state, struct stream_poll *view) {
   int launches = (int)atomic_exchange(&state->dirty, 0);
-  int busy = state->kind == STREAM_CROWD ? ask(state, launches) : ask_within(state, launches);
+  int busy = state->kind == STREAM_OVERFLOW ? ask(state, launches) : ask_within(state, launches);
   atomic_store(&state->busy, busy);
   if (busy) view->busy |= UINT32_C(1) << state->column;
   view->any |= launches || busy;
@@ -100,7 +100,7 @@ struct stream_poll stream_states_poll(void) {
     stream_polls_unblock();
   }
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
-    if (needs_poll(&stream_crowds[column])) poll_one(&stream_crowds[column], &view);
+    if (needs_poll(&stream_overflows[column])) poll_one(&stream_overflows[column], &view);
   return view;
 }
 
@@ -109,6 +109,6 @@ int stream_states_are_dirty(void) {
   for (struct stream_state *state; (state = stream_table_next(&cursor)) != NULL;)
     if (atomic_load(&state->dirty)) return 1;
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
-    if (atomic_load(&stream_crowds[column].dirty)) return 1;
+    if (atomic_load(&stream_overflows[column].dirty)) return 1;
   return 0;
 }

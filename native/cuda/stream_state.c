@@ -13,9 +13,9 @@
 
 enum { KEY_LEGACY = 1, KEY_THREAD = 2 };
 
-VC_LARGE struct stream_state stream_crowds[VC_MAX_GPUS];
+VC_LARGE struct stream_state stream_overflows[VC_MAX_GPUS];
 _Atomic int stream_polls_stopped;
-static struct long_lock touching;
+static struct long_lock blocking;
 static _Thread_local char seat; /* its address names the thread */
 
 /* Under the lock of stream_polls_block(). */
@@ -58,10 +58,10 @@ static void fill(struct stream_state *state, CUstream stream, CUcontext context,
 }
 
 /* It gets no fences and its queue is not kept short: it stands for more than one stream. */
-static struct stream_state *crowd_of(uint32_t column) {
-  struct stream_state *state = &stream_crowds[column];
-  if (state->kind == STREAM_CROWD) return state;
-  fill(state, NULL, NULL, STREAM_CROWD, column);
+static struct stream_state *overflow_of(uint32_t column) {
+  struct stream_state *state = &stream_overflows[column];
+  if (state->kind == STREAM_OVERFLOW) return state;
+  fill(state, NULL, NULL, STREAM_OVERFLOW, column);
   atomic_store(&state->allowed, UINT32_MAX);
   atomic_store(&state->next_fence, UINT64_MAX);
   return state;
@@ -76,7 +76,7 @@ static struct stream_state *enter(uintptr_t key, CUstream stream, CUcontext cont
     fill(state, stream, context, kind, place.column);
     stream_table_enter(state, key);
   }
-  if (state == NULL) state = crowd_of(place.column);
+  if (state == NULL) state = overflow_of(place.column);
   lock_give(&stream_table_lock);
   return state;
 }
@@ -131,7 +131,7 @@ void stream_thread_is_done(CUcontext context) {
 }
 
 int stream_state_is_capturing(const struct stream_state *state) {
-  return state->kind != STREAM_CROWD && !capture_is_off(state->stream, 0);
+  return state->kind != STREAM_OVERFLOW && !capture_is_off(state->stream, 0);
 }
 
 static void pop_context(void) {
@@ -203,9 +203,9 @@ void stream_state_set_fence(struct stream_state *state) {
 
 static _Thread_local char self;
 
-void stream_polls_block(void) { long_lock_take(&touching, &self); }
+void stream_polls_block(void) { long_lock_take(&blocking, &self); }
 
-void stream_polls_unblock(void) { long_lock_give(&touching); }
+void stream_polls_unblock(void) { long_lock_give(&blocking); }
 
 /* Events that ended with their context. */
 static void forget_events(struct stream_state *state) {
@@ -223,7 +223,7 @@ static void forget(struct stream_state *state) {
 
 void stream_polls_stop(unsigned int limit_ms) {
   atomic_store(&stream_polls_stopped, 1);
-  if (long_lock_try(&touching, &self, limit_ms)) long_lock_give(&touching);
+  if (long_lock_try(&blocking, &self, limit_ms)) long_lock_give(&blocking);
 }
 
 static void fence_the_rest(struct stream_state *state) {
@@ -285,14 +285,14 @@ void stream_states_forget_column(uint32_t column, int (*keeps)(CUcontext context
   lock_take(&stream_table_lock);
   for (struct stream_state *state; (state = stream_table_next(&cursor)) != NULL;) {
     if (state->column == column && state->context != NULL && !keeps(state->context)) forget(state);
-    lock_take(&state->lock); /* events of its last user, who may have been on this GPU */
+    lock_take(&state->lock); /* events of its last user, which may have been on this GPU */
     if (state->events_of != state->context && !keeps(state->events_of)) forget_events(state);
     lock_give(&state->lock);
   }
   lock_give(&stream_table_lock);
 }
 
-/* Should the context live on, the next poll queries the streams themselves. */
+/* If the context lives on, the next poll queries the streams themselves. */
 void stream_states_drop_events(CUcontext context) {
   struct stream_cursor cursor = {0, 0};
   for (struct stream_state *state; (state = stream_table_next(&cursor)) != NULL;) {
@@ -309,7 +309,7 @@ void stream_states_drop_events(CUcontext context) {
 void stream_states_after_fork(void) {
   stream_table_after_fork();
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
-    if (stream_crowds[column].kind == STREAM_CROWD) stream_crowds[column] = (struct stream_state){.kind = STREAM_CREATED};
-  long_lock_give(&touching);
+    if (stream_overflows[column].kind == STREAM_OVERFLOW) stream_overflows[column] = (struct stream_state){.kind = STREAM_CREATED};
+  long_lock_give(&blocking);
   atomic_store(&stream_polls_stopped, 0);
 }

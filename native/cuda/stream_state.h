@@ -27,7 +27,7 @@ enum stream_kind {
   STREAM_LEGACY, /* the default stream that all threads share */
   STREAM_OF_THREAD, /* the default stream of one thread */
   STREAM_ENDED,  /* destroyed, with work left */
-  STREAM_CROWD,  /* all for which there is no memory: known to have work while they are launched into, no further */
+  STREAM_OVERFLOW,  /* all for which there is no memory: known to have work while they are launched into, no further */
 };
 
 struct stream_fence {

@@ -33,7 +33,7 @@ void stream_table_after_fork(void);
 /* --- stream states ------------------------------------------------------------------------------------------------ */
 
 /* Stand for the streams that find no place, one for each column. */
-extern struct stream_state stream_crowds[VC_MAX_GPUS] __attribute__((visibility("hidden")));
+extern struct stream_state stream_overflows[VC_MAX_GPUS] __attribute__((visibility("hidden")));
 
 /* Polls are over; read under the lock of stream_polls_block(). */
 extern _Atomic int stream_polls_stopped __attribute__((visibility("hidden")));

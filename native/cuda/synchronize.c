@@ -1,6 +1,7 @@
-/* Waiting for work, and asking whether it is done. Who waits holds the time slice meanwhile, and so does a program that
- * polls and is told "not yet": its pages may be on their way. What was waited for in the thread's own default stream is
- * done, which only that thread can find out; and a pool may have given memory back, so it is read again.
+/* Waiting for work, and asking whether it is done. A thread that waits counts as busy in its time slice, and so does a
+ * program that polls and is answered "not yet": its pages may be on their way. What was waited for in the thread's own
+ * default stream is done, which only that thread can find out; and a pool may have given memory back, so it is read
+ * again.
  * Tests: tests/integration/test_native_pool.py, test_native_time_slices.py, test_native_share.py. */
 #include "synchronize.h"
 
@@ -28,8 +29,8 @@ struct sync {
   CUcontext context;
 };
 
-/* Each context has default streams of its own, and who waits for a context waits for its streams: that is what a pool
- * of its device was freed in as long as no other context is on that. */
+/* Each context has default streams of its own, and waiting for a context is waiting for its streams: that is what a
+ * pool of its device was freed in as long as no other context is on that. */
 static uint64_t line_for(const struct pool *pool, const struct sync *sync) {
   uint32_t column = atomic_load_explicit(&pool->column, memory_order_relaxed) & COLUMN_NUMBER;
   if (sync->line == LINE_NONE || line_is_of_program(sync->line)) return sync->line;

@@ -14,8 +14,8 @@
 
 enum { PATIENCE_NS = 250000000, STUCK_NS = 2000000000, FIRST_NAP_US = 20, LONGEST_NAP_US = 500 };
 
-/* The stream's queue is as long as it may be. When it has not moved for seconds, what is in it waits for something else
- * than the GPU, perhaps for launches that come later: then the bound grows. */
+/* The stream's queue is as long as it may be. When it has not moved for seconds, its work waits for something else than
+ * the GPU, perhaps for launches that come later: then the bound grows. */
 static void wait_for_room(struct stream_state *state) {
   static _Thread_local uint64_t moved_ns; /* when this thread last saw a queue move */
   uint64_t since = os_now_ns(), passed = atomic_load(&state->passed);

@@ -22,7 +22,7 @@
 
 enum { NAP_US = 500, LONG_NS = 20000000, SHORT_NS = 5000000, STUCK_NS = 2000000000, LARGEST = 4096 };
 
-/* By column: the last event, and whose it is. */
+/* By column: the last event, and its context. */
 struct pace {
   struct long_lock lock;
   _Atomic(CUcontext) context; /* of the event */
@@ -57,7 +57,7 @@ static void set_event(struct pace *pace, CUstream stream, int per_thread) {
   pace->set = record != NULL && record(pace->event, stream) == CUDA_SUCCESS;
 }
 
-/* Another thread that has the lock waits for the event itself, and says so. */
+/* Another thread that has the lock waits for the event itself, and reports it. */
 static int queue_runs(struct pace *pace) {
   if (real_cuda.cuEventQuery == NULL || !long_lock_try(&pace->lock, &self, 0)) return 0;
   CUstreamCaptureMode mode = capture_relax();

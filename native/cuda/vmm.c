@@ -15,7 +15,7 @@
  * something there before that call is back. */
 static VC_LARGE struct table mappings, leaving;
 
-/* The host's memory is not ours to count. */
+/* Host memory costs nothing. */
 static __attribute__((noinline)) CUresult create_free(CUmemGenericAllocationHandle *handle, size_t size,
                                                       const CUmemAllocationProp *prop, unsigned long long flags) {
   CUmemGenericAllocationHandle made = 0;
@@ -132,7 +132,7 @@ CUresult vc_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
   return result;
 }
 
-/* Costs nothing, but the memory may outlive our last hold on it from now on. */
+/* Costs nothing, but from now on the memory may outlive this process's last hold on it. */
 CUresult vc_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                          unsigned long long flags) {
   uint32_t holding = holding_take(handle);

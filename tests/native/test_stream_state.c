@@ -140,10 +140,10 @@ static void start_driver(void) {
 static void launch(CUstream stream) {
   struct stream_state *state = stream_state_find(stream, 0);
   CHECK(state != NULL);
-  CHECK(state->kind == STREAM_CROWD || state->stream == stream);
+  CHECK(state->kind == STREAM_OVERFLOW || state->stream == stream);
   launched_into = stream;
   if (stream_state_note(state)) stream_state_set_fence(state);
-  CHECK(state->kind == STREAM_CROWD || state->stream == stream);
+  CHECK(state->kind == STREAM_OVERFLOW || state->stream == stream);
 }
 
 static void end(CUstream stream) {
@@ -323,7 +323,7 @@ TEST(stream_state_without_memory_for_more) {
   CHECK(mmap(NULL, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
   CUstream last = NULL;
   for (int i = 0; i < MANY; i++) launch(last = stream_new());
-  CHECK_EQ(stream_state_find(last, 0)->kind, STREAM_CROWD);
+  CHECK_EQ(stream_state_find(last, 0)->kind, STREAM_OVERFLOW);
   stream_states_poll();
   CHECK(!stream_states_are_dirty());
   for (int i = 0; i < 10000; i++) launch(last);
