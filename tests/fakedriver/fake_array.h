@@ -1,4 +1,4 @@
-/* Arrays as copies see them. Uses nothing of streams. Tests: tests/unit/fakedriver/test_arrays.py. */
+/* Arrays as copies see them. Uses nothing of streams. Tests: tests/integration/test_native_array.py. */
 #ifndef FAKE_ARRAY_H
 #define FAKE_ARRAY_H
 

@@ -1,4 +1,4 @@
-/* The environment variables of the simulated driver. Uses nothing else. Tests: test_visibility.py. */
+/* The environment variables of the simulated driver. Uses nothing else. Tests: tests/unit/fakedriver/test_visibility.py. */
 #include "fake_env.h"
 
 #include "fake_state.h"

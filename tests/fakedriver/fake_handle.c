@@ -1,4 +1,4 @@
-/* Tables of handles. See fake_handle.h. Tests: tests/unit/fakedriver/test_handles.py. */
+/* Tables of handles. See fake_handle.h. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_handle.h"
 
 #include <sched.h>

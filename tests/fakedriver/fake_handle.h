@@ -1,5 +1,5 @@
 /* Tables of handles: constant time, any pointer can be checked safely, memory appears as it is needed.
- * Uses nothing of what the handles are. Tests: tests/unit/fakedriver/test_handles.py. */
+ * Uses nothing of what the handles are. Tests: tests/unit/fakedriver/test_contexts.py. */
 #ifndef FAKE_HANDLE_H
 #define FAKE_HANDLE_H
 

@@ -1,5 +1,5 @@
 /* Stream memory operations, stream attributes and occupancy: small things around launches.
- * Must not know graphs. Tests: tests/unit/fakedriver/test_streams.py, test_launch.py. */
+ * Uses no graphs. Tests: tests/unit/fakedriver/test_streams.py. */
 #include "fake_code.h"
 #include "fake_work.h"
 

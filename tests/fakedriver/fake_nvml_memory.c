@@ -1,5 +1,5 @@
 /* Memory of GPUs and the processes on them.
- * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml_processes.py. */
+ * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <stdlib.h>

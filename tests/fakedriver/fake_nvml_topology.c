@@ -1,5 +1,5 @@
 /* How GPUs are connected: PCI Express levels, NVLinks, near CPUs and memory.
- * Must not know processes. Tests: tests/unit/fakedriver/test_nvml_topology.py. */
+ * Must not know processes. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 static const struct fake_machine *machine(void) { return &fake_state->machine; }

@@ -1,5 +1,5 @@
 /* NVML functions that exist and answer as on a GPU without the feature: no fans, no MIG devices, no vGPU.
- * Must not do anything. Tests: tests/unit/fakedriver/test_nvml_sensors.py. */
+ * Must not do anything. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #define UNSUPPORTED(symbol, parameters) \

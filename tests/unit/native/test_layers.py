@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.native.circles import calls, circles, folder, includes
 from tests.native.running import LIBRARY
 
+ROOT = Path(__file__).resolve().parents[3]
 OBJECTS = LIBRARY.parent / "native" / "release"
 
 
@@ -33,3 +37,17 @@ def test_a_circle_is_seen() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"e"}}
     assert list(circles(graph)) == [["b", "c"]]
     assert list(circles({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == [["a", "b", "c"]]
+
+
+def test_tests_that_headers_name_exist() -> None:
+    """ "Tests: ..." in the first comment of a source; a name alone is of the folder that was named before it."""
+    sources = [
+        path for top in ("native", "tests/fakedriver") for path in sorted((ROOT / top).rglob("*.[ch]"))
+    ]
+    assert len(sources) > 100
+    for source in sources:
+        folder = ROOT
+        for name in re.findall(r"((?:tests/[\w/]+/)?test_\w+\.(?:py|c))", source.read_text()):
+            path = ROOT / name if "/" in name else folder / name
+            assert path.is_file(), f"{source.relative_to(ROOT)} names {name}"
+            folder = path.parent
