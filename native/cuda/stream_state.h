@@ -7,7 +7,7 @@
  * waited for itself. After a poll a few launches in a row get a fence, so that of a thread that launches seldom all is
  * known, and one that launches often does not pay for more. A state is found without a lock, so a stream keeps it until
  * it ends: docs/adr/0044-a-stream-keeps-its-state.md. Fences also measure every stream's queue, for the window that
- * bounds it: shm/window.c.
+ * bounds it: shm/bucket.c.
  * Uses the driver, neither buckets nor time. Tests: tests/native/test_stream_state.c,
  * tests/integration/test_native_share.py. */
 #ifndef VC_CUDA_STREAM_STATE_H

@@ -16,10 +16,6 @@
 #include "os.h"
 #include "plain.h"
 #include "pointers.h"
-#include "symbols.h"
-
-struct cuda_api real_cuda;
-struct nvml_api real_nvml;
 
 struct member {
   struct symbol name;

@@ -5,22 +5,7 @@
 #ifndef VC_HOOKS_DRIVER_H
 #define VC_HOOKS_DRIVER_H
 
-#include "nvidia.h"
-
-#define HOOK(body, symbol, params, args) __typeof__(&symbol) symbol;
-#define NEED(symbol) __typeof__(&symbol) symbol;
-struct cuda_api {
-#include "cuda.def"
-};
-struct nvml_api {
-#include "nvml.def"
-};
-#undef HOOK
-#undef NEED
-
-/* Members are NULL where the driver has no such function. Valid after driver_cuda() / driver_nvml() answered 1. */
-extern struct cuda_api real_cuda __attribute__((visibility("hidden")));
-extern struct nvml_api real_nvml __attribute__((visibility("hidden")));
+#include "symbols.h"
 
 enum driver_kind { DRIVER_CUDA, DRIVER_NVML, DRIVER_KINDS };
 

@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "driver.h"
 #include "runtime_state.h"
 #include "loader.h"
 #include "place.h"

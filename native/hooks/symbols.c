@@ -1,7 +1,11 @@
-/* See symbols.h. */
+/* See symbols.h.
+ * Tests: tests/integration/test_native_lookup.py. */
 #include "symbols.h"
 
 #include <stdint.h>
+
+struct cuda_api real_cuda;
+struct nvml_api real_nvml;
 
 const struct symbol_names symbol_names = {
 #define HOOK(body, symbol, params, args) #symbol,

@@ -10,7 +10,7 @@
  * A process killed between winning and adding loses its container the earnings of one tick, about a millisecond.
  * Everything errs to the side of having less. The file is the container's own, so absurd numbers only have to be
  * harmless: a debt has a largest size, and a clock that jumped back starts again.
- * Uses no clock, no GPU. Tests: tests/unit/compute/test_bucket.py, test_shares.py. */
+ * Uses no clock, no GPU. Tests: tests/unit/compute/test_bucket.py, test_window.py, test_shares.py. */
 #include "shm.h"
 
 static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
@@ -97,4 +97,22 @@ uint64_t pace_nap(struct vc_pace *pace, int64_t level, uint32_t permille, uint64
   uint64_t nap = (uint64_t)pace->owed_ns * 1000 / (permille != 0 ? permille : 1);
   if (nap > VC_PACE_NAP_MAX_NS) return VC_PACE_NAP_MAX_NS;
   return nap > VC_PACE_NAP_MIN_NS ? nap : VC_PACE_NAP_MIN_NS;
+}
+
+/* How far a stream may run ahead. A share is kept by holding launches back, which only helps while the work that was
+ * launched already is short: a thousand kernels of a millisecond in the queue are a second of the GPU that cannot be
+ * taken back. A kernel's length is not known beforehand, so the queue is measured: a fence behind N launches that is
+ * passed after D gives D / N for each (including the wait for other containers, which is part of the queue's length).
+ * The number of launches follows directly. It shrinks at once and grows eightfold per fence at most, so a stream begins
+ * with one launch and has thousands a few fences later if they are short. */
+enum { GROWTH = 8 };
+
+void window_reset(struct vc_window *window) { window->allowed = 1; }
+
+void window_passed(struct vc_window *window, uint32_t outstanding, uint64_t delay_ns) {
+  uint64_t fit = (uint64_t)VC_WINDOW_NS * (outstanding != 0 ? outstanding : 1) / (delay_ns != 0 ? delay_ns : 1);
+  uint64_t most = (uint64_t)(window->allowed != 0 ? window->allowed : 1) * GROWTH;
+  if (fit > most) fit = most;
+  if (fit > VC_WINDOW_MAX) fit = VC_WINDOW_MAX;
+  window->allowed = fit != 0 ? (uint32_t)fit : 1;
 }

@@ -1,4 +1,4 @@
-/* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in ledger.c.
+/* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in ledger_charge.c.
  * Uses nothing of CUDA or NVML: GPUs are columns, found by UUID.
  * Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c. */
 #ifndef VC_SHM_LEDGER_H

@@ -1,4 +1,4 @@
-/* What a process may take without asking the others: part of how a charge is decided (ledger.c). Where several
+/* What a process may take without asking the others: part of how a charge is decided (ledger_charge.c). Where several
  * processes share a quota, reading the words of all processes twice for every charge is what a charge costs, because
  * each of these words has just been written by another one. So a process that found plenty of room reserves some of it
  * beforehand.
@@ -12,7 +12,7 @@
  *   adds first and reads its allowance afterwards, the revoker stores first and reads the used bytes afterwards: one
  *   of the two sees the other. Nothing is lost with a process that is killed anywhere in between, because no bytes are
  *   moved.
- * - A refusal is decided on used bytes alone (ledger.c), so a reservation refuses no other process.
+ * - A refusal is decided on used bytes alone (ledger_charge.c), so a reservation refuses no other process.
  *
  * The level is only good together with what the process itself remembers of it, which it forgets before it writes a new
  * one: between writing and confirming it must not be used, not by another thread either. It carries the slot's

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ledger_priv.h"
+#include "ledger_slots.h"
 #include "os.h"
 #include "plain.h"
 #include "text.h"
@@ -48,9 +48,8 @@ static int attach_ledger(const char *path, struct ledger *ledger) {
     ledger->split = ((struct ledger_file_split *)address)->split;
     ledger->time_slice = ((struct ledger_file_split *)address)->time_slice;
   }
-  ledger->fd = os_move_high(file.fd);
-  ledger->device = file.device;
-  ledger->inode = file.inode;
+  ledger->hold.file = file;
+  ledger->hold.file.fd = os_move_high(file.fd);
   ledger->columns = ledger->file->gpu_count;
   ledger->allowances = (ledger->file->features & LEDGER_ALLOWANCES) != 0 && ledger->columns <= VC_MAX_GPUS / 2 &&
                        ledger->file->version == LEDGER_VERSION;
@@ -87,7 +86,7 @@ static int attach_under(const struct limits_page *limits, const char *path, stru
   if (status == VC_OK) status = match_columns(ledger);
   if (status != VC_OK && ledger->file) {
     os_unmap(ledger->file, ledger->mapped);
-    os_close(ledger->fd);
+    os_close(ledger->hold.file.fd);
   }
   return status;
 }
@@ -96,7 +95,7 @@ int ledger_attach_under(const struct limits_page *limits, const char *ledger_pat
                         size_t why_size) {
   struct ledger *ledger = calloc(1, sizeof *ledger);
   if (!ledger) return fail(VC_EIO, why, why_size, "ledger", ledger_path, "free some memory");
-  if (text_join(ledger->path, sizeof ledger->path, ledger_path, "", "") >= sizeof ledger->path) {
+  if (text_join(ledger->hold.path, sizeof ledger->hold.path, ledger_path, "", "") >= sizeof ledger->hold.path) {
     free(ledger);
     return fail(VC_EINVAL, why, why_size, "ledger", ledger_path, "use a path shorter than 256 characters");
   }

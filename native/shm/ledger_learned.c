@@ -6,22 +6,12 @@
  * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives
  * itself, and the node agent measures.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
-#include "ledger_priv.h"
-#include "os.h"
+#include "ledger_state.h"
 
 /* From the top: 32 bits of namespace, one that says so, 7 of nothing, 24 of grains. */
 enum { NAMESPACE_SHIFT = 32, GRAIN = 256 };
 #define LEARNED (UINT64_C(1) << 31)
 #define GRAINS_MASK ((UINT64_C(1) << 24) - 1)
-
-/* Asked for once; a forked child may be in another. */
-static uint64_t our_namespace(struct ledger *ledger) {
-  uint32_t known = atomic_load_explicit(&ledger->pid_namespace, memory_order_relaxed);
-  if (known != 0) return known;
-  known = os_pid_namespace();
-  atomic_store_explicit(&ledger->pid_namespace, known, memory_order_relaxed);
-  return known;
-}
 
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes) {
   if (column >= ledger->columns) return 0;
@@ -34,13 +24,13 @@ int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *byt
 int ledger_learned_here(struct ledger *ledger) {
   for (uint32_t column = 0; column < ledger->columns; column++) {
     uint64_t word = atomic_load_explicit(&ledger->file->context_cost[column], memory_order_relaxed);
-    if ((word & LEARNED) && word >> NAMESPACE_SHIFT == our_namespace(ledger)) return 1;
+    if ((word & LEARNED) && word >> NAMESPACE_SHIFT == ledger_hold_namespace(&ledger->hold)) return 1;
   }
   return 0;
 }
 
 void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes) {
-  uint64_t here = our_namespace(ledger);
+  uint64_t here = ledger_hold_namespace(&ledger->hold);
   if (column >= ledger->columns || here == 0 || bytes % GRAIN != 0 || bytes / GRAIN > GRAINS_MASK) return;
   atomic_store_explicit(&ledger->file->context_cost[column], here << NAMESPACE_SHIFT | LEARNED | bytes / GRAIN,
                         memory_order_relaxed);

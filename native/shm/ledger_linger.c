@@ -7,7 +7,7 @@
  * between, it leaves the bytes charged until the slot ends: too much, never too little. A record whose slot changed
  * hands means nothing.
  * Uses nothing of CUDA or NVML. Tests: tests/integration/test_native_lingering.py. */
-#include "ledger_priv.h"
+#include "ledger_state.h"
 #include "os.h"
 
 /* A record: 10 bits of slot, 4 of column, 21 of bytes in units, 17 of the deadline in ticks, 12 of the slot's
@@ -39,7 +39,7 @@ static void take_out(const struct ledger_slot *slot, used_t *cell, uint64_t word
   } while (!atomic_compare_exchange_weak(cell, &held, next));
 }
 
-/* What is exported is the GPU's own memory. The whole first, as always (ledger.c). */
+/* What is exported is the GPU's own memory. The whole first, as always (ledger_charge.c). */
 static __attribute__((noinline)) int end(struct ledger *ledger, _Atomic uint64_t *record, uint64_t word) {
   if (!atomic_compare_exchange_strong(record, &word, 0)) return 0;
   if (slot_of(word) >= ledger_slots_in_use(ledger)) return 1;

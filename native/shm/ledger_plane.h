@@ -3,7 +3,7 @@
 #ifndef VC_SHM_LEDGER_PLANE_H
 #define VC_SHM_LEDGER_PLANE_H
 
-#include "ledger_priv.h"
+#include "ledger_state.h"
 
 enum plane { PLANE_REAL = LEDGER_REAL, PLANE_MANAGED = LEDGER_MANAGED, PLANE_ALL };
 

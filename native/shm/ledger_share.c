@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "ledger_priv.h"
+#include "ledger_slots.h"
 #include "os.h"
 
 enum { WHOLE = 1000, STALE_PAGE_MS = 2000, LONGEST_POLL_NS = 1000000000, WAITING_MS = 100 };
@@ -23,6 +23,10 @@ static int page_is_alive(struct ledger *ledger, uint64_t now_ms) {
     __atomic_store_n(&ledger->seen_ms, now_ms, __ATOMIC_RELAXED);
   }
   return now_ms - __atomic_load_n(&ledger->seen_ms, __ATOMIC_RELAXED) < STALE_PAGE_MS;
+}
+
+uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
+  return (uint32_t)sealed_value(atomic_load_explicit(&ledger->limit_of[column]->cores_percent, memory_order_relaxed));
 }
 
 uint32_t ledger_permille(struct ledger *ledger, uint32_t column, uint64_t now_ms) {

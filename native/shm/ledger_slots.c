@@ -7,7 +7,7 @@
  * and the owner compares generations on every charge. An owner cannot lose a held slot. One that has lost its hold (the
  * program unmapped what it does not know) and then its slot registers again with what it really holds.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
-#include <string.h>
+#include "ledger_slots.h"
 
 #include "ledger_allowance.h"
 #include "os.h"
@@ -22,22 +22,9 @@ static int claim_lock(struct ledger *ledger) { return long_lock_take(&ledger->cl
 
 static void claim_unlock(struct ledger *ledger) { long_lock_give(&ledger->claiming); }
 
-/* When the program closed it, it may have put something else in its place. */
-int ledger_fd(struct ledger *ledger) {
-  struct os_file again;
-  if (os_is_file(ledger->fd, ledger->device, ledger->inode)) return ledger->fd;
-  if (os_open(ledger->path, 1, &again) != VC_OK) return -1;
-  if (again.device != ledger->device || again.inode != ledger->inode) {
-    os_close(again.fd);
-    return -1;
-  }
-  ledger->fd = os_move_high(again.fd);
-  return ledger->fd;
-}
-
 /* A slot that is not held; where holds do not last. */
 static int may_live(struct ledger *ledger, const struct ledger_slot *slot) {
-  return ledger_may_live(atomic_load(&slot->hold), atomic_load(&slot->pid), atomic_load(&ledger->pid_namespace));
+  return ledger_may_live(atomic_load(&slot->hold), atomic_load(&slot->pid), atomic_load(&ledger->hold.pid_namespace));
 }
 
 enum life { DEAD, ALIVE, BUSY /* its record lock is another's: that one empties or takes it */ };
@@ -45,7 +32,7 @@ enum life { DEAD, ALIVE, BUSY /* its record lock is another's: that one empties 
 /* Another process's slot. *PID: of who has its record lock. When it cannot be told the slot is alive: never take what
  * may have an owner. */
 static enum life slot_life(struct ledger *ledger, uint32_t index, int32_t *pid) {
-  int fd = ledger_fd(ledger);
+  int fd = ledger_hold_fd(&ledger->hold);
   if (fd < 0) return ALIVE;
   int named = os_lock_owner(fd, LEDGER_LOCKS + index, pid);
   if (ledger_is_held(fd, index) != 0 || may_live(ledger, &ledger->file->slot[index])) return ALIVE;
@@ -133,7 +120,7 @@ static int reclaim_slot(struct ledger *ledger, uint32_t index, int *unsure) {
   int32_t pid = 0;
   enum life life = slot_life(ledger, index, &pid);
   if (life == ALIVE) return 0;
-  int fd = ledger_fd(ledger);
+  int fd = ledger_hold_fd(&ledger->hold);
   if (life == BUSY || fd < 0 || os_lock_try(fd, LEDGER_LOCKS + index) != 1) {
     if (unsure != NULL) *unsure = 1;
     return 0;
@@ -170,10 +157,10 @@ static int slot_is_current(const struct ledger *ledger) {
 /* A lock on a slot that is ours no more is let go: it would make a later owner seem alive after its death. */
 static void confirm_own_lock(struct ledger *ledger) {
   int32_t own = atomic_load(&ledger->slot);
-  int fd = own >= 0 ? ledger_fd(ledger) : -1;
+  int fd = own >= 0 ? ledger_hold_fd(&ledger->hold) : -1;
   if (fd < 0 || !slot_is_current(ledger)) return;
-  if (!ledger_hold_confirm(ledger, (uint32_t)own))
-    atomic_store(&ledger->file->slot[own].hold, ledger_hold_word(ledger));
+  if (!ledger_hold_confirm(&ledger->hold, (uint32_t)own))
+    atomic_store(&ledger->file->slot[own].hold, ledger_hold_word(&ledger->hold));
   if (os_lock_try(fd, LEDGER_LOCKS + (uint32_t)own) == 1 && !slot_is_current(ledger))
     os_lock_release(fd, LEDGER_LOCKS + (uint32_t)own);
 }
@@ -222,7 +209,7 @@ static int fill_slot(struct ledger *ledger, int fd, uint32_t index, struct findi
     os_process_name(slot->name, sizeof slot->name);
     if (raise_again(slot, found.generation)) {
       clear_marks(slot);
-      atomic_store(&slot->hold, ledger_hold_word(ledger));
+      atomic_store(&slot->hold, ledger_hold_word(&ledger->hold));
       if (taking_holds(fd, index, slot, found.generation + 2)) {
         atomic_store(&ledger->generation, found.generation + 2);
         atomic_store(&ledger->slot, (int32_t)index);
@@ -239,13 +226,13 @@ static int fill_slot(struct ledger *ledger, int fd, uint32_t index, struct findi
 static int take_slot(struct ledger *ledger, int fd, uint32_t index) {
   struct finding found = find_owner(&ledger->file->slot[index]);
   if (found.pid != 0) return 0;
-  int held = ledger_hold_take(ledger, index);
+  int held = ledger_hold_take(&ledger->hold, index);
   if (held != 1) return held;
   if (os_lock_try(fd, LEDGER_LOCKS + index) == 1) {
     if (fill_slot(ledger, fd, index, found)) return 1;
     os_lock_release(fd, LEDGER_LOCKS + index);
   }
-  ledger_hold_release(ledger, index);
+  ledger_hold_release(&ledger->hold, index);
   return 0;
 }
 
@@ -288,13 +275,18 @@ static int take_any_slot(struct ledger *ledger, int fd) {
 }
 
 static int claim_slot(struct ledger *ledger) {
-  int fd = ledger_fd(ledger);
+  int fd = ledger_hold_fd(&ledger->hold);
   if (fd < 0) return VC_EIO;
   drop_own_leftovers(ledger);
   sweep_some(ledger);
   int status = take_any_slot(ledger, fd);
   if (status == VC_OK) confirm_own_lock(ledger);
   return status;
+}
+
+void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage) {
+  ledger->usage = usage;
+  ledger->managed_usage = managed_usage;
 }
 
 static void restore_word(used_t *cell, uint64_t bytes) {
@@ -322,7 +314,7 @@ int ledger_own_slot(struct ledger *ledger) {
   if (!claim_lock(ledger)) return VC_ENOMEM;
   if (!slot_is_current(ledger)) {
     int32_t lost = atomic_exchange(&ledger->slot, -1);
-    if (lost >= 0) ledger_hold_forget(ledger);
+    if (lost >= 0) ledger_hold_forget(&ledger->hold);
     status = claim_slot(ledger);
     if (status == VC_OK && lost >= 0) restore_usage(ledger);
   }
@@ -333,9 +325,9 @@ int ledger_own_slot(struct ledger *ledger) {
 void ledger_after_fork(struct ledger *ledger) {
   /* The parent's locks are not ours, its slot keeps its bytes; threads that held the lock do not exist here. */
   atomic_store(&ledger->slot, -1);
-  ledger_hold_forget(ledger);
+  ledger_hold_forget(&ledger->hold);
   long_lock_give(&ledger->claiming);
-  atomic_store(&ledger->pid_namespace, 0);
+  atomic_store(&ledger->hold.pid_namespace, 0);
   for (uint32_t g = 0; g < VC_MAX_GPUS; g++) {
     atomic_store(&ledger->allowed[g].bytes, 0);
     atomic_store(&ledger->allowed[g].renewing, 0);

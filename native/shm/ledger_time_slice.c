@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "ledger_priv.h"
+#include "ledger_state.h"
 #include "os.h"
 
 /* A thread that waits says so again and again, and may be without a processor for a while; so does one that asks. */

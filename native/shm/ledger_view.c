@@ -3,33 +3,11 @@
 #include <string.h>
 
 #include "ledger_plane.h"
+#include "ledger_slots.h"
 #include "os.h"
 #include "plain.h"
 
 enum { SWEEP_MS = 10 }; /* how stale a view of dead processes may be */
-
-uint64_t ledger_unhooked(const struct ledger *ledger, uint32_t column) {
-  return sealed_value(atomic_load_explicit(&ledger->limit_of[column]->unhooked_bytes, memory_order_relaxed));
-}
-
-uint64_t ledger_physical(const struct ledger *ledger, uint32_t column) {
-  uint64_t whole = ledger_memory(ledger, column);
-  uint64_t word = atomic_load_explicit(&ledger->share_of[column]->physical_bytes, memory_order_relaxed);
-  uint64_t physical = sealed_or(word, whole);
-  return physical < whole ? physical : whole;
-}
-
-uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column) {
-  uint64_t whole = ledger_memory(ledger, column), physical = ledger_physical(ledger, column);
-  return physical < whole ? whole - physical : 0;
-}
-
-__attribute__((noinline)) uint64_t ledger_sum_loop(const used_t *cell, size_t stride, int32_t own, uint32_t slots) {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < slots; i++, cell += stride)
-    if ((int32_t)i != own) sum += used_bytes(atomic_load_explicit(cell, memory_order_seq_cst));
-  return sum;
-}
 
 /* Dead processes show up as used until another process empties their slots; that happens often enough to be
  * unnoticeable and keeps a view free of system calls. */
@@ -54,10 +32,6 @@ void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64
   uint64_t total = others + mine + ledger_unhooked(ledger, column);
   *limit = ledger_memory(ledger, column);
   *used = total <= USED_BYTES_MASK ? total : USED_BYTES_MASK;
-}
-
-uint32_t ledger_cores(const struct ledger *ledger, uint32_t column) {
-  return (uint32_t)sealed_value(atomic_load_explicit(&ledger->limit_of[column]->cores_percent, memory_order_relaxed));
 }
 
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max) {
@@ -94,9 +68,4 @@ int ledger_column(const struct ledger *ledger, const uint8_t uuid[16]) {
 void ledger_column_uuid(const struct ledger *ledger, uint32_t column, uint8_t uuid[16], uint32_t *flags) {
   memcpy(uuid, ledger->limit_of[column]->uuid, 16);
   *flags = ledger->limit_of[column]->flags;
-}
-
-void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage) {
-  ledger->usage = usage;
-  ledger->managed_usage = managed_usage;
 }

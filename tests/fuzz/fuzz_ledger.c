@@ -8,7 +8,7 @@
 
 #include "fuzz.h"
 #include "ledger.h"
-#include "ledger_priv.h"
+#include "ledger_slots.h"
 #include "memory_file.h"
 #include "os.h"
 #include "shm.h"
@@ -105,7 +105,7 @@ static void use(struct ledger *ledger) {
 static void detach(struct ledger *ledger) {
   os_unmap(ledger->file, ledger->mapped);
   os_unmap((void *)ledger->limits, LIMITS_BYTES);
-  os_close(ledger->fd);
+  os_close(ledger->hold.file.fd);
   free(ledger);
 }
 

@@ -1,12 +1,12 @@
-/* The usage ledger of native/shm/ledger.c and ledger_slots.c as a model for spin: every interleaving of a few processes,
+/* The usage ledger of native/shm/ledger_charge.c and ledger_slots.c as a model for spin: every interleaving of a few processes,
  * with kill -9, SIGSTOP and lost locks between any two steps. docs/proofs/README.md says how to read a result.
  *
  * One step of the model is one access to memory that others can write, or one system call; it carries the name of the C
  * function, and the expression where that is not obvious. Left out is what cannot matter to the properties: peaks,
  * names, the number of refusals, further columns (they share nothing but the slot), pauses, and the file system.
  * Memory is sequentially consistent here. The C code may rely on that: words, generations, high_water and what
- * surely_full reads are seq_cst; a mark is stored relaxed before a read-modify-write of the same thread, which no later
- * hardware lets a plain store pass (ledger.c, mark_set), and cleared with release.
+ * take_instant reads are seq_cst; a mark is stored relaxed before a read-modify-write of the same thread, which no later
+ * hardware lets a plain store pass (ledger_charge.c, mark_set), and cleared with release.
  *
  * What is checked (names as in docs/proofs/README.md):
  *   OVER    at no instant do living processes hold more charged bytes than the limit
@@ -97,7 +97,7 @@
 #define WHO(p) ((p) + 1) /* as a pid and as an owner of locks */
 #define NONE 255
 
-/* --- the file: struct ledger_file ------------------------------------------------------------------------------ */
+/* --- the file: struct ledger_file --------------------------------------------------------------------------------- */
 byte high_water;
 byte generation[SLOTS];
 byte written[SLOTS]; /* pid */
@@ -119,13 +119,13 @@ byte level_of[SLOTS]; /* and the generation of whom it was written for */
 byte record_slot = NONE, record_generation, record_bytes;
 #endif
 
-/* --- the kernel ------------------------------------------------------------------------------------------------- */
+/* --- the kernel --------------------------------------------------------------------------------------------------- */
 byte lock_owner[SLOTS]; /* the record lock on the slot's byte */
 byte holder[SLOTS]; /* the lock of an open file that only a mapping keeps: ledger_hold.h */
 bool alive[PROCS + 2]; /* the last one is dead from the start */
 bool stopped[PROCS + 1];
 
-/* --- struct ledger of each process ------------------------------------------------------------------------------ */
+/* --- struct ledger of each process -------------------------------------------------------------------------------- */
 byte own_slot[PROCS + 1];
 byte own_generation[PROCS + 1];
 bit claiming[PROCS + 1];
@@ -135,7 +135,7 @@ bit renewing[PROCS + 1];
 byte reservations = ALLOW;
 #endif
 
-/* --- what only the proof sees ----------------------------------------------------------------------------------- */
+/* --- what only the proof sees ------------------------------------------------------------------------------------- */
 byte held[(THREADS + 1) * PLANES]; /* charged by the thread and not yet given back */
 byte total[PLANES];                /* of all living processes */
 byte asking[THREADS + 1];          /* bytes of the charge under way */
@@ -215,7 +215,7 @@ inline note_charge() {
   note = 0
 }
 
-/* --- ledger.c: sum_others ---------------------------------------------------------------------------------------- */
+/* --- ledger_plane.h: sum_others ----------------------------------------------------------------------------------- */
 #define COUNTS(i) (count > (i) && own != (i) && !(count == 1 && own == 0))
 #if ALLOW /* ledger_sum_reserved: the allowance first */
 #define MORE(a, b) ((a) > (b) -> (a) : (b))
@@ -279,14 +279,14 @@ inline sum_others(own) {
 }
 #endif
 
-/* --- ledger.c: registered ---------------------------------------------------------------------------------------- */
+/* --- ledger_charge.c: registered ---------------------------------------------------------------------------------- */
 #if THREADS == PROCS
 #define REGISTERED_AS d_step { mine = own_slot[me]; as = own_generation[me] } /* no other process writes them */
 #else
 #define REGISTERED_AS d_step { mine = own_slot[me] }; d_step { as = own_generation[me] }
 #endif
 
-/* --- ledger.c: subtract ------------------------------------------------------------------------------------------ */
+/* --- ledger_charge.c: subtract ------------------------------------------------------------------------------------ */
 /* LAST: 1 when the program gives back what it holds, 0 when a charge takes its own addition back. */
 #ifdef OWN_WORD_ALONE
 inline subtract(own, amount, last) {
@@ -340,7 +340,7 @@ inline subtract(own, amount, last) {
 }
 #endif
 
-/* --- ledger_slots.c: slot_life ----------------------------------------------------------------------------------- */
+/* --- ledger_slots.c: slot_life ------------------------------------------------------------------------------------ */
 inline slot_life(index) {
   d_step { who = (lock_owner[index] != WHO(me) -> lock_owner[index] : NO_PROCESS) } /* os_lock_owner: F_GETLK */
   d_step {
@@ -534,7 +534,7 @@ inline let_go(index) { /* ledger_hold_give */
   d_step { if :: holder[index] == WHO(me) -> holder[index] = NO_PROCESS :: else fi }
 }
 
-/* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot -------------------------------------------------------- */
+/* --- ledger_slots.c: take_slot, claim_slot, ledger_own_slot ------------------------------------------------------- */
 inline take_slot(index) {
   judged = generation[index]; /* find_owner */
   if
@@ -656,12 +656,12 @@ inline own_a_slot() {
   d_step { claiming[me] = 0 } /* claim_unlock */
 }
 
-/* --- ledger_allowance.c ------------------------------------------------------------------------------------------ */
+/* --- ledger_allowance.c ------------------------------------------------------------------------------------------- */
 #if ALLOW
 #define COVERS(i, amount) (level[i] >= (amount) && level_of[i] == own_generation[me])
 #define MANY (!(high_water == 1 && mine == 0))
 
-/* ledger.c: decide_by_allowance. The terms under which it was taken do not change here. */
+/* ledger_charge.c: decide_by_allowance. The terms under which it was taken do not change here. */
 inline decide_by_allowance() {
   if
   :: IS_OURS(mine) && MANY && allowed[me] >= READ(mine) + amount && COVERS(mine, READ(mine) + amount) ->
@@ -729,7 +729,7 @@ inline ledger_revoke() {
 }
 #endif
 
-/* --- ledger.c: try_charge, decide --------------------------------------------------------------------------------- */
+/* --- ledger_charge.c: try_charge, decide -------------------------------------------------------------------------- */
 #ifdef MUT_NO_MARK
 #define MARK_SET skip
 #else
@@ -810,7 +810,7 @@ inline try_charge() {
   fi
 }
 
-/* --- ledger.c: surely_full ---------------------------------------------------------------------------------------- */
+/* --- ledger_charge.c: take_instant, is_certain -------------------------------------------------------------------- */
 /* Once it is certain that this reading refuses no process, what it would still read is of no interest: it ends there. */
 #define UNSURE                                                                          \
   sure = 0; alone = 0; sum = 0; count = 0; mine_seen = 0; gens = 0;                     \
@@ -979,7 +979,7 @@ inline surely_full() {
 /* pause_for: pauses are of different lengths, so that sooner or later the one with the lower slot has a whole try to
  * itself. A try without another process between gives an answer. */
 #ifdef LINGER
-/* --- ledger_linger.c ---------------------------------------------------------------------------------------------------- */
+/* --- ledger_linger.c ---------------------------------------------------------------------------------------------- */
 #define LET_GO(p) held[t * PLANES + (p)] = held[t * PLANES + (p)] - record_bytes; lingers[t * PLANES + (p)] = record_bytes
 
 /* ledger_linger: what was to be given back ends by itself. The record is one word. */
@@ -1042,7 +1042,7 @@ inline ledger_lapse() {
 #define PAUSE
 #endif
 
-/* --- ledger.c: ledger_charge, charge_slowly ------------------------------------------------------------------------ */
+/* --- ledger_charge.c: ledger_charge, charge_slowly ---------------------------------------------------------------- */
 inline ledger_charge() {
   d_step {
     asking[t] = amount; was_full[t] = (TOTAL + amount > LIMIT_OF(plane)); reclaimed = 0; round = 0; halfway = 0; slowly = 0;
@@ -1137,7 +1137,7 @@ again:
 }
 
 #ifdef SPLIT
-/* --- ledger.c: charge_split: the part, then the whole ---------------------------------------------------------------- */
+/* --- ledger_charge.c: charge_split: the part, then the whole ------------------------------------------------------ */
 inline charge_split() {
   d_step { part = plane; moved = 0 }
   do

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "ledger.h"
-#include "ledger_priv.h"
+#include "ledger_slots.h"
 #include "shm.h"
 
 #define GIB (UINT64_C(1) << 30)

@@ -145,8 +145,8 @@ TEST(ledger_exec_drops_leftovers) {
   CHECK_EQ(ledger_charge(ledger, 0, GIB), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
   /* As after exec: mappings and descriptor gone (close-on-exec), then the new program attaches. */
-  ledger_hold_release(ledger, 0);
-  os_close(ledger->fd);
+  ledger_hold_release(&ledger->hold, 0);
+  os_close(ledger->hold.file.fd);
   CHECK_EQ(atomic_load(&slot->pid), getpid());
   struct ledger *again = fixture_attach();
   CHECK_EQ(ledger_charge(again, 0, GIB), 0);
@@ -187,7 +187,7 @@ TEST(ledger_closed_descriptors) {
   CHECK_EQ(write(go[1], "g", 1), 1);
   CHECK_EQ(read(ready[0], &byte, 1), 1);
   int32_t pid = 0;
-  CHECK_EQ(os_lock_owner(ledger->fd, LEDGER_LOCKS + 0, &pid), 1);
+  CHECK_EQ(os_lock_owner(ledger->hold.file.fd, LEDGER_LOCKS + 0, &pid), 1);
   CHECK_EQ(pid, child);
   CHECK_EQ(write(go[1], "g", 1), 1);
   expect_exit(child, 0);
@@ -243,7 +243,7 @@ TEST(ledger_signal_while_registering) {
   interrupted = fixture_attach();
   ledger_set_usage(interrupted, interrupt, NULL);
   CHECK_EQ(ledger_charge(interrupted, 0, 100), 0);
-  ledger_hold_release(interrupted, (uint32_t)atomic_load(&interrupted->slot));
+  ledger_hold_release(&interrupted->hold, (uint32_t)atomic_load(&interrupted->slot));
   atomic_fetch_add(&interrupted->file->slot[atomic_load(&interrupted->slot)].generation, 1); /* the slot is lost */
   CHECK_EQ(ledger_charge(interrupted, 0, 200), 0);
   CHECK_EQ(interruptions, 1);
@@ -258,8 +258,8 @@ TEST(ledger_lost_slot_keeps_no_lock) {
   struct ledger *ledger = fixture_attach();
   CHECK_EQ(ledger_charge(ledger, 0, 600), 0);
   struct ledger_slot *slot = &ledger->file->slot[0];
-  ledger_hold_release(ledger, 0); /* as if the program had unmapped it */
-  os_close(ledger->fd); /* drops the record lock; then another process takes the slot, and dies in it */
+  ledger_hold_release(&ledger->hold, 0); /* as if the program had unmapped it */
+  os_close(ledger->hold.file.fd); /* drops the record lock; then another process takes the slot, and dies in it */
   atomic_fetch_add(&slot->generation, 2);
   atomic_store(&slot->used[0], USED_TICK * 9 + 600);
   atomic_store(&slot->pid, 999999999);

@@ -73,7 +73,7 @@ static void close_everything(struct ledger *ledger) {
 }
 
 /* What a scanner does: open the file by its path, and close it. */
-static void open_and_close(struct ledger *ledger) { close(open(ledger->path, O_RDONLY | O_CLOEXEC)); }
+static void open_and_close(struct ledger *ledger) { close(open(ledger->hold.path, O_RDONLY | O_CLOEXEC)); }
 
 static void lose_the_name(struct ledger *ledger) {
   open_and_close(ledger);

@@ -51,8 +51,8 @@ static void work_and_lose(struct ledger *ledger, unsigned seed) {
   for (;;) {
     uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % 700;
     int charged = ledger_charge(ledger, 0, bytes) == 0;
-    if (rand_r(&seed) % 2) close(open(ledger->path, O_RDONLY | O_CLOEXEC));
-    if (rand_r(&seed) % 8 == 0) os_close(ledger->fd);
+    if (rand_r(&seed) % 2) close(open(ledger->hold.path, O_RDONLY | O_CLOEXEC));
+    if (rand_r(&seed) % 8 == 0) os_close(ledger->hold.file.fd);
     if (charged) ledger_uncharge(ledger, 0, bytes);
   }
 }
@@ -72,7 +72,7 @@ TEST(kill_random_instants_without_locks) {
         work_and_lose(ledger, (unsigned)(2 * trial + i));
       }
     }
-    close(open(ledger->path, O_RDONLY | O_CLOEXEC));
+    close(open(ledger->hold.path, O_RDONLY | O_CLOEXEC));
     for (int i = 0; i < 20; i++) {
       if (ledger_charge(ledger, 0, 300) == 0) ledger_uncharge(ledger, 0, 300);
       usleep((unsigned)rand_r(&seed) % 30);

@@ -167,7 +167,7 @@ TEST(split_lost_slot_registers_both_parts) {
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_MANAGED, GIB), 0);
   /* It was not held any more, and another process took the slot: its generation is another one. */
-  ledger_hold_release(ledger, (uint32_t)ledger->slot);
+  ledger_hold_release(&ledger->hold, (uint32_t)ledger->slot);
   atomic_fetch_add(&ledger->file->slot[ledger->slot].generation, 2);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 2 * GIB), 0);
   CHECK_EQ(charge(ledger, LEDGER_REAL, 1), VC_ENOMEM);

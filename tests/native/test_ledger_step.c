@@ -126,11 +126,11 @@ static void hand_over(struct ledger *ledger, int32_t slot, int32_t to) {
   atomic_store(&its->used[0], USED_TICK);
   if (ledger->split != NULL) atomic_store(&ledger->split[slot].real[0], USED_TICK);
   atomic_store(&its->pid, atomic_load(&mine->pid));
-  CHECK_EQ(os_hold_try(ledger->fd, LEDGER_HOLDS + (uint32_t)slot), 1);
+  CHECK_EQ(os_hold_try(ledger->hold.file.fd, LEDGER_HOLDS + (uint32_t)slot), 1);
 }
 
 static void charge_real(struct ledger *ledger) {
-  ledger_hold_release(ledger, (uint32_t)ledger->slot); /* as if the program had unmapped it: a slot that is held is not lost */
+  ledger_hold_release(&ledger->hold, (uint32_t)ledger->slot); /* as if the program had unmapped it: a slot that is held is not lost */
   CHECK_EQ(ledger_charge_part(ledger, LEDGER_REAL, 0, PIECE, 0), 0);
   CHECK(ledger->slot > 1);
   CHECK_EQ(used_bytes(ledger->file->slot[ledger->slot].used[0]), PIECE);

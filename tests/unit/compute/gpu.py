@@ -1,6 +1,6 @@
 """A GPU in simulated time: containers whose processes launch kernels, the library's own controller, and the agent.
 
-The controller is the C code that the library runs (``native/shm/bucket.c``, ``window.c``), the arbiter the agent's.
+The controller is the C code that the library runs (``native/shm/bucket.c``), the arbiter the agent's.
 What surrounds them in reality, threads, events and files, is modelled here in steps: a GPU that goes round among the
 processes that have work, a thread per process that looks at random instants about once a millisecond whether work is
 under way, an agent that looks about every five milliseconds. Deterministic for a seed.

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.circles import calls, circles, folder, includes
+from tests.native.circles import calls, circles, folder, includes, reachable
 from tests.native.running import LIBRARY
 
 ROOT = Path(__file__).resolve().parents[3]
 OBJECTS = LIBRARY.parent / "native" / "release"
 
 
-@pytest.mark.parametrize("name", ["base", "table", "cuda", "nvml"])
+@pytest.mark.parametrize("name", ["base", "shm", "table", "hooks", "cuda", "nvml"])
 def test_no_circle_of_includes(name: str) -> None:
     graph = includes(folder(name))
     assert len(graph) > 2, "the sources were not found"
     assert list(circles(graph)) == []
 
 
-@pytest.mark.parametrize("name", ["base", "table", "cuda", "nvml"])
+@pytest.mark.parametrize("name", ["base", "shm", "table", "hooks", "cuda", "nvml"])
 def test_no_circle_of_calls(name: str) -> None:
     graph = calls(folder(name), OBJECTS)
     assert len(graph) > 2, "the objects were not found: make native"
@@ -31,6 +31,14 @@ def test_no_circle_of_calls(name: str) -> None:
 def test_a_new_allocator_is_named_by_the_list_alone() -> None:
     """What the list of native/init.c is for: allocators.c asks all of them and uses none."""
     assert calls(folder("cuda"), OBJECTS)["allocators"] == set()
+
+
+def test_the_ledger_is_in_layers() -> None:
+    """Locks, then slots, then charges, then views: none leads to a later one."""
+    graph = calls(folder("shm"), OBJECTS)
+    layers = ["ledger_hold", "ledger_slots", "ledger_charge", "ledger_view"]
+    for number, layer in enumerate(layers):
+        assert not reachable(graph, layer) & set(layers[number + 1 :])
 
 
 def test_a_circle_is_seen() -> None:

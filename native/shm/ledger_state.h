@@ -1,6 +1,7 @@
-/* What the files of the ledger's process side share with one another and with no other file. */
-#ifndef VC_SHM_LEDGER_PRIV_H
-#define VC_SHM_LEDGER_PRIV_H
+/* The ledger as a process that is attached to it has it in memory, for the other files of the ledger's process side.
+ * Uses nothing of CUDA or NVML, and no file outside this folder includes it. Tests: tests/native/test_ledger.c. */
+#ifndef VC_SHM_LEDGER_STATE_H
+#define VC_SHM_LEDGER_STATE_H
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -30,15 +31,11 @@ struct ledger {
   const struct limits_share *share_of[VC_MAX_GPUS];
   size_t mapped; /* bytes */
   int allowances; /* ledger_allowance.h applies */
-  int fd;
-  uint64_t device, inode;
-  char path[256];             /* to open the file again when the program closed our descriptor */
   _Atomic int32_t slot;       /* ours; -1: none yet */
   _Atomic uint32_t generation; /* of our slot when we took it */
-  struct ledger_hold hold;    /* under claiming, like the slot */
+  struct ledger_hold hold;    /* the open file and the lock of our slot; under claiming, like the slot */
   struct long_lock claiming;  /* around slot changes; POSIX locks do not exclude threads of one process */
   _Atomic uint64_t swept_ms;  /* when dead slots were last searched, coarse clock */
-  _Atomic uint32_t pid_namespace; /* ours; 0: not asked yet */
   _Atomic uint32_t threads;   /* marks handed out to threads so far */
   struct ledger_allowed allowed[VC_MAX_GPUS];
   ledger_usage_fn usage;
@@ -56,27 +53,5 @@ static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
   uint32_t n = atomic_load_explicit(&ledger->file->high_water, memory_order_seq_cst);
   return n < VC_MAX_SLOTS ? n : VC_MAX_SLOTS; /* the file is the container's: bound what it says */
 }
-
-/* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO; VC_ENOMEM: this thread is
- * about to register, and a signal's handler asks. */
-int ledger_own_slot(struct ledger *ledger);
-
-/* Empties what the program that this process was before exec left behind. When the ledger is attached: a program may
- * never need a slot. */
-void ledger_forget_former_program(struct ledger *ledger);
-
-/* Our descriptor of the file, opened again when the program closed it; -1: it cannot be. Called under claiming. */
-int ledger_fd(struct ledger *ledger);
-
-/* Empties the slots of dead processes and confirms our own record lock. Returns how many were emptied. *UNSURE (may be
- * NULL) becomes 1 when another process than the writer of the slot's PID has the slot's record lock, and no owner holds
- * the slot: that process is emptying or taking it at this moment. */
-int ledger_reclaim(struct ledger *ledger, int *unsure);
-
-/* Takes our slot's record lock again if the program closed a descriptor of the ledger and thereby dropped it. */
-__attribute__((noinline, cold)) void ledger_confirm_lock(struct ledger *ledger);
-
-/* Owner of another process's slot: 1 alive (*pid in our namespace, 0 when invisible), 0 dead or free. */
-int ledger_slot_alive(struct ledger *ledger, uint32_t slot, int32_t *pid);
 
 #endif

@@ -25,9 +25,8 @@
  *   part and then refused by the whole may meanwhile refuse another process, no more.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c,
  * test_ledger_step.c, test_ledger_split.c. */
-#include "ledger.h"
-
 #include "ledger_allowance.h"
+#include "ledger_slots.h"
 #include "os.h"
 
 enum {
