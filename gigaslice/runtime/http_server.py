@@ -1,11 +1,12 @@
-"""A server for three questions: /metrics, /healthz, /readyz. Nothing else, and never in anybody's way.
+"""An HTTP server for three paths: /metrics, /healthz and /readyz. It serves nothing else, and cannot hold up its role.
 
-One small request a connection, bounded in size and time, few at once: of too many the one that came first goes, since
-probes are asked and answered at once and an agent whose probes fail is ended. An address that cannot be had is said and
-tried again: nothing of the agent depends on being asked.
+Each connection carries one small request, bounded in size and time. Few are served at once; one more ends the oldest,
+because a probe is asked and answered at once, and the kubelet restarts a container whose probes fail. An address that
+cannot be bound is logged and tried again: the role works without it. The protocol is parsed by h11.
 
-The metrics name every pod with slices. Who may read them can be made to depend on a token in a file, which is read for
-every question, since secrets are renewed; while it cannot be read nobody may. The probes tell nothing and ask for none.
+The metrics name every pod with slices, so they can be protected by a token in a file. The file is read for every
+request, since secrets are renewed; while it cannot be read, /metrics is refused. The probes reveal nothing and need no
+token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+
+import h11
 
 from gigaslice.runtime.files import read_file
 from gigaslice.runtime.logs import get_logger
@@ -23,28 +28,50 @@ __all__ = ["CONTENT_TYPE", "Server"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # the text form of Prometheus
 
+_PLAIN = "text/plain; charset=utf-8"
 _MAX_REQUEST = 8192
 _MAX_TOKEN = 4096
-_PATIENCE = 10.0  # seconds for a client to ask and to take the answer
-_MOST_CLIENTS = 16
-_AGAIN = 5.0
-_CLIENTS_LOSS = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+_CLIENT_SECONDS = 10.0  # for a client to send its request and to take the answer
+_MAX_CLIENTS = 16
+_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: HTTPStatus
+    body: bytes
+    kind: str = _PLAIN
+
+    def headers(self) -> list[tuple[str, str]]:
+        challenge = [("WWW-Authenticate", "Bearer")] if self.status == HTTPStatus.UNAUTHORIZED else []
+        length = ("Content-Length", str(len(self.body)))
+        return [("Content-Type", self.kind), length, *challenge, ("Connection", "close")]
+
+
+_OK = _Answer(HTTPStatus.OK, b"ok\n")
+_SEE_LOG = b"see the agent's log\n"
 
 
 class Server:
-    """Serves HOST:PORT (HOST None: every address). METRICS collects now and returns what
-    writes the text in a thread; READY says why not, or None. TOKEN_FILE: what who asks for metrics must know."""
+    """Serves metrics and probes.
+
+    Args:
+        address: Host and port; a host of None means every address, no address that nothing is served.
+        metrics: Collects the values, and returns the function that writes them as text, which runs in a thread.
+        unready: Why the role is not ready, or None.
+        token_file: Holds the token that /metrics requires; None: it requires none.
+    """
 
     def __init__(
         self,
         address: tuple[str | None, int] | None,
         metrics: Callable[[], Callable[[], bytes]],
-        ready: Callable[[], str | None],
+        unready: Callable[[], str | None],
         token_file: Path | None = None,
     ) -> None:
         self._address = address
         self._metrics = metrics
-        self._ready = ready
+        self._unready = unready
         self._token_file = token_file
         self._talks: list[asyncio.Future[None]] = []  # in the order in which they began
         self._log = get_logger("http")
@@ -54,18 +81,18 @@ class Server:
         if self._address is None:
             await asyncio.Event().wait()
             return
-        said = ""
+        logged = ""
         while True:
             try:
                 server = await asyncio.start_server(self._client, *self._address, limit=_MAX_REQUEST)
             except OSError as error:
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != logged:
+                    logged = str(error)
                     self._log.warning(
                         "metrics cannot be served",
-                        detail=f"{said}; tried again; another --metrics-address helps, or off",
+                        detail=f"{logged}; tried again; another --metrics-address helps, or off",
                     )
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
             async with server:
                 for socket in server.sockets:
@@ -77,86 +104,91 @@ class Server:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = asyncio.ensure_future(self._talk(reader, writer))
         self._talks.append(talk)
-        if len(self._talks) > _MOST_CLIENTS:
+        if len(self._talks) > _MAX_CLIENTS:
             self._talks.pop(0).cancel()
         try:
-            await asyncio.wait({talk}, timeout=_PATIENCE)
+            await asyncio.wait({talk}, timeout=_CLIENT_SECONDS)
         finally:
             talk.cancel()
             with contextlib.suppress(ValueError):
                 self._talks.remove(talk)
             writer.transport.abort()  # closing waits for ever for a client that does not read
-        (loss,) = await asyncio.gather(talk, return_exceptions=True)
-        if isinstance(loss, Exception) and not isinstance(loss, _CLIENTS_LOSS):
-            raise loss
+        (failure,) = await asyncio.gather(talk, return_exceptions=True)
+        if isinstance(failure, Exception) and not isinstance(failure, OSError):
+            raise failure
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-        status, kind, body = await self._answer(
-            method, rest.partition(" ")[0].partition("?")[0], _authorization(head)
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_REQUEST)
+        with_body = True
+        try:
+            request = await _request(connection, reader)
+            if request is None:
+                return
+            with_body = request.method != b"HEAD"
+            answer = await self._answer(request)
+        except h11.RemoteProtocolError as error:
+            answer = _Answer(HTTPStatus(error.error_status_hint), b"not a request that is served here\n")
+        head = h11.Response(
+            status_code=answer.status, headers=answer.headers(), reason=answer.status.phrase.encode()
         )
-        asks = "WWW-Authenticate: Bearer\r\n" if status.startswith("401") else ""
-        writer.write(
-            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{asks}"
-            "Connection: close\r\n\r\n".encode("latin-1")
-        )
-        if method != "HEAD":
-            writer.write(body)
+        writer.write(connection.send(head) or b"")
+        if with_body:
+            writer.write(connection.send(h11.Data(answer.body)) or b"")
         writer.close()
         await writer.wait_closed()
 
-    def _refusal(self, given: bytes) -> tuple[str, bytes] | None:
-        """Why who says GIVEN may not read the metrics; None: may."""
+    async def _answer(self, request: h11.Request) -> _Answer:
+        if request.method not in (b"GET", b"HEAD"):
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET\n")
+        path = request.target.partition(b"?")[0]
+        if path == b"/healthz":
+            return _OK
+        if path == b"/readyz":
+            reason = self._unready()
+            return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode()) if reason else _OK
+        if path != b"/metrics":
+            return _Answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        try:
+            return _Answer(HTTPStatus.OK, await asyncio.to_thread(self._metrics()), CONTENT_TYPE)
+        except Exception:  # noqa: BLE001  (a mistake in a metric must not end the role)
+            self._log.exception("metrics failed")
+            return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, _SEE_LOG)
+
+    def _refusal(self, request: h11.Request) -> _Answer | None:
+        """Why REQUEST may not read the metrics; None: it may."""
         if self._token_file is None:
             return None
         try:
             token = read_file(self._token_file, _MAX_TOKEN).strip()
+            problem = "" if token else "it is empty"
         except OSError as error:
-            self._log.error(
-                "token of the metrics cannot be read", path=str(self._token_file), detail=error.strerror
-            )
-            return "503 Service Unavailable", b"see the agent's log\n"
-        if not token:
-            self._log.error(
-                "token of the metrics cannot be read", path=str(self._token_file), detail="it is empty"
-            )
-            return "503 Service Unavailable", b"see the agent's log\n"
-        scheme, _, said = given.partition(b" ")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(said.strip(), token):
+            token, problem = b"", str(error.strerror)
+        if problem:
+            self._log.error("token of the metrics cannot be read", path=str(self._token_file), detail=problem)
+            return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, _SEE_LOG)
+        scheme, _, given = _authorization(request).partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token):
             return None
-        return "401 Unauthorized", b"the token is missing or another one (Authorization: Bearer ...)\n"
-
-    async def _answer(self, method: str, path: str, authorization: bytes) -> tuple[str, str, bytes]:
-        plain = "text/plain; charset=utf-8"
-        if method not in ("GET", "HEAD"):
-            return "405 Method Not Allowed", plain, b"only GET\n"
-        if path == "/healthz":
-            return "200 OK", plain, b"ok\n"
-        if path == "/readyz":
-            reason = self._ready()
-            return (
-                ("503 Service Unavailable", plain, f"{reason}\n".encode())
-                if reason
-                else ("200 OK", plain, b"ok\n")
-            )
-        if path == "/metrics":
-            refusal = self._refusal(authorization)
-            if refusal is not None:
-                return refusal[0], plain, refusal[1]
-            try:
-                return "200 OK", CONTENT_TYPE, await asyncio.to_thread(self._metrics())
-            except Exception:  # noqa: BLE001  (a mistake in a metric must not end the agent)
-                self._log.exception("metrics failed")
-                return "500 Internal Server Error", plain, b"see the agent's log\n"
-        return "404 Not Found", plain, b"there are /metrics, /healthz and /readyz\n"
+        return _Answer(
+            HTTPStatus.UNAUTHORIZED,
+            b"the token is missing or another one (Authorization: Bearer ...)\n",
+        )
 
 
-def _authorization(head: bytes) -> bytes:
-    """The header of that name; empty when there is none, or more than one."""
-    found = []
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"authorization":
-            found.append(value.strip())
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    """The request that the client sends; None when it closes the connection before. Raises RemoteProtocolError."""
+    while not isinstance(event := connection.next_event(), h11.Request):
+        data = await reader.read(_MAX_REQUEST) if event is h11.NEED_DATA else b""
+        if not data:
+            return None
+        connection.receive_data(data)
+    return event
+
+
+def _authorization(request: h11.Request) -> bytes:
+    """The value of the Authorization header; empty when there is none, or more than one."""
+    found = [value for name, value in request.headers if name == b"authorization"]
     return found[0] if len(found) == 1 else b""

@@ -87,6 +87,19 @@ def test_a_request_without_end_is_cut_off():
     assert second.startswith("HTTP/1.1 200")
 
 
+def test_head_has_no_body():
+    head, plain = ask(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", get("/healthz"))
+    assert head.startswith("HTTP/1.1 200 OK\r\n") and head.endswith("\r\n\r\n")
+    assert "Content-Length: 3\r\n" in head and plain == head + "ok\n"
+
+
+def test_only_get_is_served():
+    posted, old = ask(
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi", b"GET /healthz HTTP/1.0\r\n\r\n"
+    )
+    assert posted.startswith("HTTP/1.1 405") and old.startswith("HTTP/1.1 200")
+
+
 def test_a_mistake_in_a_metric_ends_nothing():
     def broken():
         raise RuntimeError("x")
@@ -99,7 +112,7 @@ def test_a_mistake_in_a_metric_ends_nothing():
 def test_an_address_that_is_taken_is_said_once_and_tried_again(monkeypatch, capsys):
     from gigaslice.runtime import http_server
 
-    monkeypatch.setattr(http_server, "_AGAIN", 0.01)
+    monkeypatch.setattr(http_server, "_RETRY_SECONDS", 0.01)
     logs.set_up("info", "json")
 
     async def run(port):
@@ -144,7 +157,7 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch):
     """Closing waits until everything was taken: connections would stay, and under Python 3.12 the agent with them."""
     from gigaslice.runtime import http_server
 
-    monkeypatch.setattr(http_server, "_PATIENCE", 0.2)
+    monkeypatch.setattr(http_server, "_CLIENT_SECONDS", 0.2)
 
     async def run():
         address = free()
