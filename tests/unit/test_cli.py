@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from agent import cli
+from agent.cli import topology as cli_topology
 from agent.commands import topology
 
 HEAVY = ("grpc", "structlog", "prometheus_client", "agent.roles.node", "agent.allocation.service")
@@ -32,8 +32,20 @@ def run(*arguments: str) -> tuple[int, set[str]]:
 )
 def test_an_answer_that_needs_no_agent_loads_none(arguments):
     _, modules = run(*arguments)
-    assert "agent.config" in modules
+    assert {name for name in modules if name.startswith("agent.cli.")} == {
+        "agent.cli._shared",
+        f"agent.cli.{arguments[0]}",
+    }
     assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("man",), ("completion", "bash"), ("--no-such-flag",), ("no-such-command",)]
+)
+def test_what_concerns_every_command_loads_none_of_their_work(arguments):
+    _, modules = run(*arguments)
+    assert {"agent.cli.node", "agent.cli.status", "agent.cli.resize"} <= modules
+    assert not modules & {*HEAVY, "asyncio", "agent.commands"}
 
 
 def test_a_cordon_that_cannot_be_loads_no_agent(tmp_path):
@@ -44,4 +56,4 @@ def test_a_cordon_that_cannot_be_loads_no_agent(tmp_path):
 
 
 def test_the_topology_is_drawn_in_every_format_that_is_offered():
-    assert set(topology.FORMATS) == set(cli._DRAWINGS)
+    assert set(topology.FORMATS) == set(cli_topology.FORMATS)

@@ -65,12 +65,12 @@ def vcuda_options() -> str:
 
 def status_options() -> str:
     """The options of `gigaslice status`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["status"]))
+    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["status"]))
 
 
 def topology_options() -> str:
     """The options of `gigaslice topology`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["topology"]))
+    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["topology"]))
 
 
 def annotations() -> str:
@@ -89,7 +89,7 @@ def annotations() -> str:
 
 def cordon_options() -> str:
     """The options and arguments of `gigaslice cordon` and `gigaslice uncordon`."""
-    parsers = subcommands(agent_cli._parser())
+    parsers = subcommands(agent_cli.make_parser())
     rows = [
         (f"`gigaslice {name}`", *pair) for name in ("cordon", "uncordon") for pair in options(parsers[name])
     ]
@@ -98,7 +98,7 @@ def cordon_options() -> str:
 
 def resize_options() -> str:
     """The options of `gigaslice resize`."""
-    return markdown(("option", "meaning"), options(subcommands(agent_cli._parser())["resize"]))
+    return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["resize"]))
 
 
 def metrics() -> str:

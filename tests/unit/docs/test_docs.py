@@ -27,7 +27,7 @@ PYTHON = sorted(path for top in ("agent", "gigaslice") for path in (ROOT / top).
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md"))]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-COMMANDS = {"gigaslice": agent_cli._parser, "vcuda": vcuda_cli._parser}
+COMMANDS = {"gigaslice": agent_cli.make_parser, "vcuda": vcuda_cli._parser}
 
 
 def names(path: Path) -> str:
@@ -136,7 +136,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
 
 def test_every_flag_in_a_sentence_exists() -> None:
     parsers = [
-        *tables.subcommands(agent_cli._parser()).values(),
+        *tables.subcommands(agent_cli.make_parser()).values(),
         *tables.subcommands(vcuda_cli._parser()).values(),
     ]
     known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
@@ -160,7 +160,7 @@ def test_every_setting_of_the_node_is_there() -> None:
     table = tables.blocks(REFERENCE)["gigaslice node"]
     for field in config.SETTINGS:
         assert f"`--{field.flag}`" in table and f"`{field.variable}`" in table and f"`{field.key}`" in table
-    parser = tables.subcommands(agent_cli._parser())["node"]
+    parser = tables.subcommands(agent_cli.make_parser())["node"]
     flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
     assert flags == {"--config", *(f"--{field.flag}" for field in config.SETTINGS)}
     assert "`--config FILE`" in REFERENCE and f"`{CONFIG_VARIABLE}`" in REFERENCE

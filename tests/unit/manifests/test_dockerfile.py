@@ -161,4 +161,4 @@ def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"vcuda/_lib/libvcuda.so", "vcuda/_native.abi3.so", "agent/cli.py"} <= names
+    assert {"vcuda/_lib/libvcuda.so", "vcuda/_native.abi3.so", "agent/cli/node.py"} <= names

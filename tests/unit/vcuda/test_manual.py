@@ -12,6 +12,7 @@ from vcuda import manual
 from vcuda.version import VERSION
 
 COMMANDS = {"gigaslice": agent.cli, "vcuda": vcuda.cli}
+PARSERS = {"gigaslice": agent.cli.make_parser, "vcuda": vcuda.cli._parser}
 MACROS = {".TH", ".SH", ".SS", ".TP", ".B", ".PP"}
 
 
@@ -31,7 +32,7 @@ def test_the_version_is_asked_for_as_everywhere(name, capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_has_every_command_and_flag_of_the_help(name, capsys):
     page = printed(capsys, name, "man")
-    parser = COMMANDS[name]._parser()
+    parser = PARSERS[name]()
     flags = {flag for _, _, one in manual._commands(parser) for flag in manual._flags(one)} - {"--help"}
     assert len(flags) > 5
     for flag in flags:

@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 import vcuda
-from agent import cli
+from agent import cli, config
 from tests.fakes.nodes import uuid
 
 INVENTORY = f"gpus:\n  - {{uuid: {uuid(0)}, model: NVIDIA L4, memory: 24GiB}}\n"
@@ -131,4 +131,4 @@ def test_help_lists_every_flag(capsys):
         cli.main(["node", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"--{field.flag}" in text for field in cli.config.SETTINGS)
+    assert all(f"--{field.flag}" in text for field in config.SETTINGS)

@@ -1,0 +1,124 @@
+"""The command `gigaslice`: reads the arguments, runs a command, and turns every error into lines and an exit code.
+
+0: done. 1: what was asked failed. 2: a mistake in flags, environment or files, one line each. 3: the machine lacks
+something, such as a driver or a permission. Only this package prints to the user and decides exit codes.
+
+Every module of this package is a command of its name, with its help, its arguments and its `run` beside each other;
+a new command is one file more. Only the command that was asked for is imported, and `run` imports what does the work:
+a role is half a thousand modules and takes a second on a slow machine, which a command that reads one file, or a
+mistake in a flag, should not wait for. So a command's module must be cheap to import: --help imports all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
+
+import vcuda
+from agent.cli._shared import FAILED, MISSING, MISTAKE, report
+from gigaslice.errors import ConfigError, GigasliceError, MissingError, MistakesError
+from gigaslice.runtime.files import remedy
+
+__all__ = ["Command", "main", "make_parser"]
+
+
+class Command(Protocol):
+    """What a module of this package offers."""
+
+    HELP: str
+    DESCRIPTION: str | None
+    SETTINGS: bool
+    """Whether it loads settings, and reports unknown arguments together with their mistakes (`known.mistakes`)."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's arguments to PARSER."""
+
+    def run(self, known: argparse.Namespace) -> int:
+        """Runs the command with the arguments KNOWN; the exit code."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that a mistake is one line and is reported with the others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}; {self.prog} --help shows what is possible"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command ARGV (without the program's name; sys.argv if None) and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except MistakesError as error:
+        return report(MISTAKE, *error.mistakes)
+    except MissingError as error:
+        return report(MISSING, str(error))
+    except GigasliceError as error:
+        return report(FAILED, str(error))
+    except vcuda.VcudaError as error:
+        return report(error.exit_code, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return FAILED
+    except OSError as error:  # of the machine, not of this program
+        _log(error, "console" if "debug" in arguments else "")
+        name = f"{error.filename}: " if error.filename else ""
+        return report(FAILED, f"{name}{error.strerror or error}; {remedy(error)}")
+    except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
+        _log(error, "console")
+        detail = " ".join(str(error).split())
+        return report(
+            FAILED,
+            f"internal error: {type(error).__name__}: {detail}; please report it with the lines above",
+        )
+
+
+def make_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of COMMAND alone, which imports no other; of all commands where none has that name."""
+    names = [one.name for one in pkgutil.iter_modules(__path__) if not one.name.startswith("_")]
+    parser = _Parser(prog="gigaslice", description="Shares NVIDIA GPUs between containers by the gigabyte.")
+    parser.add_argument(
+        "--version", action="version", version=f"gigaslice {vcuda.__version__}", help="show the version"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in [command] if command in names else sorted(names):
+        module = cast(Command, importlib.import_module(f"{__name__}.{name}"))
+        one = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False)
+        module.add_arguments(one)
+        flags = [flag for action in one._actions for flag in action.option_strings if flag.startswith("--")]
+        one.set_defaults(flags=flags, module=module)
+    return parser
+
+
+def _dispatch(arguments: list[str]) -> int:
+    known, unknown = make_parser(arguments[0] if arguments else "").parse_known_args(arguments)
+    known.mistakes = tuple(_unknown(one, known.flags) for one in unknown)
+    command: Command = known.module
+    if known.mistakes and not command.SETTINGS:
+        raise ConfigError(known.mistakes)
+    return command.run(known)
+
+
+def _unknown(argument: str, flags: Sequence[str]) -> str:
+    name = argument.partition("=")[0]
+    near = difflib.get_close_matches(name, flags, n=1)
+    hint = f"did you mean {near[0]}?" if near else "gigaslice --help shows what is possible"
+    return f"unknown argument {argument!r}; {hint}"
+
+
+def _log(error: Exception, style: str) -> None:
+    """Logs ERROR with its stack: as the role has set up its log, else in STYLE, if any."""
+    from gigaslice.runtime import logs
+    from gigaslice.runtime.structlog_lean import structlog
+
+    if not structlog.is_configured():
+        if not style:
+            return
+        logs.set_up("error", style)
+    logs.internal_error(error)

@@ -1,0 +1,30 @@
+"""`gigaslice node`: runs the node agent."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+
+from agent.cli._shared import OK, SETTINGS_DESCRIPTION, loaded
+from agent.config import Config
+from gigaslice.runtime.settings import add_flags
+
+HELP = "serve the GPUs of this node to the kubelet"
+DESCRIPTION = SETTINGS_DESCRIPTION
+SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds every setting of the node agent."""
+    add_flags(parser, Config)
+
+
+def run(known: argparse.Namespace) -> int:
+    """Runs the agent until it is asked to end."""
+    config = loaded(known)
+    gc.disable()  # collections between imports find nothing and take a tenth of their time
+    from agent.roles import node
+
+    gc.enable()
+    node.run(config)
+    return OK

@@ -1,0 +1,32 @@
+"""`gigaslice status`: shows the containers and GPUs of this node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from agent.cli._shared import OK, add_state_dir
+
+HELP = "show which container holds what on this node"
+DESCRIPTION = None
+SETTINGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds where the state is and how it is shown."""
+    add_state_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(known: argparse.Namespace) -> int:
+    """Prints two tables, or one JSON document."""
+    from agent.commands import status
+
+    state_dir = Path(known.state_dir)
+    rows, gpus = status.collect(state_dir), status.gpus(state_dir)
+    if known.json:
+        print(json.dumps(status.as_json(rows, gpus), indent=2))
+    else:
+        print("\n\n".join([status.as_table(rows), *([status.gpus_table(gpus)] if gpus else [])]))
+    return OK

@@ -1,0 +1,26 @@
+"""`gigaslice uncordon`: gives a GPU to new containers again."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent.cli._shared import OK, add_state_dir
+
+HELP = "give a GPU to new containers again"
+DESCRIPTION = None
+SETTINGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the GPU."""
+    parser.add_argument("gpu", metavar="GPU", help="UUID, the beginning of one, or index as in status")
+    add_state_dir(parser)
+
+
+def run(known: argparse.Namespace) -> int:
+    """Ends the GPU's cordon."""
+    from agent.commands import cordon
+
+    print(cordon.uncordon(Path(known.state_dir), known.gpu))
+    return OK
