@@ -1,6 +1,6 @@
 /* Addresses of device memory: a reserved part of the address space that is cut into blocks in constant time and
  * without system calls. The host's memory behind a block appears when something is copied there, and no sooner.
- * Must not know quotas, contexts or pools. Tests: tests/unit/fakedriver/test_memory.py.
+ * Must not depend on quotas, contexts or pools. Tests: tests/unit/fakedriver/test_memory.py.
  *
  * The arena consists of granules of 1 GiB. A granule holds blocks of one power-of-two size, or belongs to one block
  * of several granules. What is known of a block is found by arithmetic from its address. */

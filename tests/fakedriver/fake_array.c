@@ -1,5 +1,5 @@
 /* Arrays and mipmapped arrays: device memory with a unit.
- * Must not know copies. Tests: tests/unit/fakedriver/test_copies.py. */
+ * Must not depend on copies. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"
 
 struct CUmipmappedArray_st {

@@ -1,5 +1,5 @@
 /* Device attributes.
- * Must not know anything but the machine. Tests: tests/unit/fakedriver/test_machine_file.py. */
+ * Must not depend on anything but the machine. Tests: tests/unit/fakedriver/test_machine_file.py. */
 #include "fake_cuda.h"
 
 /* What is the same for all simulated GPUs; attributes that are not here are 0. */

@@ -1,4 +1,4 @@
-/* Latency, ordered failures and call counters. See fake_call.h. Must not know what a call does.
+/* Latency, ordered failures and call counters. See fake_call.h. Must not depend on what a call does.
  * Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_call.h"
 

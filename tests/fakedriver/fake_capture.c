@@ -1,7 +1,8 @@
 /* Streams that record their work as a graph instead of doing it.
- * Must not know how graphs run. Tests: tests/unit/fakedriver/test_graphs.py.
+ * Must not depend on how graphs run. Tests: tests/unit/fakedriver/test_graphs.py.
  *
- * Each piece of work depends on the one before it on the same stream. Events do not carry a capture to other streams. */
+ * Each piece of work depends on the one before it on the same stream. Events do not carry a capture to other
+ * streams. */
 #include "fake_graph.h"
 
 static _Atomic unsigned long long last_id;

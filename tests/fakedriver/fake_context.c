@@ -1,5 +1,5 @@
 /* Contexts: creation, the primary one, the stack of each thread.
- * Must not know how memory is laid out. Tests: tests/unit/fakedriver/test_contexts.py. */
+ * Must not depend on how memory is laid out. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_array.h"
 #include "fake_graph.h"
 #include "fake_code.h"

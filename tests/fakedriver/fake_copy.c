@@ -1,5 +1,5 @@
 /* Copies: in their ABIs, all of them a box of bytes between two places.
- * Must not know how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
+ * Must not depend on how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"
 #include "fake_copy.h"
 #include "fake_work.h"

@@ -1,5 +1,5 @@
 /* Initialisation and the devices of the simulated libcuda.so.1.
- * Must not know memory or contexts. Tests: tests/unit/fakedriver/test_machine_file.py, test_visibility.py. */
+ * Must not depend on memory or contexts. Tests: tests/unit/fakedriver/test_machine_file.py, test_visibility.py. */
 #include "fake_cuda.h"
 #include "fake_env.h"
 #include "fake_visible.h"

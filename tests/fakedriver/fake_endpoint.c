@@ -1,5 +1,5 @@
 /* Logical endpoints: objects with a number, to which memory of one GPU or several is bound. Complete at once.
- * Must not know other processes: export and import are not supported, as on a machine without a fabric.
+ * Must not depend on other processes: export and import are not supported, as on a machine without a fabric.
  * Tests: tests/unit/fakedriver/test_vmm_sharing.py. */
 #include "fake_vmm.h"
 

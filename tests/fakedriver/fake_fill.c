@@ -1,5 +1,5 @@
 /* Fills (cuMemset…) in their ABIs.
- * Must not know how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
+ * Must not depend on how memory is found. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_copy.h"
 #include "fake_work.h"
 

@@ -1,4 +1,4 @@
-/* Element formats of arrays. Must not know arrays. Tests: tests/unit/fakedriver/test_copies.py. */
+/* Element formats of arrays. Must not depend on arrays. Tests: tests/unit/fakedriver/test_copies.py. */
 #include "fake_array.h"
 
 unsigned array_element_bytes(CUarray_format format, unsigned channels) {

@@ -1,5 +1,5 @@
 /* Graphs as descriptions: making, changing and asking them.
- * Must not know how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Executable graphs: what a graph was when it was instantiated, and running it.
- * Must not know how nodes are made. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Must not depend on how nodes are made. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"
 
 #include <stdlib.h>

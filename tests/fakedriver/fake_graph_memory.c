@@ -1,6 +1,6 @@
 /* Device memory of graphs: kept after it is free, until it is trimmed. Graphs that are launched into the same stream
  * share their pages, since they never run at once; what a graph leaves allocated belongs to no other graph.
- * Must not know nodes. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Must not depend on nodes. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"
 
 #include <pthread.h>

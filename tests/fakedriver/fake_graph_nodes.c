@@ -1,5 +1,5 @@
 /* The kinds of nodes: adding them and reading and changing their parameters.
- * Must not know how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_code.h"
 #include "fake_graph.h"
 

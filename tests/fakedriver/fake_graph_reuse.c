@@ -1,5 +1,5 @@
 /* Addresses that a graph uses more than once.
- * Must not know how nodes run. Tests: tests/integration/test_native_graph.py. */
+ * Must not depend on how nodes run. Tests: tests/integration/test_native_graph.py. */
 #include "fake_graph.h"
 
 static int comes_after(CUgraphNode node, CUgraphNode before) {

@@ -1,5 +1,5 @@
 /* Changing executable graphs.
- * Must not know how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
+ * Must not depend on how they run. Tests: tests/unit/fakedriver/test_graphs.py. */
 #include "fake_graph.h"
 
 /* The same kinds of nodes in the same order can take over; anything else cannot. */

@@ -1,5 +1,5 @@
 /* Green contexts: parts of a GPU's processors, each another handle of the primary context.
- * Must not know memory. Tests: tests/unit/fakedriver/test_contexts.py.
+ * Must not depend on memory. Tests: tests/unit/fakedriver/test_contexts.py.
  *
  * Processors are only counted: a kernel takes as long in a part as on the whole. */
 #include "fake_cuda.h"

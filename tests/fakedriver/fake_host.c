@@ -1,5 +1,5 @@
 /* Host memory the GPU can reach, and what a pointer is.
- * Must not know how device memory is laid out. Tests: tests/unit/fakedriver/test_memory.py. */
+ * Must not depend on how device memory is laid out. Tests: tests/unit/fakedriver/test_memory.py. */
 #include "fake_cuda.h"
 
 #include <sys/mman.h>

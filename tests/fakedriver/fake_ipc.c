@@ -1,5 +1,5 @@
 /* Memory and events of other processes by handle.
- * Must not know VMM. Tests: tests/unit/fakedriver/test_sharing.py.
+ * Must not depend on VMM. Tests: tests/unit/fakedriver/test_sharing.py.
  *
  * A shared block's bytes move to a file beside the state file; the handle names it. The file goes with the process that
  * opened it first, as the block does. */

@@ -1,5 +1,5 @@
 /* Kernel launches: counted, and taking time if they were told to.
- * Must not know where functions come from. Tests: tests/integration/test_native_share.py. */
+ * Must not depend on where functions come from. Tests: tests/integration/test_native_share.py. */
 #include "fake_code.h"
 #include "fake_work.h"
 

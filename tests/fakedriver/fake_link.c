@@ -1,5 +1,5 @@
 /* The linker that makes one image of several: its result is the text that went in.
- * Must not know modules. Tests: tests/unit/fakedriver/test_modules.py. */
+ * Must not depend on modules. Tests: tests/unit/fakedriver/test_modules.py. */
 #include "fake_cuda.h"
 #include "fake_handle.h"
 

@@ -1,5 +1,5 @@
 /* Reads a machine file (format: README.md) and fills what it leaves out.
- * Must not know processes, the shared state or the driver's interfaces.
+ * Must not depend on processes, the shared state or the driver's interfaces.
  * Tests: tests/unit/fakedriver/test_machine_file.py. */
 #include "fake_machine.h"
 

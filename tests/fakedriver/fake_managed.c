@@ -1,5 +1,5 @@
 /* Advice for managed memory, checked and forgotten, and prefetches, which move pages.
- * Must not know how memory is laid out. Tests: tests/integration/test_native_oversub.py. */
+ * Must not depend on how memory is laid out. Tests: tests/integration/test_native_oversub.py. */
 #include "fake_work.h"
 
 enum { PREFETCH = 3 }; /* pages that are fetched at once come so much faster than those that kernels wait for */

@@ -1,5 +1,5 @@
 /* Device memory: allocate, free, how much is there.
- * Must not know how addresses are found (fake_arena.c) or who else uses the GPU (fake_state.c).
+ * Must not depend on how addresses are found (fake_arena.c) or who else uses the GPU (fake_state.c).
  * Tests: tests/unit/fakedriver/test_memory.py. */
 #include "fake_cuda.h"
 

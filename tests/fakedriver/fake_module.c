@@ -1,5 +1,5 @@
 /* Modules: any image is accepted, and its functions and variables are found by name.
- * Must not know how kernels are launched. Tests: tests/unit/fakedriver/test_modules.py.
+ * Must not depend on how kernels are launched. Tests: tests/unit/fakedriver/test_modules.py.
  *
  * If the image is PTX text with entries, only names that occur in it are found; otherwise every name is. A function
  * whose name ends in _<number>us or _<number>ms takes that time; a variable that ends in _<number> has that many

@@ -1,5 +1,5 @@
 /* Multicast objects: memory of several GPUs under one handle. What is written to a mapping of one goes nowhere.
- * Must not know other processes' objects: an imported one has bindings of its own.
+ * Must not depend on other processes' objects: an imported one has bindings of its own.
  * Tests: tests/unit/fakedriver/test_vmm_sharing.py. */
 #include "fake_vmm.h"
 

@@ -1,6 +1,6 @@
 /* What NVML keeps by process beside the lists: accounting and codec sessions; and the memory of confidential computing
  * and of MIG devices. Accounting knows live processes only; a graphics process has one encoder and one capture session.
- * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Handles of GPUs and who they are.
- * Must not know what runs on them. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on what runs on them. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Event sets: XIDs and other news that fakectl raises.
- * Must not know who raises them. Tests: tests/unit/fakedriver/test_control.py. */
+ * Must not depend on who raises them. Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_nvml.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Memory of GPUs and the processes on them.
- * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <stdlib.h>

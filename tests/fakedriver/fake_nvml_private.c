@@ -1,5 +1,5 @@
 /* The private table through which nvidia-smi lists processes; native/nvml/private_table.c tells what is known of it.
- * Must not know how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on how memory is allocated. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Sensors and modes: plausible constants, and utilisation from the simulated work.
- * Must not know processes' names. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on processes' names. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 #include <pthread.h>

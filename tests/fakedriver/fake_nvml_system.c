@@ -1,5 +1,5 @@
 /* Initialisation and system-wide questions of the simulated libnvidia-ml.so.1.
- * Must not know single GPUs. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on single GPUs. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_env.h"
 #include "fake_nvml.h"
 #include "fake_visible.h"

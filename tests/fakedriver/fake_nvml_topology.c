@@ -1,5 +1,5 @@
 /* How GPUs are connected: PCI Express levels, NVLinks, near CPUs and memory.
- * Must not know processes. Tests: tests/unit/fakedriver/test_nvml.py. */
+ * Must not depend on processes. Tests: tests/unit/fakedriver/test_nvml.py. */
 #include "fake_nvml.h"
 
 static const struct fake_machine *machine(void) { return &fake_state->machine; }
@@ -115,7 +115,8 @@ nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node) {
 /* --- NVLinks ---------------------------------------------------------------------------------------------------- */
 
 /* Where link number LINK of a GPU ends: another GPU's index, or -1 for a switch. -2: there is no such link.
- * Behind switches each GPU has as many links as to its best connected neighbour; else links are numbered by neighbour. */
+ * Behind switches each GPU has as many links as to its best connected neighbour; else links are numbered by
+ * neighbour. */
 static int link_end(unsigned gpu, unsigned link) {
   unsigned most = 0, first = 0;
   for (unsigned peer = 0; peer < machine()->gpu_count; peer++) {

@@ -1,5 +1,5 @@
-/* Stream-ordered memory: pools that hold more than is in use. Must not know streams beyond the context of one and the
- * time its work ends. Tests: tests/unit/fakedriver/test_pools.py.
+/* Stream-ordered memory: pools that hold more than is in use. Must not depend on streams beyond the context of one and
+ * the time its work ends. Tests: tests/unit/fakedriver/test_pools.py.
  *
  * A pool takes memory from the GPU in units of pool_granularity and gives what is unused and above its release
  * threshold back when something synchronises. What was freed in stream order is "pending" until a synchronisation finds

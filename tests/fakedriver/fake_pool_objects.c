@@ -1,5 +1,5 @@
 /* Pools as objects: creation, attributes, access, and the pool of a place.
- * Must not know how a pool grows. Tests: tests/unit/fakedriver/test_pools.py. */
+ * Must not depend on how a pool grows. Tests: tests/unit/fakedriver/test_pools.py. */
 #include "fake_pool.h"
 
 static CUmemoryPool default_managed[FAKE_MAX_GPUS + 1], default_host; /* managed: the last one is without a place */

@@ -1,5 +1,5 @@
 /* How programs find entry points: cuGetProcAddress in both ABIs, cuGetExportTable, error names.
- * Must not know what any entry point does. Tests: tests/unit/fakedriver/test_proc_address.py. */
+ * Must not depend on what any entry point does. Tests: tests/unit/fakedriver/test_proc_address.py. */
 #include "fake_cuda.h"
 #include "fake_env.h"
 #include "fake_symbols.h"

@@ -1,5 +1,5 @@
 /* All address ranges that are not blocks of the arena: host memory, reservations, mappings, memory of old ABIs.
- * Must not know what they are for. Tests: tests/unit/fakedriver/test_vmm.py, test_memory.py. */
+ * Must not depend on what they are for. Tests: tests/unit/fakedriver/test_vmm.py, test_memory.py. */
 #include "fake_cuda.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Settings of contexts: limits, cache preferences, flags, peers.
- * Must not know how contexts begin and end. Tests: tests/unit/fakedriver/test_contexts.py. */
+ * Must not depend on how contexts begin and end. Tests: tests/unit/fakedriver/test_contexts.py. */
 #include "fake_work.h"
 
 static int limit_known(CUlimit limit) {

@@ -1,5 +1,5 @@
 /* Physical memory of several processes: exported and imported by descriptor, as handles and as external memory.
- * Must not know mappings. Tests: tests/unit/fakedriver/test_vmm_sharing.py.
+ * Must not depend on mappings. Tests: tests/unit/fakedriver/test_vmm_sharing.py.
  *
  * The first owner pays. When it lets go while others still refer to the memory, one of them pays from then on, as in
  * the kernel driver, where ownership passes to the next duplicate of a memory object. */

@@ -1,5 +1,5 @@
 /* Tiles of sparse arrays, and whole deferred arrays, mapped to physical memory: references only, no bytes.
- * Must not know copies. Tests: tests/integration/test_native_sparse.py. */
+ * Must not depend on copies. Tests: tests/integration/test_native_sparse.py. */
 #include "fake_array.h"
 #include "fake_vmm.h"
 

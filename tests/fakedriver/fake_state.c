@@ -1,5 +1,5 @@
 /* The shared state file: creation, slots, memory, death. See fake_state.h for the protocol.
- * Must not know CUDA, NVML or what a context is. Tests: tests/unit/fakedriver/test_sharing.py. */
+ * Must not depend on CUDA, NVML or what a context is. Tests: tests/unit/fakedriver/test_sharing.py. */
 #include "fake_state.h"
 
 #include "fake_env.h"

@@ -1,5 +1,5 @@
 /* Streams and events: what is done when. How long it takes is told by fake_time.c.
- * Must not know what a kernel or a copy is. Tests: tests/unit/fakedriver/test_streams.py. */
+ * Must not depend on what a kernel or a copy is. Tests: tests/unit/fakedriver/test_streams.py. */
 #include "fake_work.h"
 
 #include <time.h>

@@ -1,5 +1,5 @@
 /* Texture and surface objects: handles that remember what they were made of.
- * Must not know copies. Tests: tests/integration/test_native_array.py. */
+ * Must not depend on copies. Tests: tests/integration/test_native_array.py. */
 #include "fake_array.h"
 
 struct object {

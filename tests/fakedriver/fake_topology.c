@@ -1,5 +1,5 @@
 /* Reads the matrix that `nvidia-smi topo -m` prints.
- * Must not know files, processes or the driver's interfaces.
+ * Must not depend on files, processes or the driver's interfaces.
  * Tests: tests/unit/fakedriver/test_topology_text.py. */
 #include "fake_machine.h"
 

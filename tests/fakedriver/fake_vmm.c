@@ -1,5 +1,5 @@
 /* Virtual memory management: physical memory by handle, address ranges, and mapping one into the other.
- * Must not know pools or blocks. Tests: tests/unit/fakedriver/test_vmm.py.
+ * Must not depend on pools or blocks. Tests: tests/unit/fakedriver/test_vmm.py.
  *
  * Physical memory is charged to its creator; fake_share.c decides who pays once others share it. */
 #include "fake_vmm.h"

@@ -1,5 +1,5 @@
 /* Orders to the simulated driver from a shell or a test: see README.md, or fakectl without arguments.
- * Must not know CUDA or NVML beyond the names of their calls. Tests: tests/unit/fakedriver/test_control.py. */
+ * Must not depend on CUDA or NVML beyond the names of their calls. Tests: tests/unit/fakedriver/test_control.py. */
 #include "fake_call.h"
 #include "fake_state.h"
 
