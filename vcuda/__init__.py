@@ -1,7 +1,7 @@
 """Limits and usage of shared GPUs: the Python side of the vCUDA library.
 
-Creates and changes limits pages, reads ledgers, finds and installs the library; the command ``vcuda`` is built on it.
-All file formats have their one implementation in C, reached through cffi. Knows nothing of Kubernetes or the agent.
+Creates and changes limits pages, reads ledgers, finds and installs the library; the command ``vcuda`` uses it. The
+file formats are implemented once, in C, and reached through cffi. Nothing here depends on Kubernetes or the agent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one place where Python meets the compiled code: ``ffi``, ``lib`` and the translation of status codes.
 
-Kept apart so that a missing build is one sentence, and so that every negative status becomes an exception in the same
-way. Knows nothing of what the functions mean.
+A module of its own, so that a missing build gives one sentence and every negative status becomes an exception in the
+same way. It does not interpret what the functions do.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def checked(status: int, what: str, remedy: str = "") -> int:
     name = ffi.string(lib.status_name(status)).decode("ascii")
     sentence = ffi.string(lib.status_text(status)).decode("utf-8")
     if name == "VC_ENOENT":
-        sentence = "no such file"  # the other meaning, no such GPU, is told by whoever asked for a GPU
+        sentence = (
+            "no such file"  # it also means "no such GPU": callers that name a GPU report that themselves
+        )
     raise errors.STATUS.get(name, errors.VcudaError)(what, sentence, remedy)
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:
-    """PATH as C sees it. Raises UsageError for a NUL inside, which C would take for the end."""
+    """PATH as C reads it. Raises UsageError for a NUL byte, which would end it in C."""
     raw = os.fsencode(path)
     if b"\0" in raw:
-        raise errors.UsageError("not a path", "it contains a NUL byte", "check where it came from")
+        raise errors.UsageError("not a path", "it contains a NUL byte", "check where the path came from")
     return raw

@@ -41,8 +41,8 @@ CONTAINER_LIBRARY_DIR = "/usr/local/lib/vcuda"
 LIMITS_FILE = "limits"
 LEDGER_FILE = "ledger"
 PRELOAD_FILE = "ld.so.preload"
-COMMAND_FILE = "command.json"  # of vcuda run: what quotas.Command says
-PRELOAD_LINKS = "preload"  # of vcuda run: where the loader finds the library
+COMMAND_FILE = "command.json"  # of vcuda run: quotas.Command as JSON
+PRELOAD_LINKS = "preload"  # of vcuda run: links through which the loader finds the library
 OWNER_FILE = "owner.json"  # of an agent, optional: {"namespace": …, "pod": …, "container": …}
 
 # The host's side of an agent.
@@ -55,7 +55,7 @@ LEDGER_MODE = 0o666
 PRELOAD_MODE = 0o644
 LIBRARY_MODE = 0o755
 
-# Read by the library only where CONTAINER_LIMITS does not exist.
+# The library reads these only where CONTAINER_LIMITS does not exist.
 ENV_DIR = "VCUDA_DIR"
 ENV_MEMORY_LIMIT = "VCUDA_MEMORY_LIMIT"
 ENV_PHYSICAL_LIMIT = "VCUDA_PHYSICAL_LIMIT"

@@ -1,7 +1,7 @@
 """Which GPUs this machine has, and which one a user means: the package's only use of NVML.
 
-Every call starts and ends NVML by itself, so that nothing is held and a driver that goes away is noticed. What NVML
-says goes into frozen values; its exceptions become NoDriverError. Does not watch health or use.
+Every call starts and ends NVML itself, so that no handle outlives a driver that was unloaded. NVML's answers become
+frozen values, its exceptions NoDriverError. This module does not watch health or use.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ def list_devices() -> tuple[Device, ...]:
         return tuple(_describe(index, handle) for index, handle in enumerate(handles))
 
 
-def select_devices(wanted: Sequence[str], present: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that WANTED names by NVML index or by UUID, each once, in the order given.
+def select_devices(names: Sequence[str], present: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices that NAMES names by NVML index or by UUID, each once, in the order given.
 
     Raises UsageError for a name that fits none of PRESENT. MIG instances are looked up through NVML.
     """
     chosen: list[Device] = []
-    for text in wanted:
+    for text in names:
         device = _by_uuid(text, present) if "-" in text else _by_index(text, present)
         if any(device.uuid == other.uuid for other in chosen):
-            raise errors.UsageError(f"GPU {text}", "it is named twice", "name each GPU once")
+            raise errors.UsageError(f"GPU {text}", "named twice", "name each GPU once")
         chosen.append(device)
     return tuple(chosen)
 
 
 def process_memory(uuids: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Bytes that each process holds of each of these GPUs: UUID to PID to bytes, as NVML says now.
+    """Bytes that each process holds of each of these GPUs now, according to NVML: UUID to PID to bytes.
 
     A GPU that does not answer, a process without a number and a machine without NVML are left out.
     """

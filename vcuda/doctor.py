@@ -1,8 +1,8 @@
-"""Looks whether a limit would hold on this machine: one finding per question, each with what to do about it.
+"""Checks whether limits hold on this machine: one finding per check, with a remedy where it failed.
 
-Questions about the driver and the loader are asked in child processes, since a broken driver may crash or hang the
-asker. Each check is a function from its inputs to findings; printing them is the command's business. Changes nothing
-on the machine beyond a temporary directory.
+Checks of the driver and the loader run in child processes, since a broken driver may crash or hang its caller. Each
+check is a function from its inputs to findings; the command prints them. Nothing on the machine changes beyond a
+temporary directory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Answer to one question. REMEDY is empty when LEVEL is "ok"."""
+    """The result of one check. remedy: empty when level is "ok"."""
 
     level: Level
     subject: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine(config: settings.Settings, command: str = "") -> Iterator[Finding]:
-    """All findings, in an order in which an early failure explains later ones. COMMAND: a program to judge."""
+    """All findings, in an order in which an early failure explains later ones. COMMAND: a program to check."""
     yield from _check_system()
     yield from _check_nvml()
     yield from _check_driver(config.environment)
@@ -102,21 +102,21 @@ def _check_driver(environment: Mapping[str, str]) -> Iterator[Finding]:
     else:
         version = int(str(answer["version"]))
         yield Finding("ok", "CUDA driver", f"CUDA {version // 1000}.{version % 1000 // 10}")
-        yield _judge_managed(answer)
+        yield _managed_finding(answer)
 
 
 def check_managed() -> Finding:
-    """Whether memory beyond a physical share can be had: every visible GPU has to move pages while it computes.
+    """Whether quotas may exceed the GPU's memory: every visible GPU has to move pages while it computes.
 
-    Asked in this process's own environment.
+    The check runs in this process's own environment.
     """
-    return _judge_managed(_run_probe(None))
+    return _managed_finding(_run_probe(None))
 
 
-def _judge_managed(answer: Mapping[str, object]) -> Finding:
+def _managed_finding(answer: Mapping[str, object]) -> Finding:
     found = answer.get("managed")
     if answer.get("init") != 0 or not isinstance(found, list) or not found:
-        text = "whether GPUs have concurrentManagedAccess cannot be asked here: CUDA does not start"
+        text = "CUDA does not start here, so concurrentManagedAccess of the GPUs is unknown"
         return Finding("warn", "host memory", text, "run vcuda doctor where programs run")
     without = [index for index, value in enumerate(found) if not value]
     if not without:
@@ -126,27 +126,27 @@ def _judge_managed(answer: Mapping[str, object]) -> Finding:
     names = ", ".join(str(index) for index in without)
     text = f"no concurrentManagedAccess on GPU {names}: allocations beyond a physical share are refused there"
     remedy = "use GPUs of compute capability 6.0 or newer with a full driver on Linux"
-    return Finding("warn", "host memory", f"{text}, and in every process that sees them", remedy)
+    return Finding("warn", "host memory", f"{text}, and in every process that sees these GPUs", remedy)
 
 
 def check_locks(directory: Path, remedy: str) -> Finding:
-    """Whether the file system of DIRECTORY has the two kinds of locks on which the ledger's slots rest.
+    """Whether the file system of DIRECTORY has the two kinds of locks that the ledger's slots need.
 
-    The kernel must tell who holds a record lock, and a lock of an open file must keep out other open files.
+    The kernel must tell the owner of a record lock, and the lock of an open file must exclude other open files.
     """
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
             fcntl.fcntl(file, fcntl.F_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0))
             owner = _lock_owner(file.name)
             if not _open_files_exclude(file.fileno(), Path(file.name)):
-                text = f"the file system of {directory} does not keep two open files apart"
+                text = f"locks of open files do not exclude each other on the file system of {directory}"
                 return Finding("fail", "record locks", text, remedy)
     except OSError as error:
         return Finding("fail", "record locks", f"cannot lock a file in {directory}: {error.strerror}", remedy)
     if owner == os.getpid():
-        return Finding("ok", "record locks", "the kernel tells the owner")
+        return Finding("ok", "record locks", "the kernel tells their owners")
     return Finding(
-        "fail", "record locks", f"the file system of {directory} does not tell who owns a lock", remedy
+        "fail", "record locks", f"the file system of {directory} does not tell the owner of a lock", remedy
     )
 
 
@@ -159,7 +159,7 @@ def _check_directory(base: Path) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("fail", "permissions", f"{base}: {error}", "set XDG_RUNTIME_DIR")
         return
-    yield Finding("ok", "permissions", f"{base} is yours alone")
+    yield Finding("ok", "permissions", f"only you can list {base}")
     yield check_locks(base, "set XDG_RUNTIME_DIR to a directory on a local file system")
 
 
@@ -175,7 +175,7 @@ def _open_files_exclude(descriptor: int, path: Path) -> bool:
 
 
 def _lock_owner(path: str) -> int:
-    """PID that another process sees as the owner of the lock; 0 when it sees none."""
+    """PID that the kernel tells another process as the lock's owner; 0 for none."""
     script = (
         "import fcntl, os, struct, sys\n"
         f"ask = struct.pack({_FLOCK!r}, fcntl.F_WRLCK, os.SEEK_SET, 1 << 32, 1, 0)\n"
@@ -197,24 +197,24 @@ def _check_library(config: settings.Settings) -> Iterator[Finding]:
         yield Finding("fail", "library", f"{library}: {reason}", "install gigaslice elsewhere")
         return
     result = _child([sys.executable, "-I", "-c", ""], {**config.environment, "LD_PRELOAD": str(library)})
-    complaint = errors.printable(result.stderr.strip().splitlines()[0]) if result.stderr.strip() else ""
-    if result.returncode or complaint:
+    message = errors.printable(result.stderr.strip().splitlines()[0]) if result.stderr.strip() else ""
+    if result.returncode or message:
         yield Finding(
-            "fail", "library", complaint or f"{library} ends its program", errors.LibraryMissingError.remedy
+            "fail", "library", message or f"{library} ends its program", errors.LibraryMissingError.remedy
         )
         return
     yield Finding("ok", "library", f"{library} can be preloaded")
-    yield from _check_caught(config, library)
+    yield from _check_interception(config, library)
 
 
-def _check_caught(config: settings.Settings, library: Path) -> Iterator[Finding]:
-    """Runs the probe under a quota and looks whose cuMemAlloc it would call."""
+def _check_interception(config: settings.Settings, library: Path) -> Iterator[Finding]:
+    """Runs the probe under a quota and checks whose cuMemAlloc it would call."""
     try:
         present = devices.list_devices()[:16]
     except errors.VcudaError:
         present = ()
     if not present:
-        yield Finding("warn", "interception", "not tried: there is no GPU", "see the lines above")
+        yield Finding("warn", "interception", "not checked: there is no GPU", "see the lines above")
         return
     with tempfile.TemporaryDirectory(prefix="vcuda-doctor-") as folder:
         gpus = [GpuLimit(device.uuid, device.memory_bytes) for device in present]
@@ -222,33 +222,38 @@ def _check_caught(config: settings.Settings, library: Path) -> Iterator[Finding]
         answer = _run_probe(settings.child_environment(config, library=library, directory=Path(folder)))
     for key, name in (("dlsym", "dlsym"), ("get_proc_address", "cuGetProcAddress")):
         if answer.get(key) == str(library.resolve()):
-            yield Finding("ok", f"via {name}", "a program's allocations would be caught")
+            yield Finding("ok", f"via {name}", "the library intercepts a program's allocations")
         else:
-            got = answer.get("error") or f"it got {answer.get(key) or 'nothing'}"
-            remedy = "look for another LD_PRELOAD, then report this with the driver's version"
-            yield Finding("fail", f"via {name}", f"a program would not be caught: {got}", remedy)
+            got = answer.get("error") or f"the program gets {answer.get(key) or 'nothing'}"
+            remedy = "check for another LD_PRELOAD, then report this with the driver's version"
+            yield Finding(
+                "fail",
+                f"via {name}",
+                f"the library does not intercept a program's allocations: {got}",
+                remedy,
+            )
 
 
 def _check_container() -> Iterator[Finding]:
-    """Only inside a container that an agent made: whether its page is sound and this process has the library."""
+    """Only inside a container of an agent: whether its page is readable and this process has the library."""
     if not settings.in_container():
         return
     try:
         page = read_limits(contract.CONTAINER_LIMITS)
     except errors.VcudaError as error:
         yield Finding(
-            "fail", "container", f"{error.what}: {error.cause}", "delete the pod, so that it is made anew"
+            "fail", "container", f"{error.what}: {error.cause}", "delete the pod, so that it is created again"
         )
         return
     if contract.CONTAINER_LIBRARY_DIR in Path("/proc/self/maps").read_text(
         encoding="utf-8", errors="replace"
     ):
-        yield Finding("ok", "container", f"limited on {len(page.gpus)} GPU(s), and the library is loaded")
+        yield Finding("ok", "container", f"limits on {len(page.gpus)} GPU(s), and the library is loaded")
     else:
         yield Finding(
             "fail",
             "container",
-            "there is a limit, but the library is not loaded",
+            "there are limits, but the library is not loaded",
             f"check that {contract.CONTAINER_PRELOAD} is mounted and that the image is based on glibc",
         )
 
@@ -257,11 +262,11 @@ def _check_program(command: str, search_path: str) -> Finding:
     found = program.find_program(command, search_path)
     if found is None:
         return Finding("fail", "program", f"{command} was not found", "check PATH and its permissions")
-    if reason := program.why_not_caught(found):
+    if reason := program.why_not_preloaded(found):
         return Finding(
-            "fail", "program", f"{found} would not be caught: {reason}", "run one linked with glibc"
+            "fail", "program", f"limits do not hold for {found}: {reason}", "run a program linked with glibc"
         )
-    return Finding("ok", "program", f"{found} can be caught")
+    return Finding("ok", "program", f"the library can be preloaded into {found}")
 
 
 def _run_probe(environment: Mapping[str, str] | None) -> dict[str, object]:

@@ -14,7 +14,7 @@
     │   ├── VersionError              VC_EVERSION
     │   ├── MismatchError             VC_EMISMATCH: page and ledger belong to different allocations
     │   ├── FullError                 VC_EFULL: no process slot left
-    │   └── BusyError                 VC_EBUSY: another process keeps the file to itself
+    │   └── BusyError                 VC_EBUSY: another process writes, leases or executes the file
     ├── NoRoomError               1   VC_ENOMEM: the quota has no room
     ├── SystemError_              1   the operating system refused: VC_EIO
     │   └── NoSpaceError              VC_ENOSPC: the file system is full
@@ -189,7 +189,7 @@ class PermissionDeniedError(EnvironmentMissingError):
 class UnsupportedError(EnvironmentMissingError):
     """VC_ENOSYS: the kernel or the C library lacks something."""
 
-    remedy = "vcuda doctor tells what is missing"
+    remedy = "vcuda doctor shows what is missing"
 
 
 class NoDriverError(EnvironmentMissingError):

@@ -2,8 +2,8 @@
 
 A library that a running process has mapped must never change under it, so a file that exists is never written again:
 a copy is completed under a temporary name and then linked, which fails when the name is taken. The name carries the
-version; a build with the same version and other bytes gets a name with its hash besides. Old copies are left alone:
-when they may go is known only to whoever mounted them.
+version; a build with the same version and other bytes gets a name with its hash besides. Old copies are not removed:
+only the component that mounted them can tell when they are unused.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def library_path() -> Path:
 
 
 def install_library(directory: StrPath, source: StrPath | None = None) -> Path:
-    """Makes DIRECTORY hold this installation's library (or SOURCE) and returns the copy's path.
+    """Copies this installation's library (or SOURCE) into DIRECTORY and returns the copy's path.
 
-    Safe to call from many processes at once and again and again. Raises LibraryMissingError, PermissionDeniedError or
+    Many processes may call it at once, and repeatedly. Raises LibraryMissingError, PermissionDeniedError or
     SystemError_.
     """
     data = _read(library_path() if source is None else Path(source))
@@ -110,8 +110,8 @@ def _publish(folder: Path, data: bytes, plain: Path, hashed: Path) -> Path:
         for target in (plain, hashed):
             if _link(temporary, target) or _holds(target, data):
                 return target
-        # A file with this hash in its name and other bytes is damaged; a rename replaces the name, not the old file,
-        # so that whoever mapped it keeps it.
+        # A file with this hash in its name and other bytes is damaged. The rename replaces the name, not the old file,
+        # so that processes that have mapped it keep it.
         temporary.rename(hashed)
         return hashed
     finally:

@@ -1,8 +1,8 @@
-"""Usage ledgers: what each process of a container or command has taken of each GPU.
+"""Usage ledgers: how much of each GPU each process of a container or command uses.
 
-The file is written by the processes themselves and therefore not trusted: the C code reads it by ``pread`` with
-checked sizes and bounds every number, and asks the kernel's record locks who lives. Python sees frozen snapshots only
-and never maps the file, because it has no atomic loads.
+The processes themselves write the file, so it is not trusted: the C code reads it by ``pread`` with checked sizes,
+bounds every number, and learns from the kernel's record locks which processes live. Python gets frozen snapshots and
+never maps the file, because Python has no atomic loads.
 """
 
 from __future__ import annotations
@@ -37,14 +37,23 @@ _FEW_SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process that charged something. Sizes are bytes by GPU UUID.
+    """One process with a slot in the ledger. Sizes are bytes by GPU UUID.
 
-    ``used`` counts against the limit; ``undeclared`` is the part of it that no call declared and that the process
-    measured on itself, ``managed`` the part that may lie in host memory. ``alive``: the kernel says that the owner
-    lives; the slot of a dead one is free to be taken over. ``pid`` is the owner's PID in the reader's namespace
-    according to the kernel; 0: it is dead, or it closed a descriptor of the ledger and has not named itself again.
-    ``pid_inside`` (in its own namespace), ``generation`` (raised whenever the slot changes hands), ``name`` and all
-    sizes are only the container's word. ``refused`` counts charges that were answered with "out of memory".
+    The kernel vouches for `slot`, `pid` and `alive`. Everything else is what the container has written.
+
+    Attributes:
+        slot: Index of its slot.
+        pid: Its PID in the reader's namespace. 0: it is dead, or it closed a descriptor of the ledger and has not
+            locked its slot again.
+        pid_inside: Its PID in its own namespace.
+        generation: Counts the owners of the slot.
+        used: Bytes that count against the limit.
+        peak: The most so far.
+        refused: Allocations that were answered with "out of memory".
+        name: Its name.
+        undeclared: The part of `used` that no call declared and that the process measured on itself.
+        managed: The part of `used` that may lie in host memory.
+        alive: Whether it lives; the slot of a dead process is free.
     """
 
     slot: int
@@ -61,7 +70,7 @@ class ProcessUsage:
 
     @property
     def nameless(self) -> bool:
-        """Whether it lives, and the kernel does not say under which PID."""
+        """Whether it lives under a PID that the kernel does not tell."""
         return self.alive and self.pid == 0
 
     def declared(self, uuid: str) -> int:
@@ -71,8 +80,13 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class ShareUsage:
-    """The compute share of one GPU, as the container's processes tell it: seconds of the GPU's time that they were
-    charged and seconds that launches were held, ever since; processes with work under way; whether launches are held.
+    """Use of the compute share of one GPU, as the container's processes report it.
+
+    Attributes:
+        spent: Seconds of the GPU's time that were charged so far.
+        throttled: Seconds that launches were held back so far.
+        flying: Processes with work under way.
+        waiting: Launches are held back now.
     """
 
     spent: float
@@ -96,11 +110,11 @@ class LedgerUsage:
         return sum(process.used.get(uuid, 0) for process in self.processes if process.alive)
 
     def undeclared(self, uuid: str) -> int:
-        """The part of that which the processes measured on themselves and never declared."""
+        """The part of `used` that no call declared and the processes measured on themselves."""
         return sum(process.undeclared.get(uuid, 0) for process in self.processes if process.alive)
 
     def managed(self, uuid: str) -> int:
-        """The part of it that may lie in host memory."""
+        """The part of `used` that may lie in host memory."""
         return sum(process.managed.get(uuid, 0) for process in self.processes if process.alive)
 
 
@@ -112,26 +126,32 @@ def create_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit],
 
 
 def reserve_ledger(path: StrPath, mode: int = 0o666) -> None:
-    """Makes the file of a ledger ahead, for fill_ledger(). Raises ExistsError when PATH exists."""
+    """Creates the empty file of a ledger in advance, for fill_ledger(). Raises ExistsError when PATH exists."""
     checked(lib.ledger_reserve(path_bytes(path), mode), f"cannot create the ledger {os.fspath(path)}")
 
 
 def fill_ledger(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit]) -> None:
-    """Writes an empty ledger into a file of reserve_ledger() that nobody else knows of yet."""
+    """Writes an empty ledger into a file of reserve_ledger() that no other process uses yet."""
     raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
     status = lib.ledger_fill(path_bytes(path), raw, array, len(gpus))
     checked(status, f"cannot write the ledger {os.fspath(path)}")
 
 
 def ledger_file_bytes() -> int:
-    """The size of a ledger file, unless its container may use host memory, too."""
+    """The size of a ledger file of a container without host memory."""
     return int(lib.ledger_file_bytes())
 
 
 def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = True) -> LedgerUsage:
-    """Reads a snapshot. GPUS of the limits page tell which UUIDs are MIG instances; without them all are "GPU-…".
+    """Reads a snapshot.
 
-    Without WAIT it raises BusyError where the disk would have to be asked, or somebody writes the file all the time.
+    Args:
+        path: The ledger.
+        gpus: The GPUs of the limits page, which tell MIG instances from GPUs; without them all UUIDs are "GPU-…".
+        wait: Wait for the disk, and for a process that keeps writing the file.
+
+    Raises:
+        BusyError: Without `wait`, where it would have to wait.
     """
     read = lib.ledger_read if wait else lib.ledger_read_now
     info, raw_path = ffi.new("struct vc_ledger_info *"), path_bytes(path)
@@ -167,9 +187,9 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
 
 
 def ledger_owners(path: StrPath) -> tuple[tuple[int, int], ...]:
-    """Slots and the PIDs of the processes that own them, 0 where the kernel knows only that there is one.
+    """Slots and the PIDs of their owners, 0 where the kernel tells only that there is one.
 
-    By the kernel's word alone: the file may be damaged.
+    The kernel's record locks alone are read, so the file may be damaged.
     """
     array = ffi.new("struct vc_slot_owner[]", lib.VC_MAX_SLOTS)
     count = checked(
@@ -180,17 +200,17 @@ def ledger_owners(path: StrPath) -> tuple[tuple[int, int], ...]:
 
 
 def trim_ledger(path: StrPath) -> bool:
-    """Cuts a ledger that grew back to its fixed size; tells whether it had to."""
+    """Truncates a ledger that grew to its fixed size; returns whether it had grown."""
     return checked(lib.ledger_trim(path_bytes(path)), f"cannot trim the ledger {os.fspath(path)}") > 0
 
 
 def trim_open_ledger(fd: int) -> bool:
-    """The same of a ledger that is open for writing as FD."""
+    """The same for a ledger that is open for writing as FD."""
     return checked(lib.ledger_trim_open(fd), "cannot trim a ledger") > 0
 
 
 def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = True) -> dict[str, ShareUsage]:
-    """The compute shares of a ledger, by GPU UUID as in read_ledger(). Cheap enough to be asked often."""
+    """Reads the use of compute shares, by GPU UUID as in read_ledger(). Cheap enough for polling."""
     read = lib.ledger_read_shares if wait else lib.ledger_read_shares_now
     array = ffi.new("struct vc_share_usage[]", lib.VC_MAX_GPUS)
     count = checked(
@@ -208,8 +228,7 @@ def read_shares(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
 
 
 class ShareReader:
-    """Reads the compute share of one GPU in the ledger at PATH again and again: what can be kept between two looks is,
-    the open file too."""
+    """Polls the use of one GPU's compute share in the ledger at PATH. It keeps the file open between two reads."""
 
     def __init__(self, path: StrPath, uuid: str) -> None:
         self._path = path
@@ -219,7 +238,7 @@ class ShareReader:
         self._columns = [(ffi.buffer(one.uuid), one) for one in self._array]
 
     def read(self) -> ShareUsage | None:
-        """What it says now; None: the ledger has no such GPU. Never waits: BusyError."""
+        """The use now; None: the ledger has no such GPU. Raises BusyError instead of waiting."""
         if self._file < 0:
             self._file = self._checked(lib.ledger_open_shares(path_bytes(self._path)))
         count = lib.ledger_read_open_shares(self._file, self._array, lib.VC_MAX_GPUS)
@@ -232,7 +251,7 @@ class ShareReader:
         return None
 
     def close(self) -> None:
-        """Lets go of the file; the next read opens it anew."""
+        """Closes the file; the next read opens it again."""
         if self._file >= 0:
             lib.ledger_close(self._file)
         self._file = -1

@@ -1,8 +1,8 @@
 """Limits pages: what a container or command may use of each GPU. Created here, mapped read-only by its processes.
 
-A page appears complete or not at all, and a live change is one atomic store that every process sees; both are done by
-``native/shm/limits.c``. This module turns its structures into frozen values and its statuses into exceptions, and
-keeps nothing between calls.
+A page appears complete or not at all, and a live change is one atomic store that every process sees;
+``native/shm/limits.c`` does both. This module converts its structures to frozen values and its statuses to exceptions.
+It keeps no state between calls.
 """
 
 from __future__ import annotations
@@ -38,10 +38,17 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
-    """Share of one GPU: its UUID, the quota in bytes, percent of its time (0: all of it), and the bytes that
-    NVML sees beyond what the ledger declares. physical_bytes: of the quota at most so much in the GPU's own memory,
-    the rest in the host's (0: all of it). compute_policy: VC_COMPUTE_ELASTIC and a weight, as shm_api.h has them.
-    allowed_permille, credit_us: what the arbiter has published, only read.
+    """What one container or command may use of one GPU.
+
+    Attributes:
+        uuid: The GPU.
+        memory_bytes: The memory quota.
+        cores_percent: Percent of the GPU's time; 0: all of it.
+        undeclared_bytes: What the agent has measured with NVML beyond the ledger; it counts as used.
+        physical_bytes: The part of the quota in the GPU's own memory, the rest is in the host's; 0: all of it.
+        compute_policy: VC_COMPUTE_ELASTIC and a weight, as in shm_api.h.
+        allowed_permille: The share of the GPU's time that the arbiter allows now. Read only.
+        credit_us: The time that the arbiter has given back so far. Read only.
     """
 
     uuid: str
@@ -65,7 +72,7 @@ class LimitsPage:
 
 
 def pack_gpus(gpus: Sequence[GpuLimit]) -> Any:
-    """GPUS as the C array that limits_create and ledger_create take."""
+    """GPUS as the C array for limits_create and ledger_create."""
     if not 1 <= len(gpus) <= lib.VC_MAX_GPUS:
         raise errors.InvalidArgumentError(f"{len(gpus)} GPUs", f"a page holds 1 to {lib.VC_MAX_GPUS} of them")
     array = ffi.new("struct vc_gpu_limit[]", len(gpus))
@@ -82,10 +89,10 @@ def pack_gpus(gpus: Sequence[GpuLimit]) -> Any:
 
 
 def allocation_bytes(allocation_id: bytes) -> bytes:
-    """ALLOCATION_ID when it has the length of one."""
+    """Returns ALLOCATION_ID. Raises InvalidArgumentError when its length is wrong."""
     if len(allocation_id) != lib.VC_ID_BYTES:
         raise errors.InvalidArgumentError(
-            "not an allocation id", f"{len(allocation_id)} bytes instead of {lib.VC_ID_BYTES}"
+            "not an allocation ID", f"{len(allocation_id)} bytes instead of {lib.VC_ID_BYTES}"
         )
     return allocation_id
 
@@ -98,12 +105,12 @@ def create_limits(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit],
 
 
 def reserve_limits(path: StrPath, mode: int = 0o644) -> None:
-    """Makes the file of a page ahead, for fill_limits(); it holds none yet. Raises ExistsError when PATH exists."""
+    """Creates the empty file of a page in advance, for fill_limits(). Raises ExistsError when PATH exists."""
     checked(lib.limits_reserve(path_bytes(path), mode), f"cannot create the limits page {os.fspath(path)}")
 
 
 def fill_limits(path: StrPath, allocation_id: bytes, gpus: Sequence[GpuLimit]) -> None:
-    """Writes the page into a file of reserve_limits() that nobody else knows of yet."""
+    """Writes the page into a file of reserve_limits() that no other process uses yet."""
     raw, array = allocation_bytes(allocation_id), pack_gpus(gpus)
     status = lib.limits_fill(path_bytes(path), raw, array, len(gpus))
     checked(status, f"cannot write the limits page {os.fspath(path)}")
@@ -130,12 +137,12 @@ def read_limits(path: StrPath) -> LimitsPage:
 
 
 def set_memory_limit(path: StrPath, uuid: str, memory_bytes: int) -> None:
-    """Changes the quota of one GPU, at once for every process. Less than what is used refuses new charges only."""
+    """Changes the quota of one GPU for all processes. A quota below the memory in use only refuses new charges."""
     _change(lib.limits_set_memory, path, uuid, _in_range(memory_bytes, 64, uuid, "bytes of memory"))
 
 
 def set_undeclared(path: StrPath, uuid: str, undeclared_bytes: int) -> None:
-    """Publishes the bytes that NVML sees of the container beyond what its ledger declares."""
+    """Publishes the undeclared bytes of the container: what NVML shows beyond its ledger."""
     _change(lib.limits_set_unhooked, path, uuid, _in_range(undeclared_bytes, 64, uuid, "bytes measured"))
 
 
@@ -152,23 +159,23 @@ def set_physical_limit(path: StrPath, uuid: str, physical_bytes: int) -> None:
 
 
 def set_compute_policy(path: StrPath, uuid: str, policy: int) -> None:
-    """Changes how the share of the GPU's time is meant: VC_COMPUTE_ELASTIC and a weight."""
+    """Changes the policy for the share of the GPU's time: VC_COMPUTE_ELASTIC and a weight."""
     _change(lib.limits_set_compute, path, uuid, _in_range(policy, 32, uuid, "as a compute policy"))
 
 
 def set_allowed(path: StrPath, uuid: str, permille: int) -> None:
-    """Publishes the permille of the GPU's time that the container may use now: its share and what is lent."""
+    """Publishes the permille of the GPU's time that the container may use now: its share and lent time."""
     _change(lib.limits_set_allowed, path, uuid, _in_range(permille, 32, uuid, "permille of its time"))
 
 
 def set_credit(path: StrPath, uuid: str, microseconds: int) -> None:
-    """Publishes the busy time given back since the page was made, because others had the GPU meanwhile."""
+    """Publishes the busy time given back since the page was created, for work of others on the GPU."""
     _change(lib.limits_set_credit, path, uuid, _in_range(microseconds, 64, uuid, "microseconds of credit"))
 
 
-def set_time_slice(path: StrPath, uuid: str, turn: int) -> None:
-    """Publishes whose turn it is on a GPU that is given to one container at a time."""
-    _change(lib.limits_set_time_slice, path, uuid, _in_range(turn, 64, uuid, "as a turn"))
+def set_time_slice(path: StrPath, uuid: str, state: int) -> None:
+    """Publishes the container's time slice on a GPU: VC_TIME_SLICE_… and its end, as `vcuda.time_slices` packs them."""
+    _change(lib.limits_set_time_slice, path, uuid, _in_range(state, 64, uuid, "as a time slice"))
 
 
 def _change(setter: Any, path: StrPath, uuid: str, value: int) -> None:
@@ -183,7 +190,7 @@ def _change(setter: Any, path: StrPath, uuid: str, value: int) -> None:
 
 
 def _in_range(value: int, bits: int, uuid: str, meaning: str) -> int:
-    """VALUE when the C type holds it; what it may mean is decided in C."""
+    """Returns VALUE when the C type can hold it; C checks its meaning."""
     if not 0 <= value < 1 << bits:
         raise errors.InvalidArgumentError(f"{value} {meaning} of {uuid}", "the number is out of range")
     return value

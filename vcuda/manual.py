@@ -1,6 +1,6 @@
 """Manual pages and shell completion, made from a command's own argparse parser: what --help says, in two other forms.
 
-Made when somebody asks (`gigaslice man`, `vcuda completion bash`), so neither can differ from the program that is
+Made on demand (`gigaslice man`, `vcuda completion bash`), so neither can differ from the program that is
 installed. Pure: a parser in, text out. Tests: tests/unit/vcuda/test_manual.py.
 """
 
@@ -105,7 +105,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _case(parser: argparse.ArgumentParser) -> str:
-    """What comes next after a subcommand: a value of the flag before, or a flag."""
+    """What can follow a subcommand: a value of the previous flag, or a flag."""
     branches = []
     for action in _arguments(parser):
         flags = "|".join(action.option_strings)

@@ -1,12 +1,12 @@
-"""How a command's LD_PRELOAD names the library, so that no other C library meets it.
+"""How a command's LD_PRELOAD names the library, so that only glibc's loader finds it.
 
-A program of musl (Alpine's, many single-file tools) does not start when LD_PRELOAD names a library of glibc, and it
-may stand anywhere below the command. glibc's loader replaces ``$LIB`` by the name of its library directory (ld.so(8)),
-musl's takes the path as it is, finds nothing there and goes on. So the entry is ``DIR/preload/$LIB/libvcuda.so``, and
+A program of musl (Alpine's, many single-file tools) does not start when LD_PRELOAD names a library of glibc, and any
+descendant of the command may be one. glibc's loader replaces ``$LIB`` by the name of its library directory (ld.so(8));
+musl's uses the path as it is, finds no file and continues. So the entry is ``DIR/preload/$LIB/libvcuda.so``, and
 a link to the library lies under each name that glibc's builders give that directory, and under none, for scripts that
-put the variable through a shell once more. Where this machine's own loader does not find it so, or another user's
-program could not, the entry is the library itself: a program that does not start is better than a limit that does not
-hold.
+put the variable through a shell again. Where this machine's own loader does not find the library this way, or another
+user's program could not, the entry is the library itself: a program that does not start is better than a limit that
+does not hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FOLDERS = (".", "lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"
 def entry_for(library: Path, directory: Path) -> Path:
     """What to write into LD_PRELOAD for LIBRARY, with the links in DIRECTORY.
 
-    DIRECTORY is code to whoever follows the entry: nobody else may write there, or change what its path leads to.
+    The loader runs code from DIRECTORY: no other user may write there, or change any part of its path.
     """
     links = directory / contract.PRELOAD_LINKS
     entry = links / "$LIB" / _NAME
@@ -46,12 +46,12 @@ def entry_for(library: Path, directory: Path) -> Path:
 
 
 def shared_name(library: Path) -> str:
-    """Name of a directory for links to LIBRARY that commands of one user share."""
+    """Name of the directory of links to LIBRARY that the commands of one user share."""
     return f"links-{hashlib.sha256(os.fsencode(library)).hexdigest()[:12]}"
 
 
 def _link(path: Path, library: Path) -> None:
-    """PATH becomes a link to LIBRARY; commands that share the directory find it there at every moment."""
+    """Makes PATH a link to LIBRARY, atomically: commands that share the directory always find a link."""
     if _leads_to(path, library):
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -69,7 +69,7 @@ def _leads_to(path: Path, library: Path) -> bool:
 
 
 def _loads(entry: Path) -> bool:
-    """Whether the loader of this interpreter would load ENTRY: it lists what it would load and ends."""
+    """Whether the loader of this interpreter would load ENTRY; it lists what it would load and exits."""
     environment = {"LD_PRELOAD": str(entry), "LD_TRACE_LOADED_OBJECTS": "1"}
     try:
         listed = subprocess.run(

@@ -1,4 +1,4 @@
-"""A small CUDA program for ``vcuda doctor``: prints as JSON what the driver says and whose code it would call.
+"""A small CUDA program for ``vcuda doctor``: prints as JSON the driver's answers and whose functions it would call.
 
 Run as a file of its own in a child process, with the library preloaded or without, because a broken driver may crash
 or hang. It uses the standard library alone and imports nothing of the package. Allocates nothing on a GPU.

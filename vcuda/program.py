@@ -1,8 +1,8 @@
-"""Whether the dynamic loader will load a library into a program: read off its file, without running it.
+"""Whether the dynamic loader will preload a library into a program, according to the program's file.
 
-A statically linked program, one of another C library or word size, and one that changes its user never see
-LD_PRELOAD; a limit would silently not hold. A script is judged by its interpreter. What a program starts later is not
-looked at.
+LD_PRELOAD has no effect on a statically linked program, one of another C library or word size, and one that changes its
+user; a limit would silently not hold. For a script its interpreter counts. Programs that it starts later are not
+checked.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import stat
 import struct
 from pathlib import Path
 
-__all__ = ["MUSL", "find_program", "why_not_caught"]
+__all__ = ["MUSL", "find_program", "why_not_preloaded"]
 
 MUSL = "it uses the musl C library instead of glibc"
-"""The reason for a program that would not even start with the library preloaded."""
+"""The reason for a program that would not start at all with the library preloaded."""
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF specification
 _PT_INTERP = 3
 _HEADER_BYTES = 64 * 1024  # program headers and the interpreter's name lie at the beginning
-_INTERPRETERS = 5  # of an interpreter; the kernel follows no more either (fs/exec.c)
+_INTERPRETERS = 5  # the kernel follows no more (fs/exec.c)
 
 
 def find_program(command: str, search_path: str) -> Path | None:
@@ -31,8 +31,8 @@ def find_program(command: str, search_path: str) -> Path | None:
     return Path(found) if found else None
 
 
-def why_not_caught(program: Path) -> str:
-    """The reason why no library can be preloaded into PROGRAM; "" when nothing stands against it."""
+def why_not_preloaded(program: Path) -> str:
+    """The reason why no library can be preloaded into PROGRAM; "" when one can."""
     return _why_not(program, _INTERPRETERS)
 
 
@@ -42,11 +42,11 @@ def _why_not(program: Path, interpreters: int) -> str:
             head = file.read(_HEADER_BYTES)
         mode = program.stat().st_mode
     except OSError:
-        return ""  # may be executed, may not be read: the loader decides
+        return ""  # executable but not readable: unknown
     if head.startswith(b"#!"):
         interpreter = head[2:].split(b"\n", 1)[0].split()
         if not interpreter or not interpreters:
-            return ""  # does not run at all
+            return ""  # it does not run at all
         return _why_not(Path(os.fsdecode(interpreter[0])), interpreters - 1)
     if not head.startswith(b"\x7fELF"):
         return ""

@@ -1,9 +1,9 @@
 """Quota directories of commands on a workstation: made by ``vcuda run``, listed by ``vcuda ps``, swept when unused.
 
-A directory holds a limits page, a ledger and ``command.json``. It is prepared under a hidden name and renamed when it
-is complete, so nobody ever meets half of one. It is in use while a process owns a slot of its ledger, while its
-launcher lives, or while any process still has it as VCUDA_DIR: a background child that has not touched the GPU yet
-must find its limit when it does. Directories that a user named himself are his and never swept.
+A directory holds a limits page, a ledger and ``command.json``. It is filled under a hidden name and renamed when it is
+complete, so no process ever finds an incomplete one. It is in use while a process owns a slot of its ledger, while its
+launcher lives, or while any process has it as VCUDA_DIR: a background child that has not used the GPU yet must find its
+limit later. Directories that a user named with --dir are never swept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One directory as it was read. KIND is "container", "command" or "directory"; NAME is for people."""
+    """One directory as it was read. kind: "container", "command" or "directory". name: for display."""
 
     directory: Path
     kind: str
@@ -70,11 +70,11 @@ class Quota:
 
 
 def private_base(base: Path) -> Path:
-    """Makes sure that BASE is a directory in which only this user can look around. Raises PermissionDeniedError.
+    """Makes BASE a directory that only this user can list. Raises PermissionDeniedError.
 
-    /tmp is everybody's: a directory or link that somebody else put there is refused, not used. Others can enter root's,
-    since a program that root starts may become another user; what they would find there they have to know by its name,
-    of which 96 bits are random.
+    Every user can write to /tmp, so a directory or link that another user put there is refused. Other users can enter
+    root's, since a program that root starts may change its user; they cannot list it, and the names in it have 96
+    random bits.
     """
     what = f"cannot use {base} for quota directories"
     try:
@@ -86,7 +86,7 @@ def private_base(base: Path) -> Path:
         ) from error
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise errors.PermissionDeniedError(
-            what, "it belongs to somebody else", "remove it or set XDG_RUNTIME_DIR"
+            what, "it belongs to another user", "remove it or set XDG_RUNTIME_DIR"
         )
     if stat.S_IMODE(info.st_mode) != _directory_mode():
         base.chmod(_directory_mode())
@@ -98,10 +98,10 @@ def _directory_mode() -> int:
 
 
 def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> Path:
-    """A fresh directory below BASE with page, ledger and the launcher's word about COMMAND."""
-    token = secrets.token_hex(12)
-    prepared = base / f"{_NEW_PREFIX}{os.getpid()}-{token}"
-    final = base / f"{_RUN_PREFIX}{os.getpid()}-{token}"
+    """Creates a directory below BASE with page, ledger and the launcher's record of COMMAND."""
+    suffix = secrets.token_hex(12)
+    prepared = base / f"{_NEW_PREFIX}{os.getpid()}-{suffix}"
+    final = base / f"{_RUN_PREFIX}{os.getpid()}-{suffix}"
     try:
         prepared.mkdir(mode=0o700)
         _fill(prepared, gpus)
@@ -122,9 +122,9 @@ def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> P
 
 
 def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
-    """DIRECTORY with a page and a ledger for GPUS: created where there is none, joined where the limits agree.
+    """Creates page and ledger for GPUS in DIRECTORY, or joins those that are there when the limits agree.
 
-    Raises UsageError when the page there says something else: two limits for one quota cannot both hold.
+    Raises UsageError when the limits differ: one quota cannot have two limits.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,35 +132,35 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
         raise errors.UsageError(
             f"cannot use {directory}", error.strerror or "", "name a directory of yours"
         ) from error
-    with contextlib.suppress(errors.ExistsError):  # joined, or another process was faster
+    with contextlib.suppress(errors.ExistsError):  # joined, or another process created them first
         _fill(directory, gpus)
     page = read_limits(directory / contract.LIMITS_FILE)
     if not (directory / contract.LEDGER_FILE).exists():
         with contextlib.suppress(
             errors.ExistsError
-        ):  # its creator was killed between the two, or is just there
+        ):  # its creator was killed between the two, or creates it right now
             create_ledger(
                 directory / contract.LEDGER_FILE, page.allocation_id, page.gpus, contract.LEDGER_MODE
             )
-    found, asked = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
-    if found != asked:
+    found, requested = _all_options(read_quota(directory).limits.gpus), _all_options(gpus)
+    if found != requested:
         raise errors.UsageError(
-            f"{directory} has other limits than asked for",
+            f"{directory} has other limits than requested",
             ", ".join(f"{uuid} {format_size(memory)}" for uuid, (memory, _, _) in found.items()),
-            "ask for the same, or use another directory",
+            "request the same, or use another directory",
         )
     return directory
 
 
 def write_command(directory: Path, command: Sequence[str], pid: int) -> None:
-    """Notes that COMMAND runs as PID. The file is replaced as a whole."""
+    """Records that COMMAND runs as PID, by replacing the file atomically."""
     _write_json(
         directory, Command(tuple(command), pid, os.getpid(), _start_time(os.getpid()) or 0, time.time())
     )
 
 
 def find_quotas(base: Path) -> list[Path]:
-    """Quota directories in BASE by name; none where BASE does not exist or may not be read."""
+    """Quota directories in BASE by name; none where BASE does not exist or is not readable."""
     try:
         entries = sorted(base.iterdir())
     except OSError:
@@ -185,7 +185,7 @@ def read_quota(directory: Path) -> Quota:
 
 
 def sweep(base: Path) -> int:
-    """Removes what finished commands left in BASE; returns how many directories went."""
+    """Removes what finished commands left in BASE; returns how many directories it removed."""
     swept = 0
     with contextlib.suppress(OSError):
         for entry in base.iterdir():
@@ -201,7 +201,7 @@ def sweep(base: Path) -> int:
 
 
 def remove_if_unused(directory: Path, *, launcher_done: bool = False) -> bool:
-    """Removes DIRECTORY unless a process may still use it. LAUNCHER_DONE: the caller is the launcher and has ended."""
+    """Removes DIRECTORY unless a process may use it. LAUNCHER_DONE: the caller's own command has ended."""
     if not launcher_done and _launcher_lives(directory):
         return False
     try:
@@ -209,7 +209,7 @@ def remove_if_unused(directory: Path, *, launcher_done: bool = False) -> bool:
     except errors.PermissionDeniedError:
         return False
     except errors.VcudaError:
-        pass  # a ledger that cannot be read serves nobody; the environment below still counts
+        pass  # no process can use a ledger that cannot be read; environments still count
     else:
         if any(process.alive for process in usage.processes):
             return False
@@ -232,7 +232,7 @@ def _is_quota(directory: Path) -> bool:
     try:
         return (directory / contract.LIMITS_FILE).exists()
     except OSError:
-        return False  # not ours to look at
+        return False  # no permission
 
 
 def _write_json(directory: Path, command: Command) -> None:
@@ -242,7 +242,7 @@ def _write_json(directory: Path, command: Command) -> None:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    """The object in a file that only serves people: what is missing or damaged counts as empty."""
+    """The object in a file that is only for display: a missing or damaged one is empty."""
     try:
         value = json.loads(read_file(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError):
@@ -266,23 +266,23 @@ def _start_time(pid: int) -> int | None:
 
 
 def _is_in_an_environment(directory: Path) -> bool:
-    """Whether any process that we may look at was started with DIRECTORY as its VCUDA_DIR."""
-    wanted = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
+    """Whether a process whose environment is readable was started with DIRECTORY as its VCUDA_DIR."""
+    entry = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
+            if entry in (process / "environ").read_bytes().split(b"\0"):
                 return True
     return False
 
 
 def _remove(directory: Path) -> bool:
-    """Takes the name away first, so that nobody finds a directory that is half gone."""
+    """Renames it first, so that no process finds a half removed directory."""
     doomed = directory.with_name(f"{_DEAD_PREFIX}{secrets.token_hex(4)}")
     try:
         directory.rename(doomed)
     except OSError:
-        return False  # somebody else is at it
+        return False  # another process removes it
     shutil.rmtree(doomed, ignore_errors=True)
     return True

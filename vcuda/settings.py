@@ -1,7 +1,7 @@
-"""The package's door to the environment: everything it learns from variables and user ids, read once per command.
+"""What the package takes from the environment: variables and user IDs, read once per command.
 
-Nothing else in ``vcuda`` reads the environment, so what influences a command is this list. Decides where a user's
-quota directories live; creates nothing.
+No other module of ``vcuda`` reads the environment, so this list is complete. It decides where a user's quota
+directories are, and creates none.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Settings:
 def read_settings() -> Settings:
     """Settings of the calling process.
 
-    Quota directories live in ``$XDG_RUNTIME_DIR/vcuda`` where that directory exists and is the user's own (under sudo
-    it may be somebody else's), and in ``/tmp/vcuda-<uid>`` otherwise. So do root's where nobody else may enter the
-    first: what root starts may become somebody else (su, gosu, a server that drops its privileges).
+    Quota directories are in ``$XDG_RUNTIME_DIR/vcuda`` where that directory exists and belongs to the user (under sudo
+    it may belong to another one), and in ``/tmp/vcuda-<uid>`` otherwise. Root's are there too where other users may
+    not enter the first: a program that root starts may change its user (su, gosu, a server that drops privileges).
     """
     return Settings(
         base_directory=_base_directory(os.environ.get("XDG_RUNTIME_DIR", "")),
@@ -45,8 +45,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Environment of a command that runs with LIBRARY loaded under the quota of DIRECTORY.
 
-    An existing LD_PRELOAD is kept in front. VCUDA_MEMORY_LIMIT and VCUDA_PHYSICAL_LIMIT are
-    dropped: the page of DIRECTORY says the limit, and a second word about it could only contradict.
+    An existing LD_PRELOAD is kept in front. The variables with limits are dropped: the page of DIRECTORY has them.
     """
     result = dict(settings.environment)
     earlier = [
@@ -63,7 +62,7 @@ def child_environment(
 
 
 def in_container() -> bool:
-    """Whether an agent gave this container a limits page; one that may not be looked at counts as given."""
+    """Whether an agent gave this container a limits page; one without permission to read counts."""
     try:
         Path(contract.CONTAINER_LIMITS).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -74,7 +73,7 @@ def in_container() -> bool:
 
 
 def not_preloadable(library: Path) -> str:
-    """Why LIBRARY cannot stand in LD_PRELOAD, whose entries end at colons and spaces; "" when it can."""
+    """Why LIBRARY cannot be in LD_PRELOAD, whose entries end at colons and spaces; "" when it can."""
     return "its path has a space or a colon in it" if set(str(library)) & set(" :") else ""
 
 
@@ -90,7 +89,7 @@ def _base_directory(runtime: str) -> Path:
         if runtime.startswith("/") and _may_hold_quotas(Path(runtime).stat(), os.geteuid()):
             return Path(runtime) / "vcuda"
     except OSError:
-        pass  # it does not exist: the other place it is
+        pass  # it does not exist
     return Path(f"/tmp/vcuda-{os.geteuid()}")
 
 

@@ -1,7 +1,7 @@
 """Text forms of sizes and GPU UUIDs, parsed by the same C code as the library's own environment variables.
 
 One parser, so that ``8GB`` cannot mean one number on the command line and another inside a container. Formatting is
-here because only people read it. Does no I/O.
+Python, because only people read it. Does no I/O.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Turns on a GPU whose containers use host memory: what each does, and whose turn the page says it is.
+"""Time slices on a GPU whose containers use host memory: what each container does, and what its page says.
 
-The library in the containers waits where a page says HELD, and no longer than that page says, so an agent that is gone
-holds nobody up. Values in and out; deciding is the agent's.
+Where a page says HELD, the library waits, but not beyond the time that the page gives: an agent that was killed
+blocks no container. The agent decides who gets a time slice (`gigaslice.limits.time_slicing`); this module only reads
+and writes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TimeSliceUsage:
-    """A container on one GPU as its processes tell it. progress: pieces of work ever since. waiting: it is held back
-    now. busy: living processes that wait for work under way or ask about it. held_us: microseconds its threads were
-    held, added up.
+    """A container on one GPU, as its processes report it.
+
+    Attributes:
+        progress: Pieces of work so far.
+        waiting: A process waits for a time slice now.
+        busy: Living processes that wait for work under way or poll it.
+        alive: Living processes.
+        managed: Bytes that may move between GPU and host.
+        real: Bytes that stay on the GPU.
+        held_us: Microseconds that threads have waited for a time slice, in sum.
     """
 
     progress: int
@@ -41,8 +49,16 @@ class TimeSliceUsage:
 
 
 def read_time_slices(path: StrPath, uuids: Sequence[str], *, wait: bool = True) -> dict[str, TimeSliceUsage]:
-    """What the ledger at PATH says, by GPU, in the order of UUIDS, its page's; nothing without host memory. WAIT: as in
-    read_ledger()."""
+    """Reads the ledger at PATH.
+
+    Args:
+        path: The ledger.
+        uuids: The GPUs of its limits page, in the page's order.
+        wait: As in read_ledger().
+
+    Returns:
+        Usage by GPU; empty for a container without host memory.
+    """
     read = lib.ledger_read_time_slices if wait else lib.ledger_read_time_slices_now
     usage = ffi.new("struct vc_time_slice_usage[]", lib.VC_MAX_GPUS)
     status = read(path_bytes(path), usage, len(usage))
@@ -57,25 +73,25 @@ def read_time_slices(path: StrPath, uuids: Sequence[str], *, wait: bool = True) 
 
 
 def time_slice_clock() -> int:
-    """Milliseconds of the clock by which turns end."""
+    """The time in milliseconds on the clock of time slices."""
     return int(lib.time_slice_now_ms())
 
 
 def give_time_slice(path: StrPath, uuid: str, end_ms: int) -> None:
-    """The limits page at PATH says that it is its container's turn on the GPU, until END_MS."""
+    """Gives the container of the limits page at PATH the GPU's time slice, until END_MS."""
     set_time_slice(path, uuid, lib.VC_TIME_SLICE_YOURS | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def withhold_time_slice(path: StrPath, uuid: str, end_ms: int) -> None:
-    """The same for somebody else's turn: the container waits, until END_MS at most."""
+    """Lets the container wait for another one's time slice, until END_MS at most."""
     set_time_slice(path, uuid, lib.VC_TIME_SLICE_HELD | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def shorten_queues(path: StrPath, uuid: str, end_ms: int) -> None:
-    """Everybody may go on, but queues are to be kept short, until END_MS: there may soon be turns."""
+    """Lets the container run with short queues until END_MS: time slices may begin soon."""
     set_time_slice(path, uuid, lib.VC_TIME_SLICE_SHORT | end_ms << lib.VC_TIME_SLICE_SHIFT)
 
 
 def end_time_slices(path: StrPath, uuid: str) -> None:
-    """There are no turns on the GPU."""
+    """Ends time slicing for the container on the GPU."""
     set_time_slice(path, uuid, lib.VC_TIME_SLICE_FREE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.command import alone, runtime
+from tests.fakes.command import environment as clean_environment
 from vcuda import doctor as doctor_module
 
 ROOT = Path(__file__).parents[2]
@@ -19,22 +20,17 @@ Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def doctor(tmp_path: Path) -> Doctor:
-    (tmp_path / "runtime").mkdir()
     environment = {
-        **{
-            name: value
-            for name, value in os.environ.items()
-            if name not in {"LD_PRELOAD", "CUDA_VISIBLE_DEVICES"}
-        },
+        **clean_environment("CUDA_VISIBLE_DEVICES"),
         "LD_LIBRARY_PATH": str(ROOT / "build" / "fakedriver"),
         "FAKEDRIVER_MACHINE": str(ROOT / "tests" / "fakedriver" / "machines" / "two-24g.txt"),
         "FAKEDRIVER_STATE": str(tmp_path / "state"),
-        "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "XDG_RUNTIME_DIR": str(runtime(tmp_path)),
     }
 
     def call(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "vcuda", "doctor", *words],
+            [*alone(), "doctor", *words],
             env={**environment, **extra},
             capture_output=True,
             text=True,
@@ -116,4 +112,4 @@ def test_a_file_system_without_locks_of_open_files(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fcntl, "fcntl", without)
     found = doctor_module.check_locks(tmp_path, "move")
     assert (found.level, found.remedy) == ("fail", "move")
-    assert "does not keep two open files apart" in found.text
+    assert "do not exclude each other" in found.text

@@ -26,7 +26,7 @@ from tests.unit.vcuda.test_program import elf
 from vcuda import quotas
 
 ROOT = Path(__file__).parents[2]
-VCUDA = [sys.executable, "-m", "vcuda"]
+VCUDA = alone()
 GIB = 1 << 30
 OUT_OF_MEMORY = 2
 
@@ -69,7 +69,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def run(environment: dict[str, str]) -> Run:
     def call(*words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*(alone() if words[0] == "ps" else VCUDA), *map(str, words)],
+            [*VCUDA, *map(str, words)],
             env={**environment, **extra},
             capture_output=True,
             text=True,
@@ -143,7 +143,7 @@ def test_more_than_the_gpu_gives(run: Run) -> None:
     assert result.stdout.split() == [str(3 * GIB), "0", "0"]
     refused = run("run", "--memory", "64TiB", "--physical", "1GiB", "--gpu", "0", "--", *client)
     assert refused.returncode == 2
-    assert "the host has not" in refused.stderr
+    assert "the host does not have" in refused.stderr
     refused = run("run", "--memory", "26GiB", "--physical", "25GiB", "--gpu", "0", "--", *client)
     assert refused.returncode == 2
     assert "--physical 25GiB is more than GPU 0 has" in refused.stderr
@@ -427,7 +427,7 @@ def test_ps_shows_what_was_declared_and_what_was_measured(
 def test_ps_inside_a_quota_does_not_take_the_librarys_word_for_nvmls(
     run: Run, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    words = [sys.executable, "-m", "vcuda", "ps", "--json"]
+    words = [*VCUDA, "ps", "--json"]
     nested = f"{CLIENT.rpartition('sys.stdin')[0]}import os; os.system({shlex.join(words)!r})"
     result = run("run", "--memory", "8GiB", "--", sys.executable, "-c", nested, str(GIB))
     (quota,) = json.loads(result.stdout.splitlines()[1])["quotas"]
@@ -443,7 +443,7 @@ def test_ps_live_in_a_terminal(
     pid, terminal = pty.fork()
     if pid == 0:
         live = {**environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
-        os.execve(sys.executable, [*alone(), "ps", "--watch", "0.1"], live)
+        os.execve(sys.executable, [*VCUDA, "ps", "--watch", "0.1"], live)
     seen = b""
     while seen.count(b"8.0 GiB") < 3:  # more than one picture
         assert select.select([terminal], [], [], 60)[0], seen

@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.VcudaError as error:
         print(f"vcuda {parsed.subcommand}: error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader (head, less) had enough
+    except BrokenPipeError:  # the reader (head, less) has ended
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # what no command expects of a file system: still one line
+    except OSError as error:  # an error that no command expects: still one line
         where = f"{error.filename}: " if error.filename else ""
         print(
             f"vcuda {parsed.subcommand}: error: {errors.printable(f'{where}{error.strerror}')}",
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="vcuda",
-        description="Limits the GPU memory of commands, and shows who uses how much.",
+        description="Limits the GPU memory of commands, and shows their usage.",
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 the machine lacks something",
         allow_abbrev=False,
     )

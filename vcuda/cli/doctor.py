@@ -1,4 +1,4 @@
-"""``vcuda doctor``: prints what ``vcuda.doctor`` finds, one line each. Exit code 1 when any check failed."""
+"""``vcuda doctor``: prints the findings of ``vcuda.doctor``, one line each. Exit code 1 when a check failed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Adds the subcommand."""
     parser = subparsers.add_parser(
         "doctor",
-        help="look whether limits hold on this machine",
-        description="Checks driver, NVML, C library, permissions and library; says what to do about each problem.",
-        epilog="exit codes: 0 nothing failed, 1 something did",
+        help="check whether limits hold on this machine",
+        description="Checks driver, NVML, C library, permissions and library, and gives a remedy for each problem.",
+        epilog="exit codes: 0 no check failed, 1 a check failed",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "program", nargs="?", default="", metavar="PROGRAM", help="also judge this program's file"
+        "program", nargs="?", default="", metavar="PROGRAM", help="also check this program's file"
     )
     parser.set_defaults(action=_run)
 

@@ -1,4 +1,4 @@
-"""``vcuda limits``: what a limits page says."""
+"""``vcuda limits``: shows the contents of a limits page."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def _run(parsed: argparse.Namespace) -> int:
     print(f"version {page.version}, allocation {page.allocation_id.hex()}, changed {page.changes} times")
     for gpu in page.gpus:
         cores = f", {gpu.cores_percent} % of its time" if gpu.cores_percent else ""
-        undeclared = (
-            f", {sizes.about_size(gpu.undeclared_bytes)} measured beyond" if gpu.undeclared_bytes else ""
-        )
+        undeclared = f", {sizes.about_size(gpu.undeclared_bytes)} undeclared" if gpu.undeclared_bytes else ""
         own = f", {sizes.format_size(gpu.physical_bytes)} of it on the GPU" if gpu.physical_bytes else ""
         print(f"{gpu.uuid}  {sizes.format_size(gpu.memory_bytes)}{own}{cores}{undeclared}")
     return 0

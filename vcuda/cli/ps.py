@@ -1,10 +1,9 @@
 """``vcuda ps``: who uses how much of which GPU, as a table or as JSON.
 
-Looks at the quota that it runs under itself, at the allocations of a node agent where they may be read, and at the
-user's own quota directories; with ``--dir`` at the named ones alone. ``--json`` prints one object per look, on one
-line::
+Shows the quota that this command itself runs under, the allocations of a node agent where they are readable, and the
+user's own quota directories; with ``--dir`` only the named ones. ``--json`` prints one object per scan, on one line::
 
-    {"version": 1,              of this format; keys may be added under the same number, never change their meaning
+    {"version": 1,              of this format; a number keeps the meaning of its keys, and may get new ones
      "time": 1760000000.0,      seconds since 1970
      "quotas": [
        {"directory": "/run/user/1000/vcuda/run-17-ab12cd34",
@@ -12,26 +11,26 @@ line::
         "name": "python x.py",  for people
         "allocation_id": "00ff…",
         "gpus": [{"uuid": "GPU-…", "limit_bytes": 0, "cores_percent": 0,
-                  "physical_bytes": 0,   of the limit so much at most in the GPU's own memory; 0: all of it
-                  "used_bytes": 0,       what counts against the limit: the processes and agent_undeclared_bytes
-                  "declared_bytes": 0,   by the processes' calls
-                  "undeclared_bytes": 0,     measured by the processes on themselves beyond that
-                  "agent_undeclared_bytes": 0,   measured by the agent beyond both
-                  "measured_bytes": 0,   what NVML says now of these processes; null where it does not
-                  "drift_bytes": 0,      measured - declared; without NVML the sum of both undeclared
+                  "physical_bytes": 0,   the part of the limit in the GPU's own memory; 0: all of it
+                  "used_bytes": 0,       what counts against the limit: processes + agent_undeclared_bytes
+                  "declared_bytes": 0,   memory that the processes' calls declared
+                  "undeclared_bytes": 0, undeclared memory that the processes measured on themselves
+                  "agent_undeclared_bytes": 0,  undeclared memory that the agent measured beyond that
+                  "measured_bytes": 0,   of these processes, from NVML; null where NVML gives none
+                  "drift_bytes": 0,      measured - declared; without NVML both undeclared numbers
                   "managed_bytes": 0,    the part of used_bytes that may lie in host memory
                   "peak_bytes": 0}],     largest sum of the processes so far
-        "processes": [{"pid": 1,               0: not known at this moment
+        "processes": [{"pid": 1,               0: not known now
                        "pid_inside": 1, "name": "python", "refused": 0,
                        "gpus": [{"uuid": "GPU-…", "used_bytes": 0, "declared_bytes": 0, "undeclared_bytes": 0,
                                  "managed_bytes": 0, "measured_bytes": 0, "drift_bytes": 0,
                                  "peak_bytes": 0}]}]}],
      "errors": [{"directory": "…", "error": "…"}]}
 
-A command under a quota of its own is not asked NVML: the library answers there, with what is declared. The table leaves
-out what a narrow terminal has no room for.
+Under a quota this command does not use NVML: the library would answer with declared memory. The table leaves out
+columns that a narrow terminal has no room for.
 
-Exit code 1 when a quota could not be read; the others are shown all the same.
+The exit code is 1 when a quota could not be read. The others are shown all the same.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ if TYPE_CHECKING:
 __all__ = ["configure"]
 
 _WIDE = 200  # columns of a table that goes into a file or a pipe
-_NAME = (12, 60)  # columns of a name, which may be a whole script: at least, at most
-_PID = 7  # the kernel gives at most so many digits
+_NAME = (12, 60)  # columns of a name, which may be a whole script: minimum, maximum
+_PID = 7  # digits of the kernel's largest PID
 _SIZE = len("1023.9 GiB")
 _ALL = ("LIMIT", "USED", "DECLARED", "MEASURED", "DRIFT", "PEAK")
 _FEW = ("LIMIT", "USED", "PEAK")
-_MANAGED = "MANAGED"  # behind USED, where any quota has a share of host memory
-_UUID = 12  # the beginning of a UUID, which is enough to tell the GPUs of a machine apart
+_MANAGED = "MANAGED"  # after USED, where a quota includes host memory
+_UUID = 12  # characters of a UUID that tell the GPUs of a machine apart
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What one look saw: the quotas that could be read, why the others could not, and what NVML says of processes."""
+class _Snapshot:
+    """One scan: the quotas that could be read, the errors of the others, and NVML's bytes by GPU and PID."""
 
     time: float
     quotas: tuple[quotas.Quota, ...]
@@ -76,7 +75,11 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Bytes of one GPU, of a process or of all of a quota. MEASURED is None where NVML does not tell."""
+    """Bytes of one GPU, of a process or of a quota.
+
+    undeclared: measured by the processes on themselves, agent_undeclared: by the agent beyond that. measured: by NVML
+    now, None where NVML gives no number.
+    """
 
     used: int
     declared: int
@@ -111,7 +114,7 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = subparsers.add_parser(
         "ps",
         help="show who uses how much GPU memory",
-        description="Shows containers and commands with a quota: PID, GPU, limit, used and peak memory.",
+        description="Shows containers and commands with a quota: PID, GPU, limit, memory in use and peak.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -119,16 +122,16 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="?",
         const="2",
         metavar="SECONDS",
-        help="look again every SECONDS (2) until interrupted",
+        help="repeat every SECONDS (default 2) until interrupted",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per look; sizes in bytes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per scan; sizes in bytes")
     parser.add_argument(
         "--dir",
         action="append",
         type=Path,
         default=[],
         metavar="DIR",
-        help="look at this quota directory, or at those in this directory, and nowhere else; may be repeated",
+        help="show only this quota directory, or those in this directory; may be repeated",
     )
     parser.set_defaults(action=_run)
 
@@ -137,12 +140,12 @@ def _run(parsed: argparse.Namespace) -> int:
     seconds = _seconds(parsed.watch)
     config = settings.read_settings()
     if seconds is None:
-        look = _look(_directories(parsed.dir, config), config)
-        _print_json(look) if parsed.json else _print_table(look)
-        return _report(look)
+        snapshot = _scan(_directories(parsed.dir, config), config)
+        _print_json(snapshot) if parsed.json else _print_table(snapshot)
+        return _report(snapshot)
     try:
         _watch(parsed, config, seconds)
-    except KeyboardInterrupt:  # the way to end it
+    except KeyboardInterrupt:  # the normal end
         return 0
 
 
@@ -154,7 +157,9 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:
-        raise errors.UsageError(f"cannot look every {text!r} seconds", "", "write a number from 0.1 to 3600")
+        raise errors.UsageError(
+            f"cannot repeat every {text!r} seconds", "", "write a number from 0.1 to 3600"
+        )
     return seconds
 
 
@@ -176,20 +181,20 @@ def _below(directory: Path) -> list[Path]:
     return quotas.find_quotas(directory)
 
 
-def _look(directories: list[Path], config: settings.Settings) -> _Look:
+def _scan(directories: list[Path], config: settings.Settings) -> _Snapshot:
     seen: list[quotas.Quota] = []
     failed: list[tuple[Path, str]] = []
     for directory in directories:
         try:
             seen.append(quotas.read_quota(directory))
         except errors.VcudaError as error:
-            if directory.exists():  # else it ended between listing and reading
+            if directory.exists():  # else it was removed between listing and reading
                 failed.append((directory, str(error)))
-    return _Look(time.time(), tuple(seen), tuple(failed), _measured(seen, config))
+    return _Snapshot(time.time(), tuple(seen), tuple(failed), _measured(seen, config))
 
 
 def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mapping[str, Mapping[int, int]]:
-    """What NVML says of the GPUs on which something runs; nothing where the library would answer in its place."""
+    """NVML's bytes for the GPUs with running processes; empty where the library would answer instead of NVML."""
     gpus = {
         gpu.uuid
         for quota in seen
@@ -199,13 +204,13 @@ def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mappin
     }
     if not gpus or config.own_directory is not None:
         return {}
-    from vcuda import devices  # NVML, which a look at nothing does without
+    from vcuda import devices  # loads NVML only when something runs
 
     return devices.process_memory(sorted(gpus))
 
 
-def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
-    measured = look.measured.get(uuid, {}).get(process.pid)
+def _of_process(snapshot: _Snapshot, process: ProcessUsage, uuid: str) -> _Memory:
+    measured = snapshot.measured.get(uuid, {}).get(process.pid)
     used = process.used.get(uuid, 0)
     return _Memory(
         used,
@@ -218,14 +223,16 @@ def _of_process(look: _Look, process: ProcessUsage, uuid: str) -> _Memory:
     )
 
 
-def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
-    """The living processes together, and what an agent measured beyond them."""
+def _of_quota(snapshot: _Snapshot, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
+    """All living processes, and what the agent measured beyond them."""
     usage = quota.usage
-    each = [_of_process(look, process, gpu.uuid).measured for process in usage.processes if process.alive]
+    each = [_of_process(snapshot, process, gpu.uuid).measured for process in usage.processes if process.alive]
     known = [bytes_ for bytes_ in each if bytes_ is not None]
     measured = sum(known) if each and len(known) == len(each) else None
     used, undeclared = usage.used(gpu.uuid), usage.undeclared(gpu.uuid)
-    if measured is not None:  # the ledger is the container's word, which counts for no more than it can have
+    if (
+        measured is not None
+    ):  # the container writes the ledger: it counts for no more than the limit or the measurement
         used = min(used, max(gpu.memory_bytes, measured))
         undeclared = min(used, undeclared)
     return _Memory(
@@ -239,23 +246,23 @@ def _of_quota(look: _Look, quota: quotas.Quota, gpu: GpuLimit) -> _Memory:
     )
 
 
-def _report(look: _Look) -> int:
-    for _, text in look.errors:
+def _report(snapshot: _Snapshot) -> int:
+    for _, text in snapshot.errors:
         print(f"vcuda ps: error: {text}", file=sys.stderr)
-    return 1 if look.errors else 0
+    return 1 if snapshot.errors else 0
 
 
-def _print_json(look: _Look) -> None:
+def _print_json(snapshot: _Snapshot) -> None:
     answer = {
         "version": 1,
-        "time": look.time,
-        "quotas": [_quota_object(look, quota) for quota in look.quotas],
-        "errors": [{"directory": str(directory), "error": text} for directory, text in look.errors],
+        "time": snapshot.time,
+        "quotas": [_quota_object(snapshot, quota) for quota in snapshot.quotas],
+        "errors": [{"directory": str(directory), "error": text} for directory, text in snapshot.errors],
     }
     print(json.dumps(answer))
 
 
-def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
+def _quota_object(snapshot: _Snapshot, quota: quotas.Quota) -> dict[str, object]:
     return {
         "directory": str(quota.directory),
         "kind": quota.kind,
@@ -268,7 +275,7 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
                 "physical_bytes": gpu.physical_bytes,
                 "cores_percent": gpu.cores_percent,
                 "agent_undeclared_bytes": gpu.undeclared_bytes,
-                **_of_quota(look, quota, gpu).as_json(),
+                **_of_quota(snapshot, quota, gpu).as_json(),
             }
             for gpu in quota.limits.gpus
         ],
@@ -279,7 +286,7 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
                 "name": process.name,
                 "refused": process.refused,
                 "gpus": [
-                    {"uuid": gpu.uuid, **_of_process(look, process, gpu.uuid).as_json()}
+                    {"uuid": gpu.uuid, **_of_process(snapshot, process, gpu.uuid).as_json()}
                     for gpu in quota.limits.gpus
                 ],
             }
@@ -289,12 +296,12 @@ def _quota_object(look: _Look, quota: quotas.Quota) -> dict[str, object]:
     }
 
 
-def _table(look: _Look, columns: int) -> Table:
-    """A row for each GPU of a quota, and below it one for each process that took some of it."""
+def _table(snapshot: _Snapshot, columns: int) -> Table:
+    """A row for each GPU of a quota, and below it one for each process that uses it."""
     from rich.table import Table
 
     headings = _headings(
-        columns, any(gpu.physical_bytes for quota in look.quotas for gpu in quota.limits.gpus)
+        columns, any(gpu.physical_bytes for quota in snapshot.quotas for gpu in quota.limits.gpus)
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     widest = min(max(_NAME[0], columns - _width(headings)), _NAME[1])
@@ -303,12 +310,12 @@ def _table(look: _Look, columns: int) -> Table:
     table.add_column("GPU", min_width=_UUID, no_wrap=True)
     for heading in headings:
         table.add_column(heading, min_width=_SIZE, justify="right", no_wrap=True)
-    for quota in look.quotas:
+    for quota in snapshot.quotas:
         for gpu in quota.limits.gpus:
-            cells = {"LIMIT": sizes.about_size(gpu.memory_bytes), **_cells(_of_quota(look, quota, gpu))}
+            cells = {"LIMIT": sizes.about_size(gpu.memory_bytes), **_cells(_of_quota(snapshot, quota, gpu))}
             table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
             for process in quota.usage.processes:
-                memory = _of_process(look, process, gpu.uuid)
+                memory = _of_process(snapshot, process, gpu.uuid)
                 if process.alive and (memory.peak or memory.used):
                     cells = {"LIMIT": "", **_cells(memory)}
                     name, pid = _plain(f"  {process.name}"), str(process.pid or "?")
@@ -317,7 +324,7 @@ def _table(look: _Look, columns: int) -> Table:
 
 
 def _headings(columns: int, shared: bool) -> tuple[str, ...]:
-    """Columns of sizes that COLUMNS characters have room for. SHARED: host memory is used, too."""
+    """The size columns for which COLUMNS characters have room. SHARED: a quota includes host memory."""
     everything, few = (_with_managed(headings) if shared else headings for headings in (_ALL, _FEW))
     return everything if columns >= _width(everything) + _NAME[0] else few
 
@@ -350,33 +357,33 @@ def _plain(text: str) -> str:
     return escape(text)
 
 
-def _print_table(look: _Look) -> None:
+def _print_table(snapshot: _Snapshot) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-    if look.quotas:
-        console.print(_table(look, console.width))
-    elif not look.errors:
+    if snapshot.quotas:
+        console.print(_table(snapshot, console.width))
+    elif not snapshot.errors:
         console.print("no container or command has a quota here")
 
 
 def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float) -> NoReturn:
-    """Looks again and again: a live picture in a terminal, one look after the other elsewhere."""
+    """Repeats the scan: a live table in a terminal, else one output after the other."""
     from rich.console import Console
     from rich.live import Live
 
     if parsed.json or not sys.stdout.isatty():
         while True:
-            look = _look(_directories(parsed.dir, config), config)
-            _print_json(look) if parsed.json else _print_table(look)
+            snapshot = _scan(_directories(parsed.dir, config), config)
+            _print_json(snapshot) if parsed.json else _print_table(snapshot)
             sys.stdout.flush()
             if not parsed.json:
-                _report(look)
+                _report(snapshot)
             time.sleep(seconds)
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
         while True:
-            look = _look(_directories(parsed.dir, config), config)
-            table = _table(look, live.console.width)
-            table.caption = _plain("\n".join(text for _, text in look.errors))
+            snapshot = _scan(_directories(parsed.dir, config), config)
+            table = _table(snapshot, live.console.width)
+            table.caption = _plain("\n".join(text for _, text in snapshot.errors))
             live.update(table, refresh=True)
             time.sleep(seconds)

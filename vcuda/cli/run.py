@@ -1,8 +1,8 @@
 """``vcuda run``: a command under a quota.
 
-Makes a quota directory, starts the command with the library preloaded, passes signals on, and answers with the
-command's own exit code. The limit is the library's to enforce; nothing here watches the GPU. Signals that the terminal
-sends to the whole foreground group have reached the command already and are not sent twice.
+Creates a quota directory, starts the command with the library preloaded, forwards signals, and exits with the
+command's own exit code. The library enforces the limit; nothing here watches the GPU. Signals that the terminal sends
+to the whole foreground group reach the command directly and are not sent twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = subparsers.add_parser(
         "run",
         help="run a command under a quota of GPU memory",
-        description="Runs COMMAND so that it and its children take at most SIZE of each GPU, together.",
+        description="Runs COMMAND. It and its children together use at most SIZE of each GPU.",
         epilog="The exit code is the command's own, 128 + n when signal n ended it.",
         usage="vcuda run --memory SIZE [--physical SIZE] [--host SIZE] [--cores PERCENT [--elastic]] [--gpu GPU]... "
         "[--dir DIR] -- COMMAND ...",
@@ -47,12 +47,12 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--physical",
         metavar="SIZE",
-        help="of it at most so much in the GPU's own memory; what goes beyond moves between GPU and host",
+        help="the part of it in the GPU's own memory; the rest moves between GPU and host",
     )
     parser.add_argument(
         "--host",
         metavar="SIZE",
-        help="of it so much may lie in host memory; --memory is --physical and --host together",
+        help="the part of it that may lie in host memory; --memory is the sum of --physical and --host",
     )
     parser.add_argument(
         "--cores",
@@ -62,27 +62,29 @@ def configure(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="idle time of others may be used beyond --cores, where an arbiter such as the node agent lends it",
+        help="use the idle time of others beyond --cores, where an arbiter such as the node agent lends it",
     )
     parser.add_argument(
         "--gpu",
         action="append",
         default=[],
         metavar="GPU",
-        help="UUID or NVML index of a GPU that the command may see; may be repeated; default: all of them",
+        help="UUID or NVML index of a GPU that the command may use; may be repeated; default: all GPUs",
     )
     parser.add_argument(
         "--dir",
         type=Path,
         metavar="DIR",
-        help="keep the quota in DIR and share it with every command that names DIR; it is not removed afterwards",
+        help="keep the quota in DIR and share it with every command that names DIR; DIR is not removed afterwards",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments"
+    )
     parser.set_defaults(action=_run)
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command line of ``vcuda run`` before and behind its first "--"; other subcommands as they are."""
+    """Splits the command line of ``vcuda run`` at its first "--"; leaves other subcommands whole."""
     if list(words[:1]) == ["run"] and "--" in words:
         at = list(words).index("--")
         return list(words[:at]), list(words[at:])
@@ -93,14 +95,14 @@ def _run(parsed: argparse.Namespace) -> int:
     words: list[str] = [*parsed.command, *(parsed.tail if parsed.command else parsed.tail[1:])]
     if not words:
         raise errors.UsageError(
-            "no command was given", "", "write it behind --, as in vcuda run --memory 8GiB -- ls"
+            "no command was given", "", "write it after --, as in vcuda run --memory 8GiB -- ls"
         )
     memory = quota_request.parse_memory(parsed.memory, parsed.physical, parsed.host)
     config = settings.read_settings()
     if settings.in_container():
         raise errors.UsageError(
             "this is a container with a limit of its own",
-            f"{contract.CONTAINER_LIMITS} counts and nothing else",
+            f"only the limits in {contract.CONTAINER_LIMITS} count",
             "run the command directly",
         )
     library = _preloadable(install.library_path())
@@ -113,11 +115,11 @@ def _run(parsed: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return _NOT_FOUND
-    reason = program.why_not_caught(executable)
+    reason = program.why_not_preloaded(executable)
     if reason == program.MUSL:
         print(
             f"vcuda run: error: {errors.printable(words[0])} cannot be limited: {reason}; "
-            "take a build for glibc, or run it without vcuda run",
+            "use a build for glibc, or run it without vcuda run",
             file=sys.stderr,
         )
         return _NOT_EXECUTABLE
@@ -144,8 +146,9 @@ def _preloadable(library: Path) -> Path:
 
 
 def _library_for_all(library: Path, base: Path) -> Path:
-    """LIBRARY, or a copy of it that every user can read: what root starts may become another user, whose programs the
-    loader would start without a library that it cannot read.
+    """LIBRARY, or a copy of it that every user can read.
+
+    A program that root starts may change its user, and then the loader skips a library that this user cannot read.
     """
     if os.geteuid() != 0 or install.is_readable_by_all(library):
         return library
@@ -154,27 +157,27 @@ def _library_for_all(library: Path, base: Path) -> Path:
         return _preloadable(copy)
     print(
         f"vcuda run: warning: the limit will not hold for children of other users: they cannot read {library}; "
-        "install gigaslice where everybody can read it",
+        "install gigaslice where every user can read it",
         file=sys.stderr,
     )
     return library
 
 
 def _preload_entry(library: Path, base: Path, own: Path | None) -> Path:
-    """What LD_PRELOAD names. OWN: the command's own quota directory; one of --dir may be other people's to write."""
+    """The entry for LD_PRELOAD. OWN: the command's own quota directory; other users may write to one of --dir."""
     library = _library_for_all(library, base)
     home = own if own is not None else quotas.private_base(base) / preload.shared_name(library)
     return preload.entry_for(library, home)
 
 
 def _gpu_limits(
-    wanted: list[str], memory: quota_request.MemoryRequest, compute: quota_request.ComputeRequest
+    names: list[str], memory: quota_request.MemoryRequest, compute: quota_request.ComputeRequest
 ) -> tuple[list[GpuLimit], str | None]:
     """A limit for each GPU, and the value of CUDA_VISIBLE_DEVICES when GPUs were named."""
     from vcuda import devices
 
     present = devices.list_devices()
-    chosen = devices.select_devices(wanted, present) if wanted else present
+    chosen = devices.select_devices(names, present) if names else present
     if not chosen:
         raise errors.NoDriverError("there is no GPU to limit", "NVML lists none")
     option = "--physical" if memory.host_bytes else "--memory"
@@ -183,7 +186,7 @@ def _gpu_limits(
             raise errors.UsageError(
                 f"{option} {sizes.format_size(memory.on_gpu)} is more than GPU {device.index} has",
                 f"{device.name} has {sizes.about_size(device.memory_bytes)}",
-                "ask for less, or name the GPUs with --gpu",
+                "request less, or name the GPUs with --gpu",
             )
     quota_request.check_host_memory(memory, len(chosen))
     limits = [
@@ -196,7 +199,7 @@ def _gpu_limits(
         )
         for device in chosen
     ]
-    return limits, ",".join(device.uuid for device in chosen) if wanted else None
+    return limits, ",".join(device.uuid for device in chosen) if names else None
 
 
 def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], words: Sequence[str]) -> Path:
@@ -206,12 +209,13 @@ def _quota_directory(named: Path | None, base: Path, gpus: Sequence[GpuLimit], w
     return quotas.create_in(base, gpus, words)
 
 
-def _supervise(executable: Path, words: list[str], environment: dict[str, str], note: Path | None) -> int:
-    """Starts the command, passes signals on until it ends, and returns its exit code. NOTE: its quota directory."""
+def _supervise(executable: Path, words: list[str], environment: dict[str, str], record: Path | None) -> int:
+    """Starts the command, forwards signals until it ends, and returns its exit code.
+
+    RECORD: the quota directory in which to record its PID, if any.
+    """
     watched = {*_FORWARDED, signal.SIGCHLD}
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if our parent ignores it, so do we, and no status would come
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored it would leave no exit status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         try:
@@ -225,9 +229,9 @@ def _supervise(executable: Path, words: list[str], environment: dict[str, str], 
         except OSError as error:
             print(f"vcuda run: error: {errors.printable(words[0])}: {error.strerror}", file=sys.stderr)
             return _NOT_EXECUTABLE
-        if note is not None:
-            with contextlib.suppress(OSError):  # only vcuda ps would have liked to know the PID
-                quotas.write_command(note, words, pid)
+        if record is not None:
+            with contextlib.suppress(OSError):  # only vcuda ps shows the PID
+                quotas.write_command(record, words, pid)
         return _wait(pid, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -231,10 +232,10 @@ def test_ps_believes_no_ledger_that_says_more_than_there_is(quota: Callable[[str
         pid = ledger.hold(0)
         ledger.slot(0, 64 << 40)
         found = quotas.read_quota(directory)
-        look = ps._Look(0.0, (found,), (), {GPU_A: {pid: 1 << 30}})
-        assert ps._of_quota(look, found, found.limits.gpus[0]).used == (8 << 30) + (5 << 20)
-        look = ps._Look(0.0, (found,), (), {GPU_A: {pid: 9 << 30}})
-        assert ps._of_quota(look, found, found.limits.gpus[0]).used == (9 << 30) + (5 << 20)
+        snapshot = ps._Snapshot(0.0, (found,), (), {GPU_A: {pid: 1 << 30}})
+        assert ps._of_quota(snapshot, found, found.limits.gpus[0]).used == (8 << 30) + (5 << 20)
+        snapshot = ps._Snapshot(0.0, (found,), (), {GPU_A: {pid: 9 << 30}})
+        assert ps._of_quota(snapshot, found, found.limits.gpus[0]).used == (9 << 30) + (5 << 20)
 
 
 def test_ps_shows_the_others_when_one_is_damaged(
@@ -252,10 +253,11 @@ def test_ps_shows_the_others_when_one_is_damaged(
 
 def test_ps_into_a_pipe_that_closes(quota: Callable[[str], Path]) -> None:
     directory = quota("one")
-    pipe = (
-        f"set -o pipefail; '{sys.executable}' -m vcuda ps --json --watch 0.1 --dir '{directory}' | head -n 2"
+    words = [*alone(), "ps", "--json", "--watch", "0.1", "--dir", str(directory)]
+    pipe = f"set -o pipefail; {shlex.join(words)} | head -n 2"
+    result = subprocess.run(
+        ["bash", "-c", pipe], env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
-    result = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert len([json.loads(line) for line in result.stdout.splitlines()]) == 2
 
@@ -264,9 +266,7 @@ def test_limits(run: Callable[..., subprocess.CompletedProcess[str]], quota: Cal
     directory = quota("one")
     by_directory = run("limits", directory)
     assert by_directory.stdout == run("limits", directory / "limits").stdout
-    assert (
-        f"{GPU_A}  8GiB, 30 % of its time, 5.0 MiB measured beyond\n{GPU_B}  12GiB\n" in by_directory.stdout
-    )
+    assert f"{GPU_A}  8GiB, 30 % of its time, 5.0 MiB undeclared\n{GPU_B}  12GiB\n" in by_directory.stdout
     answer = json.loads(run("limits", "--json", directory).stdout)
     assert answer["gpus"][1] == {
         "uuid": GPU_B,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vcuda.program import find_program, why_not_caught
+from vcuda.program import find_program, why_not_preloaded
 
 
 def script(path: Path, first: bytes) -> Path:
@@ -33,8 +33,8 @@ def elf(path: Path, loader: bytes | None, *, bits: int = 2, machine: int | None 
 
 
 def test_ordinary_programs() -> None:
-    assert why_not_caught(Path(sys.executable)) == ""
-    assert why_not_caught(Path("/bin/sh")) == ""
+    assert why_not_preloaded(Path(sys.executable)) == ""
+    assert why_not_preloaded(Path("/bin/sh")) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_ordinary_programs() -> None:
     ],
 )
 def test_headers(tmp_path: Path, loader: bytes | None, options: dict[str, int], reason: str) -> None:
-    found = why_not_caught(elf(tmp_path / "program", loader, **options))
+    found = why_not_preloaded(elf(tmp_path / "program", loader, **options))
     assert reason in found and bool(reason) == bool(found)
 
 
@@ -60,22 +60,22 @@ def test_a_truly_static_program(tmp_path: Path) -> None:
     )
     if made.returncode:
         pytest.skip("this machine has no static C library")
-    assert "statically linked" in why_not_caught(tmp_path / "static")
+    assert "statically linked" in why_not_preloaded(tmp_path / "static")
 
 
 def test_scripts_are_judged_by_their_interpreter(tmp_path: Path) -> None:
     static = elf(tmp_path / "static", None)
-    assert why_not_caught(script(tmp_path / "a", b"#!/bin/sh -e")) == ""
-    assert "statically" in why_not_caught(script(tmp_path / "b", b"#! " + bytes(static)))
-    assert why_not_caught(script(tmp_path / "c", b"#!")) == ""
-    assert why_not_caught(script(tmp_path / "d", b"#!/nonexistent")) == ""
+    assert why_not_preloaded(script(tmp_path / "a", b"#!/bin/sh -e")) == ""
+    assert "statically" in why_not_preloaded(script(tmp_path / "b", b"#! " + bytes(static)))
+    assert why_not_preloaded(script(tmp_path / "c", b"#!")) == ""
+    assert why_not_preloaded(script(tmp_path / "d", b"#!/nonexistent")) == ""
 
 
 def test_files_cut_anywhere_do_not_break_the_reader(tmp_path: Path) -> None:
     whole = elf(tmp_path / "program", b"/lib64/ld-linux-x86-64.so.2").read_bytes()
     for size in range(len(whole)):
         (tmp_path / "cut").write_bytes(whole[:size])
-        assert isinstance(why_not_caught(tmp_path / "cut"), str)
+        assert isinstance(why_not_preloaded(tmp_path / "cut"), str)
 
 
 def test_finding_programs(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_finding_programs(tmp_path: Path) -> None:
 
 def test_a_script_that_is_its_own_interpreter_is_left_to_the_kernel(tmp_path: Path) -> None:
     path = tmp_path / "again"
-    assert why_not_caught(script(path, b"#!" + bytes(path))) == ""
+    assert why_not_preloaded(script(path, b"#!" + bytes(path))) == ""
 
 
 def test_an_interpreter_that_is_a_script_is_followed(tmp_path: Path) -> None:
     last = elf(tmp_path / "static", None)
     for name in ("one", "two", "three"):
         last = script(tmp_path / name, b"#!" + bytes(last))
-    assert "statically linked" in why_not_caught(last)
+    assert "statically linked" in why_not_preloaded(last)
