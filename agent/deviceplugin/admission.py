@@ -1,20 +1,22 @@
-"""Finds out, while the kubelet waits, whom a preference or an allocation is for.
+"""Finds out, while the kubelet waits, which container a call is for and which earlier allocations have ended.
 
-The question to the kubelet takes a millisecond or two. The watch of the pods comes from the same API server as the
-kubelet's, and usually knows a pod before the kubelet admits it. When it does not, it is waited for, for half a second
-at most and only while it is running: everything else is left to the start gate.
+The kubelet names neither. Its pod-resources list takes a millisecond or two and shows the pod that is being admitted.
+The watch of the API server usually shows a pod before the kubelet admits it. Where it does not, the pod is waited for,
+for half a second at most and only while the watch is running. What is still unknown then is left to the start
+decision. Nothing here refuses a call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.accounting.presence import Presence, look
-from agent.allocation.owner import Identification, Lifecycle, identify
+from agent.allocation.owner import Identification, Lifecycle
 from agent.apiserver import Cluster
+from agent.deviceplugin.identification import identify
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence, ListedPod, Listing, Standing, standings
@@ -24,21 +26,21 @@ from gigaslice.runtime.logs import get_logger
 
 __all__ = ["AdmissionResolver", "known_pods"]
 
-_PATIENCE = 0.5  # seconds to wait for the watch
+_WATCH_PATIENCE = 0.5  # seconds to wait for the watch
 _UNSEEN_SECONDS = (
-    5.0  # a pod that the watch does not show for so long is not waited for again: it may be a static one
+    5.0  # a pod that the watch has not shown for so long may be a static one: not waited for again
 )
 _SAME_SECONDS = 2.0  # the kubelet allocates right after it has asked for a preference
 
 
 def known_pods(cluster: Cluster) -> Mapping[tuple[str, str], Pod] | None:
-    """This node's pods as the API server has them now; None where that is not known."""
+    """Returns this node's pods as the API server has them now; None where that is not known."""
     return cluster.pods if cluster.expected and cluster.synced else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer of the kubelet. asked_at: the allocation table's next number when it was asked for."""
+class _List:
+    """A list of the kubelet. asked_at: the allocation table's next number when it was asked for."""
 
     pods: tuple[ListedPod, ...]
     asked_at: int
@@ -49,7 +51,7 @@ class _Answer:
 
 
 class AdmissionResolver:
-    """Asks KUBELET and CLUSTER for containers that ask for RESOURCE; STORE knows who has been given devices."""
+    """Puts the kubelet's list, the API server's pods and the allocation table together for one call of the kubelet."""
 
     def __init__(
         self,
@@ -61,6 +63,16 @@ class AdmissionResolver:
         *,
         present: Callable[[Collection[str]], Presence] = look,
     ) -> None:
+        """Initializes the resolver.
+
+        Args:
+            store: The allocation table and its ledgers.
+            kubelet: The kubelet's pod-resources API.
+            cluster: The pods of this node as the API server shows them.
+            resource: The resource that the calls are about.
+            clock: Seconds that never go back.
+            present: Finds the allocations that processes of the node have mounted. Blocks.
+        """
         self._store = store
         self._kubelet = kubelet
         self._cluster = cluster
@@ -69,48 +81,55 @@ class AdmissionResolver:
         self._present = present
         self._unseen: dict[str, float] = {}
         self._preferred: tuple[frozenset[str], float, Identification] | None = None
-        self._listed: _Answer | None = None
+        self._listed: _List | None = None
         self._log = get_logger("admission")
 
     async def identify(self, size: int) -> Identification:
-        """For whom SIZE devices are. Never fails: an answer that says nothing is one too."""
+        """Finds the container that a call for so many devices is for. Never fails; the answer may be empty."""
         if not self._cluster.expected:
             return Identification()
-        answer = await self._ask()
+        answer = await self._list()
         if answer is None:
             return Identification()
-        listed = answer.pods
-        deadline = self._clock() + _PATIENCE
+        deadline = self._clock() + _WATCH_PATIENCE
         while True:
-            table = self._store.table
-            identified = identify(listed, self._cluster.pod, table, self._resource, size)
+            found = identify(answer.pods, self._cluster.pod, self._store.table, self._resource, size)
             left = deadline - self._clock()
-            if not self._worth_waiting(identified) or left <= 0 or not self._cluster.synced:
-                return identified
+            if not self._worth_waiting(found) or left <= 0 or not self._cluster.synced:
+                return found
             await self._cluster.news(left)
 
-    async def identify_devices(self, device_ids: Iterable[str]) -> Identification:
-        """For whom an allocation of DEVICE_IDS is: that of the preference just given, if these are its device IDs."""
-        wanted = frozenset(device_ids)
+    async def identify_devices(self, requests: Sequence[Iterable[str]]) -> Identification | None:
+        """Finds the container that an allocation is for.
+
+        Where the device IDs are those of the preference just given, it is the container of that preference.
+
+        Returns:
+            None where it can never be known: without access to the API server, and for several containers in one call.
+        """
+        if len(requests) != 1 or not self._cluster.expected:
+            return None
+        device_ids = frozenset(requests[0])
         preferred, self._preferred = self._preferred, None
-        if preferred and preferred[0] == wanted and self._clock() - preferred[1] < _SAME_SECONDS:
+        if preferred and preferred[0] == device_ids and self._clock() - preferred[1] < _SAME_SECONDS:
             return preferred[2]
-        return await self.identify(len(wanted))
+        return await self.identify(len(device_ids))
 
     async def lifecycle(self, device_ids: Iterable[str]) -> Lifecycle:
-        """What is known of those in the allocation table, now that the kubelet shows DEVICE_IDS as free or hands them
-        out.
+        """Finds out how far the holders of device IDs have come that the kubelet shows as free or hands out.
 
-        The kubelet is asked for its list only where `whose` has not just done so and some of DEVICE_IDS are somebody's.
-        Never fails: what is not known to be over may live.
+        The kubelet is asked for its list only where `identify` has not just done so and some of the device IDs are
+        held. Never fails: an allocation that is not known to be over counts as living.
         """
         table = self._store.table
-        wanted = frozenset(device_ids)
-        holders = [allocation for allocation in table.allocations if not allocation.held.isdisjoint(wanted)]
+        handed_out = frozenset(device_ids)
+        holders = [
+            allocation for allocation in table.allocations if not allocation.held.isdisjoint(handed_out)
+        ]
         if self._listed is None and not holders:
             return Lifecycle()
-        answer = self._listed or await self._ask()
-        self._listed = None  # the next question is about another moment
+        answer = self._listed or await self._list()
+        self._listed = None  # the next call is about another moment
         pods = known_pods(self._cluster)
         evidence = Evidence(answer.listing(settled=self._kubelet.settled) if answer else None, pods)
         found = standings(table, evidence, answer.asked_at if answer else table.next_number)
@@ -130,13 +149,15 @@ class AdmissionResolver:
         return Lifecycle(over, started)
 
     def note_preference(self, device_ids: Iterable[str], identified: Identification) -> None:
-        """Notes that DEVICE_IDS were preferred for the container of VERDICT."""
+        """Notes which container device IDs were just preferred for."""
         self._preferred = (frozenset(device_ids), self._clock(), identified)
 
     async def _unlisted(self, holders: Iterable[str]) -> frozenset[str]:
-        """Those of HOLDERS that are over: the kubelet, which admits a pod, counts their devices as free and does not
-        list their pods, as far as these are known. What it has allocated itself it does not forget. One that was
-        started since may have lost its checkpoint, and lists its older pods first: then the processes are asked.
+        """Returns those of the holders that are over because the kubelet neither lists their pods nor counts their
+        devices as allocated.
+
+        A kubelet does not forget what it has allocated itself. One that was started since may have lost its
+        checkpoint, and lists its older pods first: then the node's processes decide.
         """
         doubtful = frozenset(holders)
         if not doubtful or self._kubelet.settled:
@@ -144,7 +165,7 @@ class AdmissionResolver:
         seen = await asyncio.to_thread(self._present, doubtful)
         return doubtful - seen.mounted
 
-    async def _ask(self) -> _Answer | None:
+    async def _list(self) -> _List | None:
         asked_at = self._store.table.next_number
         self._listed = None
         try:
@@ -152,13 +173,13 @@ class AdmissionResolver:
         except KubeletError as error:
             self._log.warning("pods unknown during an admission", detail=str(error))
             return None
-        self._listed = _Answer(pods, asked_at)
+        self._listed = _List(pods, asked_at)
         return self._listed
 
-    def _worth_waiting(self, identified: Identification) -> bool:
-        if not identified.unseen:
+    def _worth_waiting(self, found: Identification) -> bool:
+        if not found.unseen:
             self._unseen.clear()
             return False
         now = self._clock()
-        self._unseen = {name: self._unseen.get(name, now) for name in identified.unseen}
+        self._unseen = {name: self._unseen.get(name, now) for name in found.unseen}
         return any(now - first < _UNSEEN_SECONDS for first in self._unseen.values())

@@ -1,7 +1,7 @@
-"""Keeps providers served and registered beside each other: one that cannot be does not take the others down.
+"""Serves providers beside each other, each with a registration of its own.
 
-The resource of the agent itself ends the agent when it may not be served. Any other provider is tried again, with
-pauses that grow; so is one that fails while it runs.
+The agent's own resource ends the agent when it cannot be served. Any other provider is served again, with growing
+pauses, and does not take the others down; so is one that fails while it runs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,54 @@ from gigaslice.runtime import logs
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
 
-__all__ = ["host", "run_beside", "serve"]
+__all__ = ["host", "run_beside", "serve", "serve_one"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
+async def serve_one(
+    servicer: Servicer, kubelet_dir: Path, name: str, stop: asyncio.Event, link: Link
+) -> None:
+    """Serves a provider until it is asked to end.
+
+    Args:
+        servicer: The provider's servicer.
+        kubelet_dir: The kubelet's directory for device plugins.
+        name: The name of the provider's socket there.
+        stop: Ends it.
+        link: The way to the front.
+
+    Raises:
+        SocketError: It may not serve there.
+        LockedError: Another agent serves there.
+    """
+    news = asyncio.Event()
+
+    async def pass_on() -> None:
+        while True:
+            await news.wait()
+            news.clear()
+            await servicer.changed()
+
+    provider = servicer.provider
+    registration = Registration(servicer, kubelet_dir, name, provider.resource, link)
+    await run_together(
+        "registration",
+        {
+            "registration": registration.run(stop),
+            "watch": provider.watch(news.set),
+            "news": pass_on(),
+        },
+    )
+
+
 async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link: Link) -> None:
-    """Serves PROVIDER over LINK until STOP is set, whatever happens to it."""
+    """Serves a provider until it is asked to end, again after each failure."""
     log = get_logger("providers")
     pause = _FIRST_PAUSE
     while not stop.is_set():
         try:
-            await _once(provider, kubelet_dir, stop, link)
+            await serve_one(Servicer(provider), kubelet_dir, socket_name(provider.resource), stop, link)
         except GigasliceError as error:
             log.error("provider failed; tried again", resource=provider.resource, detail=str(error))
         except Exception:
@@ -45,7 +81,7 @@ async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link:
 
 
 async def run_beside(lead: Coroutine[Any, Any, None], others: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs LEAD with OTHERS beside it, which end by themselves soon after it has, or are cancelled when it fails."""
+    """Runs a coroutine with others beside it. They end by themselves soon after it; if it fails they are cancelled."""
     tasks = [asyncio.create_task(other) for other in others]
     try:
         await lead
@@ -57,7 +93,7 @@ async def run_beside(lead: Coroutine[Any, Any, None], others: Iterable[Coroutine
 
 
 async def serve(providers: Iterable[Provider], kubelet_dir: Path) -> None:
-    """Serves PROVIDERS and nothing else until SIGTERM or SIGINT: a device plugin of one's own."""
+    """Serves providers and nothing else until SIGTERM or SIGINT: for a program of its own."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -68,25 +104,3 @@ async def serve(providers: Iterable[Provider], kubelet_dir: Path) -> None:
             await asyncio.gather(*(host(provider, kubelet_dir, stop, link) for provider in providers))
     finally:
         await asyncio.to_thread(link.close)
-
-
-async def _once(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link: Link) -> None:
-    news = asyncio.Event()
-
-    async def pass_on() -> None:
-        while True:
-            await news.wait()
-            news.clear()
-            await servicer.changed()
-
-    servicer = Servicer(provider, lambda: None)
-    name = socket_name(provider.resource)
-    registration = Registration(servicer, kubelet_dir, name, provider.resource, link)
-    await run_together(
-        "registration",
-        {
-            "registration": registration.run(stop),
-            "watch": provider.watch(news.set),
-            "news": pass_on(),
-        },
-    )

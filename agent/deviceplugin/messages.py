@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.inventory.source import Inventory
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.providers.provider import Answer, Device, Mount
 from gigaslice.allocation.table import Allocation
-from gigaslice.model import Gpu, gpu_device_ids
 from vcuda import contract
 
 __all__ = [
@@ -20,7 +18,6 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "answer",
     "container_answer",
-    "device_list",
     "devices",
     "plugin_options",
     "register_request",
@@ -34,9 +31,11 @@ _CDI_KIND = "nvidia.com/gpu"
 _ANNOTATION = "gigaslice.io/allocation"
 
 
-def plugin_options(*, gated: bool = True, prefers: bool = True) -> api.DevicePluginOptions:
-    """Which optional calls are wanted: the start gate and the preference."""
-    return api.DevicePluginOptions(pre_start_required=gated, get_preferred_allocation_available=prefers)
+def plugin_options(*, checks_start: bool = True, prefers: bool = True) -> api.DevicePluginOptions:
+    """Returns which optional calls the kubelet should make: before a start, and for a preference."""
+    return api.DevicePluginOptions(
+        pre_start_required=checks_start, get_preferred_allocation_available=prefers
+    )
 
 
 def register_request(
@@ -57,25 +56,6 @@ def devices(found: Iterable[Device]) -> api.ListAndWatchResponse:
             )
             for one in found
         ]
-    )
-
-
-def device_list(inventory: Inventory, withheld: frozenset[str] = frozenset()) -> api.ListAndWatchResponse:
-    """Every slice of every GPU as a device, with the GPU's health and NUMA node.
-
-    WITHHELD: device IDs that nobody has and nobody can have now. They are shown as unhealthy, which takes them off what
-    the scheduler sees as allocatable.
-    """
-    devices = [device for gpu in inventory.gpus for device in _devices(gpu, withheld)]
-    return api.ListAndWatchResponse(devices=devices)
-
-
-def _devices(gpu: Gpu, withheld: frozenset[str]) -> Iterable[api.Device]:
-    health = _HEALTHY if gpu.healthy else _UNHEALTHY
-    topology = _topology(gpu.numa_node)
-    return (
-        api.Device(ID=device_id, health=_UNHEALTHY if device_id in withheld else health, topology=topology)
-        for device_id in gpu_device_ids(gpu)
     )
 
 

@@ -1,15 +1,15 @@
 """The kubelet's side of any provider: its calls, each translated, answered by the provider, and translated back.
 
-The front answers for the options and keeps the stream of devices; what goes into both is said here.
-
 The kubelet makes GetPreferredAllocation and Allocate one after the other in its only admission loop and without a
-deadline, and an error in either fails the pod for good; an error in PreStartContainer has it ask again.
+deadline, and an error in either fails the pod for good; an error in PreStartContainer makes the kubelet call again.
+The front answers for the options and keeps the stream of devices; the contents of both come from here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ import grpc
 from agent.deviceplugin import messages
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.providers.provider import NotYetError, Provider, RefusedError
+from agent.telemetry.counters import Counters
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
@@ -25,12 +26,23 @@ __all__ = ["Servicer"]
 
 
 class Servicer:
-    """Serves PROVIDER. STREAMS_CHANGED is called when a stream opened or ended."""
+    """Serves one provider.
 
-    def __init__(self, provider: Provider, streams_changed: Callable[[], None]) -> None:
+    Attributes:
+        provider: The provider.
+        streams: How many streams of the kubelet are open.
+    """
+
+    def __init__(self, provider: Provider, counters: Counters | None = None) -> None:
+        """Initializes the servicer.
+
+        Args:
+            provider: Answers the calls.
+            counters: Where calls and registrations are counted; None where they are not.
+        """
         self.provider = provider
         self.streams = 0
-        self._streams_changed = streams_changed
+        self._counters = counters or Counters()
         self._news = asyncio.Condition()
         self._version = 0
         self._closed = False
@@ -39,7 +51,7 @@ class Servicer:
     @property
     def options(self) -> api.DevicePluginOptions:
         """Which optional calls the kubelet should make."""
-        return messages.plugin_options(gated=self.provider.gated, prefers=self.provider.prefers)
+        return messages.plugin_options(checks_start=self.provider.checks_start, prefers=self.provider.prefers)
 
     async def changed(self) -> None:
         """Sends the devices, as they are now, to every open stream."""
@@ -48,24 +60,24 @@ class Servicer:
             self._news.notify_all()
 
     def watched(self, count: int) -> None:
-        """COUNT streams of the kubelet are open now."""
-        if count != self.streams:
-            self.streams = count
-            self._streams_changed()
+        """Notes how many streams of the kubelet are open now. Each registration begins with a new one."""
+        self._counters.registrations += max(0, count - self.streams)
+        self.streams = count
 
     async def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Ends the list of devices; the provider waits for nothing any more."""
+        self.provider.close()
         async with self._news:
             self._closed = True
             self._news.notify_all()
 
     async def lists(self) -> AsyncIterator[api.ListAndWatchResponse]:
-        """All devices now and after every change, until `close`."""
+        """Yields all devices now and after every change, until `close`."""
         sent = -1
         while not self._closed:
             if sent != self._version:
                 sent = self._version
-                yield self.listed()
+                yield messages.devices(self.provider.devices())
                 continue
             async with self._news:
                 while not self._closed and sent == self._version:
@@ -74,21 +86,42 @@ class Servicer:
     async def GetPreferredAllocation(  # noqa: N802
         self, request: api.PreferredAllocationRequest, context: Any
     ) -> api.PreferredAllocationResponse:
-        """Answers what the provider prefers; nothing for a request it cannot make sense of."""
+        """Answers what the provider prefers; nothing where that fails."""
         del context
         response = api.PreferredAllocationResponse()
-        for wanted in request.container_requests:
-            response.container_responses.add(deviceIDs=await self._prefer(wanted))
+        for container in request.container_requests:
+            response.container_responses.add(deviceIDs=await self._prefer(container))
         return response
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
-        """Answers every container of the request, or none of them."""
-        wanted = [tuple(container.devices_ids) for container in request.container_requests]
+        """Answers every container of the request, or none of them. Timed, whatever comes of it."""
+        begun = time.perf_counter()
+        try:
+            return await self._allocate(request, context)
+        except BaseException:
+            self._counters.allocate_failures += 1
+            raise
+        finally:
+            self._counters.allocate.observe(time.perf_counter() - begun)
+
+    async def PreStartContainer(  # noqa: N802
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> api.PreStartContainerResponse:
+        """Lets the container start when the provider does; else says why not, and counts that."""
+        try:
+            await self._start(request, context)
+        except BaseException:
+            self._counters.gate_waits += 1
+            raise
+        return api.PreStartContainerResponse()
+
+    async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
+        requests = [tuple(container.devices_ids) for container in request.container_requests]
         try:
             if context.age is None:
-                answers = await self.provider.allocate(wanted)
+                answers = await self.provider.allocate(requests)
             else:
-                answers = await self.provider.allocate_again(wanted, context.age)
+                answers = await self.provider.allocate_again(requests, context.age)
         except RefusedError as error:
             self._log.warning("allocation refused", resource=self.provider.resource, detail=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, plain(str(error)))
@@ -97,10 +130,7 @@ class Servicer:
             await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
         return api.AllocateResponse(container_responses=[messages.answer(one) for one in answers])
 
-    async def PreStartContainer(  # noqa: N802
-        self, request: api.PreStartContainerRequest, context: Any
-    ) -> api.PreStartContainerResponse:
-        """Lets the container start when the provider does; else says why not."""
+    async def _start(self, request: api.PreStartContainerRequest, context: Any) -> None:
         try:
             await self.provider.start(request.devices_ids, context.time_remaining())
         except RefusedError as error:
@@ -110,21 +140,16 @@ class Servicer:
         except GigasliceError as error:
             self._log.error("start gate failed", resource=self.provider.resource, detail=str(error))
             await context.abort(grpc.StatusCode.UNAVAILABLE, plain(str(error)))
-        return api.PreStartContainerResponse()
 
-    def listed(self) -> api.ListAndWatchResponse:
-        """The devices as the kubelet is told them."""
-        return messages.devices(self.provider.devices())
-
-    async def _prefer(self, wanted: api.ContainerPreferredAllocationRequest) -> list[str]:
+    async def _prefer(self, request: api.ContainerPreferredAllocationRequest) -> list[str]:
         try:
             return list(
                 await self.provider.prefer(
-                    tuple(wanted.available_deviceIDs),
-                    tuple(wanted.must_include_deviceIDs),
-                    wanted.allocation_size,
+                    tuple(request.available_deviceIDs),
+                    tuple(request.must_include_deviceIDs),
+                    request.allocation_size,
                 )
             )
         except Exception:  # noqa: BLE001  (an error would fail the pod; without a preference the kubelet goes on)
-            self._log.exception("no preference", size=wanted.allocation_size)
+            self._log.exception("no preference", size=request.allocation_size)
             return []

@@ -38,9 +38,18 @@ CHECKPOINT, ALLOCATIONS, LIBRARIES, LOCK = "checkpoint.json", "allocations", "li
 
 
 class Store:
-    """State below STATE_DIR; SOURCE is the library to hand out, this installation's own if None."""
+    """State below STATE_DIR; SOURCE is the library to hand out, this installation's own if None.
 
-    def __init__(self, state_dir: Path, source: Path | None = None) -> None:
+    GPU_BYTES gives the sizes of the GPUs, with the host memory that was lent to them.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        source: Path | None = None,
+        *,
+        gpu_bytes: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self.state_dir = state_dir
         self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
         self.library = ""
@@ -57,13 +66,12 @@ class Store:
         ] = {}  # by allocation: what the last round has read, unbounded
         self.disowned: Mapping[str, frozenset[int]] = {}
         """Processes that hold a slot of an allocation's ledger and run in another container, by allocation."""
-        self.gpu_bytes: Callable[[], Mapping[str, int]] = dict
-        """Sizes of the GPUs, with the host memory that was lent to them."""
         self.watchers: list[Callable[[], None]] = []
         """Called after every change of the allocation table."""
         self.failed: list[Callable[[str], None]] = []
         """Called with what was wrong after a change could not be written."""
         self._source = source
+        self._gpu_bytes = gpu_bytes
         self._lock = LockFile(state_dir / LOCK, f"the state directory {state_dir}")
         self._checkpoint = CheckpointFile(state_dir / CHECKPOINT)
         self._table = AllocationTable()
@@ -288,7 +296,7 @@ class Store:
         """READING of ALLOCATION's ledger as far as it counts after the last measuring round: see `trust`."""
         measured = self.measured.get(allocation.id)
         most = ceiling(
-            allocation, reading.limits, measured, self.dirs.recent.of(allocation.id), self.gpu_bytes()
+            allocation, reading.limits, measured, self.dirs.recent.of(allocation.id), self._gpu_bytes()
         )
         return believed(
             reading,

@@ -63,16 +63,20 @@ class NotYetError(GigasliceError):
 
 
 class Provider:
-    """Base of all providers; `resource`, `devices` and `answer` are what every one of them has to say.
+    """Base of all providers; `resource`, `devices` and `answer` are what every one of them has to have.
 
-    resource: what pods ask for. prefers: `prefer` is implemented. gated: `start` is, and every start of a container
-    waits for it. All calls are made from one event loop, and `allocate` and `prefer` hold up the kubelet's admissions:
-    no network and no hardware in them.
+    All calls are made from one event loop. `allocate` and `prefer` hold up the kubelet's admissions: no network and no
+    hardware in them.
+
+    Attributes:
+        resource: What pods request.
+        prefers: `prefer` is implemented.
+        checks_start: `start` is implemented, and every start of a container waits for it.
     """
 
     resource: str = ""
     prefers: bool = False
-    gated: bool = False
+    checks_start: bool = False
 
     def devices(self) -> Iterable[Device]:
         """All devices as they are now. One that is gone stays listed, unhealthy, while containers may have it."""
@@ -82,14 +86,14 @@ class Provider:
         """What a container with these DEVICES gets. Raises RefusedError."""
         raise NotImplementedError
 
-    async def allocate(self, wanted: Sequence[Sequence[str]]) -> Sequence[Answer]:
+    async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[Answer]:
         """An answer per container, all or none. Never refuse what time can mend: the pod would fail for good."""
-        return [self.answer(devices) for devices in wanted]
+        return [self.answer(devices) for devices in requests]
 
-    async def allocate_again(self, wanted: Sequence[Sequence[str]], age: float) -> Sequence[Answer]:
+    async def allocate_again(self, requests: Sequence[Sequence[str]], age: float) -> Sequence[Answer]:
         """As `allocate`, for a call that came AGE seconds ago; who had it then did not live to answer."""
         del age
-        return await self.allocate(wanted)
+        return await self.allocate(requests)
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """SIZE of the AVAILABLE devices that go well together; the kubelet need not follow."""
@@ -99,6 +103,9 @@ class Provider:
     async def start(self, devices: Sequence[str], remaining: float | None) -> None:
         """Returns when a container with DEVICES may start; REMAINING seconds are left. Raises NotYetError."""
         del devices, remaining
+
+    def close(self) -> None:
+        """Ends the waiting in `start`: the program is about to end."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Calls CHANGED whenever `devices` would answer something else; ends only by being cancelled."""

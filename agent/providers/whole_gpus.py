@@ -36,11 +36,14 @@ async def nobody(device_ids: Iterable[str]) -> frozenset[str]:
 
 
 class Gpus(Protocol):
-    """Who knows the GPUs, and whether a container on them may start: the allocator."""
+    """Has the GPUs, and tells whether a container on them may start: the allocation service."""
 
-    inventory: Inventory
+    @property
+    def inventory(self) -> Inventory:
+        """The GPUs as they are now."""
+        ...
 
-    def may_start(self, allocation: Allocation) -> str | None:
+    def start_blocker(self, allocation: Allocation) -> str | None:
         """None, or what is waited for."""
         ...
 
@@ -53,7 +56,7 @@ class WholeGpus(Provider):
     """
 
     prefers = True
-    gated = True
+    checks_start = True
 
     def __init__(
         self,
@@ -191,4 +194,4 @@ class WholeGpus(Provider):
         allocation = self._store.table.find(allocation_id)
         if allocation is None:
             return _GIVEN_AWAY
-        return self._gpus.may_start(allocation)
+        return self._gpus.start_blocker(allocation)

@@ -6,7 +6,7 @@ import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.measurement import Measured, MemoryMonitor
 from agent.allocation.service import AllocationService
-from agent.deviceplugin.gpu_memory import DevicePlugin
+from agent.deviceplugin.servicer import Servicer
 from agent.health.controller import HealthController
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager
@@ -32,7 +32,7 @@ class Measures:
         resource: str,
         store: Store,
         allocator: AllocationService,
-        plugin: DevicePlugin,
+        servicer: Servicer,
         controller: HealthController,
         memory_monitor: MemoryMonitor,
         auditor: Auditor,
@@ -43,7 +43,7 @@ class Measures:
         self._resource = resource
         self._store = store
         self._allocator = allocator
-        self._plugin = plugin
+        self._servicer = servicer
         self._controller = controller
         self._memory_monitor = memory_monitor
         self._auditor = auditor
@@ -53,7 +53,9 @@ class Measures:
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
-        return None if self._plugin.streams else "the kubelet does not watch the device list; not registered"
+        return (
+            None if self._servicer.streams else "the kubelet does not watch the device list; not registered"
+        )
 
     def collect(self) -> Values:
         """The values of now."""
@@ -150,7 +152,7 @@ class Measures:
 
     def _agent(self, values: Values) -> None:
         counters = self._counters
-        values.add("gigaslice_kubelet_registered", int(self._plugin.streams > 0))
+        values.add("gigaslice_kubelet_registered", int(self._servicer.streams > 0))
         values.add("gigaslice_kubelet_registrations_total", counters.registrations)
         values.add("gigaslice_allocate_duration_seconds", counters.allocate)
         values.add("gigaslice_allocate_failures_total", counters.allocate_failures)

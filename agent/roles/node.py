@@ -21,21 +21,26 @@ import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.measurement import MemoryMonitor
 from agent.accounting.overuse import Policy as AuditPolicy
+from agent.allocation.pod_events import PodEvents
 from agent.allocation.service import AllocationService
+from agent.allocation.start import StartDecider
 from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.wire import Api
 from agent.config import Config
 from agent.control.server import ControlServer
 from agent.deviceplugin import messages
 from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.hosting import host, run_beside
+from agent.deviceplugin.device_list import DeviceList, slice_devices
+from agent.deviceplugin.gpu_memory import GpuMemory
+from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
-from agent.deviceplugin.measured import MeasuredPlugin
 from agent.deviceplugin.poller import Poller
-from agent.deviceplugin.registration import Registration
+from agent.deviceplugin.replay import ReplayResolver
+from agent.deviceplugin.servicer import Servicer
 from agent.front import sockets
 from agent.front.channel import Kind
 from agent.health.controller import HealthController
+from agent.inventory.holder import InventoryHolder
 from agent.inventory.lending_source import LendingSource
 from agent.inventory.nvml import NvmlSource
 from agent.inventory.scanner import Scanner
@@ -91,7 +96,8 @@ def run(config: Config) -> None:
         log.info("stopped")
         return
     source, inventory = found
-    store = Store(config.state_dir)
+    gpus = InventoryHolder(inventory)
+    store = Store(config.state_dir, gpu_bytes=gpus.gpu_bytes)
     link = Link.open()
     link.hello(config.log_level, config.log_format)
     try:
@@ -115,9 +121,9 @@ def run(config: Config) -> None:
             log.info("stopped")
             return
         if waited:
-            inventory = _looked_again(source, inventory)
+            gpus.now = _looked_again(source, inventory)
         gc.freeze()  # the modules' hundred thousand objects: looking through them again stops every thread for long
-        asyncio.run(_serve(config, source, inventory, store, link))
+        asyncio.run(_serve(config, source, gpus, store, link))
     finally:
         store.close()
         source.close()
@@ -220,7 +226,7 @@ def _source(config: Config) -> Source:
 def _check_list_fits(inventory: Inventory, config: Config) -> None:
     """Refuses slices so small that the kubelet would end the device list's stream without a word to anybody."""
     slices = sum(gpu.slices for gpu in inventory.gpus)
-    size = messages.device_list(inventory).ByteSize() if slices <= _MAX_SLICES else slices * 24
+    size = messages.devices(slice_devices(inventory)).ByteSize() if slices <= _MAX_SLICES else slices * 24
     if size <= messages.MAX_MESSAGE_BYTES:
         return
     enough = config.slice_bytes
@@ -256,7 +262,7 @@ def _providers(
     config: Config,
     store: Store,
     allocator: AllocationService,
-    plugin: MeasuredPlugin,
+    devices: DeviceList,
     allocated: Callable[[], None],
     *,
     now: Callable[[], float],
@@ -278,7 +284,7 @@ def _providers(
                 config.visible_devices,
                 now=now,
                 new_id=lambda: secrets.token_hex(16),
-                withhold=plugin.set_taken_whole,
+                withhold=devices.set_taken_whole,
                 allocated=allocated,
                 ended=ended,
             )
@@ -288,25 +294,23 @@ def _providers(
     return found
 
 
-async def _serve(config: Config, source: Source, inventory: Inventory, store: Store, link: Link) -> None:
+async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: Store, link: Link) -> None:
     stop, now = asyncio.Event(), steady()
-    cluster = _cluster(config)
-
-    async def gpus_changed(found: Inventory) -> None:
-        await plugin.set_inventory(found)
-
+    cluster, counters = _cluster(config), Counters()
+    found, devices = gpus.now, DeviceList(gpus)
     controller = HealthController(
         source,
         config.state_dir,
         cooldown=config.health_cooldown,
         interval=config.scan_interval,
         now=now,
-        changed=gpus_changed,
+        changed=devices.set_inventory,
         told=gpu_news(cluster, store),
     )
+    gpus.now = controller.open(found)
     allocator = AllocationService(
         store,
-        controller.open(inventory),
+        gpus,
         Policy(config.placement),
         now,
         lambda: secrets.token_hex(16),
@@ -318,33 +322,36 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
     kept = KeptAnswers(config.kubelet_dir, config.resource, config.whole_gpus)
     poller = Poller(store, allocator, kubelet, config.poll_interval, now, cluster=cluster, answers=kept.read)
 
-    def allocated() -> None:
-        limits.changed()
-        poller.wake()
-
-    admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
-    plugin = MeasuredPlugin(
-        store,
-        allocator,
-        config.visible_devices,
-        allocated,
-        lambda: None,
-        admissions=admissions,
-        cluster=cluster,
-        kept_answers=kept.read,
-    )
     limits = LimitsManager(
         store,
         allocator,
         cluster,
         slice_bytes=config.slice_bytes,
         interval=config.measure_interval,
-        withhold=plugin.withhold,
+        withhold=devices.withhold,
     )
     limits.refresh(every=True)
+
+    def allocated() -> None:
+        limits.changed()
+        poller.wake()
+
+    admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
+    events = PodEvents(allocator, cluster)
+    provider = GpuMemory(
+        store,
+        allocator,
+        devices,
+        config.visible_devices,
+        admissions=admissions,
+        replays=ReplayResolver(store, allocator, cluster, kept.read),
+        starts=StartDecider(store, allocator, cluster, events, allocated),
+        events=events,
+        allocated=allocated,
+    )
+    servicer = Servicer(provider, counters)
     turns = TimeSliceManager(store, lambda: allocator.inventory)
-    counters = plugin.counters = Counters()
-    room = Room(config.state_dir, plugin.set_recordable, probe=store.probe)
+    room = Room(config.state_dir, devices.set_recordable, probe=store.probe)
     store.failed.append(room.write_failed)
     overuse = AuditPolicy(
         config.overuse, config.evict_grace, config.evict_above, over_limit=config.evict_over_limit == "on"
@@ -355,7 +362,7 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         resource=config.resource,
         store=store,
         allocator=allocator,
-        plugin=plugin,
+        servicer=servicer,
         controller=controller,
         memory_monitor=memory_monitor,
         auditor=auditor,
@@ -364,7 +371,6 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         turns=turns,
     )
     exposition = Exposition(node, measures.collect)
-    registration = Registration(plugin, config.kubelet_dir, config.socket_name, config.resource, link)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -380,17 +386,18 @@ async def _serve(config: Config, source: Source, inventory: Inventory, store: St
         "http": Server(
             config.metrics_address, exposition.prepare, measures.unready, config.metrics_token_file
         ).run,
-        "scanner": Scanner(source, inventory, config.scan_interval, controller.set_inventory).run,
+        "scanner": Scanner(source, found, config.scan_interval, controller.set_inventory).run,
         "health": controller.run,
         "listener": controller.listen,
         "memory": keep_small,
     }
     if config.bind_cpus == "on":
         beside["cpus"] = CpuBinder(store, lambda: allocator.inventory, config.measure_interval).run
-    providers = _providers(config, store, allocator, plugin, allocated, now=now, admissions=admissions)
+    providers = _providers(config, store, allocator, devices, allocated, now=now, admissions=admissions)
     parts = {
         "registration": run_beside(
-            registration.run(stop), [host(one, config.kubelet_dir, stop, link) for one in providers]
+            serve_one(servicer, config.kubelet_dir, config.socket_name, stop, link),
+            [host(one, config.kubelet_dir, stop, link) for one in providers],
         ),
         "poller": poller.run(),
         "room": room.run(),

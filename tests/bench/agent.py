@@ -34,9 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.allocation.service import AllocationService
-from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.deviceplugin.link import CallContext
+from agent.inventory.holder import InventoryHolder
 from agent.inventory.static import parse_inventory
 from agent.kubelet import listing
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
@@ -53,6 +52,7 @@ from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import KubeApi, pod_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.podresources import RateLimit
+from tests.fakes.served import gpu_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 RESOURCE = "gigaslice.io/vgpu-memory"
@@ -94,10 +94,11 @@ def load() -> Iterator[int]:
 def measure_code(directory: Path) -> tuple[list[float], list[float]]:
     """Times of both decisions without gRPC, on a node that holds about 40 containers."""
     source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
+    gpus = InventoryHolder(source)
     logs.set_up("error", "json")
     store = Store(directory / "state-in-process")
     store.open()
-    allocator = AllocationService(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = AllocationService(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
     held = list[tuple[str, ...]]()
     rng, preferred, allocate = random.Random(2), list[float](), list[float]()
@@ -136,14 +137,12 @@ class _Listed:
 def measure_pods(directory: Path) -> list[float]:
     """Milliseconds of the agent per pod with annotations: whose it is, preference, allocation, event."""
     source = parse_inventory(inventory().encode(), "the inventory", 1 << 30)
+    gpus = InventoryHolder(source)
     store = Store(directory / "state-of-pods")
     store.open()
-    allocator = AllocationService(store, source, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = AllocationService(store, gpus, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
     cluster, kubelet = MemoryCluster(), _Listed()
-    admissions = AdmissionResolver(store, kubelet, cluster, RESOURCE)
-    plugin = DevicePlugin(
-        store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster
-    )
+    servicer = gpu_memory(store, allocator, gpus, kubelet=kubelet, cluster=cluster).servicer
     free = [device_id for gpu in source.gpus for device_id in gpu_device_ids(gpu)]
     all_options = ({}, {"gpus": "2"}, {"cores": "5"}, {"same-gpu": "true"}, {"exclude-gpu-type": "L4"})
     held = list[tuple[str, tuple[str, ...]]]()
@@ -174,9 +173,9 @@ def measure_pods(directory: Path) -> list[float]:
             )
             begin = time.perf_counter()
             context = CallContext(None, None)
-            answer = await plugin.GetPreferredAllocation(asked, context)
+            answer = await servicer.GetPreferredAllocation(asked, context)
             chosen = tuple(answer.container_responses[0].deviceIDs)
-            await plugin.Allocate(
+            await servicer.Allocate(
                 api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=chosen)]),
                 context,
             )

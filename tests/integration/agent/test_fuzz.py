@@ -14,9 +14,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.deviceplugin import gpu_memory as plugin_module
-from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.gpu_memory import DevicePlugin
+from agent.allocation import start as start_module
+from agent.inventory.holder import InventoryHolder
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.persistence.store import Store, read_only
 from gigaslice.allocation.lifetime import ListedPod
@@ -24,7 +23,7 @@ from gigaslice.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, inventory
-from tests.fakes.served import served
+from tests.fakes.served import gpu_memory, served
 from tests.unit.agent.conftest import make_allocator
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -176,7 +175,7 @@ def test_no_message_kills_the_agent_or_spoils_its_allocation_table(directory, li
 
 def converse(directory, library, cluster, calls):
     """Sends CALLS to an agent that knows the pods of CLUSTER, and looks at its allocation tables after each."""
-    plugin_module._GATE_PATIENCE, patience = 0.02, plugin_module._GATE_PATIENCE
+    start_module._PATIENCE, patience = 0.02, start_module._PATIENCE
     answers = {
         "GetDevicePluginOptions": api.DevicePluginOptions,
         "ListAndWatch": api.ListAndWatchResponse,
@@ -186,11 +185,10 @@ def converse(directory, library, cluster, calls):
     }
 
     async def story(store):
-        plugin = DevicePlugin(
-            store, make_allocator(store, FOUND), "env", lambda: None, lambda: None,
-            admissions=AdmissionResolver(store, Listed(cluster), cluster, GPU), cluster=cluster,
-        )  # fmt: skip
-        async with served(plugin, directory) as channel:
+        gpus = InventoryHolder(FOUND)
+        allocator = make_allocator(store, gpus)
+        parts = gpu_memory(store, allocator, gpus, kubelet=Listed(cluster), cluster=cluster)
+        async with served(parts.servicer, directory) as channel:
             for method, raw in calls:
                 answer = await send(channel, method, raw)
                 if isinstance(answer, bytes):
@@ -203,7 +201,7 @@ def converse(directory, library, cluster, calls):
             assert api.DevicePluginOptions.FromString(alive).pre_start_required
 
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, plugin_module, "_GATE_PATIENCE", patience)
+        stack.callback(setattr, start_module, "_PATIENCE", patience)
         number = len(list(directory.iterdir()))
         store = Store(directory / f"state-{number}", library)
         store.open()

@@ -126,12 +126,12 @@ def test_a_fragmented_node_admits_and_holds_back_the_start(store, allocator):
     (late,) = allocator.allocate([device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)])
     assert late.waiting
     (gpu,) = gpus(late)
-    reason = allocator.may_start(late)
+    reason = allocator.start_blocker(late)
     assert f"2 GiB of {gpu}" in reason
     assert "default/p/main" in reason
     holder = a if uuid(0) == gpu else b
     store.update(store.table.counted_out({holder.id}))
-    assert allocator.may_start(store.table.find(late.id)) is None
+    assert allocator.start_blocker(store.table.find(late.id)) is None
     assert not store.table.find(late.id).waiting
 
 

@@ -104,16 +104,16 @@ def test_the_preference_just_given_answers_for_its_allocation_and_only_once(worl
 
     async def story():
         admissions.note_preference(device_ids, await admissions.identify(4))
-        first = await admissions.identify_devices(reversed(device_ids))
+        first = await admissions.identify_devices([reversed(device_ids)])
         assert pods.asked == 1
-        await admissions.identify_devices(device_ids)
+        await admissions.identify_devices([device_ids])
         assert pods.asked == 2
         admissions.note_preference(device_ids, first)
-        await admissions.identify_devices([*device_ids[:3], "b/1"])
+        await admissions.identify_devices([[*device_ids[:3], "b/1"]])
         assert pods.asked == 3, "the kubelet took others: perhaps for another pod"
         admissions.note_preference(device_ids, first)
         cluster.now += 10
-        await admissions.identify_devices(device_ids)
+        await admissions.identify_devices([device_ids])
         assert pods.asked == 4, "too long ago"
         return first
 

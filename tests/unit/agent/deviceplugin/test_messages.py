@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from agent.deviceplugin import messages
+from agent.deviceplugin.device_list import slice_devices
 from tests.fakes.nodes import allocation, inventory, uuid
 
 HOST, LIBRARIES = Path("/var/lib/gigaslice/allocations/1"), Path("/var/lib/gigaslice/lib")
@@ -43,7 +44,7 @@ def test_the_allocation_can_be_found_from_the_container():
 
 
 def test_every_slice_is_a_device_with_health_and_numa_node():
-    devices = messages.device_list(inventory(2, 3, unhealthy=(1,))).devices
+    devices = messages.devices(slice_devices(inventory(2, 3, unhealthy=(1,)))).devices
     assert [device.ID for device in devices] == [f"{uuid(gpu)}/{n}" for gpu in (0, 1) for n in range(3)]
     assert [device.health for device in devices] == ["Healthy"] * 3 + ["Unhealthy"] * 3
     assert [[node.ID for node in device.topology.nodes] for device in devices] == [[0]] * 3 + [[1]] * 3
@@ -51,7 +52,7 @@ def test_every_slice_is_a_device_with_health_and_numa_node():
 
 def test_an_unknown_numa_node_leaves_topology_out():
     """One device with topology switches alignment on for the whole resource."""
-    devices = messages.device_list(inventory(1, 3, numa=(None,))).devices
+    devices = messages.devices(slice_devices(inventory(1, 3, numa=(None,)))).devices
     assert not any(device.HasField("topology") for device in devices)
 
 

@@ -9,6 +9,7 @@ import pytest
 import vcuda
 from agent.allocation.owner import Identification, Requester
 from agent.allocation.service import AllocationService
+from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.limits.manager import Ask, LimitsManager
 from agent.persistence.store import Store
@@ -37,10 +38,11 @@ class Node:
     def start(self):
         library = self.directory / "libvcuda.so"
         library.write_bytes(b"\x7fELF library")
-        self.store = Store(self.directory / "state", library)
+        self.gpus = InventoryHolder(inventory())
+        self.store = Store(self.directory / "state", library, gpu_bytes=self.gpus.gpu_bytes)
         self.store.open()
         self.allocator = AllocationService(
-            self.store, inventory(), Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(self.numbers):032x}"
+            self.store, self.gpus, Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(self.numbers):032x}"
         )
         self.manager = LimitsManager(
             self.store, self.allocator, self.cluster, slice_bytes=GIB, interval=0.01, withhold=self.withhold
@@ -289,11 +291,11 @@ class HostNode(Node):
     def start(self):
         super().start()
         gpu = Gpu(uuid(0), 0, "L4", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
-        self.allocator.inventory = Inventory((gpu,), Topology.flat(1))
+        self.gpus.now = Inventory((gpu,), Topology.flat(1))
         self.allocator._host_left = lambda: self.left
 
     def may_start(self, allocation_id):
-        return self.allocator.may_start(self.store.table.find(allocation_id))
+        return self.allocator.start_blocker(self.store.table.find(allocation_id))
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import vcuda
 from agent.allocation.service import AllocationService, ImpossibleError
+from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence
 from gigaslice.allocation.reconcile import Listed, Listing, review
@@ -104,7 +105,9 @@ def work(state: Path, library: Path, kubelet: Kubelet, rng: random.Random, say: 
         store.dirs.set_limits(allocation.id, dict.fromkeys(allocation.quota(), (size, 0)))
         if allocation.id in kubelet.answered:
             say(resized=allocation.id, bytes=size)
-    allocator = AllocationService(store, GPUS, Policy.GAIA, time.time, lambda: secrets.token_hex(16))
+    allocator = AllocationService(
+        store, InventoryHolder(GPUS), Policy.GAIA, time.time, lambda: secrets.token_hex(16)
+    )
     if rng.random() < 0.5:
         store.make_ahead()
     taken = {device_id for device_ids in kubelet.answered.values() for device_id in device_ids}

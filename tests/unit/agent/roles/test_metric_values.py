@@ -39,7 +39,7 @@ class Node:
             resource="r",
             store=self.store,
             allocator=SimpleNamespace(inventory=inventory(gpus=1, slices=24)),
-            plugin=SimpleNamespace(streams=1),
+            servicer=SimpleNamespace(streams=1),
             controller=SimpleNamespace(cordons={}, gpus={}, silent={}, xids={}),
             memory_monitor=self.memory_monitor,
             auditor=self.auditor,

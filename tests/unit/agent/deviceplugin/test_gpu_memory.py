@@ -8,32 +8,30 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from agent.deviceplugin import gpu_memory as plugin_module
-from agent.deviceplugin.gpu_memory import DevicePlugin
+from agent.allocation import start as start_module
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.errors import StorageError
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
+from tests.fakes.served import gpu_memory
 from tests.fakes.served import served as at_a_front
 from vcuda import contract
 
 
 @pytest.fixture
-def call(store, allocator, short_dir):
-    """Runs a coroutine function with (stub, plugin) against a served plugin."""
+def call(store, allocator, gpus, short_dir):
+    """Runs a coroutine function with (stub, parts) against the served provider of GPU memory."""
 
     @asynccontextmanager
     async def served():
-        changes = []
-        plugin = DevicePlugin(store, allocator, "env", lambda: None, lambda: changes.append(1))
-        plugin.changes = changes
-        async with at_a_front(plugin, short_dir) as channel:
-            yield rpc.DevicePluginStub(channel), plugin
+        parts = gpu_memory(store, allocator, gpus)
+        async with at_a_front(parts.servicer, short_dir) as channel:
+            yield rpc.DevicePluginStub(channel), parts
 
     def run(story):
         async def main():
-            async with served() as (stub, plugin):
-                await asyncio.wait_for(story(stub, plugin), 60)
+            async with served() as (stub, parts):
+                await asyncio.wait_for(story(stub, parts), 60)
 
         asyncio.run(main())
 
@@ -50,9 +48,9 @@ def pre_start(wanted):
     return api.PreStartContainerRequest(devices_ids=sorted(wanted))
 
 
-async def at_the_gate(plugin):
-    """Returns when a container waits there."""
-    while not plugin._waiting:
+async def until_one_waits(starts):
+    """Returns when a container waits for its start."""
+    while not starts.waiting:
         await asyncio.sleep(0.01)
 
 
@@ -64,7 +62,7 @@ async def refusal(awaitable):
 
 
 def test_both_optional_calls_are_announced(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         options = await stub.GetDevicePluginOptions(api.Empty())
         assert (options.pre_start_required, options.get_preferred_allocation_available) == (True, True)
 
@@ -72,13 +70,13 @@ def test_both_optional_calls_are_announced(call):
 
 
 def test_the_list_comes_at_once_and_again_after_every_change(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         stream = stub.ListAndWatch(api.Empty())
         first = await stream.read()
         assert [device.ID for device in first.devices] == all_device_ids(inventory())
-        while plugin.streams != 1:
+        while parts.servicer.streams != 1:
             await asyncio.sleep(0.01)
-        await plugin.set_inventory(inventory(unhealthy=(1,)))
+        await parts.devices.set_inventory(inventory(unhealthy=(1,)))
         second = await stream.read()
         assert {device.health for device in second.devices if device.ID.startswith(uuid(1))} == {"Unhealthy"}
         assert {device.health for device in second.devices if device.ID.startswith(uuid(0))} == {"Healthy"}
@@ -87,23 +85,23 @@ def test_the_list_comes_at_once_and_again_after_every_change(call):
 
 
 def test_a_stream_that_the_kubelet_drops_is_noticed(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         streams = [stub.ListAndWatch(api.Empty()) for _ in range(2)]
         for stream in streams:
             await stream.read()
-        while plugin.streams != 2:
+        while parts.servicer.streams != 2:
             await asyncio.sleep(0.01)
         for left in (1, 0):
             streams[left].cancel()
-            while plugin.streams > left:
+            while parts.servicer.streams > left:
                 await asyncio.sleep(0.01)
-        assert plugin.changes
+        assert parts.counters.registrations == 2
 
     call(story)
 
 
 def test_preference_and_allocation_agree(call, store):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         wanted = api.PreferredAllocationRequest(
             container_requests=[
                 api.ContainerPreferredAllocationRequest(
@@ -133,7 +131,7 @@ def test_preference_and_allocation_agree(call, store):
     {"available_deviceIDs": [f"{uuid(0)}/1"], "allocation_size": -5},
 ])  # fmt: skip
 def test_no_preference_is_ever_an_error(call, wanted):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         request = api.PreferredAllocationRequest(
             container_requests=[api.ContainerPreferredAllocationRequest(**wanted)]
         )
@@ -153,7 +151,7 @@ def test_a_broken_preference_is_empty_and_logged(call, allocator, monkeypatch, c
 
     monkeypatch.setattr(allocator, "prefer", broken)
 
-    async def story(stub, plugin):
+    async def story(stub, parts):
         request = api.PreferredAllocationRequest(
             container_requests=[api.ContainerPreferredAllocationRequest(allocation_size=1)]
         )
@@ -165,7 +163,7 @@ def test_a_broken_preference_is_empty_and_logged(call, allocator, monkeypatch, c
 
 
 def test_several_containers_in_one_call(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         answer = await stub.Allocate(allocate(device_ids(0, 1, 2), device_ids(1, 1), device_ids(0, 3)))
         assert len(answer.container_responses) == 3
         assert (
@@ -178,7 +176,7 @@ def test_several_containers_in_one_call(call):
 
 
 def test_only_what_can_never_fit_fails(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         code, text = await refusal(stub.Allocate(allocate([f"x/{n}" for n in range(100)])))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "100 slices" in text
@@ -192,7 +190,7 @@ def test_a_state_directory_that_cannot_be_written_is_said(call, store, monkeypat
 
     monkeypatch.setattr(store, "commit", fail)
 
-    async def story(stub, plugin):
+    async def story(stub, parts):
         code, text = await refusal(stub.Allocate(allocate(device_ids(0, 1))))
         assert (code, text) == (
             grpc.StatusCode.INTERNAL,
@@ -203,7 +201,7 @@ def test_a_state_directory_that_cannot_be_written_is_said(call, store, monkeypat
 
 
 def test_a_container_without_a_record_does_not_start(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         code, text = await refusal(stub.PreStartContainer(pre_start(device_ids(0, 5))))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "delete the pod" in text
@@ -212,13 +210,13 @@ def test_a_container_without_a_record_does_not_start(call):
 
 
 def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(18))))
         await stub.Allocate(allocate(device_ids(1, *range(18))))
         late = device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)
         await stub.Allocate(allocate(late))
         waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(late)))
-        await at_the_gate(plugin)
+        await until_one_waits(parts.starts)
         assert not waiting.done()
         await stub.GetDevicePluginOptions(api.Empty())  # everybody else goes on meanwhile
         store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
@@ -228,9 +226,9 @@ def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
 
 
 def test_the_gate_refuses_with_a_reason_in_good_time(call, monkeypatch):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
 
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(18))))
         await stub.Allocate(allocate(device_ids(1, *range(18))))
         late = device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)
@@ -243,7 +241,7 @@ def test_the_gate_refuses_with_a_reason_in_good_time(call, monkeypatch):
 
 
 def test_the_gate_answers_before_the_kubelet_loses_patience(call):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         await stub.Allocate(allocate(device_ids(1, *range(24))))
         await stub.Allocate(allocate(["x/1"]))
@@ -256,7 +254,7 @@ def test_the_gate_answers_before_the_kubelet_loses_patience(call):
 
 def test_many_at_the_gate_leave_time_for_other_calls(call, allocator, monkeypatch):
     """Each look reads the ledgers of all neighbours; ten times a second for each of many was more than one thread."""
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 1.0)
+    monkeypatch.setattr(start_module, "_PATIENCE", 1.0)
     many, looks = 20, []
 
     def look(allocation):
@@ -266,23 +264,23 @@ def test_many_at_the_gate_leave_time_for_other_calls(call, allocator, monkeypatc
             pass
         return "waiting for ever"
 
-    async def story(stub, plugin):
+    async def story(stub, parts):
         for number in range(many):
             await stub.Allocate(allocate(device_ids(0, number)))
-        monkeypatch.setattr(allocator, "may_start", look)
+        monkeypatch.setattr(allocator, "start_blocker", look)
         starts = [stub.PreStartContainer(pre_start(device_ids(0, number))) for number in range(many)]
         assert all(
             code is grpc.StatusCode.UNAVAILABLE for code, _ in await asyncio.gather(*map(refusal, starts))
         )
         assert len(set(looks)) == many, "everybody is looked after"
         assert len(looks) <= 4 * many, "the first look, the last, and some when few were there"
-        assert plugin._waiting == 0
+        assert parts.starts.waiting == 0
 
     call(story)
 
 
 def test_a_damaged_directory_is_mended_before_its_container_starts(call, store):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, 1)))
         (one,) = store.table.allocations
         (store.dirs.path(one.id) / contract.LIMITS_FILE).write_bytes(b"")
@@ -293,7 +291,7 @@ def test_a_damaged_directory_is_mended_before_its_container_starts(call, store):
 
 
 def test_an_init_container_with_the_same_devices_is_mended_too(call, store):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, 1)))
         await stub.Allocate(allocate(device_ids(0, 1)))
         for one in store.table.allocations:
@@ -308,7 +306,7 @@ def test_nothing_starts_before_its_record_is_safe(call, store, monkeypatch):
     def fail():
         raise StorageError("cannot sync /x: Input/output error; check the disk")
 
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, 1)))
         monkeypatch.setattr(store, "sync", fail)
         code, text = await refusal(stub.PreStartContainer(pre_start(device_ids(0, 1))))
@@ -318,13 +316,13 @@ def test_nothing_starts_before_its_record_is_safe(call, store, monkeypatch):
 
 
 def test_a_container_whose_devices_went_to_another_meanwhile(call, store, monkeypatch):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         await stub.Allocate(allocate(device_ids(1, *range(24))))
         await stub.Allocate(allocate(["x/1"]))
         late = store.table.allocations[-1]
         waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(["x/1"])))
-        await at_the_gate(plugin)
+        await until_one_waits(parts.starts)
         store.update(store.table.without([late.id]))
         _, text = await refusal(waiting)
         assert "to another one; delete the pod" in text
@@ -333,7 +331,7 @@ def test_a_container_whose_devices_went_to_another_meanwhile(call, store, monkey
 
 
 def test_a_waiting_allocation_stays_so_in_the_allocation_table_until_it_starts(call, store):
-    async def story(stub, plugin):
+    async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, 1)))
         (one,) = store.table.allocations
         store.update(store.table.replaced([replace(one, waiting=True)]))
@@ -343,9 +341,9 @@ def test_a_waiting_allocation_stays_so_in_the_allocation_table_until_it_starts(c
     call(story)
 
 
-def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator):
+def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator, gpus):
     """The call's age tells an allocation that was made during it from one that somebody else had before."""
-    plugin = DevicePlugin(store, allocator, "env", lambda: None, lambda: None)
+    plugin = gpu_memory(store, allocator, gpus).provider
     wanted = [device_ids(0, 4)]
 
     async def story():

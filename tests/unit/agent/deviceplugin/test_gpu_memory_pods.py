@@ -9,11 +9,9 @@ import grpc
 import pytest
 
 import vcuda
+from agent.allocation import start as start_module
 from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
-from agent.deviceplugin import gpu_memory as plugin_module
-from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.gpu_memory import DevicePlugin
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from gigaslice.allocation.lifetime import ListedPod
@@ -22,7 +20,7 @@ from gigaslice.kube.decode import parse_pod
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
-from tests.fakes.served import served
+from tests.fakes.served import gpu_memory, served
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -66,17 +64,16 @@ def kept():
 
 
 @pytest.fixture
-def call(world, short_dir, cluster, kept):
+def call(world, gpus, short_dir, cluster, kept):
     store, allocator, kubelet = world
 
     def run(story):
         async def main():
-            admissions = AdmissionResolver(store, kubelet, cluster, GPU)
-            plugin = DevicePlugin(
-                store, allocator, "env", lambda: None, lambda: None, admissions=admissions, cluster=cluster,
+            parts = gpu_memory(
+                store, allocator, gpus, kubelet=kubelet, cluster=cluster,
                 kept_answers=lambda: None if kept == [None] else kept,
             )  # fmt: skip
-            async with served(plugin, short_dir) as channel:
+            async with served(parts.servicer, short_dir) as channel:
                 await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)
 
         asyncio.run(main())
@@ -144,7 +141,7 @@ def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
 
 
 def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster, monkeypatch):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
     cluster.put(pod("a", 2, cores="lots"))
 
     async def story(stub):
@@ -193,7 +190,7 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
 def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
     call, cluster, kubelet, monkeypatch
 ):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
@@ -232,7 +229,7 @@ def test_what_the_gate_decides_is_on_the_disk_before_the_container_starts(
 def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
     call, cluster, kubelet, store, monkeypatch
 ):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
     synced, sync = [], store.sync
     monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
 
@@ -276,7 +273,7 @@ def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not
 
 def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
     """By a disruption budget, say: the pod would wait for ever behind the gate."""
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.3)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
     kubelet.hidden = [("default", "late")]
     refusals = [Eviction("a PodDisruptionBudget does not allow it now")]
     asked = []
@@ -299,7 +296,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         assert asked == [True], "not ten times a second"
         assert not cluster.said("GigasliceEvicting"), "nobody is told of what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
-        monkeypatch.setattr(plugin_module, "time", later)
+        monkeypatch.setattr(start_module, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert asked == [True, True, False], "again, and not for one that is ending"
@@ -311,7 +308,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
 def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
     call, cluster, kubelet, store, monkeypatch
 ):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
@@ -340,7 +337,7 @@ def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet,
 
 
 def test_the_start_gate_says_on_the_pod_what_it_waits_for(call, cluster, kubelet, monkeypatch):
-    monkeypatch.setattr(plugin_module, "_GATE_PATIENCE", 0.2)
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
 
     async def story(stub):
         for name, size, wanted in (
@@ -383,11 +380,11 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
         assert store.table.allocations[-1].waiting
         assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(wanted)))
 
-    plugin_module._GATE_PATIENCE, before = 0.1, plugin_module._GATE_PATIENCE
+    start_module._PATIENCE, before = 0.1, start_module._PATIENCE
     try:
         call(story)
     finally:
-        plugin_module._GATE_PATIENCE = before
+        start_module._PATIENCE = before
 
 
 def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, cluster, store):

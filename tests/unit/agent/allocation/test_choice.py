@@ -4,6 +4,7 @@ import pytest
 
 import vcuda
 from agent.allocation.owner import Identification, Requester
+from agent.allocation.pod_events import remarks
 from agent.allocation.service import ImpossibleError
 from gigaslice.allocation.table import AllocationOptions
 from gigaslice.kube.decode import parse_pod
@@ -100,34 +101,34 @@ def test_a_gpu_for_oneself_and_nobody_else_on_it(node):
     assert not any(one.waiting for one in others)
     late = node.one("late", 4)
     assert late.waiting
-    assert node.allocator.may_start(late) is not None
+    assert node.allocator.start_blocker(late) is not None
 
 
 def test_whoever_must_share_an_exclusive_gpu_waits_until_it_is_free(node):
     alone = node.one("alone", 2, exclusive="true", gpu_uuid=uuid(1))
     late = node.one("late", 2, gpu_uuid=uuid(1))
-    reason = node.allocator.may_start(late)
+    reason = node.allocator.start_blocker(late)
     assert f"2 GiB of {uuid(1)}" in reason and "default/alone/c0 (2 GiB, exclusively)" in reason
     node.store.update(node.store.table.counted_out([alone.id]))
-    assert node.allocator.may_start(node.store.table.find(late.id)) is None
+    assert node.allocator.start_blocker(node.store.table.find(late.id)) is None
 
 
 def test_exclusive_waits_for_everybody_else_to_go(node):
     first = node.one("first", 2, gpu_uuid=uuid(1))
     alone = node.one("alone", 2, exclusive="true", gpu_uuid=uuid(1))
-    reason = node.allocator.may_start(alone)
+    reason = node.allocator.start_blocker(alone)
     assert "which is to be its alone" in reason and "default/first/c0" in reason
     node.store.update(node.store.table.counted_out([first.id]))
-    assert node.allocator.may_start(node.store.table.find(alone.id)) is None
+    assert node.allocator.start_blocker(node.store.table.find(alone.id)) is None
 
 
 def test_the_containers_of_an_exclusive_pod_are_no_strangers_to_each_other(node):
     one, two, three = node.admit(node.pod("a", 2, 3, 8, exclusive="true"))
     assert node.parts(one).keys() == node.parts(two).keys() != node.parts(three).keys()
-    assert [node.allocator.may_start(allocation) for allocation in (one, two, three)] == [None] * 3
+    assert [node.allocator.start_blocker(allocation) for allocation in (one, two, three)] == [None] * 3
     init, app = node.admit(node.pod("b", 4, init=(4,), exclusive="true"))
     assert node.parts(init).keys() == node.parts(app).keys()
-    assert [node.allocator.may_start(allocation) for allocation in (init, app)] == [None] * 2
+    assert [node.allocator.start_blocker(allocation) for allocation in (init, app)] == [None] * 2
 
 
 def test_all_containers_on_one_gpu(node):
@@ -192,7 +193,7 @@ def test_containers_that_fit_one_gpu_together_are_placed_or_wait_for_others(
 def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
     pod = node.pod("a", 4, **annotations)
     (allocation,) = node.admit(pod)
-    (remark,) = node.allocator.remarks(Requester(pod, pod.containers[0]), allocation)
+    (remark,) = remarks(node.allocator, Requester(pod, pod.containers[0]), allocation)
     assert allocation.undecided and "annotations to be corrected: gigaslice.io/" in remark
     assert node.allocator.settle(allocation, Requester(pod, pod.containers[0])).reason == remark
     better = node.pod("a", 4)
@@ -202,7 +203,7 @@ def test_contradictions_hold_a_pod_back_and_do_not_fail_it(node, annotations):
 def test_what_has_no_effect_on_a_container_is_said_of_it(node):
     pod = node.pod("a", 4, elastic="3", oversubscribe="true")
     (allocation,) = node.admit(pod)
-    elastic, host = node.allocator.remarks(Requester(pod, pod.containers[0]), allocation)
+    elastic, host = remarks(node.allocator, Requester(pod, pod.containers[0]), allocation)
     assert "3 slices are no more than the 4" in elastic and "no host memory" in host
     assert not allocation.undecided
 
@@ -215,8 +216,8 @@ def test_shares_of_compute_are_written_and_counted(node):
     assert set(node.parts(second)) != {uuid(0)}
     third = node.one("c", 2, cores="50", gpu_uuid=uuid(0))
     assert third.waiting
-    assert f"10% of the compute of {uuid(0)}" in node.allocator.may_start(third)
-    assert node.allocator.may_start(node.one("d", 2, gpu_uuid=uuid(0))) is None, "no share, no promise"
+    assert f"10% of the compute of {uuid(0)}" in node.allocator.start_blocker(third)
+    assert node.allocator.start_blocker(node.one("d", 2, gpu_uuid=uuid(0))) is None, "no share, no promise"
 
 
 def test_what_is_for_later_is_kept(node):
@@ -231,7 +232,7 @@ def test_a_mistake_is_placed_without_it_and_held_back_until_it_is_corrected(node
     pod = node.pod("a", 4, gpus="two", cores="30")
     (allocation,) = node.admit(pod)
     assert allocation.undecided and len(node.parts(allocation)) == 1
-    (remark,) = node.allocator.remarks(Requester(pod, pod.containers[0]))
+    (remark,) = remarks(node.allocator, Requester(pod, pod.containers[0]))
     assert 'gigaslice.io/gpus: "two" must be a whole number' in remark
     settled = node.allocator.settle(allocation, Requester(pod, pod.containers[0]))
     assert settled.reason == remark and not settled.remake

@@ -1,0 +1,189 @@
+"""The choice of GPUs for one request: what its annotations ask for, and where it is placed.
+
+Works on values: an allocation table, the GPUs as they are now, and a requester. It records nothing. The device IDs of a
+request are advice. Where the GPUs that they are named after are a placement that fits, it is taken; any other set is
+counted, and placement decides. Mistakes in annotations are left out here and reported with the result, since a person
+can correct them while the pod waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agent.allocation.owner import Requester
+from agent.inventory.holder import InventoryHolder
+from gigaslice.allocation import host_memory
+from gigaslice.allocation.table import Allocation, AllocationTable
+from gigaslice.errors import DeviceIdError, GigasliceError
+from gigaslice.model import (
+    Infeasible,
+    NodeState,
+    Placement,
+    Request,
+    RequestOptions,
+    SliceUnit,
+    parse_device_id,
+    parse_options,
+)
+from gigaslice.placement import Policy, place, place_waiting
+from gigaslice.placement.same_gpu import beside_own, on_same_gpus
+
+__all__ = ["Choice", "Demand", "GpuChooser", "ImpossibleError", "gpu_name"]
+
+
+class ImpossibleError(GigasliceError):
+    """This node can never serve the request; the text reaches the pod's event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a container asks for, ready for placement. mistakes: annotations that make no sense and were left out."""
+
+    request: Request
+    options: RequestOptions
+    mistakes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The GPUs of a request. waiting: some of them have no room for it yet."""
+
+    placement: Placement
+    waiting: bool
+
+
+class GpuChooser:
+    """Chooses among the node's present GPUs by a placement policy."""
+
+    def __init__(self, gpus: InventoryHolder, policy: Policy, resource: str, unit: SliceUnit) -> None:
+        self.resource = resource
+        self.policy = policy
+        self._gpus = gpus
+        self._unit = unit
+        self._parsed: tuple[Requester, RequestOptions] | None = None
+
+    def options(self, requester: Requester) -> RequestOptions:
+        """Returns what the annotations of a container's pod ask for."""
+        known = self._parsed
+        if known is None or known[0] is not requester:  # one admission needs them several times
+            options = parse_options(requester.pod.annotations, requester.container.name, self._unit)
+            known = self._parsed = (requester, options)
+        return known[1]
+
+    def node(self, table: AllocationTable, requester: Requester | None, slices: int) -> NodeState:
+        """Returns the node as the requester of so many slices sees it: with its pod's GPUs, and lent memory or not."""
+        host = requester is not None and self.options(requester).oversubscribe
+        pod = requester.pod.uid if requester else ""
+        inventory, memory = self._gpus.now, slices * self._unit.size
+        gpus, taken = host_memory.view(table, inventory.gpus, pod, host=host, memory_bytes=memory)
+        return NodeState.build(gpus, inventory.topology, taken)
+
+    def demand(
+        self, node: NodeState, table: AllocationTable, requester: Requester | None, slices: int
+    ) -> Demand | Infeasible:
+        """Returns what is asked for, or why this node can never have it."""
+        if requester is None:
+            return Demand(Request(total=slices), RequestOptions())
+        options = self.options(requester)
+        mistakes = options.mistakes
+        if odd := options.contradictions(slices):
+            mistakes += odd
+            options = replace(options, gpus=None, parts=(), max_slices=None)
+        allowed = options.allowed_gpus(node.gpus)
+        if isinstance(allowed, Infeasible):
+            return allowed
+        only = allowed if len(allowed) < len(node.gpus) else frozenset[str]()
+        request = options.request(slices, only)
+        own = frozenset(gpu for allocation in table.of_pod(requester.pod.uid) for gpu in allocation.quota())
+        if options.same_gpu:
+            together = self._together(node, table, request, requester, slices)
+            if isinstance(together, Infeasible):
+                return together
+            request = together
+        if options.exclusive and own:
+            beside = replace(request, exclusive=False, only=own & only if only else own)
+            if beside.only and isinstance(place(node, beside, self.policy), Placement):
+                request = beside
+        return Demand(request, options, mistakes)
+
+    def choose(self, node: NodeState, device_ids: frozenset[str], request: Request) -> Choice:
+        """Chooses the GPUs of a request.
+
+        Tried in this order: the GPUs that the device IDs name, the GPUs of their NUMA node, all GPUs, and last those
+        that lack the least, where the container waits.
+
+        Raises:
+            ImpossibleError: This node can never serve it.
+        """
+        named = frozenset(uuid for device_id in device_ids if (uuid := gpu_name(device_id)))
+        followed = self._place_on(node, named, request)
+        if isinstance(followed, Placement) and frozenset(followed.uuids) == named:
+            return Choice(followed, waiting=False)
+        for gpus in (self._same_numa_node(named), frozenset[str]()):
+            placement = self._place_on(node, gpus, request)
+            if isinstance(placement, Placement):
+                return Choice(placement, waiting=False)
+        waiting = place_waiting(node, request, self.policy)
+        if isinstance(waiting, Infeasible):
+            raise ImpossibleError(f"{waiting.detail} ({len(device_ids)} slices in all)")
+        return Choice(waiting.placement, waiting=bool(waiting.missing))
+
+    def on_held_gpus(
+        self, table: AllocationTable, allocation: Allocation, requester: Requester
+    ) -> Placement | None:
+        """Returns how a requester's options can be met on the very GPUs of its allocation; None when they cannot.
+
+        Args:
+            table: The allocation table without the allocation.
+            allocation: The allocation, whose GPUs the container runtime has been told.
+            requester: The container that it is for.
+        """
+        slices, held = len(allocation.device_ids), frozenset(allocation.quota())
+        node = self.node(table, requester, slices)
+        demand = self.demand(node, table, requester, slices)
+        if isinstance(demand, Infeasible) or (demand.request.only and not held <= demand.request.only):
+            return None
+        gpus = demand.request.gpus if demand.request.gpus or demand.request.parts else len(held)
+        found = place_waiting(node, replace(demand.request, only=held, gpus=gpus), self.policy)
+        if isinstance(found, Infeasible) or frozenset(found.placement.uuids) != held:
+            return None
+        return found.placement
+
+    def _together(
+        self, node: NodeState, table: AllocationTable, request: Request, requester: Requester, slices: int
+    ) -> Request | Infeasible:
+        """Restricts a request to the GPUs that its pod has already, or to those with room for all its containers."""
+        request = replace(request, gpus=request.gpus if request.gpus or request.parts else 1)
+        pod = table.of_pod(requester.pod.uid)
+        if not pod:
+            most = max(slices, requester.pod.most_at_once(self.resource))
+            return on_same_gpus(node, request, most, self.policy)
+        staying = {allocation.id for allocation in pod if not (allocation.owner and allocation.owner.init)}
+        others = [allocation.id for allocation in table.allocations if allocation.id not in staying]
+        alone = self.node(table.without(others), requester, slices)
+        own = frozenset(gpu for allocation in pod for gpu in allocation.quota())
+        return beside_own(alone, request, own, slices, self.policy)
+
+    def _place_on(self, node: NodeState, gpus: frozenset[str], request: Request) -> Placement | None:
+        """Returns the placement on the given GPUs (empty: any) that the request allows."""
+        only = gpus & request.only if gpus and request.only else gpus or request.only
+        if gpus and not only:
+            return None
+        placed = place(node, replace(request, only=only), self.policy)
+        return placed if isinstance(placed, Placement) else None
+
+    def _same_numa_node(self, named: frozenset[str]) -> frozenset[str]:
+        """Returns the GPUs of the NUMA node that all named GPUs share: the kubelet may have aligned CPUs with it."""
+        gpus = self._gpus.now.gpus
+        nodes = {gpu.numa_node for gpu in gpus if gpu.uuid in named}
+        if len(nodes) != 1 or None in nodes:
+            return frozenset()
+        return frozenset(gpu.uuid for gpu in gpus if gpu.numa_node in nodes)
+
+
+def gpu_name(device_id: str) -> str:
+    """Returns the UUID of the GPU that a device ID is named after; empty where it is none of this agent's."""
+    try:
+        return parse_device_id(device_id).uuid
+    except DeviceIdError:
+        return ""

@@ -1,0 +1,165 @@
+"""The start decision: holds a container back until its GPUs are free and its allocation is safe on disk.
+
+A container is allocated even where its memory is not free yet, or its annotations are not known, since a refused
+allocation fails its pod for good. Its start is repeated until it succeeds, so everything that time can mend is waited
+for here. The decision itself is `gigaslice.allocation.start_decision`; this module supplies its facts, repeats it, and
+has a pod remade whose annotations came too late for the GPUs that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from agent.allocation.owner import owner_of
+from agent.allocation.pod_events import PodEvents
+from agent.allocation.service import AllocationService
+from agent.apiserver import Cluster
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation
+from gigaslice.errors import GigasliceError
+from gigaslice.model import Pod
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["StartDecider"]
+
+_PATIENCE = 5.0  # seconds of waiting in one call before the caller is sent away to repeat it
+_INTERVAL = 0.1
+_THREAD_PART = (
+    0.05  # of this thread's time for all that wait: each decision reads the ledgers of all neighbours
+)
+_EVICT_AGAIN = 60.0
+_UNKNOWN_SECONDS = 60.0  # how long a container is held back because its annotations cannot be read
+_TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
+
+
+class StartDecider:
+    """Decides over the starts of containers that have allocations.
+
+    Attributes:
+        waiting: How many containers wait now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        service: AllocationService,
+        cluster: Cluster,
+        events: PodEvents,
+        blocked: Callable[[], None],
+    ) -> None:
+        """Initializes the decider.
+
+        Args:
+            store: The allocation table on disk.
+            service: Tells what an allocation waits for, and settles undecided ones.
+            cluster: The pods of this node; evicts them.
+            events: Sends what is waited for to the pod.
+            blocked: Called at each decision to wait: limits and the list of ended pods may be out of date.
+        """
+        self.waiting = 0
+        self._store = store
+        self._service = service
+        self._cluster = cluster
+        self._events = events
+        self._blocked = blocked
+        self._closed = False
+        self._evict_again: dict[str, float] = {}  # when, by allocation
+        self._log = get_logger("plugin")
+
+    async def decide(self, found: Sequence[Allocation], remaining: float | None) -> str | None:
+        """Waits until a container may start.
+
+        Args:
+            found: The allocations that the start can be for, newest first. Their files are mended if need be.
+            remaining: Seconds until the caller gives up, None where it does not.
+
+        Returns:
+            None when the container may start, else the reason why not yet.
+        """
+        newest = found[0]
+        try:
+            for allocation in found:
+                self._store.ensure(allocation)
+            reason = await self._wait_until_ready(newest.id, remaining)
+            if reason is None:  # and not before: what was decided while waiting must be on the disk, too
+                await asyncio.to_thread(self._store.sync)
+                reason = None if self._store.table.find(newest.id) else _TAKEN
+        except GigasliceError as error:
+            self._log.error("start gate failed", detail=str(error))
+            reason = str(error)
+        if reason:
+            self._report(newest.id, reason)
+        return reason
+
+    def close(self) -> None:
+        """Makes every call return at its next decision: the agent is about to end."""
+        self._closed = True
+
+    async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> str | None:
+        patience = _PATIENCE if remaining is None else min(_PATIENCE, remaining / 2)
+        self.waiting += 1
+        try:
+            return await self._wait_until(allocation_id, time.monotonic() + patience)
+        finally:
+            self.waiting -= 1
+
+    async def _wait_until(self, allocation_id: str, deadline: float) -> str | None:
+        while True:
+            begun = time.thread_time()
+            allocation = self._store.table.find(allocation_id)
+            if allocation is None:
+                return _TAKEN
+            reason = (
+                await self._settle(allocation)
+                if allocation.undecided
+                else self._service.start_blocker(allocation)
+            )
+            if allocation.undecided and reason is None:
+                continue  # now it is decided
+            if reason is None or self._closed or time.monotonic() >= deadline:
+                return reason
+            self._blocked()
+            busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
+            await asyncio.sleep(max(_INTERVAL, min(busy, deadline - time.monotonic())))
+
+    async def _settle(self, allocation: Allocation) -> str | None:
+        """Settles an undecided allocation. Returns why that is not possible yet; None when it is settled."""
+        requester = owner_of(allocation, self._cluster.pod, self._store.table, self._service.resource)
+        if requester is None and self._cluster.expected and self._service.age(allocation) < _UNKNOWN_SECONDS:
+            return "waiting for the pod's annotations from the API server"
+        if requester is None:
+            self._log.warning("annotations unknown; started with defaults", allocation=allocation.id)
+        settled = self._service.settle(allocation, requester)
+        if settled.remake and requester is not None:
+            await self._have_remade(requester.pod, allocation, settled.reason or "")
+        return settled.reason
+
+    async def _have_remade(self, pod: Pod, allocation: Allocation, reason: str) -> None:
+        """Evicts a pod where a controller makes it anew.
+
+        Tries again after a while: a disruption budget can refuse, and the caller can end the call that this is part of.
+        A dry run comes first, so that no event announces an eviction that is then refused.
+        """
+        now = time.monotonic()
+        if not pod.controlled or pod.ending or now < self._evict_again.get(allocation.id, now):
+            return
+        self._evict_again = {one: at for one, at in self._evict_again.items() if self._store.table.find(one)}
+        self._evict_again[allocation.id] = now + _EVICT_AGAIN
+        eviction = await self._cluster.evict(pod, dry_run=True)
+        if eviction.done:
+            self._events.evicting(pod, allocation, reason)
+            eviction = await self._cluster.evict(pod)
+        if eviction.gone:
+            self._log.info("pod to be evicted is gone", pod=str(pod), allocation=allocation.id)
+            return
+        event = "pod not evicted" if eviction.problem else "pod evicted"
+        self._log.warning(event, pod=str(pod), allocation=allocation.id, detail=eviction.problem or reason)
+
+    def _report(self, allocation_id: str, reason: str) -> None:
+        allocation = self._store.table.find(allocation_id)
+        name = allocation.name if allocation else allocation_id
+        self._log.info("start held back", allocation=allocation_id, container=name, detail=reason)
+        if allocation is not None:
+            self._events.waiting(allocation, reason)

@@ -1,0 +1,84 @@
+"""The slices as the kubelet is shown them: one device each, with its GPU's health and NUMA node.
+
+Three parts of the agent can take slices off what the scheduler sees as allocatable, each for its own reason. They meet
+here, and a change of any of them is one change of the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.inventory.holder import InventoryHolder
+from agent.inventory.source import Inventory
+from agent.providers.provider import Device
+from gigaslice.model import gpu_device_ids
+
+__all__ = ["DeviceList", "slice_devices"]
+
+
+def slice_devices(inventory: Inventory, withheld: frozenset[str] = frozenset()) -> tuple[Device, ...]:
+    """Returns every slice of every GPU as a device.
+
+    Args:
+        inventory: The GPUs.
+        withheld: Device IDs that no container holds and none can get now. They are shown as unhealthy, which takes
+            them off what the scheduler sees as allocatable.
+    """
+    return tuple(
+        Device(device_id, gpu.healthy and device_id not in withheld, gpu.numa_node)
+        for gpu in inventory.gpus
+        for device_id in gpu_device_ids(gpu)
+    )
+
+
+class DeviceList:
+    """The present list of slices."""
+
+    def __init__(self, gpus: InventoryHolder) -> None:
+        self._gpus = gpus
+        self._withheld: frozenset[str] = frozenset()
+        self._taken_whole: frozenset[str] = frozenset()
+        self._recordable = True
+        self._watchers: list[Callable[[], None]] = []
+
+    def devices(self) -> tuple[Device, ...]:
+        """Returns every slice of every GPU."""
+        inventory = self._gpus.now
+        withheld = self._withheld | self._taken_whole
+        if not self._recordable:
+            withheld = frozenset(device_id for gpu in inventory.gpus for device_id in gpu_device_ids(gpu))
+        return slice_devices(inventory, withheld)
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called at every change. Returns a function that ends this."""
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    async def set_inventory(self, inventory: Inventory) -> None:
+        """Makes an inventory the present one, for the whole agent."""
+        self._gpus.now = inventory
+        self._changed()
+
+    async def withhold(self, device_ids: frozenset[str]) -> None:
+        """Shows exactly these slices as not to be had, whatever the health of their GPUs: limits have taken them."""
+        if device_ids != self._withheld:
+            self._withheld = device_ids
+            self._changed()
+
+    async def set_taken_whole(self, device_ids: frozenset[str]) -> None:
+        """Shows exactly these free slices as not to be had besides: their GPUs are given out whole."""
+        if device_ids != self._taken_whole:
+            self._taken_whole = device_ids
+            self._changed()
+
+    async def set_recordable(self, recordable: bool) -> None:
+        """Sets whether an allocation could be recorded now. While not, every slice is shown as not to be had.
+
+        That includes slices of running containers: the scheduler learns that they are free before the agent does.
+        """
+        self._recordable = recordable
+        self._changed()
+
+    def _changed(self) -> None:
+        for changed in self._watchers:
+            changed()
