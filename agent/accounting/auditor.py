@@ -108,7 +108,7 @@ class Auditor:
             who = (allocation.ref.namespace, allocation.ref.pod, allocation.ref.container)
             refused = {(one.slot, one.pid_inside, one.generation): one.refused for one in reading.processes}
             totals.note(
-                "gigaslice_container_refusals_total",
+                "gigaslice_container_oom_errors_total",
                 who,
                 allocation.id,
                 refused,
@@ -122,7 +122,7 @@ class Auditor:
                         "gigaslice_container_compute_seconds_total", labels, allocation.id, {"": use.spent}
                     )
                     totals.note(
-                        "gigaslice_container_throttled_seconds_total",
+                        "gigaslice_container_compute_throttled_seconds_total",
                         labels,
                         allocation.id,
                         {"": use.throttled},
@@ -180,7 +180,7 @@ class Auditor:
         self._event(
             finding.allocation,
             "Warning",
-            "GigasliceUnhooked",
+            "ProcessWithoutLibrary",
             f"{text} without the library (a static program, musl, or an environment that keeps it out); it counts "
             "against the container's quota, and nothing limits it",
         )
@@ -190,7 +190,7 @@ class Auditor:
         if allocation is None:
             return
         text = _amounts(over)
-        self._log.error("container uses more than it may", allocation=allocation.id, container=allocation.name,
+        self._log.error("container exceeds its quota", allocation=allocation.id, container=allocation.name,
                         over=text, policy=self._policy.mode)  # fmt: skip
         why = (
             ", taken by a part of its programs that passes the library by (a plug-in opened with dlmopen or "
@@ -199,20 +199,20 @@ class Auditor:
             else ""
         )
         ends = self._threat(Kind.OVER, over) or "its neighbours may run out of memory"
-        self._event(allocation, "Warning", "GigasliceOveruse", f"holds {text} beyond its quota{why}; {ends}")
+        self._event(allocation, "Warning", "GPUMemoryOveruse", f"holds {text} beyond its quota{why}; {ends}")
 
     def _say_beyond(self, allocation_id: str, beyond: Mapping[str, int]) -> None:
         allocation = self._store.table.find(allocation_id)
         if allocation is None:
             return
         text = _amounts(beyond)
-        self._log.warning("container holds more than its limit of now", allocation=allocation.id,
+        self._log.warning("container exceeds its current limit", allocation=allocation.id,
                           container=allocation.name, over=text, policy=self._policy.mode)  # fmt: skip
         ends = self._threat(Kind.LIMIT, beyond) or "nothing is ended"
         self._event(
             allocation,
             "Warning",
-            "GigasliceOverLimit",
+            "GPULimitExceeded",
             f"holds {text} beyond its limit, which was lowered or is passed by memory that no call declares; its "
             f"programs get no more until they have freed as much; {ends}",
         )
@@ -226,7 +226,7 @@ class Auditor:
         self._event(
             allocation,
             "Warning",
-            "GigasliceLedger",
+            "LedgerTruncated",
             f"makes its ledger grow on the node's disk again and again, by up to {size}; it is cut back each time; "
             f"{ends}",
         )
@@ -270,7 +270,7 @@ class Auditor:
             self._event(
                 allocation,
                 "Normal",
-                "GigasliceNotAttached",
+                "LibraryNotAttached",
                 f"holds {units.format_bytes(sum(allocation.quota().values()))} of GPU memory, and no program has used "
                 f"CUDA under the library for {minutes} minutes: none has begun yet, or the library cannot be loaded "
                 "(static programs, musl)",
@@ -295,7 +295,7 @@ class Auditor:
                 else f"holds {size} more than it may"
             )
             text = f"evicted: {what} for {self._policy.grace:g} seconds"
-            self._event(allocation, "Warning", "GigasliceEvicting", text)
+            self._event(allocation, "Warning", "EvictionPending", text)
         task = asyncio.get_running_loop().create_task(self._have_evicted(pod))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

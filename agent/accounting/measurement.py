@@ -195,7 +195,7 @@ class MemoryMonitor:
     ) -> None:
         if after.grew and allocation.id not in self._grew:
             self._log.warning(
-                "ledger had grown and was cut back",
+                "ledger truncated",
                 allocation=allocation.id,
                 container=allocation.name,
                 bytes=after.grew,

@@ -183,9 +183,7 @@ class PodWatch:
         self.synced = False
         if str(error) != self._said:
             self._said = str(error)
-            self._log.warning(
-                "API server not reached; going on with the pods known so far", detail=self._said
-            )
+            self._log.warning("API server unreachable; using the last known pods", detail=self._said)
 
     async def _rest(self, lasted: float, wait: float) -> None:
         """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""

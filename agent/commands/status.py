@@ -33,10 +33,10 @@ class Row:
     state: str
     gpu: str
     slices: int
-    limit: int
-    used: int
-    undeclared: int
-    peak: int
+    limit_bytes: int
+    used_bytes: int
+    undeclared_bytes: int
+    peak_bytes: int
     pids: tuple[int, ...]
 
 
@@ -97,7 +97,8 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
     pids = ",".join(str(pid) for pid in row.pids) or "-"
-    sizes = (units.format_bytes(size) for size in (row.limit, row.used + row.undeclared, row.peak))
+    used = row.used_bytes + row.undeclared_bytes
+    sizes = (units.format_bytes(size) for size in (row.limit_bytes, used, row.peak_bytes))
     return (name, row.state, row.gpu, *sizes, pids)
 
 
@@ -112,10 +113,10 @@ def _row(allocation: Allocation, hold: Hold, reading: Reading) -> Row:
         state=_state(allocation, reading),
         gpu=hold.gpu,
         slices=len(hold.device_ids),
-        limit=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
-        used=reading.used.get(hold.gpu, 0),
-        undeclared=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
-        peak=reading.peak.get(hold.gpu, 0),
+        limit_bytes=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
+        used_bytes=reading.used.get(hold.gpu, 0),
+        undeclared_bytes=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
+        peak_bytes=reading.peak.get(hold.gpu, 0),
         pids=pids or reading.pids,
     )
 

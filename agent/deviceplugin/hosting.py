@@ -72,9 +72,9 @@ async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link:
         try:
             await serve_one(Servicer(provider), kubelet_dir, socket_name(provider.resource), stop, link)
         except GigasliceError as error:
-            log.error("provider failed; tried again", resource=provider.resource, detail=str(error))
+            log.error("provider failed; retrying", resource=provider.resource, detail=str(error))
         except Exception:
-            log.exception("provider failed; tried again", resource=provider.resource)
+            log.exception("provider failed; retrying", resource=provider.resource)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

@@ -149,7 +149,7 @@ class Poller:
             if str(error) != self._failure:
                 self._failure = str(error)
                 level = self._log.warning if isinstance(error, KubeletError) else self._log.error
-                level("pods unknown; nothing is given up meanwhile", detail=self._failure)
+                level("pods unknown; nothing is released meanwhile", detail=self._failure)
 
     async def _evidence(self, listing: Listing, asked_at: int, patience: int) -> Evidence:
         """LISTING with what else is known, as far as this look may give something up: reading every ledger takes long,
@@ -222,7 +222,7 @@ class Poller:
             if pod is not None and allocation.ref is not None:
                 self._said.add(allocation.id)
                 self._cluster.event(
-                    pod, "Warning", "GigasliceForgotten", _FORGOTTEN, allocation.ref.container
+                    pod, "Warning", "AllocationForgotten", _FORGOTTEN, allocation.ref.container
                 )
 
     def _to_disk(self, *, sync: bool) -> None:

@@ -138,7 +138,7 @@ class Servicer:
         except NotYetError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, plain(str(error)))
         except GigasliceError as error:
-            self._log.error("start gate failed", resource=self.provider.resource, detail=str(error))
+            self._log.error("start decision failed", resource=self.provider.resource, detail=str(error))
             await context.abort(grpc.StatusCode.UNAVAILABLE, plain(str(error)))
 
     async def _prefer(self, request: api.ContainerPreferredAllocationRequest) -> list[str]:

@@ -95,7 +95,7 @@ class Front:
 
     def _look(self, endpoint: Endpoint, now: float) -> None:
         if endpoint.number is None and not self.holding and now - endpoint.since > PATIENCE_SECONDS:
-            self.log.say("error", "front", "agent does not come back", resource=endpoint.offer.resource)
+            self.log.say("error", "front", "agent not back in time", resource=endpoint.offer.resource)
             self._drop(endpoint)
             return
         try:

@@ -147,7 +147,7 @@ class _Supervisor:
             self._pinged = now
             self._front.say(Kind.PING)
         if now - max(self._front.heard_at, self._begun) > _DEAF_SECONDS:
-            self._front.log.say("error", "front", "agent does not answer; ended", process=self._pid)
+            self._front.log.say("error", "front", "agent not responding; killed", process=self._pid)
             os.kill(self._pid, signal.SIGKILL)
 
     def _ended(self, code: int, now: float) -> None:
@@ -165,7 +165,7 @@ class _Supervisor:
         self._quick = 0 if now - self._begun > _WELL_SECONDS else self._quick + 1
         pause = min(_FIRST_PAUSE * 2 ** min(self._quick - 2, 10), _LONGEST_PAUSE) if self._quick > 1 else 0.0
         self._again = now + pause
-        self._front.log.say("error", "front", "agent ended; started again", code=code, pause_seconds=pause)
+        self._front.log.say("error", "front", "agent ended; restarted", code=code, pause_seconds=pause)
 
     # --- signals ---------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class HealthController:
         self._read_cordons()
         for uuid, gpu in self.gpus.items():
             if gpu.unhealthy:
-                self._log.warning("gpu is unhealthy", gpu=uuid, detail=gpu.text)
+                self._log.warning("GPU unhealthy", gpu=uuid, detail=gpu.text)
         self._effective = self._overlay(found)
         self._save()
         return self._effective
@@ -186,7 +186,7 @@ class HealthController:
         changed = after != self.gpus
         self.gpus = after
         for uuid in well:
-            self._log.warning("gpu is well again", gpu=uuid)
+            self._log.warning("GPU recovered", gpu=uuid)
             self._told(uuid, True, f"{uuid} has been quiet for its cooldown and gets new containers again")
         if self._read_cordons() or changed:
             await self._publish()
@@ -209,10 +209,10 @@ class HealthController:
         if began or ended:
             await self._publish()
         for uuid in began:
-            self._log.error("gpu is silent", gpu=uuid, detail=after[uuid].text)
+            self._log.error("GPU not responding", gpu=uuid, detail=after[uuid].text)
             self._told(uuid, False, f"{uuid}: {after[uuid].text}; no new containers until it answers")
         for uuid in ended:
-            self._log.warning("gpu answers again", gpu=uuid)
+            self._log.warning("GPU responding again", gpu=uuid)
             self._told(uuid, True, f"{uuid} answers again")
 
     async def _strike(self, strikes: Mapping[str, tuple[Condition, ...]]) -> None:
@@ -232,7 +232,7 @@ class HealthController:
         if news:
             await self._publish()  # before it is told: who has heard of it finds it after a restart, too
         for uuid, (text, wait) in news.items():
-            self._log.error("gpu is unhealthy", gpu=uuid, detail=text, cooldown_seconds=wait)
+            self._log.error("GPU unhealthy", gpu=uuid, detail=text, cooldown_seconds=wait)
             self._told(
                 uuid,
                 False,
@@ -295,9 +295,9 @@ class HealthController:
         self._reported = ()
         before, self.cordons = self.cordons, after
         for uuid in after.keys() - before.keys():
-            self._log.warning("gpu cordoned", gpu=uuid, reason=after[uuid].reason)
+            self._log.warning("GPU cordoned", gpu=uuid, reason=after[uuid].reason)
         for uuid in before.keys() - after.keys():
-            self._log.info("gpu uncordoned", gpu=uuid)
+            self._log.info("GPU uncordoned", gpu=uuid)
         return before != after
 
     def _save(self) -> None:
@@ -323,7 +323,7 @@ class HealthController:
     def _problem(self, about: str, text: str) -> None:
         if self._problems.get(about) != text:
             self._problems[about] = text
-            self._log.error("health file cannot be used", detail=text)
+            self._log.error("health file unusable", detail=text)
 
 
 def _lasts(silent: Mapping[str, Silence], uuid: str) -> bool:

@@ -46,7 +46,7 @@ class Scanner:
         except GigasliceError as error:
             if str(error) != self._failure:
                 self._failure = str(error)
-                self._log.error("scan failed; going on with what was found before", detail=self._failure)
+                self._log.error("scan failed; using the last inventory", detail=self._failure)
             return
         self._failure = ""
         if now != self._present:
@@ -62,5 +62,5 @@ class Scanner:
         for gpu in now.gpus:
             if before.get(gpu.uuid) != gpu.healthy:
                 self._log.warning(
-                    "gpu changed", gpu=gpu.uuid, healthy=gpu.healthy, new=gpu.uuid not in before
+                    "GPU changed", gpu=gpu.uuid, healthy=gpu.healthy, new=gpu.uuid not in before
                 )

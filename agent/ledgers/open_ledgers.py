@@ -65,9 +65,7 @@ class OpenLedgers:
         try:
             self._keep(allocation_id, _open(path, os.O_NONBLOCK))
         except BlockingIOError:
-            self._log.warning(
-                "ledger under a lease", allocation=allocation_id, detail="opened when that ends"
-            )
+            self._log.warning("ledger leased", allocation=allocation_id, detail="opened when that ends")
             self._wait_for(allocation_id, path)
         except OSError as error:
             if error.errno != errno.ENOENT:
@@ -111,7 +109,7 @@ class OpenLedgers:
             try:
                 count = _cut(fd)
             except (OSError, vcuda.VcudaError) as error:
-                self._log.warning("ledger cannot be cut", allocation=allocation_id, detail=str(error))
+                self._log.warning("ledger not truncated", allocation=allocation_id, detail=str(error))
                 continue
             finally:
                 os.close(fd)

@@ -245,7 +245,9 @@ class ComputeManager:
         """Logs a problem when it begins."""
         if one.id not in self._said:
             self._said.add(one.id)
-            self._log.warning("share not looked after", allocation=one.id, container=one.name, detail=detail)
+            self._log.warning(
+                "compute share not managed", allocation=one.id, container=one.name, detail=detail
+            )
 
 
 def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) -> None:

@@ -248,7 +248,7 @@ class LimitsManager:
                 continue  # nothing to follow in it, as before
             options = parse_options(pod.annotations, allocation.ref.container, self._unit)
             if options.mistakes:
-                self._tell(pod, allocation, "GigasliceAnnotation", "; ".join(options.mistakes))
+                self._tell(pod, allocation, "InvalidAnnotation", "; ".join(options.mistakes))
             else:
                 self._follow(pod, allocation, options)
 
@@ -261,7 +261,7 @@ class LimitsManager:
         )
         if wanted == policy:
             self._followed[allocation.id] = (pod, policy)
-            self._said.pop(allocation.id + "GigasliceResize", None)
+            self._said.pop(allocation.id + "GPUResizeDeferred", None)
             return
         memory: dict[str, int] = {}
         if options.parts != policy.parts:
@@ -269,7 +269,7 @@ class LimitsManager:
                 self._tell(
                     pod,
                     allocation,
-                    "GigasliceResize",
+                    "GPUResizeDeferred",
                     f"{len(options.parts)} sizes for {len(allocation.holds)} GPUs; "
                     "the number of GPUs cannot change while it runs",
                 )
@@ -285,24 +285,24 @@ class LimitsManager:
             self._store.table, allocation, self._inventory.gpus, self._present(), memory=memory, cores=cores
         )
         if isinstance(refusal, live_limits.Refusal):
-            self._tell(pod, allocation, "GigasliceResize", refusal.detail)
+            self._tell(pod, allocation, "GPUResizeDeferred", refusal.detail)
             return
         done = self._change(
             allocation, live_limits.with_limits(replace(kept, policy=wanted), {}, {}), memory, {}
         )
         if isinstance(done, live_limits.Refusal):
-            self._tell(pod, allocation, "GigasliceResize", done.detail)
+            self._tell(pod, allocation, "GPUResizeDeferred", done.detail)
             return
-        self._said.pop(allocation.id + "GigasliceResize", None)
+        self._said.pop(allocation.id + "GPUResizeDeferred", None)
         if memory and done.before.quota() != done.after.quota():
             sizes = ", ".join(f"{units.format_bytes(n)} of {gpu}" for gpu, n in done.after.quota().items())
-            self._event(pod, allocation, "Normal", "GigasliceResized", f"now {sizes}")
+            self._event(pod, allocation, "Normal", "GPUResizeCompleted", f"now {sizes}")
 
     def _tell(self, pod: Pod, allocation: Allocation, reason: str, text: str) -> None:
         if self._said.get(allocation.id + reason) != text:
             self._said[allocation.id + reason] = text
             self._log.warning(
-                "annotation not followed", allocation=allocation.id, container=allocation.name, detail=text
+                "annotation not applied", allocation=allocation.id, container=allocation.name, detail=text
             )
         self._event(pod, allocation, "Warning", reason, text)
 

@@ -226,9 +226,9 @@ class TimeSliceManager:
         if state.said == state.arbiter.mode:
             return
         if state.arbiter.mode == "turns":
-            self._log.info("turns begin", gpu=gpu.uuid, containers=state.wanting)
+            self._log.info("time slicing started", gpu=gpu.uuid, containers=state.wanting)
         elif state.said == "turns":
-            self._log.info("turns end", gpu=gpu.uuid, fits=state.fits)
+            self._log.info("time slicing stopped", gpu=gpu.uuid, fits=state.fits)
         state.said = state.arbiter.mode
 
 

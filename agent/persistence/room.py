@@ -77,9 +77,9 @@ class Room:
         """Looks once."""
         before, self.problem = self.problem, self._judge() or await self._written()
         if self.problem and not before:
-            self._log.error("state directory cannot be used; no new allocations", detail=self.problem)
+            self._log.error("state directory unusable; no new allocations", detail=self.problem)
         elif before and not self.problem:
-            self._log.warning("state directory can be used again")
+            self._log.warning("state directory usable again")
         if bool(before) != bool(self.problem):
             await self._changed(not self.problem)
 

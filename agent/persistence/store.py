@@ -193,18 +193,18 @@ class Store:
                 ):  # else its file says so already
                     self._copy("owner", self.dirs.write_owner, allocation.id, allocation.container)
                 self._log.info(
-                    "container known", allocation=allocation.id, container=str(allocation.container)
+                    "container identified", allocation=allocation.id, container=str(allocation.container)
                 )
         for allocation in review.adopted:
             if allocation.foreign:
                 self._log.warning(
-                    "container without a record counted by its device names",
+                    "unrecorded container counted by its device IDs",
                     container=allocation.name,
                     allocation=allocation.id,
                 )
             else:
                 self._log.warning(
-                    "container without a record restored", container=allocation.name, allocation=allocation.id
+                    "unrecorded container restored", container=allocation.name, allocation=allocation.id
                 )
             self._recreate(allocation)
         for allocation in review.released:
@@ -217,9 +217,7 @@ class Store:
         Only for a container that is not running. Raises StorageError, also for a damaged one that processes still use.
         """
         if not (self.library_dir / allocation.library).is_file():  # the loader would go on without it
-            self._log.error(
-                "library is missing; replaced", allocation=allocation.id, detail=allocation.library
-            )
+            self._log.error("library missing; replaced", allocation=allocation.id, detail=allocation.library)
             allocation = replace(allocation, library=self.library)
             self.update(self._table.replaced([allocation]))
         problem = self.dirs.problem(allocation)
@@ -249,7 +247,7 @@ class Store:
         for one in made_up:
             self._copy("directory", self.dirs.remove, one)
         self._log.warning(
-            "container without a record restored", allocation=allocation.id, container=allocation.name
+            "unrecorded container restored", allocation=allocation.id, container=allocation.name
         )
 
     def remake(self, allocation: Allocation) -> None:
@@ -331,14 +329,12 @@ class Store:
         found = recover(loaded.table or AllocationTable(), directories)
         for allocation in found.adopted:
             self._log.warning(
-                "allocation taken over from its directory",
+                "allocation recovered from its directory",
                 allocation=allocation.id,
                 container=allocation.name,
             )
         for name in found.strays:
-            self._log.warning(
-                "directory is no allocation of this agent; left alone", path=str(self.dirs.path(name))
-            )
+            self._log.warning("unknown directory left alone", path=str(self.dirs.path(name)))
         if found.table != loaded.table:
             self._checkpoint.save(found.table)  # else nothing is written: an agent starts on a full disk, too
         self._table = found.table
@@ -367,7 +363,7 @@ class Store:
         if not self.dirs.path(allocation.id).exists():
             self.dirs.rebuild(allocation)
             self._log.warning(
-                "allocation directory made again", allocation=allocation.id, container=allocation.name
+                "allocation directory recreated", allocation=allocation.id, container=allocation.name
             )
 
 

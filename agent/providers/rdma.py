@@ -67,7 +67,9 @@ class Rdma(Provider):
         self._interval = interval
         self._adapters = {one.name: one for one in scan(sysfs)}
         self._log = get_logger("rdma")
-        self._log.info("adapters", found=sorted(self._adapters), path=str(sysfs / "class/infiniband"))
+        self._log.info(
+            "RDMA adapters found", found=sorted(self._adapters), path=str(sysfs / "class/infiniband")
+        )
 
     def devices(self) -> list[Device]:
         """The shares of every adapter that has been seen."""
@@ -130,7 +132,7 @@ class Rdma(Provider):
         for name, one in now.items():
             before = self._adapters.get(name)
             if before is None or before.up != one.up:
-                self._log.warning("adapter changed", adapter=name, up=one.up, new=before is None)
+                self._log.warning("RDMA adapter changed", adapter=name, up=one.up, new=before is None)
         if now != self._adapters:
             self._adapters = now
             changed()

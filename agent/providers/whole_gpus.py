@@ -134,7 +134,7 @@ class WholeGpus(Provider):
         deadline = time.monotonic() + patience
         while reason := self._reason(found.id):
             if time.monotonic() >= deadline:
-                self._log.info("start held back", allocation=found.id, container=found.name, detail=reason)
+                self._log.info("start delayed", allocation=found.id, container=found.name, detail=reason)
                 raise NotYetError(reason)
             self._allocated()
             await asyncio.sleep(_GATE_INTERVAL)

@@ -16,7 +16,7 @@ def gpu_news(cluster: Cluster, store: Store) -> Callable[[str, bool, str], None]
     """
 
     def tell(uuid: str, well: bool, text: str) -> None:
-        kind, reason = ("Normal", "GigasliceGpuWell") if well else ("Warning", "GigasliceGpuUnhealthy")
+        kind, reason = ("Normal", "GPURecovered") if well else ("Warning", "GPUUnhealthy")
         for allocation in store.table.allocations:
             owner = allocation.container
             if owner is None or allocation.gone or uuid not in allocation.quota():

@@ -66,11 +66,11 @@ class Measures:
             values.add(name, total, *labels)
         self._gpus(values)
         for uuid, (turns, seconds) in self._turns.given().items():
-            values.add("gigaslice_gpu_turns_total", turns, uuid)
-            values.add("gigaslice_gpu_turn_seconds_total", seconds, uuid)
+            values.add("gigaslice_gpu_time_slices_total", turns, uuid)
+            values.add("gigaslice_gpu_time_slice_seconds_total", seconds, uuid)
         for uuid, gpu in self._turns.gpus.items():
-            values.add("gigaslice_gpu_turns_active", int(gpu.arbiter.mode == "turns"), uuid)
-            values.add("gigaslice_gpu_managed_fits", int(gpu.fits), uuid)
+            values.add("gigaslice_gpu_time_slicing_active", int(gpu.arbiter.mode == "turns"), uuid)
+            values.add("gigaslice_gpu_working_set_resident", int(gpu.fits), uuid)
             if gpu.paging is not None:
                 values.add("gigaslice_gpu_page_faults_total", gpu.paging.faults, uuid)
                 values.add("gigaslice_gpu_paged_in_bytes_total", gpu.paging.bytes_in, uuid)
@@ -83,15 +83,15 @@ class Measures:
         who = (owner.namespace, owner.pod, owner.container) if owner else ("", "", "")
         last = self._memory_monitor.last.get(allocation.id, _NOTHING)
         reading = last.reading
-        bypassed = self._store.without_library.get(allocation.id, {})
+        without_library = self._store.without_library.get(allocation.id, {})
         for hold in allocation.holds:
             gpu = hold.gpu
             used = reading.used.get(gpu, 0)
             for name, value in (
                 ("limit", reading.limits.get(gpu, hold.memory_bytes)),
                 ("used", used),
-                ("unhooked", reading.undeclared.get(gpu, 0) if reading.alive or bypassed else 0),
-                ("bypassed", bypassed.get(gpu, 0)),
+                ("undeclared", reading.undeclared.get(gpu, 0) if reading.alive or without_library else 0),
+                ("without_library", without_library.get(gpu, 0)),
                 ("peak", reading.peak.get(gpu, 0)),
             ):
                 values.add(f"gigaslice_container_memory_{name}_bytes", value, gpu, *who)
@@ -100,7 +100,7 @@ class Measures:
                 values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
                 if owner:
                     held = self._turns.held_us.get((allocation.id, gpu), 0) / 1e6
-                    name = "gigaslice_container_turn_held_seconds_total"
+                    name = "gigaslice_container_time_slice_wait_seconds_total"
                     self._counters.totals.note(name, (gpu, *who), allocation.id, {"": held})
                 managed = reading.managed.get(gpu, 0)
                 values.add("gigaslice_container_memory_managed_bytes", managed, gpu, *who)
@@ -112,11 +112,11 @@ class Measures:
             values.add(
                 "gigaslice_container_slices", len(allocation.kept.intersection(hold.device_ids)), gpu, *who
             )
-        for gpu in bypassed.keys() - allocation.quota().keys():
-            values.add("gigaslice_container_memory_bypassed_bytes", bypassed[gpu], gpu, *who)
+        for gpu in without_library.keys() - allocation.quota().keys():
+            values.add("gigaslice_container_memory_without_library_bytes", without_library[gpu], gpu, *who)
         values.add("gigaslice_container_processes", reading.living, *who)
         values.add("gigaslice_container_attached", int(reading.attached), *who)
-        values.add("gigaslice_container_gate_waiting", int(allocation.waiting), *who)
+        values.add("gigaslice_container_start_waiting", int(allocation.waiting), *who)
 
     def _gpus(self, values: Values) -> None:
         inventory = self._allocator.inventory
@@ -148,7 +148,7 @@ class Measures:
         for (uuid, xid), count in self._controller.xids.items():
             values.add("gigaslice_gpu_xid_errors_total", count, uuid, str(xid))
         for uuid, count in self._auditor.survey.foreign.items():
-            values.add("gigaslice_foreign_bytes", count, uuid)
+            values.add("gigaslice_gpu_foreign_memory_bytes", count, uuid)
 
     def _agent(self, values: Values) -> None:
         counters = self._counters
@@ -156,10 +156,10 @@ class Measures:
         values.add("gigaslice_kubelet_registrations_total", counters.registrations)
         values.add("gigaslice_allocate_duration_seconds", counters.allocate)
         values.add("gigaslice_allocate_failures_total", counters.allocate_failures)
-        values.add("gigaslice_gate_waits_total", counters.gate_waits)
-        values.add("gigaslice_ledger_cuts_total", self._store.dirs.ledgers.cuts)
+        values.add("gigaslice_start_waits_total", counters.gate_waits)
+        values.add("gigaslice_ledger_truncations_total", self._store.dirs.ledgers.cuts)
         values.add("gigaslice_overuse_evictions_total", counters.evictions)
         for part, count in counters.parts.items():
-            values.add("gigaslice_part_failures_total", count, part)
-        values.add("gigaslice_state_usable", int(not self._room.problem))
+            values.add("gigaslice_component_failures_total", count, part)
+        values.add("gigaslice_state_dir_usable", int(not self._room.problem))
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -109,7 +109,7 @@ def run(config: Config) -> None:
             log.warning("discovery", detail=sentence)
         for gpu in inventory.gpus:
             log.info(
-                "gpu",
+                "GPU found",
                 gpu=gpu.uuid,
                 model=gpu.model,
                 slices=gpu.slices,

@@ -60,7 +60,7 @@ class Standby:
     def collect(self) -> Values:
         """The values of now."""
         values = Values()
-        values.add("gigaslice_standing_by", 1)
+        values.add("gigaslice_standby", 1)
         values.add("gigaslice_kubelet_registered", 0)
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)
         return values

@@ -1,6 +1,7 @@
 """Every reason of an event on a pod, as one table: what `kubectl describe pod` shows, and docs/operations.md.
 
-Values only. Who says what stands where it is said; a test compares those places with this table.
+Reasons are CamelCase and name what happened, as the kubelet's do. They have no prefix: the event's component says who
+reports. Values only; the modules that report an event hold its text, and a test compares them with this table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["REASONS", "Reason"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason. kind: "Normal" or "Warning". meaning: when it is said, and what it asks for."""
+    """One reason. kind: "Normal" or "Warning". meaning: when it is reported, and what it asks for."""
 
     name: str
     kind: str
@@ -20,26 +21,26 @@ class Reason:
 
 
 REASONS = (
-    Reason("GigasliceAllocated", "Normal", "which GPUs a container got, and how much of each"),
-    Reason("GigasliceWaiting", "Warning", "what the start gate waits for; the container starts by itself"),
-    Reason("GigasliceImpossible", "Warning", "this node can never give what is asked for; ask for less, or elsewhere"),
-    Reason("GigasliceStorage", "Warning",
+    Reason("GPUAllocated", "Normal", "which GPUs a container got, and how much of each"),
+    Reason("WaitingForGPU", "Warning", "what the start of the container waits for; it starts by itself"),
+    Reason("GPURequestInfeasible", "Warning", "this node can never satisfy the request; ask for less, or elsewhere"),
+    Reason("AllocationNotRecorded", "Warning",
            "the node's disk refused the record of the allocation; the pod has failed, and no more come for now"),
-    Reason("GigasliceAnnotation", "Warning", "an annotation makes no sense or has no effect; it says what to write"),
-    Reason("GigasliceEvicting", "Warning",
-           "the pod is about to be evicted: for annotations that came too late, or for overuse where that is policy"),
-    Reason("GigasliceResized", "Normal", "a limit follows an annotation that was edited"),
-    Reason("GigasliceResize", "Warning", "an edited annotation cannot be followed now; it is as soon as there is room"),
-    Reason("GigasliceGpuUnhealthy", "Warning", "a GPU of the container gets no new containers; the text says why"),
-    Reason("GigasliceGpuWell", "Normal", "the GPU gets new containers again"),
-    Reason("GigasliceForgotten", "Warning",
+    Reason("InvalidAnnotation", "Warning", "an annotation is invalid or has no effect; the event says what to write"),
+    Reason("EvictionPending", "Warning",
+           "the pod is about to be evicted: for annotations that came too late, or for overuse where the policy says so"),
+    Reason("GPUResizeCompleted", "Normal", "a limit follows an annotation that was edited"),
+    Reason("GPUResizeDeferred", "Warning", "an edited annotation has no effect yet; it has as soon as there is room"),
+    Reason("GPUUnhealthy", "Warning", "a GPU of the container gets no new containers; the event says why"),
+    Reason("GPURecovered", "Normal", "the GPU gets new containers again"),
+    Reason("AllocationForgotten", "Warning",
            "the kubelet has lost its record of a running container's devices; it runs on and cannot be started again"),
-    Reason("GigasliceUnaligned", "Normal",
+    Reason("GPUNotAligned", "Normal",
            "a container's GPU is on another NUMA node than the devices that the kubelet chose"),
-    Reason("GigasliceUnhooked", "Warning", "processes without the library hold memory of a GPU"),
-    Reason("GigasliceOveruse", "Warning", "the container holds more than its quota because of these, or of plug-ins"),
-    Reason("GigasliceOverLimit", "Warning", "a container holds more than its limit of now, and gets no more"),
-    Reason("GigasliceLedger", "Warning", "a container makes its ledger grow on the node's disk, which is cut back"),
-    Reason("GigasliceNotAttached", "Normal", "no program of the container has used CUDA under the library for long"),
+    Reason("ProcessWithoutLibrary", "Warning", "processes without the library hold memory of a GPU"),
+    Reason("GPUMemoryOveruse", "Warning", "the container exceeds its quota because of such processes, or of plug-ins"),
+    Reason("GPULimitExceeded", "Warning", "the container exceeds its current limit, and gets no more memory"),
+    Reason("LedgerTruncated", "Warning", "a container makes its ledger grow on the node's disk; it is truncated"),
+    Reason("LibraryNotAttached", "Normal", "no program of the container has used CUDA under the library for long"),
 )  # fmt: skip
 """In the order of a pod's life."""

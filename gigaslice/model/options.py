@@ -133,7 +133,7 @@ class RequestOptions:
             found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
         if not self.turns and not self.oversubscribe:
             found.append(
-                f"{PREFIX}turns has no effect without {PREFIX}oversubscribe: others' turns do not concern it"
+                f"{PREFIX}time-slicing has no effect without {PREFIX}oversubscribe: time slices are for such pods"
             )
         if self.oversubscribe and not lends_host:
             found.append(
@@ -330,7 +330,7 @@ ANNOTATIONS: tuple[Annotation, ...] = (
                "may use more of a GPU while alone on it, up to that much of it"),
     Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
                "may go on in host memory where the node lends some"),
-    Annotation("turns", (), _flag("turns"), "`false`",
+    Annotation("time-slicing", (), _flag("turns"), "`false`",
                "whether it takes turns with others where their pages push each other off the GPU"),
 )  # fmt: skip
 """The table of annotations."""

@@ -116,7 +116,7 @@ class _Bridge(logging.Handler):
         say = self._log.error if failed or record.levelno >= logging.ERROR else self._log.warning
         # asyncio puts a task's repr and, in debug mode, a stack behind the first line
         say(
-            "a library reports",
+            "library message",
             library=record.name,
             detail=text[:2000],
             exc_info=record.exc_info if failed else None,

@@ -51,7 +51,7 @@ async def run_together(lead: str, parts: Mapping[str, Coroutine[Any, Any, None]]
     first = next((name for name in (*ended, *failed) if name in failed), "")
     for name, failure in failed.items():
         if name != first:
-            get_logger("node").error("a part of the agent failed while it ended", name=name, exc_info=failure)
+            get_logger("node").error("component failed while stopping", name=name, exc_info=failure)
     if first:
         raise failed[first]
     if ended:
@@ -87,7 +87,7 @@ async def lasting(
         failed(name)
         pause = first if time.monotonic() - begun > _LIVED_SECONDS else min(pause, _LONGEST_PAUSE)
         log.error(
-            "a part of the agent failed; started again, the rest goes on",
+            "component failed; restarted",
             name=name,
             again_seconds=pause,
             detail=repr(failure) if failure is not None else "ended by itself",
@@ -105,7 +105,7 @@ def leave_within(seconds: float, failure: str = "") -> None:
     """
 
     def leave() -> None:
-        get_logger("node").error("left a thread behind that does not end: the driver hangs", detail=failure)
+        get_logger("node").error("thread left behind: the driver hangs", detail=failure)
         os._exit(1 if failure else 0)
 
     timer = threading.Timer(seconds, leave)

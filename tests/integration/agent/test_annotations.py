@@ -81,7 +81,7 @@ def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_opti
     allocated = agent.events("allocated")
     assert len(allocated) == 100 and not any(one["undecided"] or one["waiting"] for one in allocated)
     assert {one["container"] for one in allocated} == {f"default/p{number}/c0" for number in range(100)}
-    assert not agent.events("start held back")
+    assert not agent.events("start delayed")
 
 
 def test_a_kubelet_whose_list_takes_long_is_waited_for(begin):
@@ -165,7 +165,7 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     assert [gpu.cores_percent for gpu in page.gpus] == [30]
     paths = {f"spec.containers{{{name}}}" for name in ("i0", "s0", "c0", "c1")}
     wait_until(  # events are posted beside everything else
-        lambda: {event["involvedObject"]["fieldPath"] for event in api.events("GigasliceAllocated")} == paths,
+        lambda: {event["involvedObject"]["fieldPath"] for event in api.events("GPUAllocated")} == paths,
         "an event for each container",
     )
 
@@ -195,9 +195,9 @@ def test_a_senseless_annotation_waits_for_its_correction(begin, api):
     kubelet, agent = begin()
     one = kubelet.run_pod(pod("a", 4, annotations=said({"cores": "lots"})))
     assert one.phase == "Pending"
-    wait_until(lambda: api.events("GigasliceAnnotation"), "an event")
+    wait_until(lambda: api.events("InvalidAnnotation"), "an event")
     assert (
-        'gigaslice.io/cores: "lots" must be a whole number' in api.events("GigasliceAnnotation")[0]["message"]
+        'gigaslice.io/cores: "lots" must be a whole number' in api.events("InvalidAnnotation")[0]["message"]
     )
     api.annotate("default", "a", **{"gigaslice.io/cores": "20"})
     one.wait("Running", PATIENCE)

@@ -52,7 +52,7 @@ def test_spans_are_not_measured_on_the_wall(timed_node, agent, wall, jump):
     second = timed_node.run_pod(pod("b", 8))
     wait_until(lambda: {row["pod"] for row in agent.status()} == {"a", "b"}, "the names")
     if abs(jump) == YEARS:
-        logged = wait_until(lambda: agent.events("container known")[1:], "the second name")[0]
+        logged = wait_until(lambda: agent.events("container identified")[1:], "the second name")[0]
         assert abs(year_of(logged) - datetime.now(timezone.utc).year) >= 9, "the agent's time has jumped"
     directory = allocation_dir(first.container("c0"))
     timed_node.delete_pod(first)
@@ -70,12 +70,12 @@ def test_a_start_in_another_year_finds_everything(timed_node, agent, wall, jump)
     """What was written lies ten years ahead or behind."""
     pods = [timed_node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
-    before = sorted((row["allocation"], row["pod"], row["limit"]) for row in agent.status())
+    before = sorted((row["allocation"], row["pod"], row["limit_bytes"]) for row in agent.status())
     agent.kill()
     wall(jump)
     agent.start()
     wait_until(lambda: rpc_answers(agent) and timed_node.allocatable().get(RESOURCE) == 48, "registration")
-    assert sorted((row["allocation"], row["pod"], row["limit"]) for row in agent.status()) == before
+    assert sorted((row["allocation"], row["pod"], row["limit_bytes"]) for row in agent.status()) == before
     assert timed_node.run_pod(pod("more", 24)).phase == "Running"
     assert all(one.container("c0").running and not one.container("c0").restarts for one in pods)
     timed_node.delete_pod(pods[0])

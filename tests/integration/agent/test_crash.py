@@ -154,7 +154,7 @@ def test_a_pod_that_ends_while_the_agent_is_away(node, agent):
 def test_a_damaged_checkpoint_is_kept_and_the_allocation_table_are_rebuilt(node, agent, damage):
     pods = [node.run_pod(pod(f"p{number}", 8)) for number in range(3)]
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
-    before = sorted((row["allocation"], row["pod"], row["gpu"], row["limit"]) for row in agent.status())
+    before = sorted((row["allocation"], row["pod"], row["gpu"], row["limit_bytes"]) for row in agent.status())
     agent.kill()
     path = agent.state / "checkpoint.json"
     raw = path.read_bytes()
@@ -173,7 +173,8 @@ def test_a_damaged_checkpoint_is_kept_and_the_allocation_table_are_rebuilt(node,
     wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     assert (
-        sorted((row["allocation"], row["pod"], row["gpu"], row["limit"]) for row in agent.status()) == before
+        sorted((row["allocation"], row["pod"], row["gpu"], row["limit_bytes"]) for row in agent.status())
+        == before
     )
     kept = list(agent.state.glob("*.corrupt-*"))
     assert len(kept) == {"missing": 0, "both": 2}.get(damage, 1)

@@ -70,14 +70,14 @@ def test_a_write_that_fails_takes_the_slices_until_writes_succeed(quota, kubelet
     quota.touch()
     first = kubelet.run_pod(pod("first", 4))  # the one that finds out, or already too late for that
     kubelet.wait_allocatable(RESOURCE, 0, PATIENCE)
-    assert "quota" in agent.wait_event("state directory cannot be used; no new allocations")["detail"]
+    assert "quota" in agent.wait_event("state directory unusable; no new allocations")["detail"]
     assert first.reason in ("UnexpectedAdmissionError", "Unschedulable")
     assert kubelet.run_pod(pod("late", 4)).reason == "Unschedulable", "not failed for good"
     assert running.container("c0").running
     quota.unlink()
     kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
     wait_until(lambda: kubelet.pods[-1].phase == "Running", "the pod that had to wait")
-    assert agent.events("state directory can be used again")
+    assert agent.events("state directory usable again")
 
 
 needs_mounts = pytest.mark.namespaces
@@ -89,7 +89,7 @@ def test_a_full_disk_takes_nothing_from_anybody(disk, kubelet, agent):
     wait_until(lambda: all(row["pod"] for row in agent.status()), "names")
     filler = fill(disk)
     kubelet.wait_allocatable(RESOURCE, 0, PATIENCE)
-    assert agent.events("state directory cannot be used; no new allocations")
+    assert agent.events("state directory unusable; no new allocations")
     assert kubelet.run_pod(pod("late", 4)).reason == "Unschedulable", "not failed for good"
     agent.kill()
     agent.start()

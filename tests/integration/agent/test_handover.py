@@ -84,7 +84,7 @@ def test_a_killed_agent_fails_no_pod(node, agent, deployment):
         all_run(deployment)
     assert deployment.end() == []
     assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
-    assert len(agent.events("agent ended; started again")) == 4
+    assert len(agent.events("agent ended; restarted")) == 4
 
 
 def test_an_agent_that_may_stand_by_does_not_wait_for_its_own_front(kubelet, agent, successor):

@@ -27,15 +27,15 @@ def command(agent, *words):
 
 def slices(agent):
     """Of one GPU; the GPUs of the simulated node are alike."""
-    return agent.events("gpu")[0]["slices"]
+    return agent.events("GPU found")[0]["slices"]
 
 
 def test_a_fatal_xid_takes_the_gpu_and_only_the_gpu(gpu_node, agent, fakectl, program):
     count = slices(agent)
     container = gpu_node.run_pod(pod("a", 4)).container("c0")
     client = program(container)
-    fakectl("xid", [e["gpu"] for e in agent.events("gpu")].index(gpu_of(container)), 95)
-    assert agent.wait_event("gpu is unhealthy")["detail"].startswith("Xid 95: uncontained memory error")
+    fakectl("xid", [e["gpu"] for e in agent.events("GPU found")].index(gpu_of(container)), 95)
+    assert agent.wait_event("GPU unhealthy")["detail"].startswith("Xid 95: uncontained memory error")
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one GPU's slices")
     assert gpu_node.capacity()[RESOURCE] == 2 * count
     assert client.do("alloc a", GIB).code == SUCCESS, "what runs goes on"
@@ -51,7 +51,7 @@ def test_a_programs_own_error_changes_nothing(gpu_node, agent, fakectl):
     assert agent.wait_event("xid")["verdict"] == "application"
     fakectl("xid", 1, 13)
     agent.wait_event("xid", 2)
-    assert not agent.events("gpu is unhealthy")
+    assert not agent.events("GPU unhealthy")
     assert gpu_node.allocatable()[RESOURCE] == 2 * slices(agent)
 
 
@@ -62,17 +62,17 @@ def short_cooldown(agent):
 
 def test_a_gpu_comes_back_by_itself(short_cooldown, gpu_node, agent, fakectl):
     fakectl("xid", 0, 119)
-    agent.wait_event("gpu is unhealthy")
-    agent.wait_event("gpu is well again")
+    agent.wait_event("GPU unhealthy")
+    agent.wait_event("GPU recovered")
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * slices(agent), "all slices")
     fakectl("xid", 0, 119)
-    assert agent.wait_event("gpu is unhealthy", 2)["cooldown_seconds"] == 1, "a relapse waits twice as long"
+    assert agent.wait_event("GPU unhealthy", 2)["cooldown_seconds"] == 1, "a relapse waits twice as long"
 
 
 def test_a_lost_gpu_is_unhealthy_until_it_was_back_for_a_while(short_cooldown, gpu_node, agent, fakectl):
     count = slices(agent)
     fakectl("lost", 1)
-    wait_until(lambda: any("lost" in e["detail"] for e in agent.events("gpu is unhealthy")), "the loss")
+    wait_until(lambda: any("lost" in e["detail"] for e in agent.events("GPU unhealthy")), "the loss")
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == count, "one GPU's slices")
     assert gpu_node.capacity()[RESOURCE] == 2 * count, "a lost GPU does not vanish from the node"
     fakectl("found", 1)
@@ -80,19 +80,19 @@ def test_a_lost_gpu_is_unhealthy_until_it_was_back_for_a_while(short_cooldown, g
 
     def heard():
         fakectl("xid", 1, 62)  # again and again: it is listened to when the wait under way is over
-        return any("Xid 62" in e["detail"] for e in agent.events("gpu is unhealthy"))
+        return any("Xid 62" in e["detail"] for e in agent.events("GPU unhealthy"))
 
     wait_until(heard, "news of it")
 
 
 def test_an_unhealthy_gpu_is_unhealthy_after_a_restart_of_the_agent(gpu_node, agent, fakectl):
     fakectl("xid", 0, 95)
-    agent.wait_event("gpu is unhealthy")
+    agent.wait_event("GPU unhealthy")
     agent.kill()
     agent.start()
     agent.wait_event("registered", 2)
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == slices(agent), "one GPU's slices")
-    assert len(agent.events("gpu is unhealthy")) == 2
+    assert len(agent.events("GPU unhealthy")) == 2
 
 
 def test_a_cordoned_gpu_keeps_what_runs_and_gets_no_more(gpu_node, agent, program):
@@ -132,17 +132,17 @@ def test_a_driver_that_answers_nothing_takes_the_slices_and_gives_them_back(
     client = program(gpu_node.run_pod(pod("a", 4)).container("c0"))
     for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCount_v2", "nvmlInitWithFlags"):
         fakectl("fail", call, 9 if call == "nvmlInitWithFlags" else 999, 1_000_000, "--pid", agent.worker.pid)
-    assert "Driver Not Loaded" in agent.wait_event("gpu is silent", 2)["detail"]
+    assert "Driver Not Loaded" in agent.wait_event("GPU not responding", 2)["detail"]
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 0, "no slices")
     assert gpu_node.capacity()[RESOURCE] == 2 * count
     assert client.do("alloc a", GIB).code == SUCCESS, "what runs goes on"
     assert "cannot be reached" in command(agent, "status")
     fakectl("reset")
-    agent.wait_event("gpu answers again", 2)
+    agent.wait_event("GPU responding again", 2)
     wait_until(lambda: gpu_node.allocatable()[RESOURCE] == 2 * count, "all slices")
 
     def heard():
         fakectl("xid", 0, 95)  # again and again: it is listened to when the wait under way is over
-        return any("Xid 95" in one["detail"] for one in agent.events("gpu is unhealthy"))
+        return any("Xid 95" in one["detail"] for one in agent.events("GPU unhealthy"))
 
     wait_until(heard, "news from an event set of the new session")

@@ -90,7 +90,7 @@ def test_what_does_not_fit_beside_it_waits_until_it_has_ended(node, agent):
     assert max(promised(old, new).values()) <= 24 * GIB
     (event,) = wait_until(  # said at a poll, and posted beside everything else
         lambda: [
-            one for one in node.api.events("GigasliceForgotten") if one["involvedObject"]["name"] == "old"
+            one for one in node.api.events("AllocationForgotten") if one["involvedObject"]["name"] == "old"
         ],
         "the event",
     )

@@ -73,7 +73,7 @@ def test_a_running_program_may_use_more_at_once_and_the_scheduler_sees_less(gpu_
     assert cuda.do("alloc a", 10 * GIB).code == SUCCESS
     gpu_node.wait_allocatable(RESOURCE, total - 4, PATIENCE)
     assert gpu_node.run_pod(pod("b", total - 8)).reason == "Unschedulable"
-    assert known(agent, "a")[0]["limit"] == 12 * GIB
+    assert known(agent, "a")[0]["limit_bytes"] == 12 * GIB
     assert resize(agent, "a", "--memory", "8GiB")[0] == 0
     gpu_node.wait_allocatable(RESOURCE, total, PATIENCE)
 
@@ -212,5 +212,5 @@ def test_an_edited_annotation_reaches_the_running_program(elastic_node, agent, p
     wait_until(lambda: limit(container) == 12 * GIB, "the new limit")
     assert cuda.do("alloc a", 10 * GIB).code == SUCCESS
     elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "400GiB"})
-    wait_until(lambda: elastic_node.api.events("GigasliceResize"), "the event")
+    wait_until(lambda: elastic_node.api.events("GPUResizeDeferred"), "the event")
     assert limit(container) == 12 * GIB

@@ -112,7 +112,7 @@ def test_without_the_annotation_a_pod_waits_for_the_gpus_own_memory(node):
     kubelet, agent, driver = node
     plain = [started(kubelet, f"plain{n}") for n in range(2)]
     kubelet.create_pod(pod("third", 1))
-    agent.wait_event("start held back")
+    agent.wait_event("start delayed")
     waiting = [one["state"] for one in agent.status()]
     assert waiting.count("waiting") == 1
     with program(driver, plain[0]) as one:
@@ -143,7 +143,7 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
         for job in jobs:
             job.stdin.write("\n")
             job.stdin.flush()
-        agent.wait_event("turns begin")
+        agent.wait_event("time slicing started")
         agent.kill()
         uuid = gpu_of(containers[0])
         ledgers = [allocation_dir(container) / contract.LEDGER_FILE for container in containers]
@@ -155,9 +155,9 @@ def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
             ),
             "both go on",
         )
-        known = len(agent.events("turns begin"))
+        known = len(agent.events("time slicing started"))
         agent.start()
-        agent.wait_event("turns begin", known + 1)
+        agent.wait_event("time slicing started", known + 1)
         assert all(job.poll() is None for job in jobs)
     finally:
         for job in jobs:

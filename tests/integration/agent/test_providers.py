@@ -95,7 +95,7 @@ def test_whole_gpus_are_counted_after_the_loss_of_the_state(both, agent):
     agent.kill()
     agent.state.rename(agent.state.with_name("lost"))
     agent.start()
-    agent.wait_event("container without a record restored")
+    agent.wait_event("unrecorded container restored")
     wait_both(both, 24, 2)
     assert both.device_ids(running, WHOLE) == {row["gpu"] for row in agent.status() if row["pod"] == "whole"}
 
@@ -109,7 +109,7 @@ def test_slices_that_the_kubelet_hands_out_before_it_knows_wait(both, agent):
         both.manager.healthy[RESOURCE] = set(slices)
     late = both.create_pod(replace(pod("late", 8), bind=True))
     wait_until(
-        lambda: any("waiting for" in event["detail"] for event in agent.events("start held back")), "the gate"
+        lambda: any("waiting for" in event["detail"] for event in agent.events("start delayed")), "the gate"
     )
     assert late.phase == "Pending"
     both.delete_pod(whole)
@@ -122,7 +122,7 @@ def test_a_gpu_that_the_kubelet_hands_out_before_it_knows_waits(both, agent):
     with both.manager.lock:
         both.manager.healthy[WHOLE] = {uuid(0), uuid(1)}
     late = both.create_pod(replace(gpus("late", 1), bind=True))
-    agent.wait_event("start held back")
+    agent.wait_event("start delayed")
     assert late.phase == "Pending"
     both.delete_pod(first)
     both.delete_pod(second)
@@ -187,7 +187,7 @@ def test_a_provider_that_cannot_be_served_leaves_the_others_alone(kubelet, agent
     kubelet.start()
     agent.start()
     wait_both(kubelet, 48, 2)
-    assert RDMA in agent.wait_event("provider failed; tried again")["resource"]
+    assert RDMA in agent.wait_event("provider failed; retrying")["resource"]
     if blocked.exists():  # a kubelet that starts clears its directory
         blocked.unlink()
     wait_until(lambda: RDMA in kubelet.registry.registrations, "registration once the way is free")

@@ -91,7 +91,7 @@ def test_health_reaches_the_kubelet(node, agent):
     node.wait_allocatable(RESOURCE, 24, PATIENCE)
     assert node.capacity()[RESOURCE] == 48
     agent.inventory.write_text("half written")
-    agent.wait_event("scan failed; going on with what was found before")
+    agent.wait_event("scan failed; using the last inventory")
     agent.inventory.write_text(inventory_text())
     node.wait_allocatable(RESOURCE, 48, PATIENCE)
 
@@ -114,7 +114,7 @@ def test_asked_to_end_it_leaves_nothing_but_what_containers_need(node, agent, nu
     assert agent.events("stopped")
     agent.start()
     node.wait_allocatable(RESOURCE, 48, PATIENCE)
-    assert agent.status()[0]["limit"] == 8 * GIB
+    assert agent.status()[0]["limit_bytes"] == 8 * GIB
 
 
 def test_restarts_of_the_agent_one_after_the_other(node, agent):

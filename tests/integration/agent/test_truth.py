@@ -70,9 +70,9 @@ def test_use_is_what_the_driver_sees(gpu_node, agent, program):
     (used,) = metrics(agent, "gigaslice_container_memory_used_bytes", **where)
     (measured,) = metrics(agent, "gigaslice_container_memory_measured_bytes", **where)
     assert metrics(agent, "gigaslice_container_memory_drift_bytes", **where) == [measured - used]
-    wait_until(lambda: metrics(agent, "gigaslice_container_refusals_total") == [1], "its name, and a round")
+    wait_until(lambda: metrics(agent, "gigaslice_container_oom_errors_total") == [1], "its name, and a round")
     assert metrics(agent, "gigaslice_container_attached") == [1]
-    assert metrics(agent, "gigaslice_foreign_bytes", **where) == [0]
+    assert metrics(agent, "gigaslice_gpu_foreign_memory_bytes", **where) == [0]
 
 
 def test_a_program_without_the_library_counts_against_its_container(gpu_node, agent, program, bypass):
@@ -83,29 +83,34 @@ def test_a_program_without_the_library_counts_against_its_container(gpu_node, ag
     assert "client" in event["detail"]
     where = {"gpu_uuid": gpu_of(container)}
     wait_until(
-        lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) >= [6 * GIB], "it"
+        lambda: metrics(agent, "gigaslice_container_memory_without_library_bytes", **where) >= [6 * GIB], "it"
     )
     assert other.do("alloc b", 3 * GIB).code == OUT_OF_MEMORY, "the quota holds for the others"
     assert other.do("alloc b", GIB).code == SUCCESS
-    assert not agent.events("container uses more than it may")
+    assert not agent.events("container exceeds its quota")
 
 
 def test_more_than_its_quota_is_an_error_in_the_log(gpu_node, agent, bypass):
     container = gpu_node.run_pod(pod("a", 2)).container("c0")
     client = bypass(container)
     assert client.do("alloc a", 3 * GIB).code == SUCCESS
-    assert gpu_of(container) in agent.wait_event("container uses more than it may")["over"]
+    assert gpu_of(container) in agent.wait_event("container exceeds its quota")["over"]
     assert metrics(agent, "gigaslice_container_attached") == [0]
     client.kill()
     where = {"gpu_uuid": gpu_of(container)}
-    wait_until(lambda: metrics(agent, "gigaslice_container_memory_bypassed_bytes", **where) == [0], "its end")
+    wait_until(
+        lambda: metrics(agent, "gigaslice_container_memory_without_library_bytes", **where) == [0], "its end"
+    )
 
 
 def test_a_program_in_no_container_is_foreign(gpu_node, agent, driver):
     client = Client({**driver, "CUDA_VISIBLE_DEVICES": "0"})
     try:
         assert client.ready().do("alloc a", GIB).code == SUCCESS
-        wait_until(lambda: max(metrics(agent, "gigaslice_foreign_bytes"), default=0) > GIB, "foreign memory")
+        wait_until(
+            lambda: max(metrics(agent, "gigaslice_gpu_foreign_memory_bytes"), default=0) > GIB,
+            "foreign memory",
+        )
         assert not agent.events("process without the library")
     finally:
         client.kill()
@@ -149,10 +154,10 @@ def test_an_unhealthy_gpu_is_said_on_the_pods_that_hold_it_and_on_no_other(watch
     second = kubelet.run_pod(pod("b", 23))
     assert gpu_of(first) != gpu_of(second.container("c0"))
     wait_until(lambda: len([row for row in agent.status() if row["pod"]]) == 2, "names")
-    gpus = [event["gpu"] for event in agent.events("gpu")]
+    gpus = [event["gpu"] for event in agent.events("GPU found")]
     order = [library_directory() / "fakectl", "xid", str(gpus.index(gpu_of(first))), "95"]
     subprocess.run(order, env=agent.driver, check=True)
-    event = wait_until(lambda: reasons(api).get("GigasliceGpuUnhealthy"), "the event")
+    event = wait_until(lambda: reasons(api).get("GPUUnhealthy"), "the event")
     assert event["involvedObject"]["name"] == "a"
     assert event["type"] == "Warning" and "Xid 95" in event["message"]
 
@@ -166,7 +171,7 @@ def test_by_policy_a_pod_that_passes_the_library_by_is_evicted(watched_node, byp
     wait_until(lambda: api.evicted, "the eviction")
     assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
     agent.wait_event("pod evicted for overuse")
-    wait_until(lambda: {"GigasliceUnhooked", "GigasliceOveruse"} <= reasons(api).keys(), "both events")
+    wait_until(lambda: {"ProcessWithoutLibrary", "GPUMemoryOveruse"} <= reasons(api).keys(), "both events")
     assert good.running
     assert metrics(agent, "gigaslice_overuse_evictions_total") == [1]
 
@@ -183,7 +188,7 @@ def test_a_disruption_budget_is_respected_and_asked_again(watched_node, bypass):
     refused = agent.wait_event("pod not evicted")
     assert "PodDisruptionBudget" in refused["detail"]
     assert metrics(agent, "gigaslice_overuse_evictions_total") == [0]
-    (threat,) = wait_until(lambda: told(api, "GigasliceOveruse"), "the event before")
+    (threat,) = wait_until(lambda: told(api, "GPUMemoryOveruse"), "the event before")
     assert "the pod is evicted if that lasts 1 seconds more" in threat
 
 
@@ -206,9 +211,9 @@ def test_a_limit_lowered_below_use_is_policy_too(watched_node, program, request)
     assert client.do("alloc a", 6 * GIB).code == SUCCESS
     wait_until(lambda: len([row for row in agent.status() if row["pod"]]) == 2, "names")
     assert resize(agent, "a", "--memory", "4GiB")[0] == 0
-    agent.wait_event("container holds more than its limit of now")
+    agent.wait_event("container exceeds its current limit")
     assert client.do("alloc b", MIB).code == OUT_OF_MEMORY
-    (text,) = wait_until(lambda: told(api, "GigasliceOverLimit"), "the event")
+    (text,) = wait_until(lambda: told(api, "GPULimitExceeded"), "the event")
     if "[on]" in request.node.name:
         wait_until(lambda: api.evicted, "the eviction")
         assert [one["metadata"]["name"] for one in api.evicted] == ["a"]

@@ -56,7 +56,7 @@ def registered(node, agent):
 
 
 def holdings(agent):
-    return sorted((row["allocation"], row["pod"], row["gpu"], row["limit"]) for row in agent.status())
+    return sorted((row["allocation"], row["pod"], row["gpu"], row["limit_bytes"]) for row in agent.status())
 
 
 def kept(agent):

@@ -246,8 +246,8 @@ def test_log_events_are_those_of_the_agent() -> None:
 
 def test_events_on_pods_are_those_of_the_table() -> None:
     used = {text for text in texts(calls("event", "_event", "_say", "_say_of", "_tell")) if is_reason(text)}
-    used |= {text for path in (ROOT / "agent" / "roles").glob("*.py") for text in texts([ast.parse(path.read_text())])
-             if is_reason(text)}  # fmt: skip
+    pairs = {pair for path in (ROOT / "agent" / "roles").glob("*.py") for pair in kinds_and_reasons(path)}
+    used |= {reason for _, reason in pairs}
     assert used == {row.name for row in REASONS}
     for row in REASONS:
         assert row.kind in ("Normal", "Warning")
@@ -256,13 +256,23 @@ def test_events_on_pods_are_those_of_the_table() -> None:
         for call in calls("event", "_event", "_say", "_say_of")
         for reason in filter(is_reason, texts(call.args))
         for kind in texts(call.args) & {"Normal", "Warning"}
-    }
+    } | {(reason, kind) for kind, reason in pairs}
     kinds = {row.name: row.kind for row in REASONS}
     assert {(reason, kind) for reason, kind in said if kinds[reason] != kind} == set()
 
 
 def is_reason(text: str) -> bool:
-    return re.fullmatch(r"Gigaslice[A-Z][A-Za-z]+", text) is not None
+    """Whether TEXT is CamelCase with at least two capitals; "Normal" and "Warning" have one."""
+    return re.fullmatch(r"[A-Z][A-Za-z]*[A-Z][A-Za-z]*", text) is not None
+
+
+def kinds_and_reasons(path: Path) -> set[tuple[str, str]]:
+    """The tuples ("Normal" or "Warning", reason) that are written out in PATH."""
+    tuples = [one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Tuple)]
+    found = {tuple(part.value for part in one.elts if isinstance(part, ast.Constant)) for one in tuples}
+    return {
+        pair for pair in found if len(pair) == 2 and pair[0] in ("Normal", "Warning") and is_reason(pair[1])
+    }
 
 
 def test_what_limits_says_of_the_hooks_is_so() -> None:

@@ -84,7 +84,7 @@ def test_its_memory_counts_from_the_first_round(world):
 def test_a_process_without_the_library_is_told_once_when_it_lasts(world):
     world.rounds(10, GIB)
     ((pod, kind, reason, text, container),) = world.cluster.events
-    assert (pod, kind, reason, container) == ("a", "Warning", "GigasliceUnhooked", "c0")
+    assert (pod, kind, reason, container) == ("a", "Warning", "ProcessWithoutLibrary", "c0")
     assert f"process 10 (sneaky) holds 1 GiB of {uuid(0)}" in text
 
 
@@ -97,7 +97,7 @@ def test_one_that_comes_and_goes_is_told_only_when_it_stays(world):
 
 def test_more_than_the_quota_is_told_and_by_default_nothing_else_happens(world):
     world.rounds(10)
-    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse"]
+    assert world.reasons() == ["ProcessWithoutLibrary", "GPUMemoryOveruse"]
     assert "1 GiB" in world.cluster.events[1][3]
     assert world.cluster.evicted == []
 
@@ -113,7 +113,7 @@ def test_by_policy_the_pod_is_told_then_given_time_then_evicted(tmp_path):
     world.rounds(5)
     assert world.cluster.evicted == [POD]
     assert world.counters.evictions == 1
-    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse", "GigasliceEvicting"]
+    assert world.reasons() == ["ProcessWithoutLibrary", "GPUMemoryOveruse", "EvictionPending"]
 
 
 def test_who_stops_in_time_begins_anew(tmp_path):
@@ -147,7 +147,7 @@ def test_a_dry_run_asks_and_ends_nobody(tmp_path):
     world.rounds(5)
     assert world.cluster.evicted == [] and world.cluster.tried == [POD]
     assert world.counters.evictions == 0
-    assert world.reasons() == ["GigasliceUnhooked", "GigasliceOveruse"]
+    assert world.reasons() == ["ProcessWithoutLibrary", "GPUMemoryOveruse"]
     assert "would be (dry run) evicted" in world.cluster.events[1][3]
 
 
@@ -180,11 +180,11 @@ def test_a_limit_lowered_below_use_ends_nobody_unless_the_policy_says_so(tmp_pat
     world.reading = Reading({uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, (process,), limits={uuid(0): 4 * GIB})
     world.rounds(5, 0)
     ((_, kind, reason, text, container), *rest) = world.cluster.events
-    assert (kind, reason, container) == ("Warning", "GigasliceOverLimit", "c0")
+    assert (kind, reason, container) == ("Warning", "GPULimitExceeded", "c0")
     assert f"holds 2 GiB of {uuid(0)} beyond its limit" in text and "no more until" in text
     assert ("nothing is ended" in text) == (not over_limit)
     assert world.cluster.evicted == evicted
-    assert [one[2] for one in rest] == ["GigasliceEvicting"] * len(evicted)
+    assert [one[2] for one in rest] == ["EvictionPending"] * len(evicted)
 
 
 @pytest.mark.parametrize("mode", ["report", "evict"])
@@ -197,7 +197,7 @@ def test_a_process_with_a_slot_that_holds_more_is_treated_as_one_without(tmp_pat
     world.rounds(2, 60 * GIB)
     assert world.cluster.events == []
     world.rounds(3, 60 * GIB)
-    assert world.reasons() == ["GigasliceOveruse"] + ["GigasliceEvicting"] * (mode == "evict")
+    assert world.reasons() == ["GPUMemoryOveruse"] + ["EvictionPending"] * (mode == "evict")
     assert f"holds 52 GiB of {uuid(0)} beyond its quota, taken by a part" in world.cluster.events[0][3]
     assert world.cluster.evicted == ([POD] if mode == "evict" else [])
 
@@ -213,7 +213,7 @@ def test_a_ledger_that_is_made_to_grow_is_told_and_ended_by_policy(tmp_path, mod
     world.reading = Reading({}, {}, grew=size)
     world.rounds(4, 0)
     evicts = mode == "evict" and size > GIB
-    assert world.reasons() == ["GigasliceLedger"] + ["GigasliceEvicting"] * evicts
+    assert world.reasons() == ["LedgerTruncated"] + ["EvictionPending"] * evicts
     assert ("nothing is ended" in world.cluster.events[0][3]) == (not evicts)
     assert world.cluster.evicted == [POD] * evicts
 
@@ -250,7 +250,7 @@ def test_a_container_that_never_attached_is_told_after_a_while(world):
     world.now += 1
     world.rounds(3, 0)
     ((_, kind, reason, _, _),) = world.cluster.events
-    assert (kind, reason) == ("Normal", "GigasliceNotAttached")
+    assert (kind, reason) == ("Normal", "LibraryNotAttached")
 
 
 @pytest.mark.parametrize("reading", [Reading({}, {uuid(0): 1}), Reading({}, {}, problem="damaged")])

@@ -48,7 +48,7 @@ async def until(condition):
 
 def test_an_event_says_who_and_what(server, sending):
     async def story(sender, clock):
-        sender.say(POD, "Warning", "GigasliceWaiting", "waiting for\n 2 GiB", "main")
+        sender.say(POD, "Warning", "WaitingForGPU", "waiting for\n 2 GiB", "main")
         await until(server.events)
 
     sending(story)
@@ -57,7 +57,7 @@ def test_an_event_says_who_and_what(server, sending):
     assert event["involvedObject"]["fieldPath"] == "spec.containers{main}"
     assert (event["type"], event["reason"], event["message"]) == (
         "Warning",
-        "GigasliceWaiting",
+        "WaitingForGPU",
         "waiting for 2 GiB",
     )
     assert event["metadata"]["namespace"] == "team"

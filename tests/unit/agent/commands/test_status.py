@@ -28,7 +28,7 @@ def state_dir(tmp_path):
 
 def test_one_row_per_container_and_gpu(state_dir):
     rows = status.collect(state_dir)
-    assert [(row.pod, row.state, row.gpu, row.limit) for row in rows] == [
+    assert [(row.pod, row.state, row.gpu, row.limit_bytes) for row in rows] == [
         ("train", "idle", uuid(0), 8 * GIB),
         ("train", "idle", uuid(1), 2 * GIB),
         (None, "waiting", uuid(1), 4 * GIB),
@@ -49,7 +49,7 @@ def test_json_for_programs(state_dir, capsys):
     assert main(["status", "--state-dir", str(state_dir), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["version"] == 1
-    assert document["allocations"][0]["limit"] == 8 * GIB
+    assert document["allocations"][0]["limit_bytes"] == 8 * GIB
     assert document["allocations"][0]["pids"] == []
 
 

@@ -125,7 +125,7 @@ def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call,
         await stub.PreStartContainer(pre_start(wanted))
 
     call(story)
-    (text,) = cluster.said("GigasliceAllocated")
+    (text,) = cluster.said("GPUAllocated")
     assert f"4 GiB of {uuid(0)}, 4 GiB of {uuid(1)}" in text
     assert store.table.allocations[0].owner.uid == "uid-a"
 
@@ -137,7 +137,7 @@ def test_a_request_that_can_never_fit_is_said_on_the_pod_too(call, cluster):
         assert "no GPU of type H100" in await refusal(stub.Allocate(allocate(device_ids(0, 1, 2))))
 
     call(story)
-    assert "no GPU of type H100" in cluster.said("GigasliceImpossible")[0]
+    assert "no GPU of type H100" in cluster.said("GPURequestInfeasible")[0]
 
 
 def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, cluster, monkeypatch):
@@ -147,10 +147,10 @@ def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, 
     async def story(stub):
         wanted = await prefer(stub, 2)
         await stub.Allocate(allocate(wanted))
-        (text,) = cluster.said("GigasliceAnnotation")
+        (text,) = cluster.said("InvalidAnnotation")
         assert 'gigaslice.io/cores: "lots" must be a whole number from 0 to 100' in text
         assert text == await refusal(stub.PreStartContainer(pre_start(wanted)))
-        assert cluster.said("GigasliceWaiting") == [text]
+        assert cluster.said("WaitingForGPU") == [text]
         cluster.put(pod("a", 2, cores="20"))
         await stub.PreStartContainer(pre_start(wanted))
 
@@ -166,7 +166,7 @@ def test_an_annotation_that_is_nearly_one_is_mentioned(call, cluster):
         await stub.PreStartContainer(pre_start(wanted))
 
     call(story)
-    assert 'did you mean "gigaslice.io/exclusive"?' in cluster.said("GigasliceAnnotation")[0]
+    assert 'did you mean "gigaslice.io/exclusive"?' in cluster.said("InvalidAnnotation")[0]
 
 
 def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cluster, kubelet, store):
@@ -203,7 +203,7 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert len(cluster.evicted) == 1
-        assert cluster.said("GigasliceEvicting")
+        assert cluster.said("EvictionPending")
 
     call(story)
 
@@ -294,13 +294,13 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         cluster.put(pod("late", 2, gpus="2", controlled=True))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert asked == [True], "not ten times a second"
-        assert not cluster.said("GigasliceEvicting"), "nobody is told of what does not come"
+        assert not cluster.said("EvictionPending"), "nobody is told of what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(start_module, "time", later)
         for _ in range(2):
             assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert asked == [True, True, False], "again, and not for one that is ending"
-        assert cluster.said("GigasliceEvicting")
+        assert cluster.said("EvictionPending")
 
     call(story)
 
@@ -350,7 +350,7 @@ def test_the_start_gate_says_on_the_pod_what_it_waits_for(call, cluster, kubelet
             kubelet.holding["default", name] = frozenset({"c0"})
         text = await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert text.startswith("waiting for 2 GiB of GPU-") and "default/a/c0 (18 GiB)" in text
-        assert cluster.said("GigasliceWaiting") == [text]
+        assert cluster.said("WaitingForGPU") == [text]
 
     call(story)
 
@@ -402,7 +402,7 @@ def test_a_deleted_pod_on_another_gpu_than_its_devices_say_counts_no_more(call, 
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0), "aligned, as the kubelet chose"
 
     call(story)
-    (text,) = cluster.said("GigasliceUnaligned")
+    (text,) = cluster.said("GPUNotAligned")
     assert f"{uuid(0)} is on NUMA node 0, and the kubelet chose devices of node 1" in text
 
 

@@ -248,7 +248,7 @@ def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_o
     looks(poller, 2 * PATIENCE)
     assert store.table.find(one.id).forgotten
     assert store.table.find(one.id).promised
-    assert len(cluster.said("GigasliceForgotten")) == 1
+    assert len(cluster.said("AllocationForgotten")) == 1
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
     looks(poller, 1)
     assert not store.table.find(one.id).forgotten, "a checkpoint that was put back"
@@ -261,10 +261,10 @@ def test_a_forgotten_container_is_told_when_its_pod_becomes_known(store, allocat
     looks(poller, 1)
     kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
     looks(poller, 2 * PATIENCE)
-    assert not cluster.said("GigasliceForgotten")
+    assert not cluster.said("AllocationForgotten")
     cluster.put(known())
     looks(poller, 2)
-    assert len(cluster.said("GigasliceForgotten")) == 1
+    assert len(cluster.said("AllocationForgotten")) == 1
 
 
 def test_the_end_of_a_pod_brings_a_look_soon(store, allocator, kubelet, cluster):

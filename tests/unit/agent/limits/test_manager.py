@@ -196,7 +196,7 @@ def test_an_annotation_that_is_changed_changes_the_limit(node):
     assert node.page(one) == (8, 0)
     node.annotate("a", memory="12GiB", cores="30")
     assert node.page(one) == (12, 30)
-    assert "12 GiB" in node.cluster.said("GigasliceResized")[0]
+    assert "12 GiB" in node.cluster.said("GPUResizeCompleted")[0]
     node.annotate("a")
     assert node.page(one) == (8, 0), "without the annotation, what was asked for at first"
 
@@ -218,7 +218,7 @@ def test_a_pod_is_told_what_cannot_be_done_and_gets_it_when_it_can(node):
     other = node.admit("b", range(8, 24))
     node.annotate("a", memory="12GiB")
     assert node.page(one) == (8, 0)
-    assert "0 B are free" in node.cluster.said("GigasliceResize")[0]
+    assert "0 B are free" in node.cluster.said("GPUResizeDeferred")[0]
     node.store.update(node.store.table.without([other]))
     node.round()
     assert node.page(one) == (12, 0)
@@ -226,7 +226,7 @@ def test_a_pod_is_told_what_cannot_be_done_and_gets_it_when_it_can(node):
 
 @pytest.mark.parametrize(
     ("annotation", "reason"),
-    [({"memory": "lots"}, "GigasliceAnnotation"), ({"memory": "4,4"}, "GigasliceResize")],
+    [({"memory": "lots"}, "InvalidAnnotation"), ({"memory": "4,4"}, "GPUResizeDeferred")],
 )
 def test_mistakes_in_annotations_of_running_pods_are_told_and_change_nothing(node, annotation, reason):
     one = node.admit("a", range(8))

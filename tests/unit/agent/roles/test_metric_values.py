@@ -85,7 +85,7 @@ def test_no_counter_falls_when_a_process_ends_or_its_slot_is_taken_or_time_is_gi
     for before, after in itertools.pairwise(rounds):
         for name in before.keys() | after.keys():
             assert after[name] >= before[name], name
-    assert [one["gigaslice_container_refusals_total"] for one in rounds] == [3, 6, 6, 7, 7, 8]
+    assert [one["gigaslice_container_oom_errors_total"] for one in rounds] == [3, 6, 6, 7, 7, 8]
     assert rounds[-1]["gigaslice_container_compute_seconds_total"] == 4.0
 
 
@@ -97,16 +97,18 @@ def test_an_allocation_that_gives_way_to_another_of_its_name_takes_nothing_along
     both = node.round((0, 2, 1))
     node.holds(successor)
     assert (
-        node.seen()["gigaslice_container_refusals_total"] == both["gigaslice_container_refusals_total"] == 5
+        node.seen()["gigaslice_container_oom_errors_total"]
+        == both["gigaslice_container_oom_errors_total"]
+        == 5
     )
 
 
 def test_a_container_that_gets_its_name_later_adds_to_nobody_else_meanwhile(tmp_path):
     node = Node(tmp_path)
     node.holds(replace(node.allocation, container=None), allocation(2, (0, range(8, 12))))
-    assert "gigaslice_container_refusals_total" not in node.round((0, 1, 3))
+    assert "gigaslice_container_oom_errors_total" not in node.round((0, 1, 3))
     node.holds(node.allocation, allocation(2, (0, range(8, 12))))
-    assert node.round((0, 1, 3))["gigaslice_container_refusals_total"] == 3
+    assert node.round((0, 1, 3))["gigaslice_container_oom_errors_total"] == 3
 
 
 @pytest.mark.parametrize("again", [1, 2])
@@ -124,8 +126,8 @@ def test_turns_of_containers_that_have_ended_stay_counted(tmp_path, again):
         controller.look()  # none of the containers has host memory
         assert not controller.gpus
         assert node.seen() == before
-        assert before["gigaslice_gpu_turns_total"] == 3 * number
-        assert before["gigaslice_gpu_turn_seconds_total"] == 1.5 * number
+        assert before["gigaslice_gpu_time_slices_total"] == 3 * number
+        assert before["gigaslice_gpu_time_slice_seconds_total"] == 1.5 * number
 
 
 def test_every_total_is_a_counter_and_every_counter_a_total():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.telemetry.counters import Totals
 
-NAME, WHO = "gigaslice_container_refusals_total", ("default", "a", "c0")
+NAME, WHO = "gigaslice_container_oom_errors_total", ("default", "a", "c0")
 
 
 def value(totals):

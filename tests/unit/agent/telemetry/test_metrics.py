@@ -29,8 +29,8 @@ def test_names_follow_the_conventions():
 
 def test_values_are_written_with_the_node_and_their_labels():
     values = Values()
-    values.add("gigaslice_container_refusals_total", 3, "default", "a", 'c"0')
-    (sample,) = read(values)["gigaslice_container_refusals"]
+    values.add("gigaslice_container_oom_errors_total", 3, "default", "a", 'c"0')
+    (sample,) = read(values)["gigaslice_container_oom_errors"]
     assert sample.value == 3
     assert sample.labels == {"node": "node-a", "namespace": "default", "pod": "a", "container": 'c"0'}
 

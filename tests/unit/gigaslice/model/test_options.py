@@ -154,11 +154,11 @@ def test_annotations_that_go_together(said):
 @pytest.mark.parametrize("said, given, lends, names", [
     ({"elastic": "4"}, (8,), False, "elastic"), ({"elastic": "8"}, (8,), False, "elastic"),
     ({"elastic": "4"}, (4, 4), False, "elastic"), ({"cores_policy": "elastic"}, (8,), False, "cores-policy"),
-    ({"turns": "false"}, (8,), True, "turns"), ({"oversubscribe": "true"}, (8,), False, "oversubscribe"),
+    ({"time_slicing": "false"}, (8,), True, "time-slicing"), ({"oversubscribe": "true"}, (8,), False, "oversubscribe"),
     ({"elastic": "9"}, (8,), False, ""), ({"elastic": "true"}, (8,), False, ""), ({"elastic": "5"}, (4, 4), False, ""),
     ({"elastic": "5"}, (4, 8), False, ""), ({"elastic": "8"}, (), False, ""),
     ({"cores_policy": "elastic", "cores": "5"}, (8,), False, ""), ({"cores_policy": "hard"}, (8,), False, ""),
-    ({"turns": "false", "oversubscribe": "true"}, (8,), True, ""), ({}, (8,), False, ""),
+    ({"time_slicing": "false", "oversubscribe": "true"}, (8,), True, ""), ({}, (8,), False, ""),
 ])  # fmt: skip
 def test_what_has_no_effect_is_said(said, given, lends, names):
     found = options(**said).idle(given, lends)

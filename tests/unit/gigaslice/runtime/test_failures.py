@@ -91,7 +91,7 @@ def test_what_a_warning_says_is_a_line():
     (line,) = run("warning", "json").splitlines()
     del PLACES["warning"]
     found = json.loads(line)
-    assert (found["event"], found["level"]) == ("a library reports", "warning") and "old ways" in found[
+    assert (found["event"], found["level"]) == ("library message", "warning") and "old ways" in found[
         "detail"
     ]
 

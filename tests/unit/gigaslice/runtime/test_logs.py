@@ -43,7 +43,7 @@ def test_an_exception_becomes_a_field(capsys):
     try:
         raise KeyError("x")
     except KeyError:
-        logs.get_logger("plugin").exception("no preference")
+        logs.get_logger("plugin").exception("preferred allocation failed")
     found = json.loads(capsys.readouterr().err)["exception"]
     assert (found["type"], found["message"]) == ("KeyError", "'x'")
     assert "test_an_exception_becomes_a_field" in found["stacktrace"]

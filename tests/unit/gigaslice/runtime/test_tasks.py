@@ -60,7 +60,7 @@ def test_a_second_failure_is_not_lost(ended, capsys):
     with pytest.raises(ValueError, match="why"):
         asyncio.run(run_together("a", {"a": forever(ended, "a"), "z": fails_as_it_ends(), "b": fails()}))
     said = capsys.readouterr().out
-    assert "failed while it ended" in said and "KeyError" in said and "second" in said
+    assert "component failed while stopping" in said and "KeyError" in said and "second" in said
 
 
 def test_being_cancelled_cancels_all(ended):
