@@ -28,7 +28,7 @@ REASONS = (
            "the node's disk refused the record of the allocation; the pod has failed, and no more come for now"),
     Reason("InvalidAnnotation", "Warning", "an annotation is invalid or has no effect; the event says what to write"),
     Reason("EvictionPending", "Warning",
-           "the pod is about to be evicted: for annotations that came too late, or for overuse where the policy says so"),
+           "the pod is about to be evicted: its annotations came too late, or the policy evicts for overuse"),
     Reason("GPUResizeCompleted", "Normal", "a limit follows an annotation that was edited"),
     Reason("GPUResizeDeferred", "Warning", "an edited annotation has no effect yet; it has as soon as there is room"),
     Reason("GPUUnhealthy", "Warning", "a GPU of the container gets no new containers; the event says why"),
