@@ -36,35 +36,35 @@ class PodEvents:
                 f"{units.format_bytes(size)} of {gpu}" for gpu, size in allocation.quota().items()
             )
             text = f"{gpus} for container {allocation.name}"
-            self._event(requester, "Normal", "GigasliceAllocated", text)
+            self._event(requester, "Normal", "GPUAllocated", text)
             if away := unaligned(allocation, self._service.inventory):
-                self._event(requester, "Normal", "GigasliceUnaligned", away)
+                self._event(requester, "Normal", "GPUNotAligned", away)
         found = remarks(self._service, requester, next(iter(allocations), None))
         if found:  # in one event: a second of the same reason would only be counted
-            self._event(requester, "Warning", "GigasliceAnnotation", "; ".join(found))
+            self._event(requester, "Warning", "InvalidAnnotation", "; ".join(found))
 
     def impossible(self, identified: Identification | None, error: Exception) -> None:
         """Sends why this node can never serve the request."""
         if identified is not None and identified.requester is not None:
-            self._event(identified.requester, "Warning", "GigasliceImpossible", str(error))
+            self._event(identified.requester, "Warning", "GPURequestInfeasible", str(error))
 
     def not_recorded(self, identified: Identification | None, error: Exception) -> None:
         """Sends why the allocation could not be recorded."""
         if identified is not None and identified.requester is not None:
             text = f"the node cannot record an allocation: {error}"
-            self._event(identified.requester, "Warning", "GigasliceStorage", text)
+            self._event(identified.requester, "Warning", "AllocationNotRecorded", text)
 
     def waiting(self, allocation: Allocation, reason: str) -> None:
         """Sends what the start of an allocation's container waits for."""
         ref = allocation.ref
         pod = self._cluster.pod(ref.namespace, ref.pod) if ref else None
         if ref is not None and pod is not None:
-            self._cluster.event(pod, "Warning", "GigasliceWaiting", reason, ref.container)
+            self._cluster.event(pod, "Warning", "WaitingForGPU", reason, ref.container)
 
     def evicting(self, pod: Pod, allocation: Allocation, reason: str) -> None:
         """Sends why a pod is about to be evicted."""
         container = allocation.ref.container if allocation.ref else ""
-        self._cluster.event(pod, "Warning", "GigasliceEvicting", reason, container)
+        self._cluster.event(pod, "Warning", "EvictionPending", reason, container)
 
     def _event(self, requester: Requester, kind: str, reason: str, text: str) -> None:
         self._cluster.event(requester.pod, kind, reason, text, requester.container.name)

@@ -87,7 +87,7 @@ class StartDecider:
                 await asyncio.to_thread(self._store.sync)
                 reason = None if self._store.table.find(newest.id) else _TAKEN
         except GigasliceError as error:
-            self._log.error("start gate failed", detail=str(error))
+            self._log.error("start decision failed", detail=str(error))
             reason = str(error)
         if reason:
             self._report(newest.id, reason)
@@ -160,6 +160,6 @@ class StartDecider:
     def _report(self, allocation_id: str, reason: str) -> None:
         allocation = self._store.table.find(allocation_id)
         name = allocation.name if allocation else allocation_id
-        self._log.info("start held back", allocation=allocation_id, container=name, detail=reason)
+        self._log.info("start delayed", allocation=allocation_id, container=name, detail=reason)
         if allocation is not None:
             self._events.waiting(allocation, reason)

@@ -151,5 +151,5 @@ class Servicer:
                 )
             )
         except Exception:  # noqa: BLE001  (an error would fail the pod; without a preference the kubelet goes on)
-            self._log.exception("no preference", size=request.allocation_size)
+            self._log.exception("preferred allocation failed", size=request.allocation_size)
             return []

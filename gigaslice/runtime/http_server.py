@@ -167,7 +167,7 @@ class Server:
         except OSError as error:
             token, problem = b"", str(error.strerror)
         if problem:
-            self._log.error("token of the metrics cannot be read", path=str(self._token_file), detail=problem)
+            self._log.error("metrics token cannot be read", path=str(self._token_file), detail=problem)
             return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, _SEE_LOG)
         scheme, _, given = _authorization(request).partition(b" ")
         if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token):
