@@ -1,1 +1,1 @@
-"""Tests on a real card: `make test-gpu` builds, runs and writes a report, with the standard library alone."""
+"""Tests on a real GPU: `make test-gpu` builds, runs and writes a report, with the standard library alone."""

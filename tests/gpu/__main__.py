@@ -5,7 +5,7 @@ Each case leaves its line in OUT/lines.jsonl before the next begins, so that a r
 nothing. The page is made from the lines, here or anywhere, by `python -m tests.gpu.report OUT...`.
 
 Exit codes, at the very end only. 0: all passed. 1: something failed, or measured nothing. 2: wrong arguments.
-3: there is no card to test on. 4: what could run passed, but something is missing here or did not fit into
+3: there is no GPU to test on. 4: what could run passed, but something is missing here or did not fit into
 the budget.
 """
 
@@ -160,7 +160,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def quota(wished_gib: int, here: Line) -> int:
-    """Bytes of a quota: as wished, less on a card that has not six times as much free; 0: not even 1 GiB."""
+    """Bytes of a quota: as wished, less on a GPU that has not six times as much free; 0: not even 1 GiB."""
     fits = int(str(here.numbers["free"])) // 6 >> 30
     if fits < wished_gib:
         print(f"test-gpu: quotas are {fits} GiB, not {wished_gib}: {here.evidence}", flush=True)
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> int:
         limit = quota(arguments.limit_gib, here)
         if limit == 0:
             print(
-                f"test-gpu: too little memory is free for any quota: {here.evidence}; stop what uses the card",
+                f"test-gpu: too little memory is free for any quota: {here.evidence}; stop what uses the GPU",
                 file=sys.stderr,
             )
             return 3

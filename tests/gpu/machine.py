@@ -1,4 +1,4 @@
-"""Which card, driver and software a run was made on: asked once, in a process of its own, without the library.
+"""Which GPU, driver and software a run was made on: asked once, in a process of its own, without the library.
 
 What does not answer is left out and named: a broken nvidia-smi, for example, is a fact about the machine and no reason
 to stop.
@@ -57,7 +57,7 @@ def tools() -> dict[str, str]:
 
 
 def nvidia_smi(found: dict[str, str], scratch: Path) -> str:
-    """What the card's own tool says, or how it fails."""
+    """What the GPU's own tool says, or how it fails."""
     if "nvidia-smi" not in found:
         return "not on the path"
     try:
@@ -71,12 +71,12 @@ def nvidia_smi(found: dict[str, str], scratch: Path) -> str:
 
 
 def machine(scratch: Path) -> Line:
-    """The line that stands before all others; its verdict is "pass" where there is a card to test on."""
+    """The line that stands before all others; its verdict is "pass" where there is a GPU to test on."""
     begun = time.monotonic()
-    with Program([sys.executable, str(PROGRAMS / "card.py")], os.environ, scratch) as program:
+    with Program([sys.executable, str(PROGRAMS / "gpu.py")], os.environ, scratch) as program:
         done = program.finish(60)
-    card, found = done.numbers(), tools()
-    numbers: dict[str, object] = card | {
+    gpu, found = done.numbers(), tools()
+    numbers: dict[str, object] = gpu | {
         "kernel": platform.release(),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
@@ -87,11 +87,11 @@ def machine(scratch: Path) -> Line:
         "tools": found,
         "nvidia-smi": nvidia_smi(found, scratch),
     }
-    usable = card.get("done") is True and bool(card.get("free"))
+    usable = gpu.get("done") is True and bool(gpu.get("free"))
     if usable:
-        evidence = f"{card['name']}, driver {card['driver']}, {int(str(card['free'])) >> 20} MiB free"
+        evidence = f"{gpu['name']}, driver {gpu['driver']}, {int(str(gpu['free'])) >> 20} MiB free"
     else:
-        evidence = f"no card to test on: {done.last_words()}"
+        evidence = f"no GPU to test on: {done.last_words()}"
     return Line(
         "machine",
         "machine",

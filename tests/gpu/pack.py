@@ -1,4 +1,4 @@
-"""What a machine with a card and without a network needs: python -m tests.gpu.pack. Run where `make` and an
+"""What a machine with a GPU and without a network needs: python -m tests.gpu.pack. Run where `make` and an
 index are.
 
 Into build/gpu: `cost`, `trace.so` and `demo-client`, compiled here; and `site`, the packages that the agent

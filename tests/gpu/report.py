@@ -1,4 +1,4 @@
-"""The page of a card, from the lines of one or several runs. Needs no GPU: python -m tests.gpu.report OUT...
+"""The page of a GPU, from the lines of one or several runs. Needs no GPU: python -m tests.gpu.report OUT...
 
 OUT is a folder of a run, a file of lines, or a saved output. Several are put together: a later one's line takes an
 earlier one's place. Writes docs/gpu/<gpu>-<driver>-<date>.md and, with --table, the last column of
@@ -143,7 +143,7 @@ def page(lines: list[Line]) -> str:
 
 
 def file_name(lines: list[Line]) -> str:
-    """Card, driver and day."""
+    """GPU, driver and day."""
     parts = [fact(lines, key) for key in ("name", "driver", "date")]
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts) + ".md"
 

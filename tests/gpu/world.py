@@ -61,7 +61,7 @@ class Options:
     limit: int
     pack: Path
     short: bool = False
-    uuid: str = ""  # of the card, for programs that ask NVML alone
+    uuid: str = ""  # of the GPU, for programs that ask NVML alone
 
 
 @dataclass

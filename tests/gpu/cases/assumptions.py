@@ -188,7 +188,7 @@ def blas() -> str:
     "static_arrays_are_seen",
     "unloading_gives_back",
     "page_tables_are_small",
-    "own_and_card_agree",
+    "own_and_gpu_agree",
     "charges_cover_it",
 )
 def nvml_bytes(world: World, found: Found) -> str:
@@ -372,7 +372,7 @@ def array_sizes(world: World, found: Found) -> str:
 
 @case("A", 8, "a_binding_keeps_memory")
 def multicast(world: World, found: Found) -> str:
-    """Memory bound to a multicast object lives on; one card shows a part of it."""
+    """Memory bound to a multicast object lives on; one GPU shows a part of it."""
     return subject(world, found, "multicast")
 
 

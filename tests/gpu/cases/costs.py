@@ -1,5 +1,5 @@
 """A, the last part: what the library adds to a call, in pairs. Two programs run side by side, one plain, one
-limited, and take turns, so that both meet the same card and the same machine; the figure is the median of the
+limited, and take turns, so that both meet the same GPU and the same machine; the figure is the median of the
 turns' ratios.
 """
 

@@ -131,7 +131,7 @@ def triton(world: World, found: Found) -> str:
 @case("C", 150, "speed_is_kept", "pool_fits_the_limit", "computes")
 def jax(world: World, found: Found) -> str:
     """JAX's pool is sized by the limit."""
-    # Without the library JAX would take three quarters of the card; a part of it computes as fast.
+    # Without the library JAX would take three quarters of the GPU; a part of it computes as fast.
     plain, under = both(
         world,
         found,
@@ -194,7 +194,7 @@ def under_tool(
 
 @case("C", 170, "quota_holds_inside", "kernels_are_seen")
 def ncu(world: World, found: Found) -> str:
-    """Nsight Compute measures a kernel of a limited program. The card's clocks are left alone."""
+    """Nsight Compute measures a kernel of a limited program. The GPU's clocks are left alone."""
     command = [
         tool("ncu"),
         "--clock-control",

@@ -1,4 +1,4 @@
-"""B: every family of memory at the quota's edge, every view of the quota, and the card's own nvidia-smi.
+"""B: every family of memory at the quota's edge, every view of the quota, and the GPU's own nvidia-smi.
 
 To the byte only where the library itself answers; where the driver decides, within N x 2 MiB, in which it
 hands memory out.
@@ -98,18 +98,18 @@ def shell(world: World, found: Found, name: str, command: list[str], env: dict[s
     "total_is_the_limit",
     "used_is_the_containers",
     "processes_are_the_containers",
-    "plain_shows_the_card",
+    "plain_shows_the_gpu",
 )
 def nvidia_smi(world: World, found: Found) -> str:
-    """The real nvidia-smi shows the limit as the card, and the container's process with its PID."""
+    """The real nvidia-smi shows the limit as the GPU, and the container's process with its PID."""
     tool = tools().get("nvidia-smi")
     if tool is None:
         raise CaseError("no nvidia-smi on this machine", "missing")
     half, env = world.limit // 2, world.limited()
     query = [tool, "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits"]
-    whole_card = shell(world, found, "plain", query, world.plain())
+    whole_gpu = shell(world, found, "plain", query, world.plain())
     found.check(
-        "plain_shows_the_card", int(whole_card.splitlines()[0].split(",")[0]) > world.limit >> 20, whole_card
+        "plain_shows_the_gpu", int(whole_gpu.splitlines()[0].split(",")[0]) > world.limit >> 20, whole_gpu
     )
     with world.start(env, "limits.py", "hold", half) as holder:
         if holder.wait_for("result", 30).get("result") != 0:
@@ -145,7 +145,7 @@ def family(world: World, found: Found, name: str) -> dict:
 
 
 def edge(world: World, found: Found, name: str) -> str:
-    """A family up to the limit: refused there, nothing lost after it, and the card holds what the books say."""
+    """A family up to the limit: refused there, nothing lost after it, and the GPU holds what the table says."""
     got = family(world, found, name)
     blocks, block, used, real = (whole(got, key) for key in ("blocks", "block", "used", "real"))
     found.check(
@@ -158,7 +158,7 @@ def edge(world: World, found: Found, name: str) -> str:
     found.check("charged", used >= blocks * block, f"{used} for {blocks * block}")
     # Nothing measured must not look like nothing taken.
     found.check(
-        "the_card_agrees",
+        "the_gpu_agrees",
         blocks * block * 9 // 10 <= real <= used + SLACK + blocks * BLOCK,
         f"really {real}, charged {used}",
     )
@@ -173,7 +173,7 @@ EDGE = (
     "never_over",
     "nearly_all_usable",
     "charged",
-    "the_card_agrees",
+    "the_gpu_agrees",
     "all_again",
     "nothing_lost",
 )
@@ -248,7 +248,7 @@ def graph(world: World, found: Found) -> str:
 
 @case("B", 20, "in_force", "charged", "refused_beyond", "back")
 def managed(world: World, found: Found) -> str:
-    """cuMemAllocManaged counts, little of it and never more than the card has free."""
+    """cuMemAllocManaged counts, little of it and never more than the GPU has free."""
     got = family(world, found, "managed")
     found.check(
         "charged",
@@ -298,14 +298,14 @@ def heap(world: World, found: Found) -> str:
     return f"{got['held']} charged for {got['block']}"
 
 
-@case("B", 30, "beyond_is_managed", "computes", "looks_like_the_cards", "back")
+@case("B", 30, "beyond_is_managed", "computes", "looks_like_the_gpus", "back")
 def beyond(world: World, found: Found) -> str:
-    """Memory beyond a physical share is managed, little of it, and looks and computes like the card's own."""
+    """Memory beyond a physical share is managed, little of it, and looks and computes like the GPU's own."""
     size = 64 * MIB
     physical = str(world.limit - 2 * size)
     got = world.run(world.limited(VCUDA_PHYSICAL_LIMIT=physical), "beyond.py", size)
     if not got["access"]:
-        raise CaseError("the card has no concurrentManagedAccess", "missing")
+        raise CaseError("the GPU has no concurrentManagedAccess", "missing")
     found.check(
         "beyond_is_managed",
         [got["own"], got["more"], got["over"]] == [0, 0, OUT_OF_MEMORY],
@@ -314,7 +314,7 @@ def beyond(world: World, found: Found) -> str:
     found.check("computes", got["right"] is True, got["right"])
     hidden = got["managed"] == 0 and got["type"] == 2 and got["shared"] != 0
     found.check(
-        "looks_like_the_cards", hidden, f"managed {got['managed']}, type {got['type']}, IPC {got['shared']}"
+        "looks_like_the_gpus", hidden, f"managed {got['managed']}, type {got['type']}, IPC {got['shared']}"
     )
     found.check("back", abs(whole(got, "kept")) <= 4 * BLOCK, got["kept"])
     return f"{size >> 20} MiB beyond a physical share of {gib(int(physical))}, written, copied, freed"

@@ -1,4 +1,4 @@
-"""D: two tenants at once. Quotas that race, shares of the card's time, captures, memory beyond a physical
+"""D: two tenants at once. Quotas that race, shares of the GPU's time, captures, memory beyond a physical
 share, the agent.
 """
 
@@ -12,7 +12,7 @@ from tests.gpu.cases.costs import compare
 from tests.gpu.running import Program
 from tests.gpu.world import BLOCK, MIB, CaseError, Found, World, case, gib, judge, number, whole
 
-POINTS = 3.0  # per cent of the card
+POINTS = 3.0  # per cent of the GPU
 
 
 def together(
@@ -70,7 +70,7 @@ def race(world: World, found: Found) -> str:
             (Path(folder) / str(turn)).touch()
             for one in running.values():
                 one.wait_for(f"frozen {turn}", min(30, world.left()))
-            looks.append(world.run(world.plain(), "watch_card.py", *groups, prefix=f"look {turn} ")["held"])
+            looks.append(world.run(world.plain(), "watch_gpu.py", *groups, prefix=f"look {turn} ")["held"])
         (Path(folder) / "end").touch()
         answers = results(world, running)
     taken, refused = (sum(whole(one, key) for one in answers.values()) for key in ("taken", "refused"))
@@ -105,7 +105,7 @@ Work = tuple[int, int, int]  # microseconds, blocks, launches between two waits
 
 
 def measure(world: World, work: Work) -> tuple[int, float]:
-    """Loops of a kernel of that length on this card, and the milliseconds that it takes: found out without
+    """Loops of a kernel of that length on this GPU, and the milliseconds that it takes: found out without
     the library.
     """
     name = f"kernel of {work[0]} us, {work[1]} blocks "
@@ -137,7 +137,7 @@ def spun(world: World, found: Found, check: str, had: dict[str, float], wished: 
 
 @case("D", 120, "one_alone_has_its_share")
 def share_alone(world: World, found: Found) -> str:
-    """A share of the card's time holds for one tenant: small kernels, long ones, and kernels of one block."""
+    """A share of the GPU's time holds for one tenant: small kernels, long ones, and kernels of one block."""
     seconds, told = world.seconds(5, 0.5), {}
     for name, work in (
         ("small", (200, 1000, 100)),
@@ -189,7 +189,7 @@ def share_of_pytorch(world: World, found: Found) -> str:
 
 @case("D", 60, "launches_go_on")
 def launch_latency(world: World, found: Found) -> str:
-    """What a launch waits beside a neighbour that fills the card, p50 and p99: plain, limited, with a share."""
+    """What a launch waits beside a neighbour that fills the GPU, p50 and p99: plain, limited, with a share."""
     with gone(world.options.scratch / "latency-go") as go:
         work = (1000, 1000, 10)
         words = (*work, max(5, world.left() - 5), *measure(world, work), go)
@@ -246,7 +246,7 @@ def capture_loop(world: World, found: Found) -> str:
 
 @case("D", 120, "all_was_granted", "all_was_right", "refused_beyond", "nothing_lost")
 def oversubscription(world: World, found: Found) -> str:
-    """Two tenants, each with memory beyond its physical share; all of it together is far less than the card
+    """Two tenants, each with memory beyond its physical share; all of it together is far less than the GPU
     has free.
     """
     size = min(world.limit, 4 << 30) if not world.options.short else 1 << 30
@@ -278,7 +278,7 @@ def oversubscription(world: World, found: Found) -> str:
 
 @case("D", 180, "every_claim_holds")
 def agent(world: World, found: Found) -> str:
-    """The node agent on this card: kubelet stand-in, pods, real programs, kills and restarts (the demo's story)."""
+    """The node agent on this GPU: kubelet stand-in, pods, real programs, kills and restarts (the demo's story)."""
     got = world.run(world.plain(), "node.py", world.options.pack)
     failed = [f"{text} ({seen})" for holds, text, seen in got["claims"] if not holds]
     found.check(

@@ -1,6 +1,6 @@
-"""Memory beyond a physical share: BYTES of managed memory that must behave like the card's own.
+"""Memory beyond a physical share: BYTES of managed memory that must behave like the GPU's own.
 
-Takes what the physical share has, then BYTES more, and no further: the card itself always has room for all of it.
+Takes what the physical share has, then BYTES more, and no further: the GPU itself always has room for all of it.
 """
 
 import ctypes

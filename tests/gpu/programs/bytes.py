@@ -1,7 +1,7 @@
-"""What each operation takes of the card, by NVML: of this process, and of all. Run plain, or under the
+"""What each operation takes of the GPU, by NVML: of this process, and of all. Run plain, or under the
 library.
 
-One object a step: `step`: [grown of this process, grown of the card, grown by cuMemGetInfo, microseconds].
+One object a step: `step`: [grown of this process, grown of the GPU, grown by cuMemGetInfo, microseconds].
 The kernel of a step is launched once, so that what the driver loads lazily is seen where it comes.
 """
 
@@ -43,8 +43,8 @@ from driver import (
 steps, kept = {}, {}
 
 
-class Card:
-    """The card's bytes before and after a step."""
+class Gpu:
+    """The GPU's bytes before and after a step."""
 
     def __init__(self):
         self.nvml = Nvml()
@@ -184,21 +184,21 @@ def host():
 def main(blas):
     """Every step in its order."""
     call("cuInit", 0)
-    card = Card()
-    before = os.getpid() in card.nvml.processes()
-    context = card.step("context", open_context)
-    after = os.getpid() in card.nvml.processes()
+    gpu = Gpu()
+    before = os.getpid() in gpu.nvml.processes()
+    context = gpu.step("context", open_context)
+    after = os.getpid() in gpu.nvml.processes()
     check("a_context_makes_it_listed", (before, after) == (False, True), [before, after])
-    card.context, card.last = True, card.look()
+    gpu.context, gpu.last = True, gpu.look()
     say(total=memory()[1])
-    card.step("1 byte", lambda: blocks(1, 1))
-    card.step("31 x 64 KiB", lambda: blocks(31, 64 << 10))
-    card.step("and 8 more", lambda: kept.update(more=[allocate(64 << 10)[1] for _ in range(8)]))
-    card.step("2 MiB", lambda: blocks(1, 2 * MIB))
-    card.step("2 MiB and 1 byte", lambda: blocks(1, 2 * MIB + 1))
-    card.step("1 GiB", lambda: blocks(1, GIB))
-    card.step("1 GiB freed", lambda: give(GIB))
-    card.step(
+    gpu.step("1 byte", lambda: blocks(1, 1))
+    gpu.step("31 x 64 KiB", lambda: blocks(31, 64 << 10))
+    gpu.step("and 8 more", lambda: kept.update(more=[allocate(64 << 10)[1] for _ in range(8)]))
+    gpu.step("2 MiB", lambda: blocks(1, 2 * MIB))
+    gpu.step("2 MiB and 1 byte", lambda: blocks(1, 2 * MIB + 1))
+    gpu.step("1 GiB", lambda: blocks(1, GIB))
+    gpu.step("1 GiB freed", lambda: give(GIB))
+    gpu.step(
         "the small ones freed",
         lambda: [
             give(1),
@@ -208,32 +208,30 @@ def main(blas):
             [release(a) for a in kept.pop("more")],
         ],
     )
-    card.step("fills", lambda: memset(4 * MIB))
-    card.step("copies", host)
-    work = card.step("first kernel", lambda: Launch(1000))
-    card.step("its launch", lambda: [work.into(), synchronize()])
-    card.step("64 streams", lambda: [new_stream() for _ in range(64)])
-    card.step(
+    gpu.step("fills", lambda: memset(4 * MIB))
+    gpu.step("copies", host)
+    work = gpu.step("first kernel", lambda: Launch(1000))
+    gpu.step("its launch", lambda: [work.into(), synchronize()])
+    gpu.step("64 streams", lambda: [new_stream() for _ in range(64)])
+    gpu.step(
         "launches in all of them",
         lambda: [Launch(1000).into(new_stream()) for _ in range(16)] and synchronize(),
     )
-    card.step("module with 64 MiB", lambda: module(64 * MIB))
-    card.step("module unloaded", lambda: call("cuModuleUnload", kept["module"]))
-    card.step("1 byte of a pool", lambda: async_memory(1))
-    card.step("given back", async_free)
-    card.step("pool of its own", new_pool)
-    card.step("graph of 64 MiB", graph)
-    card.step("graph trimmed", lambda: call("cuDeviceGraphMemTrim", 0))
-    card.step("two arrays", array)
-    card.step("arrays gone", lambda: [call("cuArrayDestroy", one) for one in kept["arrays"]])
-    card.step("1 GiB in 512 mappings", big_mapping)
-    card.step("unmapped", lambda: [unmap(kept["mapping"] + at, 2 * MIB) for at in range(0, GIB, 2 * MIB)])
-    card.step("second context", second_context)
-    card.step(
-        "and gone", lambda: [call("cuCtxDestroy_v2", kept["context"]), call("cuCtxSetCurrent", context)]
-    )
+    gpu.step("module with 64 MiB", lambda: module(64 * MIB))
+    gpu.step("module unloaded", lambda: call("cuModuleUnload", kept["module"]))
+    gpu.step("1 byte of a pool", lambda: async_memory(1))
+    gpu.step("given back", async_free)
+    gpu.step("pool of its own", new_pool)
+    gpu.step("graph of 64 MiB", graph)
+    gpu.step("graph trimmed", lambda: call("cuDeviceGraphMemTrim", 0))
+    gpu.step("two arrays", array)
+    gpu.step("arrays gone", lambda: [call("cuArrayDestroy", one) for one in kept["arrays"]])
+    gpu.step("1 GiB in 512 mappings", big_mapping)
+    gpu.step("unmapped", lambda: [unmap(kept["mapping"] + at, 2 * MIB) for at in range(0, GIB, 2 * MIB)])
+    gpu.step("second context", second_context)
+    gpu.step("and gone", lambda: [call("cuCtxDestroy_v2", kept["context"]), call("cuCtxSetCurrent", context)])
     if blas:
-        say(cublas=card.step("cublas", lambda: cublas(blas)))
+        say(cublas=gpu.step("cublas", lambda: cublas(blas)))
     judge()
     done()
 
@@ -268,7 +266,7 @@ def judge():
         "page_tables_are_small", own["1 GiB in 512 mappings"] - GIB <= 8 * MIB, own["1 GiB in 512 mappings"]
     )
     check(
-        "own_and_card_agree",
+        "own_and_gpu_agree",
         all(abs(v[0] - v[1]) <= 64 * MIB for v in steps.values()),
         {name: values[:2] for name, values in steps.items() if abs(values[0] - values[1]) > 64 * MIB}
         or "all within 64 MiB",

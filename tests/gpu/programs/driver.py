@@ -15,7 +15,7 @@ PINNED, MANAGED, ON_DEVICE, FLOAT, FD = 1, 2, 1, 0x20, 1
 cuda = ctypes.CDLL("libcuda.so.1")
 size_t, u64, ref, pointer = ctypes.c_size_t, ctypes.c_uint64, ctypes.byref, ctypes.c_void_p
 
-# Busy for `length` nanoseconds of the card's own clock. On the simulated driver the kernel's name says how long.
+# Busy for `length` nanoseconds of the GPU's own clock. On the simulated driver the kernel's name says how long.
 PTX = """
 .version 6.3
 .target sm_52
@@ -192,7 +192,7 @@ def synchronize():
     call("cuCtxSynchronize")
 
 
-# The compiler in a driver forgets old targets, and an old card knows no new ones.
+# The compiler in a driver forgets old targets, and an old GPU knows no new ones.
 TARGETS = ((b"6.3", b"sm_52"), (b"6.3", b"sm_70"), (b"7.0", b"sm_80"), (b"7.8", b"sm_90"))
 
 
@@ -307,7 +307,7 @@ def uuid():
 
 
 class Nvml:
-    """NVML's view of one card: the one that is named, else that of the run (GPU_UUID), else the first."""
+    """NVML's view of one GPU: the one that is named, else that of the run (GPU_UUID), else the first."""
 
     NOT_AVAILABLE = (1 << 64) - 1
 
@@ -322,7 +322,7 @@ class Nvml:
             else self.lib.nvmlDeviceGetHandleByUUID(name.encode(), ref(self.device))
         )
         if found != 0:
-            sys.exit(f"NVML finds no card: {found}")
+            sys.exit(f"NVML finds no GPU: {found}")
 
     def memory(self):
         """(total, free, used)."""
@@ -332,7 +332,7 @@ class Nvml:
         return tuple(numbers)
 
     def used(self):
-        """Bytes in use on the card."""
+        """Bytes in use on the GPU."""
         return self.memory()[2]
 
     def processes(self):

@@ -1,10 +1,10 @@
 """Every family of allocations at the quota's edge. Arguments: family, limit in bytes.
 
-linear, pitched, pool, own_pool, vmm, array, mipmap: take blocks until one is refused, report what the books
-and the card say, give all back, and take them again. The others tell what one operation costs and when it is
+linear, pitched, pool, own_pool, vmm, array, mipmap: take blocks until one is refused, report what the allocation table
+and the GPU say, give all back, and take them again. The others tell what one operation costs and when it is
 refused.
 
-`used` is the growth that cuMemGetInfo shows, `real` the growth of the whole card as NVML shows it to a
+`used` is the growth that cuMemGetInfo shows, `real` the growth of the whole GPU as NVML shows it to a
 process without the library: what other programs do meanwhile blurs it.
 """
 
@@ -83,7 +83,7 @@ def edge(take, give, block=BLOCK, settle=None):
 
 
 def trim():
-    """What the default pool keeps goes back to the card."""
+    """What the default pool keeps goes back to the GPU."""
     call("cuMemPoolTrimTo", default_pool(), size_t(0))
 
 
@@ -200,7 +200,7 @@ def graph():
 
 
 def managed():
-    """One block, and the refusal of one as large as the quota: the card has room for that."""
+    """One block, and the refusal of one as large as the quota: the GPU has room for that."""
     before, address = free(), u64()
     code = cuda.cuMemAllocManaged(ref(address), size_t(BLOCK), 1)
     say(code=code, held=before - free(), block=BLOCK)

@@ -541,7 +541,7 @@ def predicted(width, height, depth, form, channels, _):
 
 
 def arrays():
-    """What arrays take of the card against what the library charges for them."""
+    """What arrays take of the GPU against what the library charges for them."""
     open_context()
     nvml, seen = Nvml(uuid()), {}
     for name, shape in SHAPES:
@@ -578,11 +578,11 @@ def arrays():
 
 
 def multicast():
-    """Objects of one card, where the machine has them."""
+    """Objects of one GPU, where the machine has them."""
     open_context()
     value = ctypes.c_int()
     if cuda.cuDeviceGetAttribute(ref(value), 132, 0) != 0 or not value.value or not has("cuMulticastCreate"):
-        missing("this card has no multicast objects")
+        missing("this GPU has no multicast objects")
 
     class Prop(ctypes.Structure):
         _fields_ = (

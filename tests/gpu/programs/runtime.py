@@ -81,7 +81,7 @@ trace = Trace()
 
 
 def used():
-    """Bytes of the whole card, by a process that has no library."""
+    """Bytes of the whole GPU, by a process that has no library."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -116,9 +116,9 @@ class Runtime:
 
     def step(self, name, take, refuse, give):
         """Takes SIZE, takes too much, gives back."""
-        before, card = self.free()[0], used()
+        before, gpu = self.free()[0], used()
         code = trace.around(name, take)
-        hooked, real = before - self.free()[0], used() - card
+        hooked, real = before - self.free()[0], used() - gpu
         over = trace.around(f"{name}, too much", refuse)
         self.lib.cudaGetLastError()
         back = trace.around(f"{name}, given back", give) if code == 0 else None

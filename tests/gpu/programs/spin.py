@@ -1,4 +1,4 @@
-"""Launches kernels of a known length for SECONDS and says how much of the card's time that was: what a share
+"""Launches kernels of a known length for SECONDS and says how much of the GPU's time that was: what a share
 gives.
 
 Arguments: MICROSECONDS of a kernel, BLOCKS of it, then either nothing: how many loops make that long is found
@@ -64,7 +64,7 @@ class Work:
         call("cuLaunchKernel", self.function, self.blocks, 1, 1, 32, 1, 1, 0, None, self.params, None)
 
     def takes(self):
-        """Milliseconds of one kernel by itself: the least of some, since others may have the card meanwhile."""
+        """Milliseconds of one kernel by itself: the least of some, since others may have the GPU meanwhile."""
         least = 1e9
         for _ in range(7):
             value = ctypes.c_float()

@@ -1,4 +1,4 @@
-"""PyTorch with kernels that fill the card: products a second, launched one by one and as graphs. Argument: SECONDS."""
+"""PyTorch with kernels that fill the GPU: products a second, launched one by one and as graphs. Argument: SECONDS."""
 
 import sys
 import time

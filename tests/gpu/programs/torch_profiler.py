@@ -20,10 +20,10 @@ with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profil
         count += 20
 passed = time.monotonic() - begun
 averages = profiler.key_averages()
-on_card = [one for one in averages if "CUDA" in str(getattr(one, "device_type", ""))]
+on_gpu = [one for one in averages if "CUDA" in str(getattr(one, "device_type", ""))]
 say(
     rate=count / passed,
-    kernels=sum(one.count for one in on_card),
-    names=[one.key[:60] for one in on_card[:5]],
+    kernels=sum(one.count for one in on_gpu),
+    names=[one.key[:60] for one in on_gpu[:5]],
 )
 done()

@@ -1,4 +1,4 @@
-"""Bytes in use on the card, by NVML, in a process that has neither context nor library."""
+"""Bytes in use on the GPU, by NVML, in a process that has neither context nor library."""
 
 from driver import Nvml
 

@@ -1,4 +1,4 @@
-"""Runs of tests/gpu on the simulated card, with stand-ins for what this machine lacks."""
+"""Runs of tests/gpu on the simulated GPU, with stand-ins for what this machine lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MACHINE = ROOT / "tests/gpu/rehearsal.txt"
 
 
 def environment(tmp_path: Path, frameworks: bool = True, **extra: str) -> dict[str, str]:
-    """Of a run on a card of its own; without FRAMEWORKS neither they nor the tools are there."""
+    """Of a run on a GPU of its own; without FRAMEWORKS neither they nor the tools are there."""
     paths = [str(STAND_INS / "frameworks"), str(ROOT)] if frameworks else [str(ROOT)]
     env = driver_env(
         MACHINE, tmp_path / "state", PYTHONPATH=os.pathsep.join(paths), PYTHONDONTWRITEBYTECODE="1"

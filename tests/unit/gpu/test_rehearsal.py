@@ -1,4 +1,4 @@
-"""The four commands of tests/gpu/README.md on the simulated card: they come to their end and pass, and fail
+"""The four commands of tests/gpu/README.md on the simulated GPU: they come to their end and pass, and fail
 when they must.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from tests.gpu import cases
 from tests.unit.gpu.rehearsing import ROOT, environment, lines, run
 
-# The simulated driver has neither private tables for the runtime nor multicast on this card.
+# The simulated driver has neither private tables for the runtime nor multicast on this GPU.
 MISSING = {
     "A": {"runtime_13", "runtime_12", "runtime_calls", "multicast"},
     "B": set(),
@@ -135,10 +135,10 @@ def test_an_nvidia_smi_that_cannot_be_started(tmp_path: Path) -> None:
     assert found["nvidia_smi"].verdict == "fail" and found["exact"].verdict == "pass"
 
 
-def test_no_card_is_said_in_one_line(tmp_path: Path) -> None:
+def test_no_gpu_is_said_in_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, NVIDIA_VISIBLE_DEVICES="none")
     assert done.returncode == 3
-    assert len(done.stderr.strip().splitlines()) == 1 and "no card to test on" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and "no GPU to test on" in done.stderr
     assert lines(tmp_path)["machine"].verdict == "fail"
 
 
@@ -186,8 +186,8 @@ def test_the_script_needs_neither_make_nor_a_virtual_environment(tmp_path: Path)
     assert platform.machine() in str(lines(tmp_path)["machine"].numbers["machine"])
 
 
-def small_card(tmp_path: Path, memory: str) -> str:
-    """A machine whose card has so much."""
+def small_gpu(tmp_path: Path, memory: str) -> str:
+    """A machine whose GPU has so much."""
     path = tmp_path / "small.txt"
     path.write_text(
         f"cuda_version: 13000\ndriver_version: 580.1\n\ngpu 0:\n  model: small\n  memory: {memory}\n"
@@ -195,33 +195,33 @@ def small_card(tmp_path: Path, memory: str) -> str:
     return str(path)
 
 
-def test_quotas_are_smaller_on_a_small_card(tmp_path: Path) -> None:
-    done = run(tmp_path, "--case", "exact", FAKEDRIVER_MACHINE=small_card(tmp_path, "13GiB"))
+def test_quotas_are_smaller_on_a_small_gpu(tmp_path: Path) -> None:
+    done = run(tmp_path, "--case", "exact", FAKEDRIVER_MACHINE=small_gpu(tmp_path, "13GiB"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "quotas are 2 GiB, not 8" in done.stdout
     assert lines(tmp_path)["exact"].numbers["total"] == 2 << 30
 
 
-def test_a_card_with_no_room_is_said(tmp_path: Path) -> None:
-    done = run(tmp_path, "--case", "exact", FAKEDRIVER_MACHINE=small_card(tmp_path, "5GiB"))
+def test_a_gpu_with_no_room_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "--case", "exact", FAKEDRIVER_MACHINE=small_gpu(tmp_path, "5GiB"))
     assert done.returncode == 3
-    assert "too little memory is free" in done.stderr and "stop what uses the card" in done.stderr
+    assert "too little memory is free" in done.stderr and "stop what uses the GPU" in done.stderr
 
 
-def test_the_card_is_cudas_first_whatever_nvml_calls_it(tmp_path: Path) -> None:
-    """CUDA shows the second card alone: both sides of each case must ask about that one."""
+def test_the_gpu_is_cudas_first_whatever_nvml_calls_it(tmp_path: Path) -> None:
+    """CUDA shows the second GPU alone: both sides of each case must ask about that one."""
     done = run(
         tmp_path,
         "--case",
         "linear",
         "--case",
         "views",
-        FAKEDRIVER_MACHINE=two_cards(),
+        FAKEDRIVER_MACHINE=two_gpus(),
         CUDA_VISIBLE_DEVICES="1",
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def two_cards() -> str:
+def two_gpus() -> str:
     """A machine that has two."""
     return str(ROOT / "tests/fakedriver/machines/two-24g.txt")

@@ -16,7 +16,7 @@ MACHINE = Line(
     "machine",
     "machine",
     "pass",
-    "a card",
+    "a GPU",
     numbers={"name": "NVIDIA H100 80GB HBM3", "driver": "580.1", "date": "2026-01-02"},
 )
 GOOD = Line("pointers", "A", "pass", "all", 1.5, {"identity": (True, "0 of 9")}, {"asked": 9})
@@ -55,7 +55,7 @@ def test_a_file_is_read_in_spite_of_its_mistakes(tmp_path: Path) -> None:
     later = Line("pools", "A", "pass", "the second time")
     path = tmp_path / "log"
     path.write_text(
-        f"machine   a card\n{MACHINE.text()}\n{BAD.text()}\n{GOOD.text()[:30]}\n\n{later.text()}\n"
+        f"machine   a GPU\n{MACHINE.text()}\n{BAD.text()}\n{GOOD.text()[:30]}\n\n{later.text()}\n"
     )
     assert read(path) == [MACHINE, later]
 
@@ -126,10 +126,10 @@ def measured(tmp_path: Path, **answers: int) -> Found:
     return world.found
 
 
-def test_a_family_is_judged_by_what_the_card_says(tmp_path: Path) -> None:
+def test_a_family_is_judged_by_what_the_gpu_says(tmp_path: Path) -> None:
     assert all(measured(tmp_path).checks[name][0] for name in EDGE)
     # NVML did not answer: nothing was measured, which is not the same as nothing taken.
-    assert not measured(tmp_path, real=0).checks["the_card_agrees"][0]
-    assert not measured(tmp_path, real=8 << 30).checks["the_card_agrees"][0]
+    assert not measured(tmp_path, real=0).checks["the_gpu_agrees"][0]
+    assert not measured(tmp_path, real=8 << 30).checks["the_gpu_agrees"][0]
     assert not measured(tmp_path, blocks=0, used=0, real=0, again=0).checks["refused_at_the_limit"][0]
     assert not measured(tmp_path, again=98).checks["all_again"][0]

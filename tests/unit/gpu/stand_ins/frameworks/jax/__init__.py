@@ -1,4 +1,4 @@
-"""As much of JAX as tests/gpu/programs/jax_client.py calls. Its pool is the part of the card that the variable says."""
+"""As much of JAX as tests/gpu/programs/jax_client.py calls. Its pool is the part of the GPU that the variable says."""
 
 import os
 from types import SimpleNamespace

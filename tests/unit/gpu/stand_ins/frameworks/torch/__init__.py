@@ -22,7 +22,7 @@ _start()
 
 
 class Tensor:
-    """A block of the card, or of nothing; every operation gives another one of nothing."""
+    """A block of the GPU, or of nothing; every operation gives another one of nothing."""
 
     def __init__(self, size=0):
         self.size, self.address = size, ctypes.c_uint64()

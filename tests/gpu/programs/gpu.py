@@ -1,4 +1,4 @@
-"""Name, driver and memory of the card, from NVML, or from CUDA where NVML does not answer."""
+"""Name, driver and memory of the GPU, from NVML, or from CUDA where NVML does not answer."""
 
 import ctypes
 from pathlib import Path
