@@ -19,11 +19,10 @@
 
 struct member {
   struct symbol name;
-  uint32_t hash;
   uint32_t offset;
 };
 
-#define MEMBER(symbol) {SYMBOL(symbol), SYMBOL_HASH(#symbol), offsetof(API, symbol)},
+#define MEMBER(symbol) {SYMBOL(symbol), offsetof(API, symbol)},
 #define HOOK(body, symbol, params, args) MEMBER(symbol)
 #define NEED(symbol) MEMBER(symbol)
 #define API struct cuda_api
@@ -72,16 +71,11 @@ static void publish(enum driver_kind kind, const struct object *object, void *co
   pointers_publish(kind, object->end);
 }
 
-static void *find_member(const struct object *object, const struct member *member) {
-  const struct objects_name name = {symbol_text(member->name), member->name.length, member->hash, 0};
-  return objects_named(object, &name);
-}
-
 /* The first object that is adopted is the driver for good. None is while a forked child could find the lock taken. */
 static void adopt(enum driver_kind kind, const struct object *object) {
   void *functions[COUNT(cuda_members) + COUNT(nvml_members)];
   for (size_t i = 0; i < drivers[kind].member_count; i++)
-    functions[i] = find_member(object, &drivers[kind].members[i]);
+    functions[i] = objects_function(object, symbol_text(drivers[kind].members[i].name));
   void *handle = pin(object);
   uint64_t signals;
   if (!runtime_may_lock()) return;

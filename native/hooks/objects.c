@@ -145,7 +145,15 @@ int objects_next_is(const void *from, const void *to, const char *function) {
   return walk.reached;
 }
 
-static void *symbol_if(const struct object *object, uint32_t index, const struct objects_name *name) {
+/* What is searched. */
+struct name {
+  const char *text;
+  size_t length;
+  uint32_t hash; /* as DT_GNU_HASH has it */
+  int variable;  /* a variable of this name is searched, else a function */
+};
+
+static void *symbol_if(const struct object *object, uint32_t index, const struct name *name) {
   const ElfW(Sym) *symbol = &object->symbols[index];
   if (symbol->st_shndx == SHN_UNDEF || (symbol->st_info & 0xf) != (name->variable ? STT_OBJECT : STT_FUNC)) return NULL;
   if (symbol->st_name + name->length >= object->strings_size) return NULL;
@@ -155,7 +163,7 @@ static void *symbol_if(const struct object *object, uint32_t index, const struct
 
 /* The table: bucket count, first hashed symbol, words and shift of a Bloom filter; filter; buckets; chains, whose
  * entries are hashes with the low bit set on the last one of a bucket. */
-static void *find_gnu(const struct object *object, const struct objects_name *name) {
+static void *find_gnu(const struct object *object, const struct name *name) {
   const uint32_t *table = object->gnu_hash;
   const uint32_t *buckets = table + 4 + table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
   const uint32_t *chains = buckets + table[0];
@@ -170,7 +178,7 @@ static void *find_gnu(const struct object *object, const struct objects_name *na
   }
 }
 
-static void *find_sysv(const struct object *object, const struct objects_name *name) {
+static void *find_sysv(const struct object *object, const struct name *name) {
   uint32_t symbol_count = object->sysv_hash[1];
   for (uint32_t index = 1; index < symbol_count; index++) {
     void *found = symbol_if(object, index, name);
@@ -179,17 +187,13 @@ static void *find_sysv(const struct object *object, const struct objects_name *n
   return NULL;
 }
 
-void *objects_named(const struct object *object, const struct objects_name *name) {
-  if (object->gnu_hash != NULL) return find_gnu(object, name);
-  return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
+static void *find(const struct object *object, const char *text, int variable) {
+  struct name name = {.text = text, .hash = 5381, .variable = variable};
+  for (; text[name.length] != 0; name.length++) name.hash = name.hash * 33 + (unsigned char)text[name.length];
+  if (object->gnu_hash != NULL) return find_gnu(object, &name);
+  return object->sysv_hash != NULL ? find_sysv(object, &name) : NULL;
 }
 
-static void *find_text(const struct object *object, const char *text, int variable) {
-  struct objects_name name = {text, plain_length(text), 5381, variable};
-  for (const unsigned char *c = (const unsigned char *)text; *c != 0; c++) name.hash = name.hash * 33 + *c;
-  return objects_named(object, &name);
-}
+void *objects_function(const struct object *object, const char *text) { return find(object, text, 0); }
 
-void *objects_function(const struct object *object, const char *text) { return find_text(object, text, 0); }
-
-void *objects_variable(const struct object *object, const char *text) { return find_text(object, text, 1); }
+void *objects_variable(const struct object *object, const char *text) { return find(object, text, 1); }

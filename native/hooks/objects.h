@@ -37,15 +37,6 @@ int objects_find_address(const void *address, struct object *out);
 int objects_next_is(const void *from, const void *to, const char *function);
 /* Address of a function that the object defines (any version of it), or NULL. */
 void *objects_function(const struct object *object, const char *name);
-
-struct objects_name {
-  const char *text;
-  size_t length;
-  uint32_t hash; /* as SYMBOL_HASH() */
-  int variable;  /* a variable of this name is searched, else a function */
-};
-/* The same for a name whose hash is known. */
-void *objects_named(const struct object *object, const struct objects_name *name);
 /* Address of a variable that the object defines, or NULL. */
 void *objects_variable(const struct object *object, const char *name);
 

@@ -19,10 +19,3 @@ const struct symbol_names symbol_names = {
 };
 
 _Static_assert(sizeof symbol_names <= UINT16_MAX, "an offset has sixteen bits");
-
-#define HOOK(body, symbol, params, args) _Static_assert(sizeof #symbol <= SYMBOL_LONGEST, "its hash is of the whole name");
-#define NEED(symbol) HOOK(, symbol, , )
-#include "cuda.def"
-#include "nvml.def"
-#undef HOOK
-#undef NEED

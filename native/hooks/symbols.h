@@ -47,27 +47,4 @@ struct symbol {
 
 static inline const char *symbol_text(struct symbol symbol) { return (const char *)&symbol_names + symbol.at; }
 
-/* What DT_GNU_HASH has for a name: from 5381 on, times 33 and plus the character, modulo 2^32. As a constant: the sum runs
- * over 64 characters, those after the end being 0, and the factors of 33 that these added are divided out again. */
-enum { SYMBOL_LONGEST = 64 };
-#define SYMBOL_CHARACTER(text, i) ((i) < sizeof(text) - 1 ? (uint32_t)(unsigned char)(text)[(i) < sizeof(text) ? (i) : 0] : 0u)
-#define SYMBOL_HASH_1(sum, text, i) ((sum) * 33u + SYMBOL_CHARACTER(text, i))
-#define SYMBOL_HASH_4(sum, text, i) \
-  SYMBOL_HASH_1(SYMBOL_HASH_1(SYMBOL_HASH_1(SYMBOL_HASH_1(sum, text, i), text, i + 1), text, i + 2), text, i + 3)
-#define SYMBOL_HASH_16(sum, text, i) \
-  SYMBOL_HASH_4(SYMBOL_HASH_4(SYMBOL_HASH_4(SYMBOL_HASH_4(sum, text, i), text, i + 4), text, i + 8), text, i + 12)
-#define SYMBOL_HASH_64(sum, text) \
-  SYMBOL_HASH_16(SYMBOL_HASH_16(SYMBOL_HASH_16(SYMBOL_HASH_16(sum, text, 0), text, 16), text, 32), text, 48)
-#define SYMBOL_BY_33_1 1041204193u /* times 33 is 1 */
-#define SYMBOL_BY_33_2 (SYMBOL_BY_33_1 * SYMBOL_BY_33_1)
-#define SYMBOL_BY_33_4 (SYMBOL_BY_33_2 * SYMBOL_BY_33_2)
-#define SYMBOL_BY_33_8 (SYMBOL_BY_33_4 * SYMBOL_BY_33_4)
-#define SYMBOL_BY_33_16 (SYMBOL_BY_33_8 * SYMBOL_BY_33_8)
-#define SYMBOL_BY_33_32 (SYMBOL_BY_33_16 * SYMBOL_BY_33_16)
-#define SYMBOL_BIT(count, bit) ((count) & (bit) ? SYMBOL_BY_33_##bit : 1u)
-#define SYMBOL_BY_33(count)                                                                       \
-  (SYMBOL_BIT(count, 1) * SYMBOL_BIT(count, 2) * SYMBOL_BIT(count, 4) * SYMBOL_BIT(count, 8) * \
-   SYMBOL_BIT(count, 16) * SYMBOL_BIT(count, 32))
-#define SYMBOL_HASH(text) (SYMBOL_HASH_64(5381u, text) * SYMBOL_BY_33(SYMBOL_LONGEST + 1 - sizeof(text)))
-
 #endif
