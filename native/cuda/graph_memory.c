@@ -16,7 +16,6 @@
 #include "graph_memory.h"
 
 #include "allocators.h"
-#include "biased_lock.h"
 #include "capture.h"
 #include "charge.h"
 #include "device.h"
@@ -46,11 +45,12 @@ static struct long_lock lock;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint32_t passing; /* settled launches inside the driver */
 static _Atomic int closed;
+static _Thread_local char self; /* its address names the thread */
 
 static void new_epoch(void) { atomic_fetch_add_explicit(&epoch, 1, memory_order_release); }
 
 uint64_t graph_stream_key(CUstream stream, int per_thread) {
-  if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread)) return (uintptr_t)biased_lock_self();
+  if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread)) return (uintptr_t)&self;
   return stream == NULL ? (uintptr_t)CU_STREAM_LEGACY : (uintptr_t)stream;
 }
 
@@ -165,7 +165,7 @@ static void hold_back_launches(void) {
 
 /* 0: this thread is inside already, the driver having called back (a profiler); the call that entered first adjusts. */
 static int enter(void) {
-  if (!long_lock_take(&lock, biased_lock_self())) return 0;
+  if (!long_lock_take(&lock, &self)) return 0;
   hold_back_launches();
   return 1;
 }
@@ -224,7 +224,7 @@ void graph_memory_end(struct graph_exec *exec, uint64_t stream, CUresult result)
 void graph_memory_passed(struct graph_exec *exec, CUresult result) {
   atomic_fetch_sub(&passing, 1);
   if (result != CUDA_SUCCESS) atomic_store_explicit(&exec->epoch, 0, memory_order_relaxed);
-  if (!long_lock_try(&lock, biased_lock_self(), 0)) return; /* the thread that has it adjusts when it is done */
+  if (!long_lock_try(&lock, &self, 0)) return; /* the thread that has it adjusts when it is done */
   for (uint32_t column = 0; column < VC_MAX_GPUS; column++)
     if (exec->columns >> column & 1) adjust(column);
   long_lock_give(&lock);
@@ -269,8 +269,8 @@ static int reclaim(uint32_t column) {
   int device = device_of(column);
   if (held_in(column) == 0 || device < 0 || real_cuda.cuDeviceGraphMemTrim == NULL) return 0;
   /* The caller may hold locks of its own that a launch waits for while it makes room: not for ever. */
-  int taken = !long_lock_is_mine(&lock, biased_lock_self());
-  if (taken && !long_lock_try(&lock, biased_lock_self(), PATIENCE_MS)) return 0;
+  int taken = !long_lock_is_mine(&lock, &self);
+  if (taken && !long_lock_try(&lock, &self, PATIENCE_MS)) return 0;
   if (taken) hold_back_launches();
   int given_back = trim_even_in_capture(device) == CUDA_SUCCESS && adjust_after_trim(column);
   if (taken) leave();

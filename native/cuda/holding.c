@@ -25,24 +25,10 @@ struct tie_record {
   struct tie where;
 };
 
-static struct biased_lock first_lock; /* of the first thread; later threads take LOCK */
 static struct lock lock;
 static struct store holdings = {.size = sizeof(struct holding)};
 static struct store ties = {.size = sizeof(struct tie_record)};
 static VC_LARGE struct table numbers; /* handle -> number of its holding, as the owner */
-
-static int enter(void) {
-  int biased = biased_lock_enter(&first_lock);
-  if (!biased) lock_take(&lock);
-  return biased;
-}
-
-static void leave(int biased) {
-  if (biased)
-    biased_lock_leave(&first_lock);
-  else
-    lock_give(&lock);
-}
 
 static struct holding *at(uint32_t number) { return store_at(&holdings, number); }
 
@@ -89,7 +75,7 @@ static void replace(uint32_t number) {
 
 int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev) {
   struct table_entry old = {0, 0, 0, 0};
-  int biased = enter();
+  lock_take(&lock);
   uint32_t number = store_new(&holdings);
   const struct table_entry entry = {handle, 0, 0, number};
   if (number != 0 && table_put_locked(&numbers, &entry, &old) < 0) {
@@ -105,71 +91,71 @@ int holding_open(uint64_t handle, const struct charge *charge, CUdevice dev) {
     }
     if (old.key != 0) replace(old.owner);
   }
-  leave(biased);
+  lock_give(&lock);
   return number != 0;
 }
 
 uint32_t holding_take(uint64_t handle) {
-  int biased = enter();
+  lock_take(&lock);
   uint32_t number = find(handle);
   if (number != 0) at(number)->holds++;
-  leave(biased);
+  lock_give(&lock);
   return number;
 }
 
 void holding_again(uint32_t number) {
   if (number == 0) return;
-  int biased = enter();
+  lock_take(&lock);
   at(number)->holds++;
-  leave(biased);
+  lock_give(&lock);
 }
 
 void holding_part(uint32_t number, int reference, const struct parting *parting) {
   if (number == 0) return;
-  int biased = enter();
+  lock_take(&lock);
   struct holding *holding = at(number);
   holding->holds--;
   if (reference && holding->references != 0) holding->references--;
   settle(number, parting);
-  leave(biased);
+  lock_give(&lock);
 }
 
 void holding_give(uint32_t number) { holding_part(number, 0, NULL); }
 
 void holding_note_export(uint32_t number) {
   if (number == 0) return;
-  int biased = enter();
+  lock_take(&lock);
   at(number)->exported = 1;
-  leave(biased);
+  lock_give(&lock);
 }
 
 void holding_parting(uint32_t number, struct parting *parting) {
   if (number == 0 || parting_is_settled(parting)) return;
-  int biased = enter();
+  lock_take(&lock);
   const struct holding *holding = at(number);
   int column = holding->exported && holding->bytes != 0 ? (int)holding->column : -1;
-  leave(biased);
+  lock_give(&lock);
   parting_begin(parting, column);
 }
 
 int holding_found(uint64_t handle) {
-  int biased = enter();
+  lock_take(&lock);
   uint32_t number = find(handle);
   if (number != 0) at(number)->references++;
-  leave(biased);
+  lock_give(&lock);
   return number != 0;
 }
 
 uint32_t holding_tie_new(void) {
-  int biased = enter();
+  lock_take(&lock);
   uint32_t tie = store_new(&ties);
-  leave(biased);
+  lock_give(&lock);
   return tie;
 }
 
 void holding_tie(uint32_t tie, uint32_t of, uint32_t to, const struct tie *where) {
   if (tie == 0) return;
-  int biased = enter();
+  lock_take(&lock);
   if (of == 0 || to == 0) {
     store_delete(&ties, tie);
   } else {
@@ -181,12 +167,12 @@ void holding_tie(uint32_t tie, uint32_t of, uint32_t to, const struct tie *where
     at(of)->ties = tie;
     at(to)->tied++;
   }
-  leave(biased);
+  lock_give(&lock);
 }
 
 void holding_cut(uint32_t of, const struct tie *where) {
   if (of == 0) return;
-  int biased = enter();
+  lock_take(&lock);
   for (uint32_t *link = &at(of)->ties; *link != 0;) {
     struct tie_record *record = store_at(&ties, *link);
     if (record->where.dev == where->dev && record->where.offset - where->offset < where->size)
@@ -194,20 +180,19 @@ void holding_cut(uint32_t of, const struct tie *where) {
     else
       link = &record->next;
   }
-  leave(biased);
+  lock_give(&lock);
 }
 
 static uint64_t usage(uint32_t column) {
   uint64_t sum = 0;
-  int biased = enter();
+  lock_take(&lock);
   for (uint32_t number = 1; number <= holdings.fresh; number++)
     if (at(number)->column == column) sum += at(number)->bytes;
-  leave(biased);
+  lock_give(&lock);
   return sum;
 }
 
 void holding_after_fork(void) {
-  first_lock = (struct biased_lock){0};
   lock_give(&lock);
   store_reset(&holdings);
   store_reset(&ties);

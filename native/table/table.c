@@ -35,20 +35,6 @@ static uint32_t find(const struct table_shard *shard, uint64_t key) {
   return index;
 }
 
-/* The thread that has the bias has every shard; every other one locks the shard it needs. */
-static inline int enter(struct biased_lock *lock, struct table_shard *shard) {
-  int biased = biased_lock_enter(lock);
-  if (!biased) lock_take(&shard->lock);
-  return biased;
-}
-
-static inline void leave(struct biased_lock *lock, struct table_shard *shard, int biased) {
-  if (biased)
-    biased_lock_leave(lock);
-  else
-    lock_give(&shard->lock);
-}
-
 static __attribute__((noinline, cold)) int grow(struct table_shard *shard) {
   struct table_shard bigger = *shard;
   size_t slots = ((size_t)shard->mask + 1) * 2;
@@ -81,20 +67,19 @@ static int put(struct table_shard *shard, const struct table_entry *entry, struc
   return replaces;
 }
 
-static inline int put_in(struct biased_lock *lock, struct table_shard *shard, const struct table_entry *entry,
-                         struct table_entry *old) {
-  int biased = enter(lock, shard);
+static inline int put_in(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old) {
+  lock_take(&shard->lock);
   int result = put(shard, entry, old);
-  leave(lock, shard, biased);
+  lock_give(&shard->lock);
   return result;
 }
 
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(&table->biased, shard_of(table, entry->key), entry, old);
+  return put_in(shard_of(table, entry->key), entry, old);
 }
 
 int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(&table->biased, &table->shard, entry, old);
+  return put_in(&table->shard, entry, old);
 }
 
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old) {
@@ -109,19 +94,19 @@ static int get(struct table_shard *shard, uint64_t key, struct table_entry *out)
   return 1;
 }
 
-static inline int get_in(struct biased_lock *lock, struct table_shard *shard, uint64_t key, struct table_entry *out) {
-  int biased = enter(lock, shard);
+static inline int get_in(struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  lock_take(&shard->lock);
   int found = get(shard, key, out);
-  leave(lock, shard, biased);
+  lock_give(&shard->lock);
   return found;
 }
 
 int table_get(struct table *table, uint64_t key, struct table_entry *out) {
-  return get_in(&table->biased, shard_of(table, key), key, out);
+  return get_in(shard_of(table, key), key, out);
 }
 
 int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out) {
-  return get_in(&table->biased, &table->shard, key, out);
+  return get_in(&table->shard, key, out);
 }
 
 int table_get_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -150,19 +135,19 @@ static int take(struct table_shard *shard, uint64_t key, struct table_entry *out
   return 1;
 }
 
-static inline int take_in(struct biased_lock *lock, struct table_shard *shard, uint64_t key, struct table_entry *out) {
-  int biased = enter(lock, shard);
+static inline int take_in(struct table_shard *shard, uint64_t key, struct table_entry *out) {
+  lock_take(&shard->lock);
   int found = take(shard, key, out);
-  leave(lock, shard, biased);
+  lock_give(&shard->lock);
   return found;
 }
 
 int table_take(struct table *table, uint64_t key, struct table_entry *out) {
-  return take_in(&table->biased, shard_of(table, key), key, out);
+  return take_in(shard_of(table, key), key, out);
 }
 
 int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out) {
-  return take_in(&table->biased, &table->shard, key, out);
+  return take_in(&table->shard, key, out);
 }
 
 int table_take_locked(struct table *table, uint64_t key, struct table_entry *out) {
@@ -171,10 +156,10 @@ int table_take_locked(struct table *table, uint64_t key, struct table_entry *out
 
 /* Takes entries of the owner from slot *NEXT on, at most MAX. A removal moves entries back across *NEXT only from
  * behind it, or around the end of the table, which the caller's second round meets. */
-static uint32_t take_some(struct table *table, struct table_shard *shard, uint32_t owner, uint32_t *next,
-                          struct table_entry *out, uint32_t max) {
+static uint32_t take_some(struct table_shard *shard, uint32_t owner, uint32_t *next, struct table_entry *out,
+                          uint32_t max) {
   uint32_t taken = 0;
-  int biased = enter(&table->biased, shard);
+  lock_take(&shard->lock);
   while (shard->count != 0 && *next <= shard->mask && taken < max) {
     struct table_entry *slot = &shard->slots[*next];
     if (slot->key == 0 || slot->owner != owner) {
@@ -184,7 +169,7 @@ static uint32_t take_some(struct table *table, struct table_shard *shard, uint32
     out[taken++] = *slot;
     remove_slot(shard, *next);
   }
-  leave(&table->biased, shard, biased);
+  lock_give(&shard->lock);
   return taken;
 }
 
@@ -195,7 +180,7 @@ void table_take_owner(struct table *table, uint32_t owner, table_visit *visit, v
     for (uint32_t round_taken = 1; round_taken != 0;) {
       uint32_t next = 0, taken;
       round_taken = 0;
-      while ((taken = take_some(table, &table->shard[i], owner, &next, batch, BATCH)) != 0) {
+      while ((taken = take_some(&table->shard[i], owner, &next, batch, BATCH)) != 0) {
         for (uint32_t k = 0; k < taken; k++) visit(&batch[k], data);
         round_taken += taken;
       }
@@ -211,50 +196,46 @@ static void reset_shard(struct table_shard *shard) {
 }
 
 void table_reset(struct table *table) {
-  memset(&table->biased, 0, sizeof table->biased);
   for (uint32_t i = 0; i < TABLE_SHARDS; i++) reset_shard(&table->shard[i]);
 }
 
-void table_small_reset(struct table_small *table) {
-  memset(&table->biased, 0, sizeof table->biased);
-  reset_shard(&table->shard);
-}
+void table_small_reset(struct table_small *table) { reset_shard(&table->shard); }
 
 uint64_t table_count(struct table *table) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-    int biased = enter(&table->biased, &table->shard[i]);
+    lock_take(&table->shard[i].lock);
     count += table->shard[i].count;
-    leave(&table->biased, &table->shard[i], biased);
+    lock_give(&table->shard[i].lock);
   }
   return count;
 }
 
-static uint64_t sum_in(struct biased_lock *lock, struct table_shard *shard, uint32_t column) {
+static uint64_t sum_in(struct table_shard *shard, uint32_t column) {
   uint64_t sum = 0;
-  int biased = enter(lock, shard);
+  lock_take(&shard->lock);
   for (uint32_t k = 0; shard->count != 0 && k <= shard->mask; k++)
     if (shard->slots[k].key != 0 && shard->slots[k].column == column) sum += shard->slots[k].bytes;
-  leave(lock, shard, biased);
+  lock_give(&shard->lock);
   return sum;
 }
 
 uint64_t table_sum(struct table *table, uint32_t column) {
   uint64_t sum = 0;
-  for (uint32_t i = 0; i < TABLE_SHARDS; i++) sum += sum_in(&table->biased, &table->shard[i], column);
+  for (uint32_t i = 0; i < TABLE_SHARDS; i++) sum += sum_in(&table->shard[i], column);
   return sum;
 }
 
 uint64_t table_small_sum(struct table_small *table, uint32_t column) {
-  return sum_in(&table->biased, &table->shard, column);
+  return sum_in(&table->shard, column);
 }
 
 uint32_t table_small_count(struct table_small *table, uint32_t column) {
   uint32_t count = 0;
-  int biased = enter(&table->biased, &table->shard);
+  lock_take(&table->shard.lock);
   for (uint32_t i = 0; table->shard.count != 0 && i <= table->shard.mask; i++)
     count += table->shard.slots[i].key != 0 && table->shard.slots[i].column == column;
-  leave(&table->biased, &table->shard, biased);
+  lock_give(&table->shard.lock);
   return count;
 }
 
@@ -262,10 +243,10 @@ uint32_t table_collect(struct table *table, uint32_t column, struct table_entry 
   uint32_t count = 0;
   for (uint32_t i = 0; i < TABLE_SHARDS && count < max; i++) {
     struct table_shard *shard = &table->shard[i];
-    int biased = enter(&table->biased, shard);
+    lock_take(&shard->lock);
     for (uint32_t k = 0; shard->count != 0 && k <= shard->mask && count < max; k++)
       if (shard->slots[k].key != 0 && shard->slots[k].column == column) out[count++] = shard->slots[k];
-    leave(&table->biased, shard, biased);
+    lock_give(&shard->lock);
   }
   return count;
 }

@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "biased_lock.h"
 #include "lock.h"
 
 struct table_entry {
@@ -30,13 +29,11 @@ struct table_shard {
 
 /* All zero is an empty table. */
 struct table {
-  struct biased_lock biased __attribute__((aligned(64)));
   struct table_shard shard[TABLE_SHARDS];
 };
 
 /* For few entries, in less than a page. All zero is an empty one. */
 struct table_small {
-  struct biased_lock biased __attribute__((aligned(64)));
   struct table_shard shard;
 };
 

@@ -135,7 +135,7 @@ TEST(table_take_owner) {
   CHECK_EQ(sum, 50000);
 }
 
-/* Each thread owns its keys; the first operations of the second thread revoke the first one's bias in full flight. */
+/* Each thread owns its keys. */
 static void *churn(void *data) {
   struct table_entry found;
   uint64_t base = 0x30000000000 + (uint64_t)(uintptr_t)data * 0x100000000;
@@ -156,7 +156,7 @@ TEST(table_threads) {
   CHECK_EQ(table_count(&table), 0);
 }
 
-/* Many small duels, because a bias is revoked only once in a table's life. */
+/* Many small duels, each of which begins with an empty table. */
 static struct table duel;
 static _Atomic int turn;
 
@@ -171,7 +171,7 @@ static void *duelist(void *data) {
   return NULL;
 }
 
-TEST(table_bias_is_revoked_safely) {
+TEST(table_first_entries_of_two_threads) {
   for (int i = 0; i < 100; i++) {
     pthread_t thread;
     memset(&duel, 0, sizeof duel);
