@@ -1,7 +1,7 @@
 """What memory beyond the GPU costs where everything fits: rates of kernels, with all of it and without any.
 
-Four jobs live on one simulated GPU and fit it: two in containers with host memory, with the agent's turns beside them,
-and two without the library, on plain memory of the GPU. Only two compute at a time. Which two changes several times a
+Four jobs live on one simulated GPU and fit it: two in containers with host memory, with the agent's time slices beside
+them, and two without the library, on plain memory of the GPU. Only two compute at a time. Which two changes several times a
 second, so that whatever else goes on in the machine hits both alike; a short while after each change is not counted.
 
     python -m tests.bench.fits [--pairs N]
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
 
-from tests.bench.turns import Node
+from tests.bench.time_slices import Node
 
 NATIVE, SHARED, NOBODY, OVER = range(4)
 """Whose turn it is to compute, as the programs read it."""
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=100, help="of windows of a fifth of a second each")
     pairs: int = parser.parse_args().pairs
-    print("two jobs that fit the GPU, with host memory and turns: time in that without the library")
+    print("two jobs that fit the GPU, with host memory and time slices: time in that without the library")
     with tempfile.TemporaryDirectory(prefix="gigaslice-fits-") as scratch:
         node = Node(Path(scratch))
         for each in KERNELS:

@@ -1,4 +1,4 @@
-"""A bar chart as SVG text, for the documentation: labels on the left, bars with their values. Knows no figures."""
+"""A bar chart as SVG text, for the documentation: labels on the left, bars with their values."""
 
 from __future__ import annotations
 

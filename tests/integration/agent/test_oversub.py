@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import vcuda
-from tests.bench.turns import PROGRAM
+from tests.bench.time_slices import PROGRAM
 from tests.fakedriver.env import driver_env
 from tests.fakes.kubeapi import KubeApi
 from tests.fakes.kubelet import FakeKubelet, Runtime

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.turns import Node
+from tests.bench.time_slices import Node
 from tests.fakedriver.env import ROOT
 from tests.native.running import eventually
 

@@ -1,10 +1,10 @@
-"""What turns do on a GPU that is used twice over: total times of jobs on the simulated driver, and a plot of them.
+"""What time slices do on a GPU that is used twice over: total times of jobs on the simulated driver, and a plot.
 
-Each job allocates more than its physical share and then runs kernels, one after the other. They are run alone, one
-after the other; together on plain managed memory; and together with the turns of the agent. Times are those of the
-simulated GPU, which moves pages as slowly as its machine file says. What turns cost where everything fits: `fits`.
+Each job allocates more than its physical share and then runs kernels, one after the other. They run alone, one after
+the other; together on plain managed memory; and together with the agent's time slices. Times are those of the simulated
+GPU, which moves pages as slowly as its machine file says. What time slices cost where everything fits: `fits`.
 
-    python -m tests.bench.turns [--kernels N] [--svg FILE]
+    python -m tests.bench.time_slices [--kernels N] [--svg docs/time-slices.svg]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.fakedriver.env import driver_env
 GIB, MIB = 1 << 30, 1 << 20
 MACHINE = """paging: {paging}
 context_memory: 100MiB
-gpus: {GPUs}
+gpus: {gpus}
 gpu *:
   memory: 16GiB
 """
@@ -61,13 +61,13 @@ def work(context, function):
             break
     return n + 1
 good(cuda.cuInit(0))
-GPUs = [prepare(device, int(blocks)) for device, blocks in enumerate(sizes) if int(blocks)]
+gpus = [prepare(device, int(blocks)) for device, blocks in enumerate(sizes) if int(blocks)]
 print("ready", flush=True)
 sys.stdin.readline()
 began = time.monotonic()
-for GPU in GPUs[1:]:
-    threading.Thread(target=work, args=GPU, daemon=True).start()
-print(work(*GPUs[0]), time.monotonic() - began, flush=True)
+for gpu in gpus[1:]:
+    threading.Thread(target=work, args=gpu, daemon=True).start()
+print(work(*gpus[0]), time.monotonic() - began, flush=True)
 """
 
 
@@ -104,7 +104,7 @@ class Node:
     inventory: Inventory = field(init=False)
 
     def __post_init__(self) -> None:
-        machine = self.directory / "GPU.txt"
+        machine = self.directory / "gpu.txt"
         machine.write_text(MACHINE.format(paging=self.paging, gpus=self.gpus))
         self.driver = driver_env(machine, self.directory / "machine")
         code = (
@@ -154,7 +154,7 @@ class Node:
         return allocation
 
     def run(self, program: str, arguments: Sequence[str], allocation: Allocation) -> Job:
-        """PROGRAM in that container, once it has said that it is ready."""
+        """PROGRAM in that container, once it has printed that it is ready."""
         quota = {
             "LD_PRELOAD": str(vcuda.library_path()),
             "VCUDA_DIR": str(self.store.dirs.path(allocation.id)),
@@ -182,7 +182,7 @@ class Node:
 
     @contextmanager
     def manager(self, rests: threading.Event | None = None) -> Iterator[TimeSliceManager]:
-        """The agent's turns, in a thread, which does nothing while RESTS is set."""
+        """The agent's time slices, in a thread, which does nothing while RESTS is set."""
         manager = TimeSliceManager(self.store, lambda: self.inventory)
         stop = threading.Event()
 
@@ -227,14 +227,14 @@ def main() -> None:
     parsed = parser.parse_args()
     kernels: int = parsed.kernels
     figures: list[tuple[str, float]] = []
-    with tempfile.TemporaryDirectory(prefix="gigaslice-turns-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="gigaslice-time-slices-") as scratch:
         node = Node(Path(scratch))
         alone = one_by_one(node, [16, 16], kernels)
         figures.append(("one after the other", alone))
         passed, done = together(node, [16, 16], kernels, limit=max(10.0, alone / 2))
         figures.append(("together, managed memory alone", passed * 2 * kernels / done))
         with node.manager():
-            figures.append(("together, with turns", together(node, [16, 16], kernels)[0]))
+            figures.append(("together, with time slices", together(node, [16, 16], kernels)[0]))
     for label, seconds in figures:
         print(f"{label:32} {seconds:8.1f} s {seconds / alone:6.2f}")
     if parsed.svg:
