@@ -1,8 +1,8 @@
 """What memory beyond the GPU costs where everything fits: rates of kernels, with all of it and without any.
 
 Four jobs live on one simulated GPU and fit it: two in containers with host memory, with the agent's time slices beside
-them, and two without the library, on plain memory of the GPU. Only two compute at a time. Which two changes several times a
-second, so that whatever else goes on in the machine hits both alike; a short while after each change is not counted.
+them, and two without the library, on plain memory of the GPU. Only two compute at a time. Which two changes several
+times a second, so that other work of the machine hits both alike; a short while after each change is not counted.
 
     python -m tests.bench.fits [--pairs N]
 """
