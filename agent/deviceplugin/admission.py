@@ -148,6 +148,10 @@ class AdmissionResolver:
         )
         return Lifecycle(over, started)
 
+    async def over(self, device_ids: Iterable[str]) -> frozenset[str]:
+        """Returns the allocations that are over, as `lifecycle` finds them."""
+        return (await self.lifecycle(device_ids)).over
+
     def note_preference(self, device_ids: Iterable[str], identified: Identification) -> None:
         """Notes which container device IDs were just preferred for."""
         self._preferred = (frozenset(device_ids), self._clock(), identified)

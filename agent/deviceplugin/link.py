@@ -1,7 +1,7 @@
-"""The agent's end of the way to the front: calls come in, answers, device lists and offers go out.
+"""The agent's end of the connection to the front: calls come in; answers, device lists and offers go out.
 
-One for the whole process, on whichever event loop is running. Where the front has a process of its own (`gigaslice
-node`), that process has forked this one; elsewhere a thread of this one does the same work.
+There is one for the whole process, on whichever event loop is running. Where the front has a process of its own
+(`gigaslice node`), that process has forked this one; elsewhere a thread of this process does the same work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CallContext", "Link", "Offered"]
 
 _READ_BYTES = 256 << 10
 _QUIET_SECONDS = 0.05
-_GATE = "PreStartContainer"
+_START = "PreStartContainer"
 _REQUESTS: dict[str, Any] = {
     "GetPreferredAllocation": api.PreferredAllocationRequest,
     "Allocate": api.AllocateRequest,
@@ -43,8 +43,10 @@ class _AbortedError(Exception):
 
 
 class CallContext:
-    """What a servicer may ask about a call. age: its seconds, where an agent has had it before and may have done it;
-    else None.
+    """What a servicer may need of a call.
+
+    Attributes:
+        age: Seconds since the call came, where an earlier agent had it and may have carried it out; else None.
     """
 
     def __init__(self, left: float | None, age: float | None) -> None:
@@ -52,7 +54,7 @@ class CallContext:
         self._until = None if left is None else asyncio.get_running_loop().time() + left
 
     def time_remaining(self) -> float | None:
-        """Seconds that the caller still waits; None for ever."""
+        """Returns the seconds that the caller still waits; None where it waits for ever."""
         return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
@@ -61,12 +63,12 @@ class CallContext:
 
 
 class Offered:
-    """One offer as the link keeps it; PLUGIN answers its calls."""
+    """One offer as the link keeps it. servicer: answers its calls."""
 
     def __init__(
-        self, plugin: Any, watched: Callable[[int], None], refused: Callable[[str, str], None]
+        self, servicer: Any, watched: Callable[[int], None], refused: Callable[[str, str], None]
     ) -> None:
-        self.plugin = plugin
+        self.servicer = servicer
         self.watched = watched
         self.refused = refused
         self.calls: dict[int, tuple[str, asyncio.Task[None]]] = {}
@@ -75,10 +77,14 @@ class Offered:
 
 
 class Link:
-    """Speaks over SOCK, which a front listens to; FRONT is its thread where it has one here."""
+    """One end of a socket pair, of which the front has the other.
+
+    Attributes:
+        go: Set once no earlier agent serves the front any more.
+    """
 
     def __init__(self, sock: socket.socket, front: threading.Thread | None = None) -> None:
-        self.go = asyncio.Event()  # the front has nobody before it any more
+        self.go = asyncio.Event()
         self._sock = sock
         self._front = front
         self._buffer, self._out = Buffer(), bytearray()
@@ -90,12 +96,12 @@ class Link:
 
     @classmethod
     def open(cls) -> Link:
-        """The way to the front that has forked this process, or to a new one in a thread."""
+        """Returns the link to the front that has forked this process, or to a new one in a thread."""
         sock = supervise.inherited()
         return cls(sock) if sock is not None else cls(*thread.start())
 
     def close(self) -> None:
-        """Says what is left to say, and ends; a front in a thread has closed its sockets when this returns."""
+        """Sends what is left to send, and ends; a front in a thread has closed its sockets when this returns."""
         with contextlib.suppress(OSError):
             self._sock.settimeout(5.0)
             self._sock.sendall(self._out)
@@ -106,7 +112,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def attached(self) -> AsyncIterator[None]:
-        """Hears and speaks on the running event loop meanwhile."""
+        """Receives and sends on the running event loop meanwhile."""
         self.go = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._sock, self._read)
@@ -124,22 +130,24 @@ class Link:
         self._flush()
 
     def hello(self, level: str, style: str) -> None:
-        """How the front should log."""
+        """Tells the front how to log."""
         self.say(Kind.HELLO, 0, json.dumps({"level": level, "style": style}).encode())
 
     def add(self, offered: Offered) -> int:
-        """A number for OFFERED, whose calls come from now on."""
+        """Returns a number for an offer, whose calls come from now on."""
         self._next += 1
         self._offers[self._next] = offered
         return self._next
 
     def remove(self, number: int) -> None:
-        """No calls of this offer any more."""
+        """Takes no more calls for an offer."""
         self._offers.pop(number, None)
 
     async def finish(self, number: int, seconds: float) -> None:
-        """Serves on, SECONDS at most, until the kubelet has its allocations: one question of an admission follows the
-        other at once. What can be asked again is left to whoever comes next.
+        """Serves an offer on until the kubelet has its allocations, for so many seconds at most.
+
+        The calls of one admission follow each other at once. Calls that the kubelet or the front can repeat are left to
+        the next agent.
         """
         offered = self._offers[number]
         loop = asyncio.get_running_loop()
@@ -147,7 +155,7 @@ class Link:
         quiet_since = loop.time()
         while loop.time() < min(deadline, quiet_since + _QUIET_SECONDS):
             await asyncio.sleep(_QUIET_SECONDS / 5)
-            if any(method != _GATE for method, _ in offered.calls.values()) or offered.ended > quiet_since:
+            if any(method != _START for method, _ in offered.calls.values()) or offered.ended > quiet_since:
                 quiet_since = loop.time()
         offered.ending = True
         left = [task for _, task in offered.calls.values()]
@@ -178,11 +186,11 @@ class Link:
         except OSError:
             data = b""
         if not data:
-            os._exit(1)  # without a front nobody can be served, and what is kept is on disk
+            os._exit(1)  # without a front the kubelet cannot be served, and the state is on disk
         for kind, number, payload in self._buffer.add(data):
-            self._heard(kind, number, payload)
+            self._received(kind, number, payload)
 
-    def _heard(self, kind: int, number: int, payload: bytes) -> None:
+    def _received(self, kind: int, number: int, payload: bytes) -> None:
         if kind == Kind.CALL:
             self._call(number, payload)
         elif kind == Kind.CANCEL:
@@ -192,8 +200,8 @@ class Link:
         elif kind == Kind.STREAMS and number in self._offers:
             self._offers[number].watched(int.from_bytes(payload, "big"))
         elif kind == Kind.REFUSED and number in self._offers:
-            said = json.loads(payload)
-            self._offers[number].refused(said["kind"], said["text"])
+            refusal = json.loads(payload)
+            self._offers[number].refused(refusal["kind"], refusal["text"])
         elif kind == Kind.GO:
             self.go.set()
         elif kind == Kind.PING:
@@ -205,7 +213,7 @@ class Link:
         method, offer, age, left = CALL.unpack_from(payload)
         offered = self._offers.get(offer)
         if offered is None or offered.ending:
-            return  # it stays with the front, for whoever comes next
+            return  # it stays with the front, for the next agent
         name = METHODS[method]
         context = CallContext(None if left < 0 else left, None if age < 0 else age)
         work = self._answer(number, offered, name, payload[CALL.size :], context)
@@ -222,17 +230,17 @@ class Link:
     ) -> None:
         try:
             request = _REQUESTS[name].FromString(message)
-            call: Callable[[Any, CallContext], Awaitable[Any]] = getattr(offered.plugin, name)
+            call: Callable[[Any, CallContext], Awaitable[Any]] = getattr(offered.servicer, name)
             response = await call(request, context)
         except _AbortedError as error:
-            self._say_error(number, error.code, str(error))
+            self._send_error(number, error.code, str(error))
         except DecodeError:
-            self._say_error(number, grpc.StatusCode.INTERNAL, "Exception deserializing request!")
+            self._send_error(number, grpc.StatusCode.INTERNAL, "Exception deserializing request!")
         except Exception as error:  # noqa: BLE001  (one call, not the agent)
             self._log.exception("call failed", call=name)
-            self._say_error(number, grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}")
+            self._send_error(number, grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}")
         else:
             self.say(Kind.ANSWER, number, b"\0" + response.SerializeToString())
 
-    def _say_error(self, number: int, code: grpc.StatusCode, text: str) -> None:
+    def _send_error(self, number: int, code: grpc.StatusCode, text: str) -> None:
         self.say(Kind.ANSWER, number, bytes((code.value[0],)) + text.encode())

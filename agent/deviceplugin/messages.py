@@ -41,14 +41,14 @@ def plugin_options(*, checks_start: bool = True, prefers: bool = True) -> api.De
 def register_request(
     resource: str, endpoint: str, options: api.DevicePluginOptions | None = None
 ) -> api.RegisterRequest:
-    """Announces RESOURCE on the socket named ENDPOINT in the kubelet's directory."""
+    """Returns the announcement of a resource on the socket of that name in the kubelet's directory."""
     return api.RegisterRequest(
         version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options or plugin_options()
     )
 
 
 def devices(found: Iterable[Device]) -> api.ListAndWatchResponse:
-    """A provider's devices."""
+    """Returns a provider's devices as the kubelet is sent them."""
     return api.ListAndWatchResponse(
         devices=[
             api.Device(
@@ -66,9 +66,13 @@ def _topology(numa: int | None) -> api.TopologyInfo | None:
 def container_answer(
     allocation: Allocation, directory: Path, library_dir: Path, visible_devices: str
 ) -> Answer:
-    """What the runtime adds to the container: four mounts and the names of its GPUs, each once.
+    """Returns what the runtime adds to a container of slices: four mounts and the names of its GPUs, each once.
 
-    DIRECTORY is the allocation's, LIBRARY_DIR the libraries', both on the host. VISIBLE_DEVICES: "env" or "cdi".
+    Args:
+        allocation: The container's allocation.
+        directory: The allocation's directory on the host.
+        library_dir: The directory of the libraries on the host.
+        visible_devices: How GPUs are named to the runtime, "env" or "cdi".
     """
     gpus = tuple(allocation.quota())
     by_cdi = visible_devices == "cdi"
@@ -86,7 +90,7 @@ def container_answer(
 
 
 def answer(given: Answer) -> api.ContainerAllocateResponse:
-    """What one container gets, from any provider."""
+    """Returns what one container gets, from any provider."""
     return api.ContainerAllocateResponse(
         envs=given.env,
         mounts=[

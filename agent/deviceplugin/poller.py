@@ -1,8 +1,8 @@
-"""Learns from the kubelet whose allocation is whose and which are over.
+"""Polls the kubelet's list: learns which container each allocation is for and which allocations are over.
 
-Looks at regular intervals, which count towards giving up what is in doubt, and shortly after something has happened,
-which do not, so that a burst of events cannot shorten anybody's patience. What has clearly ended is given up by either,
-but never before its ledger was read and the node's processes were looked at.
+Regular polls count towards releasing what is in doubt. Extra polls shortly after an event do not, so a burst of events
+cannot shorten the time that a container is given. What has clearly ended is released by either, but never before its
+ledger and the node's processes have been read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gigaslice.runtime.yielding import with_breaks
 __all__ = ["Poller"]
 
 PATIENCE = 3
-"""Regular looks in a row that must not show a container before its allocation is given up."""
+"""Regular polls in a row that must not show a container before its allocation is released."""
 _NEVER = 1 << 30
 _NEWS_SECONDS = 60.0
 _FORGOTTEN = (
@@ -38,27 +38,20 @@ _FORGOTTEN = (
 )
 _YOUNG_SECONDS = 300.0  # the kubelet lists a pod from its admission on, and admits one after the other
 _AFTER_ANSWER = 0.005  # seconds after an event until files for the next allocation are made
-_SOON = (
-    0.2,
-    1.0,
-    3.0,
-)  # seconds after an event: the kubelet lists a container's devices once it has taken the answer
+# Seconds after an event: the kubelet lists a container's devices once it has taken the answer.
+_SOON = (0.2, 1.0, 3.0)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """When to look next: the regular time, and the extra times that events have asked for."""
+    """The times of the next polls: the regular one, and the extra ones after an event."""
 
     regular: float
     extra: list[float]
 
 
 class Poller:
-    """Compares the allocation table of STORE with what the kubelet lists, every INTERVAL seconds and after `wake`.
-
-    CLUSTER: the pods as the API server has them. ANSWERS gives what the kubelet keeps of our answers, None where that
-    cannot be read. PRESENT tells which allocations processes have mounted. Both block.
-    """
+    """Compares the allocation table with the kubelet's list at intervals and after `wake`."""
 
     def __init__(
         self,
@@ -72,6 +65,18 @@ class Poller:
         answers: Callable[[], Sequence[Answered] | None] = lambda: None,
         present: Callable[[Collection[str]], Presence] = look,
     ) -> None:
+        """Initializes the poller.
+
+        Args:
+            store: The allocation table and its files.
+            allocator: Settles allocations whose containers become known.
+            kubelet: The kubelet's pod-resources API.
+            interval: Seconds between regular polls.
+            now: Returns Unix time in seconds.
+            cluster: The pods as the API server shows them.
+            answers: Reads the answers that the kubelet keeps; None where they cannot be read. Blocks.
+            present: Finds the allocations that processes of the node have mounted. Blocks.
+        """
         self._store = store
         self._allocator = allocator
         self._kubelet = kubelet
@@ -82,15 +87,15 @@ class Poller:
         self._present = present
         self._unlisted: dict[str, int] = {}
         self._first_seen: dict[str, float] = {}
-        self._logged: set[str] = set()  # forgotten ones that the log has
-        self._said: set[str] = set()  # and those whose pods have the event
+        self._logged: set[str] = set()  # forgotten ones that are in the log
+        self._reported: set[str] = set()  # forgotten ones whose pods have the event
         self._alarm = Alarm()
         self._plan = _Plan(0.0, [])
         self._failure = ""
         self._log = get_logger("poller")
 
     def wake(self) -> None:
-        """Something has happened that the kubelet will soon list."""
+        """Polls soon: something has happened that the kubelet will list."""
         if not self._plan.extra:
             start = time.monotonic()
             self._plan.extra = [start + delay for delay in _SOON]
@@ -108,14 +113,14 @@ class Poller:
                 await self._due()
 
     async def follow(self) -> None:
-        """Looks soon after the API server has shown that the pod of an allocation has ended. Works until cancelled."""
+        """Polls soon after the API server has shown that the pod of an allocation has ended. Works until cancelled."""
         while True:
             await self._cluster.news(_NEWS_SECONDS)
             if self._any_ended():
                 self.wake()
 
-    async def look(self, *, regular: bool) -> None:
-        """Asks the kubelet once. A look that is not REGULAR gives up only what has clearly ended."""
+    async def poll(self, *, regular: bool) -> None:
+        """Reads the kubelet's list once. An extra poll releases only what has clearly ended."""
         asked_at = self._store.table.next_number
         try:
             listing = await self._kubelet.list()
@@ -140,7 +145,7 @@ class Poller:
             for allocation in found.adopted:
                 self._allocator.settle_known(allocation, self._cluster.pod)
             if listing.settled:
-                self._say_forgotten(found.forgotten)
+                self._report_forgotten(found.forgotten)
             if regular:
                 self._unlisted = dict(found.unlisted)
             await asyncio.to_thread(self._to_disk, sync=bool(self._store.table.allocations or found.released))
@@ -152,10 +157,10 @@ class Poller:
                 level("pods unknown; nothing is released meanwhile", detail=self._failure)
 
     async def _evidence(self, listing: Listing, asked_at: int, patience: int) -> Evidence:
-        """LISTING with what else is known, as far as this look may give something up: reading every ledger takes long,
-        and looking at every process longer.
+        """Returns the list with the other evidence that this poll needs.
 
-        Asked about are those who would be given up, and the nameless ones, which end with others.
+        Reading every ledger takes long, and reading every process longer. So both are read only for the allocations
+        that this poll could release, and for those without a known container, which end with others.
         """
         pods = known_pods(self._cluster)
         table = self._store.table
@@ -181,7 +186,7 @@ class Poller:
         )
 
     def _any_ended(self) -> bool:
-        """Whether the API server shows that the pod of an allocation has ended, or is about to."""
+        """Returns whether the API server shows that the pod of an allocation has ended, or is about to."""
         pods = known_pods(self._cluster)
         if pods is None:
             return False
@@ -199,16 +204,17 @@ class Poller:
         return False
 
     def _usable(self, answers: Sequence[Answered]) -> tuple[Answered, ...]:
-        """Those whose files would be where this agent makes them."""
+        """Returns the answers whose files would be where this agent makes them."""
         return tuple(one for one in answers if self._store.is_place_of(one))
 
-    def _say_forgotten(self, forgotten: Sequence[Allocation]) -> None:
-        """Says once of each container that its devices are no longer the kubelet's business: in the log at once, on its
-        pod as soon as the API server has told us of that.
+    def _report_forgotten(self, forgotten: Sequence[Allocation]) -> None:
+        """Reports each container whose devices the kubelet has lost, once in the log and once on its pod.
+
+        The event is sent as soon as the API server has shown the pod.
         """
         ids = {allocation.id for allocation in forgotten}
         logged, self._logged = self._logged & ids, ids
-        self._said &= ids
+        self._reported &= ids
         for allocation in forgotten:
             if allocation.id not in logged:
                 self._log.warning(
@@ -216,23 +222,23 @@ class Poller:
                     allocation=allocation.id,
                     container=allocation.name,
                 )
-            if allocation.id in self._said:
+            if allocation.id in self._reported:
                 continue
             pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod) if allocation.ref else None
             if pod is not None and allocation.ref is not None:
-                self._said.add(allocation.id)
+                self._reported.add(allocation.id)
                 self._cluster.event(
                     pod, "Warning", "AllocationForgotten", _FORGOTTEN, allocation.ref.container
                 )
 
     def _to_disk(self, *, sync: bool) -> None:
-        """What takes a disk long and nobody waits for."""
+        """Does what takes long on a disk and holds up no call."""
         if sync:
             self._store.sync()  # first: what is tidied away may be all that a power failure would leave
         self._store.tidy()
 
     def _young(self, pods: frozenset[str]) -> frozenset[str]:
-        """Those of PODS that were not there yet some minutes ago, as far as this process knows."""
+        """Returns the pods that this process has first seen in the last minutes."""
         now = time.monotonic()
         self._first_seen = {pod: self._first_seen.get(pod, now) for pod in pods}
         return frozenset(pod for pod, first in self._first_seen.items() if now - first < _YOUNG_SECONDS)
@@ -243,4 +249,4 @@ class Poller:
         if regular:
             self._plan.regular = now + self._interval
         self._plan.extra = [moment for moment in self._plan.extra if moment > now]
-        await self.look(regular=regular)
+        await self.poll(regular=regular)

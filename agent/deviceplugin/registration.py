@@ -1,7 +1,7 @@
-"""Offers a plugin to the kubelet through the front, for as long as it is served: lists out, calls in.
+"""Offers a provider to the kubelet through the front, for as long as it is served: lists out, calls in.
 
-Sockets and streams belong to the front. So the end of this process ends none of them, and what it was asked and has
-not answered is asked again of the next one.
+Sockets and streams belong to the front. So the end of this process ends none of them, and calls that it has not
+answered go to the next process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ _FINISH_SECONDS = 5.0  # an allocation takes milliseconds, on a disk that hangs 
 
 
 class Registration:
-    """Offers PLUGIN as RESOURCE on the socket DIRECTORY/SOCKET_NAME, over LINK."""
+    """One provider's registration with the kubelet."""
 
     def __init__(
-        self, plugin: Servicer, directory: Path, socket_name: str, resource: str, link: Link
+        self, servicer: Servicer, directory: Path, socket_name: str, resource: str, link: Link
     ) -> None:
-        self._plugin = plugin
+        """Initializes the registration.
+
+        Args:
+            servicer: Answers the calls.
+            directory: The kubelet's directory for device plugins.
+            socket_name: The name of the socket there.
+            resource: The resource that is offered.
+            link: The way to the front.
+        """
+        self._servicer = servicer
         self._link = link
-        options = plugin.options
+        options = servicer.options
         self._offer = Offer(
             str(directory),
             socket_name,
@@ -42,12 +51,15 @@ class Registration:
         self._refusal: asyncio.Future[GigasliceError] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until STOP is set, then answers what the kubelet waits for. Raises SocketError or LockedError when it
-        may not serve.
+        """Serves until asked to stop, then answers what the kubelet still waits for.
+
+        Raises:
+            SocketError: The socket cannot be made.
+            LockedError: Another agent serves there.
         """
         loop = asyncio.get_running_loop()
         self._refusal = loop.create_future()
-        number = self._link.add(Offered(self._plugin, self._plugin.watched, self._refused))
+        number = self._link.add(Offered(self._servicer, self._servicer.watched, self._refused))
         self._link.say(Kind.OFFER, number, self._offer.to_bytes())
         feed = loop.create_task(self._feed(number))
         asked = loop.create_task(stop.wait())
@@ -60,7 +72,7 @@ class Registration:
             if not stop.is_set():
                 feed.result()
                 raise RuntimeError("the list of devices ended by itself")
-            await self._plugin.close()
+            await self._servicer.close()
             await self._link.finish(number, _FINISH_SECONDS)
             kept = True
         finally:
@@ -70,10 +82,10 @@ class Registration:
             if not kept:
                 self._link.say(Kind.WITHDRAW, number)
             self._link.remove(number)
-            self._plugin.watched(0)
+            self._servicer.watched(0)
 
     async def _feed(self, number: int) -> None:
-        async for devices in self._plugin.lists():
+        async for devices in self._servicer.lists():
             self._link.say(Kind.LIST, number, devices.SerializeToString())
 
     def _refused(self, kind: str, text: str) -> None:

@@ -1,8 +1,8 @@
-"""What the kubelet keeps of our answers: its device manager's checkpoint, read and never written.
+"""The answers that the kubelet keeps: its device manager's checkpoint, read and never written.
 
-The kubelet repeats an Allocate's answer at every start of the container for as long as the pod lives, so this file says
-which allocation a start is meant for, and where the files have to be that its mounts name. It is the kubelet's own and
-no interface: what cannot be understood is as good as missing, and nobody may rely on its being there.
+The kubelet repeats an Allocate's answer at every start of the container for as long as the pod lives. So this file says
+which allocation a start is meant for, and where the files have to be that its mounts name. It is internal to the
+kubelet: an entry that makes no sense counts as missing, and nothing may depend on the file.
 """
 
 from __future__ import annotations
@@ -28,16 +28,23 @@ _ID_DIGITS = 32
 
 
 class KeptAnswers:
-    """The file in DIRECTORY, the kubelet's for device plugins: its entries of RESOURCE, and of WHOLE where named."""
+    """The entries of this agent's resources in the kubelet's checkpoint."""
 
     def __init__(self, directory: Path, resource: str, whole: str = "") -> None:
+        """Initializes the reader.
+
+        Args:
+            directory: The kubelet's directory for device plugins.
+            resource: The resource of slices.
+            whole: The resource of whole GPUs, empty where none is offered.
+        """
         self._path = directory / CHECKPOINT
         self._names: dict[str, Callable[[str], str]] = {resource: str}
         if whole:
             self._names[whole] = whole_gpu_device_id
 
     def read(self) -> tuple[Answered, ...] | None:
-        """What is in it now; None where that cannot be told. Blocks."""
+        """Returns the entries of now; None where they cannot be read. Blocks."""
         try:
             with self._path.open("rb") as file:
                 raw = file.read(_MAX_BYTES)
@@ -47,8 +54,11 @@ class KeptAnswers:
 
 
 def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[Answered, ...] | None:
-    """The entries of the resources NAMES, each with how the allocation table writes its devices; None where RAW makes
-    no sense.
+    """Returns the entries of some resources; None where the file makes no sense.
+
+    Args:
+        raw: The file.
+        names: By resource, the function that gives the allocation table's name of a device.
     """
     try:
         entries = json.loads(raw)["Data"]["PodDeviceEntries"] or []
@@ -62,7 +72,7 @@ def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[Answer
 
 
 def _entry(entry: Mapping[str, Any], device_id: Callable[[str], str]) -> Answered | None:
-    """One entry; None for an answer that no agent of this kind gave."""
+    """Returns one entry; None for an answer that no agent of this kind gave."""
     found = entry["DeviceIDs"]
     groups: Iterable[Iterable[str]] = found.values() if isinstance(found, Mapping) else [found]  # before 1.20
     response = api.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))

@@ -1,8 +1,8 @@
-"""Which containers hold which devices: the kubelet's pod-resources socket behind a Protocol.
+"""The client of the kubelet's pod-resources API: which containers hold which devices.
 
 The kubelet lists active pods only, names no pod UIDs, and leaves plain init containers out. A connection is kept for as
-long as the socket is the same file and nothing has failed on it: a kubelet that was restarted has made another one. It
-is closed by the last of its calls, since closing a channel cancels the tasks that wait on it.
+long as the socket is the same file and nothing has failed on it: a restarted kubelet has made a new one. The last call
+on it closes it, since closing a channel cancels the tasks that wait on it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 2.0, 0.25
-"""For a question on which an admission waits: a pod whose options are not known may get the wrong GPUs, which costs it
-more than the waiting. The second, which all other pods wait for as well, after a question that was not answered."""
-_TURNS, _TURN_SECONDS = 4, 0.011  # the kubelet answers 100 questions a second and refuses the others
+"""For a call on which an admission waits: a pod whose options are not known may get the wrong GPUs, which costs it more
+than the waiting. The second after a call that was not answered, since all other pods wait as well."""
+_TRIES, _TRY_SECONDS = 4, 0.011  # the kubelet answers 100 calls a second and refuses the others
 
 T = TypeVar("T")
 
 
 class PodResources(Protocol):
-    """Tells which containers hold devices of our resource."""
+    """Which containers hold devices of this agent's resources."""
 
     @property
     def settled(self) -> bool:
@@ -54,11 +54,11 @@ class PodResources(Protocol):
         ...
 
     async def list(self) -> Listing:
-        """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
+        """Returns pods and containers as the kubelet lists them now. Raises KubeletError when it does not answer."""
         ...
 
     async def pods(self) -> tuple[ListedPod, ...]:
-        """The same by pod and at once, for an admission that waits. Raises KubeletError."""
+        """Returns the same by pod and soon, for an admission that waits. Raises KubeletError."""
         ...
 
 
@@ -71,10 +71,7 @@ class _Connection:
 
 
 class PodResourcesClient:
-    """Asks the kubelet at SOCKET about RESOURCE, and WHOLE GPUs where that is given out; waits TIMEOUT seconds.
-
-    NODE: the node's name, empty where it is not known. CLOCK: seconds that never go back.
-    """
+    """The API of the kubelet at one socket."""
 
     def __init__(
         self,
@@ -86,12 +83,22 @@ class PodResourcesClient:
         node: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Initializes the client.
+
+        Args:
+            socket: The kubelet's pod-resources socket.
+            resource: The resource of slices.
+            timeout: Seconds to wait for an answer.
+            whole: The resource of whole GPUs, empty where none is offered.
+            node: The node's name, empty where it is not known.
+            clock: Seconds that never go back.
+        """
         self._socket = socket
         self._resource = resource
         self._whole = whole
         self._timeout = timeout
         self._connection: _Connection | None = None
-        self._silent = False  # the kubelet did not answer the last question in time
+        self._silent = False  # the kubelet did not answer the last call in time
         self._settling = listing.Settling(node)
         self._clock = clock
 
@@ -106,7 +113,7 @@ class PodResourcesClient:
         return self._settling.informed
 
     async def list(self) -> Listing:
-        """Pods and containers as the kubelet sees them now. Raises KubeletError when it does not say."""
+        """Returns pods and containers as the kubelet lists them now. Raises KubeletError when it does not answer."""
         pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
         found: list[Listed] = []
         async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
@@ -114,19 +121,19 @@ class PodResourcesClient:
         return listing.gathered(pods, found, settled=settled)
 
     async def pods(self) -> tuple[ListedPod, ...]:
-        """The same by pod and at once, for an admission that waits. Raises KubeletError."""
+        """Returns the same by pod and soon, for an admission that waits. Raises KubeletError."""
         patience = min(_IMPATIENT_SECONDS if self._silent else _PATIENT_SECONDS, self._timeout)
         return await self._ask(
             lambda answer: listing.listed_pods(answer, self._resource, self._whole), patience
         )
 
     async def close(self) -> None:
-        """Gives the connection back, once no call is under way on it."""
+        """Closes the connection once no call is under way on it."""
         if self._connection is not None:
             await self._give_up(self._connection)
 
     async def _ask(self, read: Callable[[api.ListPodResourcesResponse], T], timeout: float) -> T:
-        for turn in range(_TURNS):
+        for attempt in range(_TRIES):
             connection = await self._connected()
             try:
                 stub = rpc.PodResourcesListerStub(connection.channel)
@@ -137,8 +144,8 @@ class PodResourcesClient:
                 return read(answer)
             except grpc.aio.AioRpcError as error:
                 code = error.code()
-                if code is grpc.StatusCode.RESOURCE_EXHAUSTED and turn + 1 < _TURNS:
-                    await asyncio.sleep(_TURN_SECONDS)
+                if code is grpc.StatusCode.RESOURCE_EXHAUSTED and attempt + 1 < _TRIES:
+                    await asyncio.sleep(_TRY_SECONDS)
                     continue
                 connection.given_up = True
                 self._silent = code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -147,10 +154,10 @@ class PodResourcesClient:
                 connection.calls -= 1
                 if connection.given_up:
                     await self._give_up(connection)
-        raise AssertionError("every turn ends")
+        raise AssertionError("every try returns or raises")
 
     async def _connected(self) -> _Connection:
-        """A connection to the kubelet of now, with one more call counted on it."""
+        """Returns a connection to the present kubelet, with one more call counted on it."""
         try:
             found = self._socket.stat()
         except OSError as error:
@@ -162,14 +169,14 @@ class PodResourcesClient:
         known = self._connection
         if known is not None and known.identity != identity:
             await self._give_up(known)
-        if self._connection is None:  # nobody else has made one meanwhile
+        if self._connection is None:  # no other call has made one meanwhile
             channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
             self._connection = _Connection(channel, identity)
         self._connection.calls += 1
         return self._connection
 
     async def _give_up(self, connection: _Connection) -> None:
-        """Has no new calls made on CONNECTION, and closes it when none is under way any more."""
+        """Makes no new calls on a connection, and closes it when none is under way any more."""
         connection.given_up = True
         if self._connection is connection:
             self._connection = None

@@ -1,8 +1,8 @@
-"""What a provider is: something that has devices and says what a container that was given some of them gets.
+"""The interface of a provider: it has devices, and tells what a container that was given some of them gets.
 
-A provider knows nothing of the kubelet's protocol: `agent.deviceplugin.servicer` speaks it for any of them, with a
-socket and a registration of its own. Two errors mean something to the kubelet: RefusedError is for good and fails the
-pod, NotYetError holds a container back, and the kubelet asks again.
+A provider has nothing to do with the kubelet's protocol: `agent.deviceplugin.servicer` speaks it for any provider, with
+a socket and a registration of its own. Two errors reach the kubelet with a meaning: RefusedError is for good and fails
+the pod, NotYetError holds a container back, and the kubelet calls again.
 """
 
 from __future__ import annotations
@@ -83,31 +83,39 @@ class Provider:
         raise NotImplementedError
 
     def answer(self, devices: Sequence[str]) -> Answer:
-        """What a container with these DEVICES gets. Raises RefusedError."""
+        """Returns what a container with these devices gets. Raises RefusedError."""
         raise NotImplementedError
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[Answer]:
-        """An answer per container, all or none. Never refuse what time can mend: the pod would fail for good."""
+        """Returns an answer per container, all or none. Refuse only what can never be: the pod fails for good."""
         return [self.answer(devices) for devices in requests]
 
     async def allocate_again(self, requests: Sequence[Sequence[str]], age: float) -> Sequence[Answer]:
-        """As `allocate`, for a call that came AGE seconds ago; who had it then did not live to answer."""
+        """As `allocate`, for a call that came AGE seconds ago to a process that ended before it answered."""
         del age
         return await self.allocate(requests)
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """SIZE of the AVAILABLE devices that go well together; the kubelet need not follow."""
+        """Returns as many of the available devices as asked for that go well together; the kubelet need not follow."""
         del available, must_include, size
         return ()
 
     async def start(self, devices: Sequence[str], remaining: float | None) -> None:
-        """Returns when a container with DEVICES may start; REMAINING seconds are left. Raises NotYetError."""
+        """Returns when a container with these devices may start.
+
+        Args:
+            devices: The container's devices.
+            remaining: Seconds until the kubelet gives up; None where it does not.
+
+        Raises:
+            NotYetError: It may not start yet.
+        """
         del devices, remaining
 
     def close(self) -> None:
         """Ends the waiting in `start`: the program is about to end."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Calls CHANGED whenever `devices` would answer something else; ends only by being cancelled."""
+        """Calls `changed` whenever `devices` would answer something else; ends only by being cancelled."""
         del changed
         await asyncio.Event().wait()

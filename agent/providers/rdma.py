@@ -32,7 +32,7 @@ class Adapter:
 
 
 def scan(root: Path) -> tuple[Adapter, ...]:
-    """The adapters below ROOT (/sys), sorted by name; none where the kernel knows of no RDMA."""
+    """Returns the adapters below the root of sysfs, sorted by name; none where the kernel has no RDMA."""
     manager = _node(root / "class/misc/rdma_cm", "infiniband/rdma_cm")
     found = []
     for path in sorted(_entries(root / "class/infiniband")):
@@ -56,11 +56,19 @@ def scan(root: Path) -> tuple[Adapter, ...]:
 
 
 class Rdma(Provider):
-    """Hands out the adapters below SYSFS as RESOURCE, each SHARE times, and looks again every INTERVAL seconds."""
+    """Hands out RDMA adapters, each as several devices where containers may share it."""
 
     prefers = True
 
     def __init__(self, resource: str, sysfs: Path, share: int, interval: float) -> None:
+        """Initializes the provider.
+
+        Args:
+            resource: What pods request.
+            sysfs: Where sysfs is mounted.
+            share: How many containers may share an adapter.
+            interval: Seconds between scans.
+        """
         self.resource = resource
         self._sysfs = sysfs
         self._share = share
@@ -72,7 +80,7 @@ class Rdma(Provider):
         )
 
     def devices(self) -> list[Device]:
-        """The shares of every adapter that has been seen."""
+        """Returns the shares of every adapter that has been seen."""
         return [
             Device(f"{one.name}/{number}", one.up, one.numa)
             for one in sorted(self._adapters.values(), key=lambda one: one.name)
@@ -80,7 +88,7 @@ class Rdma(Provider):
         ]
 
     def answer(self, devices: Sequence[str]) -> Answer:
-        """The device nodes of the adapters, each once, and their names in the environment."""
+        """Returns the device nodes of the adapters, each once, and their names in the environment."""
         names = sorted({_adapter_of(device) for device in devices})
         if unknown := [name for name in names if name not in self._adapters]:
             raise RefusedError(f"no RDMA adapter {', '.join(unknown)} on this node; delete the pod")
@@ -92,7 +100,7 @@ class Rdma(Provider):
     async def prefer(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        """Different adapters on one NUMA node as far as possible, those with the most shares left first."""
+        """Prefers different adapters on one NUMA node, those with the most shares left first."""
         chosen = list(dict.fromkeys(must_include))
         rest = sorted(set(available) - set(chosen))
         left: dict[str, int] = {}
@@ -120,13 +128,13 @@ class Rdma(Provider):
         return tuple(chosen[:size])
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Looks again at intervals. An adapter that is gone stays, as one whose link is down."""
+        """Scans at intervals. An adapter that is gone stays, as one whose link is down."""
         while True:
             await asyncio.sleep(self._interval)
-            self.look(changed, {one.name: one for one in await asyncio.to_thread(scan, self._sysfs)})
+            self.update(changed, {one.name: one for one in await asyncio.to_thread(scan, self._sysfs)})
 
-    def look(self, changed: Callable[[], None], found: dict[str, Adapter]) -> None:
-        """Makes FOUND the present adapters."""
+    def update(self, changed: Callable[[], None], found: dict[str, Adapter]) -> None:
+        """Makes the adapters that a scan found the present ones."""
         gone = {name: replace(one, up=False) for name, one in self._adapters.items() if name not in found}
         now = {**gone, **found}
         for name, one in now.items():

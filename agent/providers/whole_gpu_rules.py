@@ -1,9 +1,9 @@
-"""Whole GPUs and slices in one allocation table: what is left to whom. Pure.
+"""Whole GPUs and slices in one allocation table: what is left of each. Pure.
 
 A GPU that is given out whole is an allocation like any other, with one device ID of the size of the GPU. So placement,
-start gate, checkpoint and reconciliation count it without knowing of it. Device ids are device IDs here as well (a race
-between the two lists can end with a GPU under another one's name), and the two lists show the kubelet as many healthy
-devices as there are free GPUs, or slices.
+start decision, checkpoint and reconciliation count it without a rule of their own. The names of devices are device IDs
+here as well: a race between the two lists can end with a GPU under another one's name. Each of the two lists shows the
+kubelet as many healthy devices as there are free GPUs, or free slices.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Choice:
 
 
 def free_gpus(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[str]:
-    """The healthy GPUs of which nobody has anything."""
+    """Returns the healthy GPUs of which no container has any slice."""
     used = {share.gpu for one in table.occupants(gpus) for share in one.shares}
     return frozenset(gpu.uuid for gpu in gpus if gpu.healthy and gpu.slices and gpu.uuid not in used)
 
 
 def devices(table: AllocationTable, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
-    """Every GPU as a device. As many free ones are healthy as there are free GPUs, those of the same name first.
+    """Returns every GPU as a device. As many free ones are healthy as there are free GPUs, the free GPUs'
+    own names first.
 
-    One that somebody has is as healthy as the GPU behind it.
+    A device that a container has is as healthy as the GPU behind it.
     """
     health = {gpu.uuid: gpu.healthy for gpu in gpus}
     behind = {
@@ -65,10 +66,10 @@ def devices(table: AllocationTable, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def slices_withheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[str]:
-    """The free slices that nobody can have because their by_uuid are given out whole.
+    """Returns the free slices that no container can get because their GPUs are given out whole.
 
-    Never one that a container has: the kubelet takes a container whose devices are unhealthy for broken. Where another
-    GPU's container has some of a whole GPU's names, slices named after that other GPU are withheld in their place.
+    Never a slice that a container has: the kubelet takes a container whose devices are unhealthy for broken. Where
+    another GPU's container has some of a whole GPU's names, slices named after that other GPU are withheld instead.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.healthy}
     taken = {
@@ -91,32 +92,32 @@ def slices_withheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[st
     return frozenset(found)
 
 
-def choose(table: AllocationTable, gpus: Sequence[Gpu], wanted: Sequence[str]) -> Choice | None:
-    """The GPUs behind the devices WANTED: those of the same names if they are free, else others that are.
+def choose(table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str]) -> Choice | None:
+    """Chooses the GPUs behind requested devices: those of the same names if they are free, else others that are.
 
-    When too few are free, the containers on the least used ones are waited for. None when there are not so many GPUs.
+    When too few are free, the container waits for the least used ones. None when there are not so many GPUs.
     """
     free = free_gpus(table, gpus)
     used = {
         share.gpu: share.slices + 1 for one in table.occupants(gpus) for share in one.shares
     }  # the +1: any holder counts
-    nodes = {gpu.numa_node for gpu in gpus if gpu.uuid in wanted}
+    nodes = {gpu.numa_node for gpu in gpus if gpu.uuid in requested}
 
     def rank(gpu: Gpu) -> tuple[object, ...]:
         return (
             gpu.uuid not in free,
             not gpu.healthy,
-            gpu.uuid not in wanted,
+            gpu.uuid not in requested,
             gpu.numa_node not in nodes,
             used.get(gpu.uuid, 0),
             gpu.index,
         )
 
-    chosen = sorted((gpu for gpu in gpus if gpu.slices), key=rank)[: len(wanted)]
-    if len(chosen) < len(wanted):
+    chosen = sorted((gpu for gpu in gpus if gpu.slices), key=rank)[: len(requested)]
+    if len(chosen) < len(requested):
         return None
-    others = [uuid for uuid in wanted if uuid not in {gpu.uuid for gpu in chosen}]
-    names = {gpu.uuid: gpu.uuid if gpu.uuid in wanted else others.pop(0) for gpu in chosen}
+    others = [uuid for uuid in requested if uuid not in {gpu.uuid for gpu in chosen}]
+    names = {gpu.uuid: gpu.uuid if gpu.uuid in requested else others.pop(0) for gpu in chosen}
     holds = tuple(
         Hold(gpu.uuid, gpu.bytes_of(gpu.slices), (whole_gpu_device_id(names[gpu.uuid]),))
         for gpu in sorted(chosen, key=lambda gpu: gpu.index)
@@ -133,9 +134,7 @@ def prefer(
     must_include: Sequence[str] = (),
     size: int,
 ) -> tuple[str, ...]:
-    """SIZE devices whose candidates placement would choose for their links; with others fixed, those best linked to
-    them.
-    """
+    """Returns as many devices as asked for, chosen for their links; with some fixed, those best linked to them."""
     gpus = inventory.gpus
     free = free_gpus(table, gpus)
     rest = frozenset(uuid for uuid in available if uuid in free and uuid not in must_include)

@@ -1,8 +1,8 @@
 """The provider of whole GPUs: one device per GPU, decided in the same allocation table as slices.
 
-Its containers get the GPU as it is, without library and limits. The kubelet keeps two lists of the same GPUs and
-learns late, so a GPU can be given out whole that has just lost slices, and the other way round: the later one has it
-in the allocation table, waits behind the start gate, and the lists are put right at once.
+Its containers get the GPU as it is, without library and limits. The kubelet keeps two lists of the same GPUs and is
+told late. So a GPU can be given out whole that has just lost slices, and the other way round. Then the later container
+has it in the allocation table, its start waits, and both lists are corrected at once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["Gpus", "WholeGpus"]
 
-_LOOK_SECONDS = 1.0  # for changes of the hardware; those of the allocation table are told
-_GATE_PATIENCE = 5.0
-_GATE_INTERVAL = 0.1
-_GIVEN_AWAY = "the kubelet has given this container's GPUs to another one; delete the pod"
+_POLL_SECONDS = 1.0  # for changes of the hardware; changes of the allocation table ring an alarm
+_START_PATIENCE = 5.0
+_START_INTERVAL = 0.1
+_TAKEN = "the kubelet has given this container's GPUs to another one; delete the pod"
 
 
-async def nobody(device_ids: Iterable[str]) -> frozenset[str]:
-    """Whoever had DEVICE_IDS may live."""
+async def _none_over(device_ids: Iterable[str]) -> frozenset[str]:
+    """Returns no allocation: every holder of the device IDs may live."""
     del device_ids
     return frozenset()
 
@@ -44,16 +44,12 @@ class Gpus(Protocol):
         ...
 
     def start_blocker(self, allocation: Allocation) -> str | None:
-        """None, or what is waited for."""
+        """Returns what the start of its container waits for; None when it may start."""
         ...
 
 
 class WholeGpus(Provider):
-    """Hands out whole GPUs of CARDS as RESOURCE, in STORE's allocation table. VISIBLE_DEVICES: "env" or "cdi".
-
-    WITHHOLD is called with the slices that are not to be had, ALLOCATED when the kubelet's list is worth a look. ENDED
-    tells, of allocations whose device IDs the kubelet shows as free or hands out, which are over.
-    """
+    """Hands out whole GPUs."""
 
     prefers = True
     checks_start = True
@@ -70,8 +66,23 @@ class WholeGpus(Provider):
         new_id: Callable[[], str],
         withhold: Callable[[frozenset[str]], Awaitable[None]],
         allocated: Callable[[], None],
-        ended: Callable[[Iterable[str]], Awaitable[frozenset[str]]] = nobody,
+        ended: Callable[[Iterable[str]], Awaitable[frozenset[str]]] = _none_over,
     ) -> None:
+        """Initializes the provider.
+
+        Args:
+            resource: What pods request.
+            store: The allocation table.
+            gpus: The GPUs, and whether a container on them may start.
+            policy: How GPUs are chosen.
+            visible_devices: How a container's GPUs are named to its runtime, "env" or "cdi".
+            now: Returns Unix time in seconds.
+            new_id: Returns 32 hex digits.
+            withhold: Called with the slices that are not to be had.
+            allocated: Called when the kubelet's list of containers has changed or is about to.
+            ended: Finds the allocations that are over, of those that hold device IDs which the kubelet shows as free
+                or hands out.
+        """
         self.resource = resource
         self._store = store
         self._gpus = gpus
@@ -86,13 +97,13 @@ class WholeGpus(Provider):
         self._log = get_logger("whole-gpus")
 
     def devices(self) -> tuple[Device, ...]:
-        """Every GPU; healthy while nobody has anything of it, or one has it whole."""
+        """Every GPU; healthy while no container has any of it, or one has it whole."""
         return whole_gpu_rules.devices(self._store.table, self._gpus.inventory.gpus)
 
     async def prefer(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        """GPUs that placement would choose together."""
+        """Returns GPUs that placement would choose together."""
         unheld = frozenset(whole_gpu_device_id(one) for one in set(available) - set(must_include))
         over = await self._ended(unheld)
         table = self._store.table.counted_out(over).given_back(unheld, over)
@@ -102,11 +113,11 @@ class WholeGpus(Provider):
             after, self._gpus.inventory, self._policy, available, must_include=must_include, size=size
         )
 
-    async def allocate(self, wanted: Sequence[Sequence[str]]) -> list[Answer]:
-        """One allocation per container, recorded. All or none."""
-        over = await self._ended(whole_gpu_device_id(one) for devices in wanted for one in devices)
+    async def allocate(self, requests: Sequence[Sequence[str]]) -> list[Answer]:
+        """Makes and records one allocation per container. All or none."""
+        over = await self._ended(whole_gpu_device_id(one) for devices in requests for one in devices)
         table, fresh = self._store.table.counted_out(over), list[Allocation]()
-        for devices in wanted:
+        for devices in requests:
             table, allocation = self._add(table, devices, over)
             fresh.append(allocation)
         self._store.commit(table, fresh)
@@ -123,27 +134,27 @@ class WholeGpus(Provider):
         return [self._answer(allocation) for allocation in fresh]
 
     async def start(self, devices: Sequence[str], remaining: float | None) -> None:
-        """Waits until the GPUs are free of everybody else and the allocation table is safe on disk."""
+        """Waits until no other container has any of the GPUs and the allocation table is safe on disk."""
         found = self._store.table.of_device_ids(frozenset(map(whole_gpu_device_id, devices)))
         if found is None:
             raise RefusedError(
                 f"no record of this container's {len(devices)} GPUs in {self._store.state_dir}; delete the pod, so "
                 "that it is allocated again"
             )
-        patience = _GATE_PATIENCE if remaining is None else min(_GATE_PATIENCE, remaining / 2)
+        patience = _START_PATIENCE if remaining is None else min(_START_PATIENCE, remaining / 2)
         deadline = time.monotonic() + patience
         while reason := self._reason(found.id):
             if time.monotonic() >= deadline:
                 self._log.info("start delayed", allocation=found.id, container=found.name, detail=reason)
                 raise NotYetError(reason)
             self._allocated()
-            await asyncio.sleep(_GATE_INTERVAL)
-        await asyncio.to_thread(self._store.sync)  # what has just been decided, too
+            await asyncio.sleep(_START_INTERVAL)
+        await asyncio.to_thread(self._store.sync)  # what was decided while waiting, too
         if self._store.table.find(found.id) is None:
-            raise NotYetError(_GIVEN_AWAY)
+            raise NotYetError(_TAKEN)
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Follows allocation table and GPUs, and keeps both lists in agreement with them."""
+        """Follows the allocation table and the GPUs, and keeps both lists in agreement with them."""
         shown: tuple[Device, ...] | None = None
         self._store.watchers.append(self._alarm.ring)
         try:
@@ -155,7 +166,7 @@ class WholeGpus(Provider):
                     shown = now
                     changed()
                 seen = self._gpus.inventory
-                while self._gpus.inventory is seen and not await self._alarm.wait(_LOOK_SECONDS):
+                while self._gpus.inventory is seen and not await self._alarm.wait(_POLL_SECONDS):
                     pass
         finally:
             self._store.watchers.remove(self._alarm.ring)
@@ -193,5 +204,5 @@ class WholeGpus(Provider):
     def _reason(self, allocation_id: str) -> str | None:
         allocation = self._store.table.find(allocation_id)
         if allocation is None:
-            return _GIVEN_AWAY
+            return _TAKEN
         return self._gpus.start_blocker(allocation)

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
@@ -271,9 +271,6 @@ def _providers(
     """The resources beside GPU memory that CONFIG turns on."""
     found: list[Provider] = []
 
-    async def ended(device_ids: Iterable[str]) -> frozenset[str]:
-        return (await admissions.lifecycle(device_ids)).over
-
     if config.whole_gpus:
         found.append(
             WholeGpus(
@@ -286,7 +283,7 @@ def _providers(
                 new_id=lambda: secrets.token_hex(16),
                 withhold=devices.set_taken_whole,
                 allocated=allocated,
-                ended=ended,
+                ended=admissions.over,
             )
         )
     if config.rdma:

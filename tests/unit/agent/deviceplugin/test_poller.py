@@ -33,7 +33,7 @@ def poller(store, allocator, kubelet):
 def looks(poller, count, regular=True):
     async def main():
         for _ in range(count):
-            await poller.look(regular=regular)
+            await poller.poll(regular=regular)
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_what_is_tidied_away_is_synced_first(store, poller, monkeypatch, allocat
     for name in ("sync", "tidy"):
         monkeypatch.setattr(store, name, lambda name=name: called.append(name))
     allocator.allocate([device_ids(0, 1)])
-    asyncio.run(poller.look(regular=True))
+    asyncio.run(poller.poll(regular=True))
     assert called == ["sync", "tidy"]
 
 

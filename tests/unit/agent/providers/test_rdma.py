@@ -106,7 +106,7 @@ def test_links_and_adapters_are_looked_at_again(sysfs):
     told = []
 
     def look():
-        provider.look(lambda: told.append(1), {one.name: one for one in scan(sysfs)})
+        provider.update(lambda: told.append(1), {one.name: one for one in scan(sysfs)})
         return [one.healthy for one in provider.devices()]
 
     assert look() == [True, True, False]
