@@ -224,6 +224,14 @@ class KubeApi:
         with self.lock:
             return sum(one == method and part in target for one, target in self.requests)
 
+    def lists(self) -> int:
+        """How many times all pods were listed, watches left out."""
+        with self.lock:
+            return sum(
+                one == "GET" and "/pods" in target and "watch=1" not in target
+                for one, target in self.requests
+            )
+
     # --- HTTP --------------------------------------------------------------------------------------------------
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -256,13 +264,15 @@ class KubeApi:
                     denial = api.denial
                     if not denial and self.headers.get("Authorization") != f"Bearer {api.token}":
                         denial = 401
+                    # Together with the authorization: a watch that is dropped now, but was let in before, ends too.
+                    generation = api.generation
                 try:
                     if denial:
                         self._answer(
                             denial, {"kind": "Status", "message": "denied by the test", "code": denial}
                         )
                     elif self.command == "GET" and query.get("watch"):
-                        self._watch(query)
+                        self._watch(query, generation)
                     elif self.command == "GET":
                         self._answer(200, api._list(query))
                     else:
@@ -282,14 +292,11 @@ class KubeApi:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
                 self.wfile.flush()
 
-            def _watch(self, query: Mapping[str, str]) -> None:
+            def _watch(self, query: Mapping[str, str], generation: int) -> None:
                 at = int(query["resourceVersion"])
                 if at < api.oldest:
                     self._answer(410, {"kind": "Status", "message": "too old resource version", "code": 410})
                     return
-                generation = (
-                    api.generation
-                )  # before the answer: who has it may have the watch dropped at once
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()

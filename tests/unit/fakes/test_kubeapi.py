@@ -21,7 +21,7 @@ def test_a_watch_that_is_dropped_as_soon_as_it_is_there_is_dropped(monkeypatch):
 
         monkeypatch.setattr(BaseHTTPRequestHandler, "end_headers", dropped_at_once)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        headers = {"Authorization": f"Bearer {server.device_id}"}
+        headers = {"Authorization": f"Bearer {server.token}"}
         connection.request("GET", "/api/v1/pods?watch=1&resourceVersion=1&timeoutSeconds=5", headers=headers)
         with pytest.raises(http.client.IncompleteRead):
             connection.getresponse().read()
