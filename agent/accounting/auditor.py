@@ -1,9 +1,9 @@
-"""Finds what uses the GPUs without the library or beyond its limit, says so, counts it, and by policy ends it.
+"""Finds containers that use GPUs without the library or beyond their limit; reports, counts and by policy evicts them.
 
-Runs with every measuring round: looks at the processes that NVML shows and no ledger knows, tells the measurer what
-they hold in each container, and speaks up about what lasts longer than a moment. What is said when, and what ends a
-pod, is decided in `policy`; a pod ends through the API server's evictions alone, which disruption budgets can forbid,
-and never without an event before.
+It runs with every round of the memory monitor: it attributes the processes that NVML shows and no ledger has, returns
+what they hold in each container, and reports what lasts longer than a moment. `overuse` decides what is reported when,
+and what evicts a pod. A pod ends only through the API server's evictions, which disruption budgets can forbid, and
+never without an event before.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from agent.accounting.findings import Finding, Survey, credible, examine, named, undeclared_overuse
-from agent.accounting.overuse import Kind, Offence, Policy, Watches, due, follow
-from agent.accounting.processes import PROC, Sighting, sight
+from agent.accounting.findings import (
+    LibraryBypass,
+    Survey,
+    credible_owners,
+    examine,
+    undeclared_overuse,
+    with_found_pids,
+)
+from agent.accounting.overuse import Histories, Offence, OffenceKind, OverusePolicy, due, track
+from agent.accounting.processes import PROC, ProcessInfo, read_process
 from agent.apiserver import Cluster
 from agent.ledgers.usage import Reading
 from agent.persistence.store import Store
@@ -28,17 +35,17 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["Auditor"]
 
 _EVICT_AGAIN = 60.0
-_NOT_ATTACHED_SECONDS = 600.0  # from this process's first sight of the allocation
+_NOT_ATTACHED_SECONDS = 600.0  # since this agent first saw the allocation
 
 
 class Auditor:
-    """Audits the containers of STORE by POLICY. NOW gives seconds that only go forward."""
+    """Audits the containers of STORE by POLICY. NOW: a monotonic clock."""
 
     def __init__(
         self,
         store: Store,
         cluster: Cluster,
-        policy: Policy,
+        policy: OverusePolicy,
         counters: Counters,
         *,
         now: Callable[[], float] = time.monotonic,
@@ -51,65 +58,65 @@ class Auditor:
         self._counters = counters
         self._now = now
         self._proc = proc
-        self._watches: Watches = {}
+        self._histories: Histories = {}
         self._first_seen: dict[str, float] = {}
-        self._silent: set[str] = set()
-        self._asked: dict[str, float] = {}
+        self._not_attached: set[str] = set()
+        self._evictions_requested: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._before = {allocation.id for allocation in store.table.allocations}  # and not counted yet
         self._log = get_logger("audit")
 
-    def look(
+    def read_processes(
         self, measured: Mapping[str, Mapping[int, int]], claimed: Collection[int] = ()
-    ) -> tuple[Sighting, ...]:
-        """Looks at every process that was MEASURED, or is CLAIMED by a ledger. Reads files; for the thread that has
-        measured."""
-        pids = {pid for processes in measured.values() for pid in processes if pid > 0} | {*claimed}
-        return tuple(seen for pid in sorted(pids) if (seen := sight(pid, self._proc)))
+    ) -> tuple[ProcessInfo, ...]:
+        """Reads every process that was MEASURED or is CLAIMED by a ledger. Reads files; for the measuring thread."""
+        pids = {pid for by_pid in measured.values() for pid in by_pid if pid > 0} | {*claimed}
+        return tuple(seen for pid in sorted(pids) if (seen := read_process(pid, self._proc)))
 
-    def named(
-        self, readings: Mapping[str, Reading], sightings: tuple[Sighting, ...], claimed: Collection[int]
+    def with_found_pids(
+        self, readings: Mapping[str, Reading], processes: tuple[ProcessInfo, ...], claimed: Collection[int]
     ) -> Mapping[str, Reading]:
-        """READINGS with the PIDs of owners that locks do not name: see `rules.named`."""
-        return named(readings, sightings, claimed)
+        """Returns READINGS with the PIDs of owners that no lock names: see `findings.with_found_pids`."""
+        return with_found_pids(readings, processes, claimed)
 
     def owners(
-        self, claims: Mapping[int, Collection[str]], sightings: tuple[Sighting, ...]
+        self, claims: Mapping[int, Collection[str]], processes: tuple[ProcessInfo, ...]
     ) -> Mapping[int, str]:
-        """Whose the processes are that hold slots, by PID: see `rules.credible`."""
-        return credible(claims, sightings, self._store.table.allocations, self._pods())
+        """Returns the allocation IDs of the processes that hold slots: see `findings.credible_owners`."""
+        return credible_owners(claims, processes, self._store.table.allocations, self._pods())
 
-    def judge(
+    def audit(
         self,
         measured: Mapping[str, Mapping[int, int]],
-        sightings: tuple[Sighting, ...],
+        processes: tuple[ProcessInfo, ...],
         owners: Mapping[int, str],
         readings: Mapping[str, Reading],
     ) -> Mapping[str, Mapping[str, int]]:
-        """What processes without the library hold, by allocation id and GPU. OWNERS: allocation ids by PID of all
-        others.
+        """Reports and counts; returns what processes without the library hold, by allocation ID and GPU.
+
+        OWNERS: allocation IDs by PID of all other processes.
         """
         allocations = self._store.table.allocations
         limits = {key: reading.limits for key, reading in readings.items()}
-        self.survey = examine(measured, owners, sightings, allocations, self._pods(), limits=limits)
-        self._weigh(self.survey, readings, measured)
-        self._report_silent(allocations, readings)
+        self.survey = examine(measured, owners, processes, allocations, self._pods(), limits=limits)
+        self._handle_overuse(self.survey, readings, measured)
+        self._report_not_attached(allocations, readings)
         self._count(allocations, readings)
         return self.survey.without_library
 
     def _count(self, allocations: tuple[Allocation, ...], readings: Mapping[str, Reading]) -> None:
-        """Adds up what the containers' processes count; those of one nobody knows yet count once it is known."""
+        """Adds up the containers' counters; a container whose name is unknown counts once it is known."""
         totals = self._counters.totals
         for allocation in allocations:
             reading = readings.get(allocation.id)
             if reading is None or reading.problem is not None or allocation.ref is None:
                 continue
-            who = (allocation.ref.namespace, allocation.ref.pod, allocation.ref.container)
+            labels = (allocation.ref.namespace, allocation.ref.pod, allocation.ref.container)
             refused = {(one.slot, one.pid_inside, one.generation): one.refused for one in reading.processes}
             totals.note(
                 "gigaslice_container_oom_errors_total",
-                who,
+                labels,
                 allocation.id,
                 refused,
                 begin=allocation.id in self._before,
@@ -117,13 +124,13 @@ class Auditor:
             self._before.discard(allocation.id)
             for gpu, use in reading.shares.items():
                 if reading.cores.get(gpu):
-                    labels = (gpu, *who)
+                    with_gpu = (gpu, *labels)
                     totals.note(
-                        "gigaslice_container_compute_seconds_total", labels, allocation.id, {"": use.spent}
+                        "gigaslice_container_compute_seconds_total", with_gpu, allocation.id, {"": use.spent}
                     )
                     totals.note(
                         "gigaslice_container_compute_throttled_seconds_total",
-                        labels,
+                        with_gpu,
                         allocation.id,
                         {"": use.throttled},
                     )
@@ -132,60 +139,64 @@ class Auditor:
     def _pods(self) -> dict[str, tuple[str, str]]:
         return {pod.uid: name for name, pod in self._cluster.pods.items()}
 
-    def _weigh(
+    def _handle_overuse(
         self, survey: Survey, readings: Mapping[str, Reading], measured: Mapping[str, Mapping[int, int]]
     ) -> None:
-        """Speaks of what lasts, and has evicted what lasts too long."""
-        findings = {one.allocation.id: one for one in survey.findings}
-        over = {key: one.over for key, one in findings.items() if one.over}
+        """Reports the overuse that lasts, and evicts the pods for which it lasts too long."""
+        bypasses = {one.allocation.id: one for one in survey.bypasses}
+        over = {key: one.over for key, one in bypasses.items() if one.over}
         for one in self._store.table.allocations:
-            silent = undeclared_overuse(one, readings[one.id], measured) if one.id in readings else {}
-            if silent:  # with processes without the library besides, what is known already counts both
-                over[one.id] = {**silent, **over.get(one.id, {})}
+            undeclared = undeclared_overuse(one, readings[one.id], measured) if one.id in readings else {}
+            if (
+                undeclared
+            ):  # where the container has processes without the library too, `over` counts both already
+                over[one.id] = {**undeclared, **over.get(one.id, {})}
         beyond = {
             key: found
             for key, reading in readings.items()
             if key not in over and (found := _beyond_limit(reading))
         }
-        offences = [Offence(key, Kind.UNHOOKED) for key in findings]
-        offences += [Offence(key, Kind.OVER, sum(found.values())) for key, found in over.items()]
-        offences += [Offence(key, Kind.LIMIT, sum(found.values())) for key, found in beyond.items()]
+        offences = [Offence(key, OffenceKind.WITHOUT_LIBRARY) for key in bypasses]
+        offences += [Offence(key, OffenceKind.OVER, sum(found.values())) for key, found in over.items()]
+        offences += [Offence(key, OffenceKind.LIMIT, sum(found.values())) for key, found in beyond.items()]
         offences += [
-            Offence(key, Kind.GROWTH, reading.grew) for key, reading in readings.items() if reading.grew
+            Offence(key, OffenceKind.GROWTH, reading.grew)
+            for key, reading in readings.items()
+            if reading.grew
         ]
         now = self._now()
-        self._watches, fresh = follow(self._watches, offences, now)
+        self._histories, fresh = track(self._histories, offences, now)
         for offence in fresh:
-            if offence.kind is Kind.UNHOOKED:
-                self._say_unhooked(findings[offence.allocation])
-            elif offence.kind is Kind.OVER:
-                self._say_over(
+            if offence.kind is OffenceKind.WITHOUT_LIBRARY:
+                self._report_bypass(bypasses[offence.allocation])
+            elif offence.kind is OffenceKind.OVER:
+                self._report_over(
                     offence.allocation,
                     over[offence.allocation],
-                    with_library=offence.allocation not in findings,
+                    with_library=offence.allocation not in bypasses,
                 )
-            elif offence.kind is Kind.GROWTH:
-                self._say_growth(offence)
+            elif offence.kind is OffenceKind.GROWTH:
+                self._report_growth(offence)
             else:
-                self._say_beyond(offence.allocation, beyond[offence.allocation])
-        for offence in due(self._policy, self._watches, offences, now):
+                self._report_beyond(offence.allocation, beyond[offence.allocation])
+        for offence in due(self._policy, self._histories, offences, now):
             allocation = self._store.table.find(offence.allocation)
             if allocation is not None:
                 self._evict(allocation, offence)
 
-    def _say_unhooked(self, finding: Finding) -> None:
-        text = finding.text(units.format_bytes)
-        self._log.warning("process without the library", allocation=finding.allocation.id,
-                          container=finding.allocation.name, detail=text)  # fmt: skip
+    def _report_bypass(self, bypass: LibraryBypass) -> None:
+        text = bypass.text(units.format_bytes)
+        self._log.warning("process without the library", allocation=bypass.allocation.id,
+                          container=bypass.allocation.name, detail=text)  # fmt: skip
         self._event(
-            finding.allocation,
+            bypass.allocation,
             "Warning",
             "ProcessWithoutLibrary",
-            f"{text} without the library (a static program, musl, or an environment that keeps it out); it counts "
+            f"{text} without the library (a static program, musl, or an environment without it); it counts "
             "against the container's quota, and nothing limits it",
         )
 
-    def _say_over(self, allocation_id: str, over: Mapping[str, int], *, with_library: bool) -> None:
+    def _report_over(self, allocation_id: str, over: Mapping[str, int], *, with_library: bool) -> None:
         allocation = self._store.table.find(allocation_id)
         if allocation is None:
             return
@@ -193,63 +204,65 @@ class Auditor:
         self._log.error("container exceeds its quota", allocation=allocation.id, container=allocation.name,
                         over=text, policy=self._policy.mode)  # fmt: skip
         why = (
-            ", taken by a part of its programs that passes the library by (a plug-in opened with dlmopen or "
+            ", used by a part of its programs that bypasses the library (a plug-in opened with dlmopen or "
             "RTLD_DEEPBIND)"
             if with_library
             else ""
         )
-        ends = self._threat(Kind.OVER, over) or "its neighbours may run out of memory"
+        ends = self._consequence(OffenceKind.OVER, over) or "its neighbours may run out of memory"
         self._event(allocation, "Warning", "GPUMemoryOveruse", f"holds {text} beyond its quota{why}; {ends}")
 
-    def _say_beyond(self, allocation_id: str, beyond: Mapping[str, int]) -> None:
+    def _report_beyond(self, allocation_id: str, beyond: Mapping[str, int]) -> None:
         allocation = self._store.table.find(allocation_id)
         if allocation is None:
             return
         text = _amounts(beyond)
         self._log.warning("container exceeds its current limit", allocation=allocation.id,
                           container=allocation.name, over=text, policy=self._policy.mode)  # fmt: skip
-        ends = self._threat(Kind.LIMIT, beyond) or "nothing is ended"
+        ends = self._consequence(OffenceKind.LIMIT, beyond) or "no pod is evicted"
         self._event(
             allocation,
             "Warning",
             "GPULimitExceeded",
-            f"holds {text} beyond its limit, which was lowered or is passed by memory that no call declares; its "
+            f"holds {text} beyond its limit: the limit was lowered, or the memory is undeclared; its "
             f"programs get no more until they have freed as much; {ends}",
         )
 
-    def _say_growth(self, offence: Offence) -> None:
+    def _report_growth(self, offence: Offence) -> None:
         allocation = self._store.table.find(offence.allocation)
         if allocation is None:
             return
         size = units.format_bytes(offence.bytes_over)
-        ends = self._threat(Kind.GROWTH, {"": offence.bytes_over}) or "nothing is ended"
+        ends = self._consequence(OffenceKind.GROWTH, {"": offence.bytes_over}) or "no pod is evicted"
         self._event(
             allocation,
             "Warning",
             "LedgerTruncated",
-            f"makes its ledger grow on the node's disk again and again, by up to {size}; it is cut back each time; "
+            f"keeps making its ledger grow on the node's disk, by up to {size}; the agent truncates it each time; "
             f"{ends}",
         )
 
-    def _threat(self, kind: Kind, over: Mapping[str, int]) -> str:
+    def _consequence(self, kind: OffenceKind, over: Mapping[str, int]) -> str:
         policy = self._policy
         if not policy.evicts(kind) or sum(over.values()) <= policy.above:
             return ""
         would = "is" if policy.mode == "evict" else "would be (dry run)"
         return f"the pod {would} evicted if that lasts {policy.grace:g} seconds more"
 
-    def _report_silent(self, allocations: tuple[Allocation, ...], readings: Mapping[str, Reading]) -> None:
-        """Says once of each container that it has held slices for long and no process has attached."""
+    def _report_not_attached(
+        self, allocations: tuple[Allocation, ...], readings: Mapping[str, Reading]
+    ) -> None:
+        """Reports once each container that has held slices for long without an attached process."""
         now = self._now()
         self._first_seen = {
             allocation.id: self._first_seen.get(allocation.id, now) for allocation in allocations
         }
-        self._silent &= self._first_seen.keys()
+        self._not_attached &= self._first_seen.keys()
         for allocation in allocations:
             reading = readings.get(allocation.id)
             if (
                 reading is None
-                or allocation.id in self._silent
+                or allocation.id in self._not_attached
                 or allocation.container is None
                 or allocation.waiting
                 or allocation.whole
@@ -259,7 +272,7 @@ class Auditor:
                 or now - self._first_seen[allocation.id] < _NOT_ATTACHED_SECONDS
             ):
                 continue
-            self._silent.add(allocation.id)
+            self._not_attached.add(allocation.id)
             minutes = round(_NOT_ATTACHED_SECONDS / 60)
             self._log.info(
                 "container has not attached",
@@ -280,39 +293,41 @@ class Auditor:
         pod = self._pod(allocation)
         now = self._now()
         if pod is None:
-            if allocation.id not in self._asked:
-                self._asked[allocation.id] = now
+            if allocation.id not in self._evictions_requested:
+                self._evictions_requested[allocation.id] = now
                 self._log.warning("pod not evicted", container=allocation.name, detail="the pod is not known")
             return
-        if pod.ending or now - self._asked.get(pod.uid, now - _EVICT_AGAIN) < _EVICT_AGAIN:
+        if pod.ending or now - self._evictions_requested.get(pod.uid, now - _EVICT_AGAIN) < _EVICT_AGAIN:
             return
-        self._asked[pod.uid] = now
+        self._evictions_requested[pod.uid] = now
         if self._policy.mode == "evict":
             size = units.format_bytes(offence.bytes_over)
             what = (
                 f"has made its ledger grow by {size}"
-                if offence.kind is Kind.GROWTH
+                if offence.kind is OffenceKind.GROWTH
                 else f"holds {size} more than it may"
             )
             text = f"evicted: {what} for {self._policy.grace:g} seconds"
             self._event(allocation, "Warning", "EvictionPending", text)
-        task = asyncio.get_running_loop().create_task(self._have_evicted(pod))
+        task = asyncio.get_running_loop().create_task(self._request_eviction(pod))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _have_evicted(self, pod: Pod) -> None:
-        trial = self._policy.mode == "dry-run"
-        eviction = await self._cluster.evict(pod, dry_run=trial)
+    async def _request_eviction(self, pod: Pod) -> None:
+        dry_run = self._policy.mode == "dry-run"
+        eviction = await self._cluster.evict(pod, dry_run=dry_run)
         if eviction.problem:
-            if self._refusals.get(pod.uid) != eviction.problem:  # it is asked again for as long as it lasts
+            if (
+                self._refusals.get(pod.uid) != eviction.problem
+            ):  # the eviction is requested again while it lasts
                 self._refusals[pod.uid] = eviction.problem
                 self._log.warning("pod not evicted", pod=str(pod), detail=eviction.problem)
             return
         self._refusals.pop(pod.uid, None)
         if eviction.gone:
             self._log.info("pod to be evicted is gone", pod=str(pod))
-        elif trial:
-            self._asked[pod.uid] = float("inf")  # said once
+        elif dry_run:
+            self._evictions_requested[pod.uid] = float("inf")  # reported once
             self._log.warning("pod would be evicted for overuse", pod=str(pod), detail="--overuse=dry-run")
         else:
             self._counters.evictions += 1
@@ -328,7 +343,7 @@ class Auditor:
 
 
 def _beyond_limit(reading: Reading) -> dict[str, int]:
-    """Bytes that the container's own processes hold beyond what its page says, by GPU."""
+    """Bytes that the container's own processes hold beyond its page's limit, by GPU."""
     if reading.problem is not None or not reading.living:
         return {}
     over = {gpu: count - reading.limits[gpu] for gpu, count in reading.used.items() if gpu in reading.limits}

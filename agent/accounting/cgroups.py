@@ -24,7 +24,7 @@ _CONTAINER = re.compile(r"(?:^|[/:-])(?P<id>[0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process runs. uid: of its pod, with dashes. container: the runtime's id, empty when it is in none."""
+    """Where a process runs. uid: its pod's UID, with dashes. container: the runtime's container ID, or empty."""
 
     uid: str
     container: str = ""

@@ -1,9 +1,9 @@
-"""Whose the memory on the GPUs is, and what is wrong with that. Pure.
+"""Attributes the memory on the GPUs to containers, and finds overuse. Pure.
 
-A process that owns a slot of a ledger belongs to that ledger's container; the kernel says so. A container can make the
-kernel say it of others, though: the number it names is that of the process that took the lock, which may have ended and
-left lock and number behind, and a descriptor can be passed on. So what it says is held against the process's cgroup and
-mounts, which its container cannot choose. Every other process is searched by these two alone.
+A process that owns a slot of a ledger belongs to that ledger's container, according to the kernel's locks. A container
+can deceive here: the kernel names the process that took the lock, which may have ended and left lock and PID behind,
+and a descriptor can be passed on. So a claim is checked against the process's cgroup and mounts, which a container
+cannot choose. Processes without a slot are attributed by these two alone.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.accounting.processes import Sighting
+from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import Allocation
 from vcuda import ProcessUsage
 
 __all__ = [
     "CONTEXT_BYTES",
-    "Finding",
+    "LibraryBypass",
     "Survey",
-    "credible",
+    "credible_owners",
     "examine",
-    "named",
+    "owner_of",
     "undeclared_overuse",
-    "whose",
+    "with_found_pids",
 ]
 
 Memory = Mapping[str, Mapping[int, int]]  # GPU -> host PID -> bytes, as measured
 CONTEXT_BYTES = 1 << 30
-"""What a process may hold of a GPU undeclared without a suspicion: contexts, module code and libraries' workspaces."""
+"""Undeclared bytes that a process may hold of a GPU: contexts, module code and libraries' workspaces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One container with processes without the library. over: bytes beyond its limit by GPU, if any."""
+class LibraryBypass:
+    """One container that has processes without the library. over: bytes beyond its limit by GPU, if any."""
 
     allocation: Allocation
-    processes: tuple[tuple[Sighting, str, int], ...]
+    processes: tuple[tuple[ProcessInfo, str, int], ...]
     over: Mapping[str, int]
 
     def text(self, size: object) -> str:
-        """The processes for people; SIZE writes bytes."""
+        """Describes the processes for display; SIZE formats bytes."""
         return (
             ", ".join(
                 f"process {process.pid} ({process.name}) holds {size(count)} of {gpu}"  # type: ignore[operator]
@@ -58,23 +58,27 @@ class Survey:
     Attributes:
         without_library: Bytes of processes without the library, by allocation ID and GPU.
         foreign: Bytes of processes outside all allocations, by GPU.
-        findings: The containers that have processes without the library.
+        bypasses: The containers that have processes without the library.
     """
 
     without_library: Mapping[str, Mapping[str, int]]
     foreign: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    bypasses: tuple[LibraryBypass, ...]
 
 
-def whose(
-    seen: Sighting,
+def owner_of(
+    seen: ProcessInfo,
     allocations: Sequence[Allocation],
     pods: Mapping[str, tuple[str, str]],
     siblings: Mapping[str, str],
 ) -> str | None:
-    """The id of the allocation that a process belongs to, or None when it is none of ours, or nobody can tell.
+    """Returns the ID of the allocation that a process belongs to; None when it belongs to none or it is unclear.
 
-    pods: namespace and name by UID. siblings: allocation ids by the container ids of processes that own slots.
+    Args:
+        seen: The process.
+        allocations: All allocations of the node.
+        pods: Namespace and name by UID.
+        siblings: Allocation IDs by the container IDs of processes that own slots.
     """
     known = {allocation.id for allocation in allocations}
     if seen.place is None:
@@ -91,19 +95,22 @@ def whose(
     return living[0].id if len(living) == 1 else None
 
 
-def named(
-    readings: Mapping[str, Reading], sightings: Iterable[Sighting], claimed: Collection[int]
+def with_found_pids(
+    readings: Mapping[str, Reading], processes: Iterable[ProcessInfo], claimed: Collection[int]
 ) -> dict[str, Reading]:
-    """READINGS, by allocation id, with the PIDs of living owners whose record locks are lost. CLAIMED: PIDs that locks
-    name.
+    """Returns READINGS with the PIDs of living owners whose record locks are lost.
 
-    Without them what is measured of such a process would be held against its container a second time.
+    Without the PID the memory of such a process would count twice for its container. The owner is the process that has
+    the allocation's files mounted and whose PID inside the container is the one in its slot. The container chooses that
+    number, but not which processes have its files mounted.
 
-    Such an owner is the process that has the allocation's files mounted and, inside, the number that its slot says. The
-    container chooses that number, but not who has its files mounted.
+    Args:
+        readings: By allocation ID.
+        processes: The processes that were read.
+        claimed: PIDs that locks name.
     """
     unclaimed: dict[tuple[str, int], list[int]] = {}
-    for one in sightings:
+    for one in processes:
         if one.pid not in claimed:
             unclaimed.setdefault((one.mounted, one.inner), []).append(one.pid)
 
@@ -119,17 +126,24 @@ def named(
     }
 
 
-def credible(
+def credible_owners(
     claims: Mapping[int, Collection[str]],
-    sightings: Iterable[Sighting],
+    processes: Iterable[ProcessInfo],
     allocations: Sequence[Allocation],
     pods: Mapping[str, tuple[str, str]],
 ) -> dict[int, str]:
-    """Whose each process is that holds a slot: allocation ids by PID, of allocations that have ended too. CLAIMS: ids
-    of those whose ledgers it has slots of. One that runs in another pod, or has another allocation's files mounted, is
-    not theirs; one of which several could say so is nobody's.
+    """Returns the allocation ID of each process that holds a slot, by PID; of allocations that have ended too.
+
+    A process that runs in another pod, or has another allocation's files mounted, does not belong to the allocation.
+    One that several allocations could claim belongs to none.
+
+    Args:
+        claims: The IDs of the allocations in whose ledgers a process has slots, by PID.
+        processes: The processes that were read.
+        allocations: All allocations of the node.
+        pods: Namespace and name by UID.
     """
-    seen = {one.pid: one for one in sightings}
+    seen = {one.pid: one for one in processes}
     by_id = {allocation.id: allocation for allocation in allocations}
     found = {}
     for pid, keys in claims.items():
@@ -141,9 +155,9 @@ def credible(
 
 
 def _contradicts(
-    seen: Sighting | None, key: str, by_id: Mapping[str, Allocation], pods: Mapping[str, tuple[str, str]]
+    seen: ProcessInfo | None, key: str, by_id: Mapping[str, Allocation], pods: Mapping[str, tuple[str, str]]
 ) -> bool:
-    """Whether what is SEEN of a process says that it is not of the allocation KEY; what is not known says nothing."""
+    """Whether a process cannot belong to the allocation KEY; what is unknown contradicts nothing."""
     if seen is None:
         return False
     if seen.mounted in by_id and seen.mounted != key:
@@ -158,10 +172,15 @@ def _contradicts(
 
 
 def undeclared_overuse(allocation: Allocation, reading: Reading, measured: Memory) -> dict[str, int]:
-    """Bytes by GPU that ALLOCATION's processes with slots hold beyond its limit because no call has declared them:
-    plug-ins that pass the library by. What contexts take is let pass: the library cannot know it beforehand everywhere.
+    """Undeclared bytes by GPU that the processes with slots hold beyond the limit: plug-ins can bypass the library.
 
-    READING: its ledger as far as it counts. A limit that was lowered below what was declared is another matter.
+    The memory of contexts is tolerated: the library cannot know it in advance everywhere. A limit that was lowered
+    below the declared memory is not this kind of overuse.
+
+    Args:
+        allocation: The allocation.
+        reading: Its ledger as far as it counts.
+        measured: Bytes by GPU and PID, from NVML.
     """
     found = {}
     may_shrink = allocation.policy.elastic or allocation.resizes > 0
@@ -172,41 +191,48 @@ def undeclared_overuse(allocation: Allocation, reading: Reading, measured: Memor
             if one.pid in declared:
                 declared[one.pid] += one.used.get(gpu, 0) - one.undeclared.get(gpu, 0)
         held = sum(sizes.values())
-        silent = sum(max(0, count - declared[pid]) for pid, count in sizes.items())
-        if not may_shrink:  # nobody was ever allowed to declare more than that
-            silent = max(silent, held - limit)
-        if held > limit and silent > CONTEXT_BYTES * sum(count > 0 for count in sizes.values()):
-            found[gpu] = min(held - limit, silent)
+        undeclared = sum(max(0, count - declared[pid]) for pid, count in sizes.items())
+        if not may_shrink:  # its processes could never declare more than the limit
+            undeclared = max(undeclared, held - limit)
+        if held > limit and undeclared > CONTEXT_BYTES * sum(count > 0 for count in sizes.values()):
+            found[gpu] = min(held - limit, undeclared)
     return found
 
 
 def examine(
     measured: Memory,
     owners: Mapping[int, str],
-    sightings: Iterable[Sighting],
+    processes: Iterable[ProcessInfo],
     allocations: Sequence[Allocation],
     pods: Mapping[str, tuple[str, str]],
     *,
     limits: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Survey:
-    """Divides what was MEASURED. owners: allocation ids by PID of processes that own slots, of allocations that have
-    ended too.
+    """Attributes what was measured.
 
-    limits: what limits pages say now, by allocation id and GPU; without, it is what was promised.
+    Args:
+        measured: Bytes by GPU and PID, from NVML.
+        owners: Allocation IDs by PID of the processes that own slots, of allocations that have ended too.
+        processes: The processes that were read.
+        allocations: All allocations of the node.
+        pods: Namespace and name by UID.
+        limits: The limits pages' limits by allocation ID and GPU; default: the quotas.
     """
-    seen = {one.pid: one for one in sightings}
+    seen = {one.pid: one for one in processes}
     by_id = {allocation.id: allocation for allocation in allocations}
     siblings = {
         one.place.container: owners[pid]
         for pid, one in seen.items()
         if owners.get(pid) in by_id and one.place is not None and one.place.container
     }
-    belongs = {pid: whose(one, allocations, pods, siblings) for pid, one in seen.items() if pid not in owners}
+    belongs = {
+        pid: owner_of(one, allocations, pods, siblings) for pid, one in seen.items() if pid not in owners
+    }
     without_library: dict[str, dict[str, int]] = {}
     foreign: dict[str, int] = dict.fromkeys(measured, 0)
-    listed: dict[str, list[tuple[Sighting, str, int]]] = {}
-    for gpu, processes in measured.items():
-        for pid, count in processes.items():
+    listed: dict[str, list[tuple[ProcessInfo, str, int]]] = {}
+    for gpu, by_pid in measured.items():
+        for pid, count in by_pid.items():
             if pid not in belongs:
                 continue
             owner = belongs[pid]
@@ -216,8 +242,8 @@ def examine(
             by_gpu = without_library.setdefault(owner, {})
             by_gpu[gpu] = by_gpu.get(gpu, 0) + count
             listed.setdefault(owner, []).append((seen[pid], gpu, count))
-    findings = tuple(
-        Finding(
+    bypasses = tuple(
+        LibraryBypass(
             by_id[owner],
             tuple(rows),
             _over(
@@ -229,9 +255,9 @@ def examine(
             ),
         )
         for owner, rows in listed.items()
-        if not by_id[owner].whole  # there nothing is limited, and no library expected
+        if not by_id[owner].whole  # nothing is limited there, and no library expected
     )
-    return Survey(without_library, foreign, findings)
+    return Survey(without_library, foreign, bypasses)
 
 
 def _is_of(allocation: Allocation, uid: str, name: tuple[str, str] | None) -> bool:

@@ -1,8 +1,8 @@
-"""When overuse is spoken of, and when it ends a pod: what lasts, for how long, and how much of it. Pure.
+"""When overuse is reported, and when it evicts a pod: which overuse, for how long, and how much. Pure.
 
-An offence is spoken of when it was there in several measuring rounds in a row: what has just begun or is about to end
-is no news. From then on its grace runs; one that pauses begins anew. Time is an argument, and a clock that only goes
-forward is expected. Tests: tests/unit/agent/accounting/test_overuse.py.
+An offence is reported when it was found in several rounds in a row, not when it has just begun or is about to end. Its
+grace period begins then; one that pauses begins again. Time is an argument; the clock must be monotonic. Tests:
+tests/unit/agent/accounting/test_overuse.py.
 """
 
 from __future__ import annotations
@@ -11,31 +11,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-__all__ = ["ROUNDS", "Kind", "Offence", "Policy", "Watch", "due", "follow"]
+__all__ = ["ROUNDS", "Offence", "OffenceHistory", "OffenceKind", "OverusePolicy", "due", "track"]
 
 ROUNDS = 3
-"""In a row until something is said."""
+"""In a row until an offence is reported."""
 
 
-class Kind(Enum):
+class OffenceKind(Enum):
     """What a container does."""
 
-    UNHOOKED = "unhooked"
-    """Has processes without the library."""
+    WITHOUT_LIBRARY = "without-library"
+    """It has processes without the library."""
     OVER = "over"
-    """Holds more than it may, because of these."""
+    """It exceeds its quota because of them."""
     GROWTH = "growth"
-    """Makes its ledger grow on the node's disk, again and again."""
+    """It keeps making its ledger grow on the node's disk."""
     LIMIT = "limit"
-    """Its processes hold more than the limit of now: that was lowered, or no call has declared the memory."""
+    """It exceeds its current limit: the limit was lowered, or the memory is undeclared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What people have decided. mode: "report", "dry-run" or "evict".
+class OverusePolicy:
+    """What the administrator has set.
 
-    grace: seconds from the first word to an eviction. above: bytes beyond a quota that are let pass. over_limit:
-    whether Kind.LIMIT is a reason to evict.
+    Attributes:
+        mode: "report", "dry-run" or "evict".
+        grace: Seconds from the first report to an eviction.
+        above: Bytes beyond a quota that are tolerated.
+        over_limit: Whether OffenceKind.LIMIT evicts.
     """
 
     mode: str = "report"
@@ -43,59 +46,63 @@ class Policy:
     above: int = 0
     over_limit: bool = False
 
-    def evicts(self, kind: Kind) -> bool:
-        """Whether an offence of that kind can end a pod, or would in a dry run."""
+    def evicts(self, kind: OffenceKind) -> bool:
+        """Whether an offence of that kind can evict a pod, or would in a dry run."""
         return self.mode != "report" and (
-            kind in (Kind.OVER, Kind.GROWTH) or (kind is Kind.LIMIT and self.over_limit)
+            kind in (OffenceKind.OVER, OffenceKind.GROWTH) or (kind is OffenceKind.LIMIT and self.over_limit)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Offence:
-    """One container's, in one round. bytes_over: bytes too many on all its GPUs, or on the disk."""
+    """One container's overuse in one round. bytes_over: beyond its quota on all its GPUs, or on the disk."""
 
     allocation: str
-    kind: Kind
+    kind: OffenceKind
     bytes_over: int = 0
 
     @property
-    def key(self) -> tuple[str, Kind]:
-        """What makes it the same as that of the round before."""
+    def key(self) -> tuple[str, OffenceKind]:
+        """Identifies it across rounds."""
         return self.allocation, self.kind
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """An offence over time. rounds: in a row. said: when it was spoken of, None before."""
+class OffenceHistory:
+    """An offence over time. rounds: in a row. reported_at: None before its report."""
 
     rounds: int = 0
-    said: float | None = None
+    reported_at: float | None = None
 
 
-Watches = Mapping[tuple[str, Kind], Watch]
+Histories = Mapping[tuple[str, OffenceKind], OffenceHistory]
 
 
-def follow(before: Watches, offences: Iterable[Offence], now: float) -> tuple[Watches, tuple[Offence, ...]]:
-    """The watches after a round with OFFENCES, and those of which to speak now."""
-    after: dict[tuple[str, Kind], Watch] = {}
+def track(
+    before: Histories, offences: Iterable[Offence], now: float
+) -> tuple[Histories, tuple[Offence, ...]]:
+    """Returns the histories after a round with OFFENCES, and the offences to report now."""
+    after: dict[tuple[str, OffenceKind], OffenceHistory] = {}
     fresh = []
     for one in offences:
-        watch = before.get(one.key, Watch())
-        watch = replace(watch, rounds=watch.rounds + 1)
-        if watch.said is None and watch.rounds >= ROUNDS:
-            watch = replace(watch, said=now)
+        history = before.get(one.key, OffenceHistory())
+        history = replace(history, rounds=history.rounds + 1)
+        if history.reported_at is None and history.rounds >= ROUNDS:
+            history = replace(history, reported_at=now)
             fresh.append(one)
-        after[one.key] = watch
+        after[one.key] = history
     return after, tuple(fresh)
 
 
-def due(policy: Policy, watches: Watches, offences: Iterable[Offence], now: float) -> tuple[Offence, ...]:
-    """The OFFENCES that end their pods now."""
+def due(
+    policy: OverusePolicy, histories: Histories, offences: Iterable[Offence], now: float
+) -> tuple[Offence, ...]:
+    """The OFFENCES whose pods are to be evicted now."""
     return tuple(
         one
         for one in offences
         if policy.evicts(one.kind)
         and one.bytes_over > policy.above
-        and (said := watches.get(one.key, Watch()).said) is not None
-        and now - said >= policy.grace
+        and (reported_at := histories.get(one.key, OffenceHistory()).reported_at) is not None
+        and now - reported_at >= policy.grace
     )

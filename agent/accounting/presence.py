@@ -1,8 +1,8 @@
-"""Which allocations the node's processes have mounted: the word of the kernel on who lives.
+"""Which allocations the node's processes have mounted: the kernel's proof that a container lives.
 
-A container that has not used CUDA yet has no slot in its ledger, and the kubelet may not know it any more. Its
-processes have its limits page mounted all the same. Looking at all of them takes some tens of milliseconds: done only
-before something is given up.
+A container that has not used CUDA yet has no slot in its ledger, and the kubelet may have forgotten it. Its processes
+have its limits page mounted all the same. Reading all of them takes some tens of milliseconds, so it is done only
+before an allocation is released.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.accounting.processes import PROC, sight
+from agent.accounting.processes import PROC, read_process
 
-__all__ = ["Presence", "look"]
+__all__ = ["Presence", "find_mounted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What was seen. mounted: ids of the allocations asked about that processes have mounted. others: processes of
-    other pods than this one's own were seen, so that seeing none means something.
+    """The result of a scan.
+
+    Attributes:
+        mounted: IDs of the searched allocations that processes have mounted.
+        others: Whether the scan found processes of other pods. If not, an absence proves nothing.
     """
 
     mounted: frozenset[str] = frozenset()
     others: bool = False
 
 
-def look(wanted: Collection[str], root: Path = PROC) -> Presence:
-    """Looks for the allocations WANTED among all processes below ROOT. Blocks."""
+def find_mounted(allocation_ids: Collection[str], root: Path = PROC) -> Presence:
+    """Searches all processes below ROOT for these allocations. Blocks."""
     own = _own_pod(root)
     found: set[str] = set()
     others = False
@@ -36,11 +39,11 @@ def look(wanted: Collection[str], root: Path = PROC) -> Presence:
     except OSError:
         return Presence()
     for pid in pids:
-        seen = sight(pid, root)
+        seen = read_process(pid, root)
         if seen is None:
             continue
         others = others or (seen.place is not None and seen.place.uid != own)
-        if seen.mounted in wanted:
+        if seen.mounted in allocation_ids:
             found.add(seen.mounted)
     return Presence(frozenset(found), others)
 
@@ -48,7 +51,7 @@ def look(wanted: Collection[str], root: Path = PROC) -> Presence:
 def _own_pod(root: Path = PROC) -> str:
     """The UID of this process's own pod, empty outside of one."""
     try:
-        seen = sight(int((root / "self").readlink().name), root)
+        seen = read_process(int((root / "self").readlink().name), root)
     except (OSError, ValueError):
         return ""
     return seen.place.uid if seen and seen.place else ""

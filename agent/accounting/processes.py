@@ -1,7 +1,7 @@
-"""What /proc says of a process: its name, its cgroup, and which allocation is mounted into its container.
+"""What /proc tells of a process: its name, its cgroup, and which allocation is mounted in its container.
 
-A file that was removed from the host stays mounted, and is marked in the text.
-All of it is readable without privilege over the process. One that ends meanwhile is as if it had never been.
+A file that was removed from the host stays mounted; the kernel marks it in the text. All of it is readable without
+privilege over the process. A process that ends meanwhile counts as absent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.accounting.cgroups import Place, parse
 from vcuda import contract
 
-__all__ = ["PROC", "Sighting", "sight"]
+__all__ = ["PROC", "ProcessInfo", "read_process"]
 
 PROC = Path("/proc")
 _MOST = 1 << 20
@@ -26,10 +26,15 @@ _INNER = re.compile(r"^NSpid:.*\t(\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One process. place: None outside of pods. mounted: id of the allocation that its mounts name, or empty.
+class ProcessInfo:
+    """One process.
 
-    inner: its PID in its own PID namespace, 0 when that is not told.
+    Attributes:
+        pid: Its PID in the agent's namespace.
+        name: Its name, printable.
+        place: Its pod and container; None outside of pods.
+        mounted: ID of the allocation that is mounted in its container, or empty.
+        inner: Its PID in its own PID namespace; 0 when unknown.
     """
 
     pid: int
@@ -39,8 +44,8 @@ class Sighting:
     inner: int = 0
 
 
-def sight(pid: int, root: Path = PROC) -> Sighting | None:
-    """Looks at one process; None when it is not there."""
+def read_process(pid: int, root: Path = PROC) -> ProcessInfo | None:
+    """Reads one process below ROOT; None when it does not exist."""
     directory = root / str(pid)
     name = _text(directory / "comm")
     if name is None:
@@ -48,7 +53,7 @@ def sight(pid: int, root: Path = PROC) -> Sighting | None:
     mounts = _MOUNT.findall(_text(directory / "mountinfo") or "")
     printable = "".join(letter if letter.isprintable() else "?" for letter in name.strip())[:15]
     inner = _INNER.search(_text(directory / "status") or "")
-    return Sighting(
+    return ProcessInfo(
         pid,
         printable,
         parse(_text(directory / "cgroup") or ""),

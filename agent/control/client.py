@@ -1,4 +1,4 @@
-"""The other end of the control socket, for commands: asks, and turns every failure into the agent's own errors."""
+"""The client of the control socket, for commands. Every failure becomes one of the agent's own errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 30.0
 
 
 def resize(state_dir: Path, request: api.ResizeRequest) -> api.ResizeResponse:
-    """Has the agent of STATE_DIR change limits. Raises MissingError, ConfigError or ControlError."""
+    """Requests a change of limits from the agent of STATE_DIR. Raises MissingError, ConfigError or ControlError."""
     path = socket_path(state_dir)
     _check(path)
     with grpc.insecure_channel(f"unix:{path}") as channel:

@@ -1,7 +1,7 @@
 """The control socket: a gRPC service for root of this node, beside the state that it changes.
 
-The socket appears under its name only when it answers and has its permissions, and replaces one that a killed agent
-left: who holds the lock of the state directory owns it.
+The socket gets its name only when the server answers on it and its permissions are set. It replaces one that a killed
+agent left: the agent that holds the lock of the state directory owns it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 
 from agent.control.pb import control_v1_pb2 as api
 from agent.control.pb import control_v1_pb2_grpc as rpc
-from agent.limits.manager import Ask, LimitsManager, Outcome
+from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
 from agent.persistence.store import Store
 from gigaslice.errors import GigasliceError
 from gigaslice.limits.live_limits import Refusal
@@ -31,7 +31,7 @@ _GRACE_SECONDS = 1.0
 
 
 class ControlServer(rpc.ControlServicer):
-    """Serves what KEEPER can do on control.sock of STORE's directory."""
+    """Serves MANAGER's operations on control.sock in STORE's directory."""
 
     def __init__(self, store: Store, manager: LimitsManager) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class ControlServer(rpc.ControlServicer):
             await server.stop(grace=None)
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            await server.stop(grace=None)  # one that is merely dropped complains from its finalizer
+            await server.stop(grace=None)  # without this its finalizer logs an error
             raise
         try:
             await asyncio.Event().wait()
@@ -67,8 +67,8 @@ class ControlServer(rpc.ControlServicer):
             await server.stop(_GRACE_SECONDS)
 
     async def Resize(self, request: api.ResizeRequest, context: Any) -> api.ResizeResponse:  # noqa: N802
-        """Changes limits of a running container and answers when that is safe on the disk."""
-        ask = Ask(
+        """Changes limits of a running container; answers when the change is on the disk."""
+        change = LimitChange(
             namespace=request.namespace or "default",
             pod=request.pod,
             container=request.container,
@@ -77,14 +77,14 @@ class ControlServer(rpc.ControlServicer):
             cores=request.cores if request.HasField("cores") else None,
         )
         try:
-            outcome = self._manager.resize(ask)
+            outcome = self._manager.resize(change)
             await asyncio.to_thread(self._store.sync)
         except GigasliceError as error:
             self._log.error("resize failed", detail=str(error))
             await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
             raise
         if isinstance(outcome, Refusal):
-            self._log.info("resize refused", pod=f"{ask.namespace}/{ask.pod}", detail=outcome.detail)
+            self._log.info("resize refused", pod=f"{change.namespace}/{change.pod}", detail=outcome.detail)
             code = (
                 grpc.StatusCode.INVALID_ARGUMENT if outcome.mistake else grpc.StatusCode.FAILED_PRECONDITION
             )
@@ -93,7 +93,7 @@ class ControlServer(rpc.ControlServicer):
         return _answer(outcome)
 
 
-def _answer(outcome: Outcome) -> api.ResizeResponse:
+def _answer(outcome: ResizeOutcome) -> api.ResizeResponse:
     before, after = outcome.before, outcome.after
     return api.ResizeResponse(
         container=after.name,
@@ -112,5 +112,5 @@ def _answer(outcome: Outcome) -> api.ResizeResponse:
 
 
 def socket_path(state_dir: Path) -> Path:
-    """Where the agent of STATE_DIR listens."""
+    """The socket of the agent with STATE_DIR."""
     return state_dir / SOCKET

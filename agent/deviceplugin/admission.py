@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.accounting.presence import Presence, look
+from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.owner import Identification, Lifecycle
 from agent.apiserver import Cluster
 from agent.deviceplugin.identification import identify
@@ -61,7 +61,7 @@ class AdmissionResolver:
         resource: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        present: Callable[[Collection[str]], Presence] = look,
+        present: Callable[[Collection[str]], Presence] = find_mounted,
     ) -> None:
         """Initializes the resolver.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from agent.accounting.presence import Presence, look
+from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import known_pods
@@ -63,7 +63,7 @@ class Poller:
         *,
         cluster: Cluster | None = None,
         answers: Callable[[], Sequence[Answered] | None] = lambda: None,
-        present: Callable[[Collection[str]], Presence] = look,
+        present: Callable[[Collection[str]], Presence] = find_mounted,
     ) -> None:
         """Initializes the poller.
 

@@ -1,16 +1,16 @@
 """Holds the ledger of every allocation open, and cuts one that grows as soon as it does.
 
-A ledger is a file on the node's disk that its container must be able to write, so the container can also make it grow
-until the disk is full, and can keep others from opening it: by a lease, which makes every open wait for up to 45
-seconds, or by executing it, which forbids to open it for writing. A descriptor that is open for writing forbids both
-(fcntl(2): a lease is only given to whoever has the file open alone), so the agent keeps one from the moment a ledger is
-made. Between two agents a container may take a lease all the same. Then the open waits in a thread of its own, and
-wins: while it waits, the kernel gives no new lease.
+A container must be able to write its ledger, a file on the node's disk. So it can also make the file grow until the
+disk is full, and can keep the agent from opening it: by a lease, which delays every open by up to 45 seconds, or by
+executing it, which forbids to open it for writing. A descriptor that is open for writing prevents both (fcntl(2): a
+lease needs the only open descriptor), so the agent keeps one from the moment it creates a ledger. Between two agents a
+container may take a lease all the same. Then the open waits in a thread of its own, and succeeds: while it waits, the
+kernel gives no new lease.
 
-The kernel tells of every write(2), truncation and allocation of space (inotify), and not of stores through a mapping,
-which is all that honest processes do. So a look at the file's size follows within milliseconds and costs nothing
-meanwhile. What the file has beyond its size is given back: length, space reserved beyond its end, extended attributes.
-Cutting waits for whoever writes the file at that moment, and so is never done in the agent's own thread.
+inotify reports every write(2), truncation and allocation of space, but no stores through a mapping, which are all that
+honest processes make. So the agent checks the file's size within milliseconds, at no cost meanwhile. It truncates what
+the file has beyond its size: length, space reserved beyond its end, extended attributes. Truncation waits for a process
+that writes the file at that moment, and so never runs in the agent's own thread.
 
 This does not prevent growth: only a file system with quotas does, or one of its own for the state directory
 (docs/adr/0046-a-ledger-is-held-open-and-cut.md). Tests: tests/unit/agent/ledgers/test_open_ledgers.py.
@@ -39,17 +39,17 @@ __all__ = ["OpenLedgers"]
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
 _MODIFIED, _ATTRIBUTES, _OVERFLOW = 0x2, 0x4, 0x4000  # <sys/inotify.h>
 _EVENT = struct.Struct("iIII")
-_CUTTERS = 4  # threads: one container that keeps its file busy must not keep the others' files from being cut
-_PAUSE, _LOOK = 0.005, 2.0
-"""Seconds between two cuts of a ledger whose container makes it grow again and again, and between two looks at all."""
+_CUTTERS = 4  # threads: one container that keeps its file busy must not delay the others' truncation
+_PAUSE, _CHECK_ALL = 0.005, 2.0
+"""Seconds between two truncations of a ledger that keeps growing, and between two checks of all ledgers."""
 
 
 class OpenLedgers:
-    """The open ledgers by allocation. One thread holds and releases; `cut` may run in others, and `take_grown`."""
+    """The open ledgers by allocation. One thread calls `hold` and `release`; others may call `cut` and `take_grown`."""
 
     def __init__(self) -> None:
         self.cuts = 0
-        """How often a ledger was cut."""
+        """How many times a ledger was truncated."""
         self._files: dict[str, int] = {}
         self._watches: dict[int, str] = {}  # allocations by watch
         self._waiting: dict[str, object] = {}  # allocations whose ledgers are under a lease
@@ -60,7 +60,7 @@ class OpenLedgers:
         self._log = get_logger("ledgers")
 
     def hold(self, allocation_id: str, path: Path) -> None:
-        """Opens the ledger at PATH and watches it. What cannot be opened is left to whoever reads it."""
+        """Opens the ledger at PATH and watches it. Where that fails, the memory monitor reports the ledger."""
         self.release(allocation_id)
         try:
             self._keep(allocation_id, _open(path, os.O_NONBLOCK))
@@ -97,13 +97,13 @@ class OpenLedgers:
         return allocation_id in self._files
 
     def cut(self, allocation_ids: Iterable[str] | None = None) -> None:
-        """Gives back what the ledgers (all of them, where none is named) have grown. May wait for who writes one."""
+        """Truncates these ledgers (default: all) to their size. May wait for a process that writes one."""
         for allocation_id in tuple(self._files) if allocation_ids is None else allocation_ids:
             with self._lock:
                 file = self._files.get(allocation_id)
                 fd = (
                     os.dup(file) if file is not None else -1
-                )  # released meanwhile, its number is another file's
+                )  # after a release its number may be another file's
             if fd < 0:
                 continue
             try:
@@ -119,30 +119,30 @@ class OpenLedgers:
                     self._grown[allocation_id] = max(count, self._grown.get(allocation_id, 0))
 
     def take_grown(self) -> dict[str, int]:
-        """The most bytes that were cut from ledgers at once since this was last asked, by allocation."""
+        """The most bytes that were cut from a ledger at once since the previous call, by allocation."""
         with self._lock:
             grown, self._grown = self._grown, {}
         return grown
 
     async def run(self) -> None:
-        """Cuts what grows, until cancelled: at once what the kernel tells of, and everything every other second."""
+        """Truncates until cancelled: at once what inotify reports, and all ledgers every other second."""
         self._watch_all()
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         cutters = _Cutters(self.cut)
         if self._notify >= 0:
             loop.add_reader(self._notify, woken.set)
         try:
-            looked = loop.time()
+            checked_at = loop.time()
             while True:
-                timer = loop.call_at(looked + _LOOK, woken.set)
+                timer = loop.call_at(checked_at + _CHECK_ALL, woken.set)
                 try:
                     await woken.wait()
                 finally:
                     timer.cancel()
                 woken.clear()
                 cutters.send(self._changed())
-                if loop.time() - looked >= _LOOK:
-                    looked = loop.time()
+                if loop.time() - checked_at >= _CHECK_ALL:
+                    checked_at = loop.time()
                     cutters.send(tuple(self._files))
                 await asyncio.sleep(_PAUSE)
         finally:
@@ -156,7 +156,7 @@ class OpenLedgers:
         self._watch(allocation_id, fd)
 
     def _watch_all(self) -> None:
-        """Begins to watch; until then the measuring rounds look."""
+        """Begins to watch all ledgers."""
         if self._notify < 0:
             self._notify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._notify < 0:
@@ -180,7 +180,7 @@ class OpenLedgers:
             self._watches[watch] = allocation_id
 
     def _changed(self) -> set[str]:
-        """The allocations whose ledgers somebody has written since this was last asked; all, when too many did."""
+        """The allocations whose ledgers were written since the previous call; all, after too many events."""
         found: set[str] = set()
         if self._notify < 0:
             return found
@@ -197,9 +197,9 @@ class OpenLedgers:
         return found
 
     def _wait_for(self, allocation_id: str, path: Path) -> None:
-        ticket = object()
+        request = object()
         with self._lock:
-            self._waiting[allocation_id] = ticket
+            self._waiting[allocation_id] = request
 
         def wait() -> None:
             try:
@@ -208,11 +208,11 @@ class OpenLedgers:
                 self._log.warning("ledger not held open", allocation=allocation_id, detail=error.strerror)
                 return
             with self._lock:
-                wanted = self._waiting.get(allocation_id) is ticket
-                if wanted:
+                current = self._waiting.get(allocation_id) is request
+                if current:
                     del self._waiting[allocation_id]
                     self._files[allocation_id] = fd
-            if wanted:
+            if current:
                 self._watch(allocation_id, fd)
                 self._log.info("ledger held open", allocation=allocation_id)
             else:
@@ -222,7 +222,7 @@ class OpenLedgers:
 
 
 class _Cutters:
-    """Threads in which ledgers are cut by CUT: each by one at a time, and again when it was sent meanwhile."""
+    """Threads that call CUT: for each ledger one at a time, and again when it was sent meanwhile."""
 
     def __init__(self, cut: Callable[[Iterable[str]], None]) -> None:
         self._cut = cut
@@ -235,15 +235,15 @@ class _Cutters:
         for key in allocation_ids:
             self._again.add(key)
             if key not in self._tasks:
-                self._tasks[key] = asyncio.create_task(self._look_after(key))
+                self._tasks[key] = asyncio.create_task(self._cut_while_sent(key))
 
     def close(self) -> None:
-        """Sends nobody any more; a thread that waits for a container goes on until that lets it."""
+        """Starts no more work; a thread that waits for a container ends when the container lets it."""
         for task in self._tasks.values():
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _look_after(self, key: str) -> None:
+    async def _cut_while_sent(self, key: str) -> None:
         try:
             while key in self._again:
                 self._again.discard(key)
@@ -255,7 +255,7 @@ class _Cutters:
 
 def _open(path: Path, more: int) -> int:
     """Opens a regular file, and nothing else. Without O_NONBLOCK in MORE it waits for the end of a lease."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO or a device would do things, being opened
+    if not stat.S_ISREG(os.lstat(path).st_mode):  # opening a FIFO or a device has side effects
         raise OSError(errno.EINVAL, "not a regular file")
     try:
         fd = os.open(path, _FLAGS | more)
@@ -274,7 +274,7 @@ def _open(path: Path, more: int) -> int:
 
 
 def _cut(fd: int) -> int:
-    """Gives back what the open ledger has beyond its size; how many bytes that were, 0 when it had nothing."""
+    """Truncates the open ledger to its size; returns how many bytes it had beyond."""
     before = os.fstat(fd)
     cut = vcuda.trim_open_ledger(fd)
     with contextlib.suppress(OSError):  # a file system without attributes

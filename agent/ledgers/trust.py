@@ -1,19 +1,19 @@
-"""How much of what a container writes into its ledger counts. Pure; everybody who uses a ledger's numbers comes here.
+"""How much of what a container writes into its ledger counts. Pure; every use of a ledger's numbers goes through here.
 
-A ledger belongs to its container, whose processes may write anything into it, under a checksum that is right. Others
-depend on what it says: the start gate, elastic limits, turns, a GPU's time. So the numbers count for the GPUs that the
-allocation was granted and no others, and for no more than the container can really have:
+A ledger belongs to its container, whose processes may write anything into it, with a correct checksum. Others depend
+on it: the start decision, elastic limits, time slices, compute shares. So its numbers count only for the allocation's
+own GPUs, and for no more than the container can really have, which is the larger of
 
-* what NVML measured in the last round for the processes that hold its slots, or
-* what its limits page allows, or allowed since that round began, whichever is more.
+* what NVML measured in the last round for the processes that hold its slots, and
+* what its limits page allows, or allowed since that round began.
 
-Where nobody measures, a container whose limit changes (elastic, or resized by hand) may still hold as much as it was
-once allowed, and nobody has written down how much that was: it counts up to the whole GPU. A ledger that cannot be read
-hides nothing: while the kernel knows a process with one of its slots, it counts with what was measured, else with all
-it may have. Whoever says less than the truth gains nothing either: the rest is measured and counts as unhooked.
+Without a measurement, a container whose limit changes (elastic, or resized) may still hold as much as it was once
+allowed, which is not recorded: it counts up to the whole GPU. A ledger that cannot be read hides nothing: while the
+kernel tells of a living owner of one of its slots, it counts with what was measured, else with all it may have. A
+container that reports too little gains nothing either: the rest is measured and counts as undeclared.
 
-What this cannot do: tell a lie within these bounds from the truth. A container can always say that it uses all it was
-promised, and it can really do so. Tests: tests/unit/agent/ledgers/test_trust.py.
+What this cannot do: tell a lie within these bounds from the truth. A container can always claim to use all of its
+quota, and it can really do so. Tests: tests/unit/agent/ledgers/test_trust.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING: Bytes = {}
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The most bytes by GPU that an allocation can hold now, and can ever have held. Only GPUs that it was granted."""
+    """The most bytes by GPU that an allocation can hold now, and can ever have held; for its own GPUs only."""
 
     now: Bytes
     ever: Bytes
@@ -42,8 +42,14 @@ class Ceiling:
 def ceiling(
     allocation: Allocation, limits: Bytes, measured: Bytes | None, recent: Bytes, gpu_bytes: Bytes
 ) -> Ceiling:
-    """The ceiling of ALLOCATION. LIMITS: what its page says, RECENT: said since the last measurement began. MEASURED:
-    bytes of all its processes by NVML, None where nobody measures. GPU_BYTES: sizes of the GPUs with lent host memory.
+    """Returns the ceiling of an allocation. All sizes are bytes by GPU.
+
+    Args:
+        allocation: The allocation.
+        limits: The limits in its page.
+        measured: Memory of all its processes, from NVML; None without a measurement.
+        recent: The largest limits in its page since the last measurement began.
+        gpu_bytes: Sizes of the GPUs, with lent host memory.
     """
     changes = allocation.policy.elastic or allocation.resizes > 0
     now, ever = {}, {}
@@ -65,10 +71,16 @@ def believed(
     listed: Bytes = _NOTHING,
     ended: bool = False,
 ) -> Reading:
-    """READING as far as it counts. DISOWNED: processes that hold a slot of it, as its locks have it, and that belong to
-    another container. LISTED: how many of its processes NVML lists, by GPU, where that is known. ENDED: the kubelet has
-    given its slices to others; then a slot whose owner nobody can name counts for no more than was measured, since a
-    container of another pod can hold it, who was passed the descriptor.
+    """Returns READING as far as it counts.
+
+    Args:
+        reading: A ledger.
+        most: The ceiling of its allocation.
+        measured: Memory of its processes by GPU, from NVML; None without a measurement.
+        disowned: Processes with one of its slots that belong to another container.
+        listed: How many of its processes NVML lists, by GPU, where that is known.
+        ended: The kubelet has given its slices to others. Then a slot without a known owner counts for no more than was
+            measured, since a process of another pod that was passed the descriptor can hold it.
     """
     gone = [one for one in reading.processes if one.pid in disowned and one.pid > 0]
     used = {gpu: reading.used.get(gpu, 0) - sum(one.used.get(gpu, 0) for one in gone) for gpu in most.now}
@@ -102,16 +114,17 @@ def believed(
 
 
 def believed_flying(flying: int, listed: int | None) -> int:
-    """How many processes with work under way count where NVML lists so many of the container's: a process without a
-    context has no work. One always counts, since one that has just begun is not listed yet."""
+    """How many processes with work under way count, where NVML lists LISTED of the container's processes.
+
+    A process without a context has no work. One always counts, since a process that has just begun is not listed yet.
+    """
     return flying if listed is None else min(flying, max(1, listed))
 
 
 def believed_time_slices(
     usage: Mapping[str, TimeSliceUsage], allocation: Allocation, measured: Bytes | None
 ) -> Mapping[str, TimeSliceUsage]:
-    """What a container says of its turns, with no more memory than its parts of the GPU and of the host, or than was
-    measured."""
+    """Returns USAGE with no more memory than the allocation's parts of GPU and host, or than was measured."""
     quota, known = allocation.quota(), measured or {}
     return {
         gpu: replace(
@@ -126,14 +139,16 @@ def believed_time_slices(
 
 @dataclass(slots=True)
 class RecentLimits:
-    """The largest limits that pages have said since the measurement began whose result is known: a process that was
-    allowed more a moment ago may have taken it, and no measurement shows that yet."""
+    """The largest limits in pages since the latest finished measurement began.
+
+    A process that was allowed more a moment ago may have allocated it, and no measurement shows that yet.
+    """
 
     _noted: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)  # bytes by round
     _round: int = 0
 
     def note(self, allocation_id: str, gpu: str, memory_bytes: int) -> None:
-        """A page has said MEMORY_BYTES until now."""
+        """Records that a page had the limit MEMORY_BYTES until now."""
         rounds = self._noted.setdefault((allocation_id, gpu), {})
         rounds[self._round] = max(memory_bytes, rounds.get(self._round, 0))
 
@@ -146,12 +161,12 @@ class RecentLimits:
         }
 
     def begin(self) -> int:
-        """A measurement begins; what is noted from now on it may not show."""
+        """Begins a measurement, which may not show limits that are noted from now on."""
         self._round += 1
         return self._round
 
     def end(self, begun: int) -> None:
-        """The measurement that began as BEGUN has shown all that was noted before it."""
+        """Ends the measurement BEGUN, which has shown all that was noted before it."""
         left = {
             key: {at: count for at, count in rounds.items() if at >= begun}
             for key, rounds in self._noted.items()
@@ -159,7 +174,7 @@ class RecentLimits:
         self._noted = {key: rounds for key, rounds in left.items() if rounds}
 
     def forget(self, known: frozenset[str]) -> None:
-        """Only the allocations KNOWN still count."""
+        """Forgets all allocations but KNOWN."""
         self._noted = {key: rounds for key, rounds in self._noted.items() if key[0] in known}
 
 

@@ -1,7 +1,8 @@
-"""Memory that no allocation call declares: contexts, module code, static arrays, graphics.
+"""Undeclared bytes: memory that no allocation call declares, such as contexts, module code, static arrays, graphics.
 
-NVML says how many bytes each process holds of a GPU, the ledger what the process has declared. The difference
-belongs to the container all the same and is published in its limits page. Pure: numbers in, numbers out.
+NVML shows how many bytes each process holds of a GPU, the ledger what the process has declared or measured on itself.
+The difference counts for the container too, and the agent publishes it in the limits page. Pure: numbers in, numbers
+out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ class Declared(Protocol):
 
     @property
     def pid(self) -> int:
-        """PID in the node's namespace; 0 when nobody holds the slot."""
+        """PID in the node's namespace; 0 when no process holds the slot."""
         ...
 
     @property
     def used(self) -> Mapping[str, int]:
-        """Bytes it has declared."""
+        """Bytes in the ledger."""
         ...
 
 
@@ -32,13 +33,12 @@ def undeclared_bytes(
     measured: Mapping[str, Mapping[int, int]],
     gpus: Iterable[str],
 ) -> dict[str, int]:
-    """Bytes beyond what is declared, for each of GPUS that was measured.
+    """Returns the bytes beyond the ledger for each of GPUS that was measured.
 
-    BEFORE and AFTER are the ledger's processes on both sides of the measurement; the larger declaration counts. Memory
-    that a process frees meanwhile was still measured but is no longer declared, and would be held against its container
-    until the next round.
-    Process by process, never less than zero: a process that has declared more than NVML sees (memory reserved but not
-    backed yet) must not hide what another one holds undeclared.
+    BEFORE and AFTER are the ledger's processes before and after the measurement; the larger number counts. Memory that
+    a process frees meanwhile was still measured but is no longer declared, and would count as undeclared until the next
+    round. No process counts less than zero: one that has declared more than NVML shows (memory reserved but not backed
+    yet) must not hide what another one holds undeclared.
     """
     earlier = {process.pid: process.used for process in before}
     living = [process for process in after if process.pid > 0]

@@ -1,13 +1,14 @@
-"""Publishes what the arbiter of each GPU's time decides: credit for what neighbours had, and idle time that is lent.
+"""Publishes the decisions of each GPU's compute arbiter: credit for the time of neighbours, and idle time that is lent.
 
-Only GPUs on which somebody could gain are looked at: those with two containers that have shares, or with one that
-may borrow. While any of them has work the look is taken about every five milliseconds, at instants that programs
-cannot fall into step with, else twenty times a second. Everything that containers say about themselves is read with
-checked sizes (``vcuda.ShareReader``) and bounded by `state.trust` and the arbiter. Without this part shares are upper
+It polls only GPUs on which a container could gain: those with two containers that have shares, or with one that may
+borrow. While one of them has work, it polls about every five milliseconds, at random instants so that programs cannot
+synchronise with it; else twenty times a second. What containers report about themselves is read with checked sizes
+(``vcuda.ShareReader``) and bounded by `agent.ledgers.trust` and the arbiter. Without this part shares are upper
 bounds; nothing waits for it.
 
-Containers without a share say nothing of their work. Where one is beside somebody who may borrow, the driver is asked
-twice a second what its processes used, in another thread; a driver that cannot say so is as one that shows no work.
+Containers without a share do not report their work. Where one is beside a container that may borrow, the driver tells
+twice a second what its processes used; that call runs in another thread. A driver without this counter counts as one
+that shows no work.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ __all__ = ["ComputeManager"]
 _BUSY = 0.005
 _QUIET = 0.05
 _IDLE = 1.0
-"""Seconds between two looks: at GPUs with work, at GPUs without, and at a node without such GPUs."""
-_ASK, _ANSWERS = 0.5, 3
-"""Seconds between two questions to the driver, and how many answers count."""
+"""Seconds between two polls: of GPUs with work, of GPUs without work, and on a node without such GPUs."""
+_MEASURE, _SAMPLES = 0.5, 3
+"""Seconds between two measurements by the driver, and how many of them count."""
 _CREDIT_STEP = 0.02
 """Seconds between two writes of a page's credit."""
 _KEEP_ALIVE = 0.5
-"""Seconds between two writes of what is lent: a library believes no page that is silent for two seconds."""
+"""Seconds between two writes of lent time: the library ignores it when the page has not changed for two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sharer:
-    """A container on a GPU, and where its files are: worked out once for each state of the allocation table."""
+    """A container on a GPU and its files, computed once for each state of the allocation table."""
 
     id: str
     name: str
@@ -61,8 +62,8 @@ class _Page:
 
     credit_us: int
     credit_at: float
-    granted: int
-    granted_at: float
+    allowed: int
+    allowed_at: float
 
 
 @dataclass(slots=True)
@@ -72,8 +73,13 @@ class _GpuState:
 
 
 class ComputeManager:
-    """Looks after the compute shares of STORE's containers. NOW: a clock that only goes forward. BUSY: what each
-    process of a GPU used of its time lately, by host PID; may block."""
+    """Manages the compute shares of the containers in STORE.
+
+    Args:
+        store: The node's allocations.
+        now: A monotonic clock.
+        busy: The part of a GPU's time that each process used lately, by host PID; may block.
+    """
 
     def __init__(
         self,
@@ -86,21 +92,21 @@ class ComputeManager:
         self._busy = busy
         self._unlimited: dict[
             str, tuple[Path, ...]
-        ] = {}  # ledgers of containers without a share, beside borrowers
-        self._answers: list[Mapping[str, float]] = []  # parts of GPUs that those used, the last ones
-        self._used: dict[str, float] = {}  # the largest of them
+        ] = {}  # by GPU: ledgers of containers without a share, beside borrowers
+        self._samples: list[
+            Mapping[str, float]
+        ] = []  # the parts of GPUs that these containers used, newest last
+        self._used: dict[str, float] = {}  # the largest sample by GPU
         self._gpus: dict[str, _GpuState] = {}
-        self._said: set[str] = set()
-        self._last: dict[
-            tuple[str, str], vcuda.ShareUsage
-        ] = {}  # what ledgers said last, by allocation and GPU
+        self._reported: set[str] = set()
+        self._last: dict[tuple[str, str], vcuda.ShareUsage] = {}  # last readings, by allocation and GPU
         self._table: AllocationTable | None = None
         self._sharers: dict[str, dict[str, _Sharer]] = {}
         self._log = get_logger("shares")
 
     async def run(self) -> None:
         """Works until cancelled."""
-        tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_asking())]
+        tasks = [asyncio.create_task(self._poll_forever()), asyncio.create_task(self._measure_forever())]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -108,43 +114,43 @@ class ComputeManager:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_looking(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            await asyncio.sleep(self.look() * random.uniform(0.5, 1.5))
+            await asyncio.sleep(self.poll() * random.uniform(0.5, 1.5))
 
-    async def _keep_asking(self) -> None:
+    async def _measure_forever(self) -> None:
         while True:
             if self._unlimited:
-                self.heed(await asyncio.to_thread(self.measure, dict(self._unlimited)))
-            await asyncio.sleep(_ASK)
+                self.add_sample(await asyncio.to_thread(self.measure_unlimited, dict(self._unlimited)))
+            await asyncio.sleep(_MEASURE)
 
-    def heed(self, measured: Mapping[str, float]) -> None:
-        """An answer of the driver, which samples once a second at worst: what it said a moment ago still counts."""
-        self._answers = [*self._answers[1 - _ANSWERS :], measured]
-        self._used = {gpu: max(answer.get(gpu, 0.0) for answer in self._answers) for gpu in self._unlimited}
+    def add_sample(self, measured: Mapping[str, float]) -> None:
+        """Adds what measure_unlimited() returned. The driver may sample once a second only, so older samples count."""
+        self._samples = [*self._samples[1 - _SAMPLES :], measured]
+        self._used = {gpu: max(sample.get(gpu, 0.0) for sample in self._samples) for gpu in self._unlimited}
 
-    def measure(self, unlimited: Mapping[str, Sequence[Path]]) -> dict[str, float]:
-        """Parts of the GPUs that the containers with these ledgers used lately. Touches nothing of the keeper's."""
+    def measure_unlimited(self, unlimited: Mapping[str, Sequence[Path]]) -> dict[str, float]:
+        """The parts of GPUs that containers with these ledgers used lately. For another thread; changes no state."""
         used = {}
         for gpu, ledgers in unlimited.items():
             pids: set[int] = set()
             for ledger in ledgers:
-                with contextlib.suppress(vcuda.VcudaError):  # the measuring round says what is wrong with it
+                with contextlib.suppress(vcuda.VcudaError):  # the memory monitor reports the problem
                     pids.update(one.pid for one in vcuda.read_ledger(ledger).processes if one.pid > 0)
                 pids -= self._store.disowned.get(ledger.parent.name, frozenset())
             parts = (self._busy(gpu) or {}) if pids else {}
             used[gpu] = sum(part for pid, part in parts.items() if pid in pids)
         return used
 
-    def look(self) -> float:
-        """One look at all GPUs; seconds until the next one is due."""
+    def poll(self) -> float:
+        """Polls all GPUs once; returns the seconds until the next poll."""
         pause, now = _IDLE, self._now()
         self._follow_table()
         for gpu, sharers in self._sharers.items():
             seen = {
                 name: sighting
                 for name, one in sharers.items()
-                if (sighting := self._sight(one, gpu)) is not None
+                if (sighting := self._observe(one, gpu)) is not None
             }
             if seen:
                 self._publish(gpu, sharers, seen, now)
@@ -164,7 +170,7 @@ class ComputeManager:
                 if allocation.cores_of(gpu):
                     gpus.setdefault(gpu, {})[allocation.id] = self._sharer(allocation, gpu)
         self._table = table
-        self._said &= {allocation.id for allocation in table.allocations}
+        self._reported &= {allocation.id for allocation in table.allocations}
         self._last = {key: use for key, use in self._last.items() if table.find(key[0])}
         self._sharers = {
             gpu: found
@@ -201,14 +207,14 @@ class ComputeManager:
             PRIORITIES[allocation.policy.priority],
         )
 
-    def _sight(self, one: _Sharer, gpu: str) -> Sighting | None:
-        """None for a ledger that cannot be read: its container's shares are not looked after, others' are."""
+    def _observe(self, one: _Sharer, gpu: str) -> Sighting | None:
+        """None for a ledger that cannot be read: its container's share is not managed, the others' are."""
         try:
             use = one.reader.read()
-        except vcuda.errors.BusyError:  # nobody waits for a container, or for the disk
+        except vcuda.errors.BusyError:  # the agent waits neither for a container nor for the disk
             use = self._last.get((one.id, gpu))
         except vcuda.VcudaError as error:
-            self._say(one, str(error))
+            self._report(one, str(error))
             return None
         if use is None:
             return None
@@ -229,22 +235,22 @@ class ComputeManager:
             try:
                 _write(sharers[name], gpu, state.pages[name], verdict, now)
             except vcuda.VcudaError as error:
-                self._say(sharers[name], str(error))
+                self._report(sharers[name], str(error))
 
     def _read(self, one: _Sharer, gpu: str, now: float) -> _Page:
-        """What a predecessor has published."""
+        """What the agent before this one has published."""
         try:
             limits = vcuda.read_limits(one.page)
         except vcuda.VcudaError as error:
-            self._say(one, str(error))
+            self._report(one, str(error))
             return _Page(0, now, 0, now)
         found = next((each for each in limits.gpus if each.uuid == gpu), None)
         return _Page(found.credit_us if found else 0, now, found.allowed_permille if found else 0, now)
 
-    def _say(self, one: _Sharer, detail: str) -> None:
+    def _report(self, one: _Sharer, detail: str) -> None:
         """Logs a problem when it begins."""
-        if one.id not in self._said:
-            self._said.add(one.id)
+        if one.id not in self._reported:
+            self._reported.add(one.id)
             self._log.warning(
                 "compute share not managed", allocation=one.id, container=one.name, detail=detail
             )
@@ -256,6 +262,6 @@ def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) ->
         vcuda.set_credit(one.page, gpu, credit)
         page.credit_us, page.credit_at = credit, now
     lent = verdict.granted > one.share
-    if verdict.granted != page.granted or (lent and now - page.granted_at >= _KEEP_ALIVE):
+    if verdict.granted != page.allowed or (lent and now - page.allowed_at >= _KEEP_ALIVE):
         vcuda.set_allowed(one.page, gpu, verdict.granted)
-        page.granted, page.granted_at = verdict.granted, now
+        page.allowed, page.allowed_at = verdict.granted, now

@@ -1,8 +1,8 @@
 """Keeps processes of containers on the CPUs nearest to their GPUs, where the node wants that (`--bind-cpus=on`).
 
-Only ever takes CPUs away that are far: what a process may use is intersected with the CPUs of its GPUs' NUMA nodes, so
-a cpuset of the kubelet and a choice of the program's own stay what they are. Processes that have no CPU near are left
-alone, and so is everybody on a GPU whose NUMA node nobody knows.
+It only removes distant CPUs: a process's affinity is intersected with the CPUs of its GPUs' NUMA nodes, so a cpuset of
+the kubelet and the program's own choice stay in force. Processes without a near CPU keep their affinity, and so do
+those on a GPU whose NUMA node is unknown.
 """
 
 from __future__ import annotations
@@ -24,20 +24,18 @@ from gigaslice.runtime.yielding import with_breaks
 
 __all__ = ["CpuBinder", "narrowed"]
 
-_POD_CGROUP = re.compile(
-    r"pod[0-9a-f]{8}[-_][0-9a-f]{4}"
-)  # as the kubelet names them; nothing else is taken for one
+_POD_CGROUP = re.compile(r"pod[0-9a-f]{8}[-_][0-9a-f]{4}")  # as the kubelet names them
 _PROC = Path("/proc")
 
 
 def narrowed(present: frozenset[int], near: frozenset[int]) -> frozenset[int] | None:
-    """What PRESENT should become; None when it should stay."""
-    wanted = present & near
-    return None if not wanted or wanted == present else wanted
+    """The new affinity of a thread that may use PRESENT; None when it stays."""
+    cpus = present & near
+    return None if not cpus or cpus == present else cpus
 
 
 class CpuBinder:
-    """Looks at the processes of every allocation of STORE, every INTERVAL seconds; children inherit."""
+    """Binds the processes of every allocation in STORE, every INTERVAL seconds. Their children inherit the affinity."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class CpuBinder:
         self._interval = interval
         self._sysfs = sysfs
         self._proc = proc
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._log = get_logger("cpus")
 
     async def run(self) -> None:
@@ -63,9 +61,7 @@ class CpuBinder:
             await asyncio.sleep(self._interval)
 
     async def round(self) -> None:
-        """Looks once. The allocation table is read here, everything else in a thread: a node has thousands of
-        processes.
-        """
+        """Binds once. Only the allocation table is read in this thread: a node has thousands of processes."""
         owners: dict[str, tuple[int, ...]] = {}
         async for allocation in with_breaks(self._store.table.allocations):
             reading = self._store.reading(allocation.id)
@@ -76,10 +72,10 @@ class CpuBinder:
         )
         if allocations:
             nodes = {gpu.uuid: gpu.numa_node for gpu in self._inventory().gpus}
-            await asyncio.to_thread(self._look, allocations, owners, nodes)
-        self._said &= {allocation.id for allocation in self._store.table.allocations}
+            await asyncio.to_thread(self._bind_all, allocations, owners, nodes)
+        self._reported &= {allocation.id for allocation in self._store.table.allocations}
 
-    def _look(
+    def _bind_all(
         self,
         allocations: tuple[Allocation, ...],
         owners: Mapping[str, tuple[int, ...]],
@@ -97,7 +93,7 @@ class CpuBinder:
             self._bind(allocation, pids, near)
 
     def _is_elsewhere(self, allocation: Allocation, pid: int) -> bool:
-        """Whether a process with a slot in ALLOCATION's ledger runs in another pod: see `findings.credible`."""
+        """Whether a process with a slot in ALLOCATION's ledger runs in another pod: see `findings.credible_owners`."""
         place = parse(_cgroup(self._proc, pid)) if allocation.owner else None
         return place is not None and allocation.owner is not None and place.uid != allocation.owner.uid
 
@@ -111,15 +107,15 @@ class CpuBinder:
         bound = 0
         for thread in (thread for pid in pids for thread in self._threads(pid)):
             try:
-                wanted = narrowed(frozenset(os.sched_getaffinity(thread)), near)
-                if wanted is not None:
-                    os.sched_setaffinity(thread, wanted)
+                cpus = narrowed(frozenset(os.sched_getaffinity(thread)), near)
+                if cpus is not None:
+                    os.sched_setaffinity(thread, cpus)
                     bound += 1
             except ProcessLookupError:
                 continue
             except OSError as error:
-                if allocation.id not in self._said:
-                    self._said.add(allocation.id)
+                if allocation.id not in self._reported:
+                    self._reported.add(allocation.id)
                     self._log.warning(
                         "cpus not bound",
                         allocation=allocation.id,
@@ -137,12 +133,12 @@ class CpuBinder:
             return []
 
     def _members(self, owners: Iterable[tuple[int, ...]]) -> dict[str, list[int]]:
-        """All processes of the containers that OWNERS are in, by cgroup; plain processes have no such company."""
-        wanted = {_cgroup(self._proc, pid) for pids in owners for pid in pids} - {""}
+        """All processes of the containers of OWNERS, by cgroup; a process outside of pods has no such group."""
+        groups = {_cgroup(self._proc, pid) for pids in owners for pid in pids} - {""}
         found: dict[str, list[int]] = {}
-        for pid in self._pids() if wanted else ():
+        for pid in self._pids() if groups else ():
             group = _cgroup(self._proc, pid)
-            if group in wanted:
+            if group in groups:
                 found.setdefault(group, []).append(pid)
         return found
 

@@ -1,8 +1,8 @@
-"""Keeps the limits of running containers as they should be, and changes them when an administrator or a pod asks.
+"""Keeps the limits of running containers up to date, and changes them for an administrator or a pod's annotations.
 
-The allocation table comes first, then the directory's record, then the page, each number of which is one atomic store:
-an agent that is killed in between leaves a allocation table that its successor carries out. Everything happens in the
-agent's own thread.
+A change is written first to the allocation table, then to the directory's record, then to the page, where each number
+is one atomic store. An agent that is killed in between leaves an allocation table that the next agent carries out.
+Everything happens in the agent's own thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gigaslice.limits import live_limits
 from gigaslice.model import ContainerKind, Pod, RequestOptions, SliceUnit, parse_options
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Ask", "LimitsManager", "Outcome"]
+__all__ = ["LimitChange", "LimitsManager", "ResizeOutcome"]
 
 Present = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A change of a running container. container, gpu: empty where there is only one. memory, cores: None to leave."""
+class LimitChange:
+    """A request to change a running container. container, gpu: empty: the only one. memory, cores: None: keep."""
 
     namespace: str
     pod: str
@@ -41,8 +41,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was done. before, after: the allocation. used: bytes in use by GPU."""
+class ResizeOutcome:
+    """The result of a change. before, after: the allocation. used: bytes in use by GPU."""
 
     before: Allocation
     after: Allocation
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class LimitsManager:
-    """Writes the limits pages of STORE. WITHHOLD takes the device IDs that the kubelet must not give out."""
+    """Writes the limits pages of STORE. WITHHOLD: receives the device IDs that the kubelet must not allocate."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class LimitsManager:
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._interval = interval
         self._withhold = withhold
-        self._said: dict[str, str] = {}
-        self._followed: dict[str, tuple[Pod, AllocationOptions]] = {}
+        self._reported: dict[str, str] = {}
+        self._applied: dict[str, tuple[Pod, AllocationOptions]] = {}
         self._refreshed: AllocationTable | None = None
         self._wake = asyncio.Event()
         self._log = get_logger("limits")
@@ -85,7 +85,7 @@ class LimitsManager:
                     live_limits.withheld(self._store.table, self._inventory.gpus, self._uncounted())
                 )
             except GigasliceError as error:
-                self._say("", "limits not kept", str(error))
+                self._report("", "limits not kept", str(error))
             waits = {
                 asyncio.create_task(self._wake.wait()),
                 asyncio.create_task(self._cluster.news(self._interval)),
@@ -98,10 +98,9 @@ class LimitsManager:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     def _uncounted(self) -> frozenset[str]:
-        """Allocations that neither the kubelet nor the scheduler counts: forgotten by the one, and their pods are no
-        more.
+        """Allocations that neither the kubelet nor the scheduler counts: forgotten, and without a running pod.
 
-        The requests of a pod that the API server shows are subtracted by the scheduler, whatever the kubelet believes.
+        While the API server shows a pod, the scheduler subtracts its requests, whatever the kubelet has recorded.
         """
         if not (self._cluster.expected and self._cluster.synced):
             return frozenset()
@@ -117,37 +116,37 @@ class LimitsManager:
         return frozenset(found)
 
     def refresh(self, *, every: bool = False) -> None:
-        """Writes what follows from the allocation table to the pages. EVERY: also to pages that were never changed."""
+        """Writes the limits that follow from the allocation table. EVERY: also to pages that were never changed."""
         self._refreshed = self._store.table
         allocations = self._store.table.allocations
         special = {one.id for one in allocations if every or one.resizes or one.policy.elastic}
         if not special:
             return
-        wanted = live_limits.limits_now(self._store.table, self._inventory.gpus, self._present())
+        limits = live_limits.limits_now(self._store.table, self._inventory.gpus, self._present())
         for allocation in allocations:
             if allocation.id not in special:
                 continue
             try:
-                changed = self._store.dirs.set_limits(allocation.id, wanted[allocation.id])
+                changed = self._store.dirs.set_limits(allocation.id, limits[allocation.id])
                 if allocation.physical:
-                    now = {gpu: count for gpu, (count, *_) in wanted[allocation.id].items()}
+                    now = {gpu: count for gpu, (count, *_) in limits[allocation.id].items()}
                     self._store.dirs.set_physical(
                         allocation.id, live_limits.physical_now(allocation, self._inventory.gpus, now)
                     )
             except vcuda.VcudaError as error:
-                self._say(allocation.id, "limits not written", str(error), container=allocation.name)
+                self._report(allocation.id, "limits not written", str(error), container=allocation.name)
                 continue
-            self._said.pop(allocation.id + "limits not written", None)
+            self._reported.pop(allocation.id + "limits not written", None)
             if changed:
-                now = {gpu: wanted[allocation.id][gpu][0] for gpu in changed}
+                now = {gpu: limits[allocation.id][gpu][0] for gpu in changed}
                 self._log.info(
                     "limits changed", allocation=allocation.id, container=allocation.name, bytes=now
                 )
 
     def changed(self) -> None:
-        """The allocation table may have changed: a container that was alone on its GPU is so no more, at once.
+        """Refreshes at once when the allocation table has changed: a container may no longer be alone on its GPU.
 
-        Each container at the start gate says so ten times a second, and every ledger would be read for it.
+        Containers that wait for their start cause this call ten times a second, so an unchanged table costs nothing.
         """
         if self._store.table is self._refreshed:
             return
@@ -157,21 +156,21 @@ class LimitsManager:
             self.refresh()
             self._wake.set()
 
-    def resize(self, ask: Ask) -> Outcome | live_limits.Refusal:
-        """Carries out what an administrator asks, all of it or nothing. Raises StorageError."""
-        allocation = self._find(ask)
+    def resize(self, change: LimitChange) -> ResizeOutcome | live_limits.Refusal:
+        """Carries out an administrator's change, all of it or nothing. Raises StorageError."""
+        allocation = self._find(change)
         if isinstance(allocation, live_limits.Refusal):
             return allocation
-        if ask.memory is None and ask.cores is None:
-            return live_limits.Refusal("nothing to change; say --memory or --cores", mistake=True)
-        gpus = [ask.gpu] if ask.gpu else list(allocation.quota())
-        memory = dict.fromkeys(gpus, ask.memory) if ask.memory is not None else {}
-        cores = dict.fromkeys(gpus, ask.cores) if ask.cores is not None else {}
+        if change.memory is None and change.cores is None:
+            return live_limits.Refusal("nothing to change; give --memory or --cores", mistake=True)
+        gpus = [change.gpu] if change.gpu else list(allocation.quota())
+        memory = dict.fromkeys(gpus, change.memory) if change.memory is not None else {}
+        cores = dict.fromkeys(gpus, change.cores) if change.cores is not None else {}
         return self._change(allocation, allocation, memory, cores)
 
     def _change(
         self, before: Allocation, allocation: Allocation, memory: Mapping[str, int], cores: Mapping[str, int]
-    ) -> Outcome | live_limits.Refusal:
+    ) -> ResizeOutcome | live_limits.Refusal:
         present = self._present()
         after = live_limits.resized(
             self._store.table, allocation, self._inventory.gpus, present, memory=memory, cores=cores
@@ -196,15 +195,15 @@ class LimitsManager:
             )
         self.refresh()
         self._wake.set()
-        return Outcome(before, after, present.get(after.id, {}))
+        return ResizeOutcome(before, after, present.get(after.id, {}))
 
-    def _find(self, ask: Ask) -> Allocation | live_limits.Refusal:
-        named = f"{ask.namespace}/{ask.pod}"
+    def _find(self, change: LimitChange) -> Allocation | live_limits.Refusal:
+        named = f"{change.namespace}/{change.pod}"
         of_pod = [
             allocation
             for allocation in self._store.table.allocations
             if allocation.ref
-            and (allocation.ref.namespace, allocation.ref.pod) == (ask.namespace, ask.pod)
+            and (allocation.ref.namespace, allocation.ref.pod) == (change.namespace, change.pod)
             and allocation.kept
             and not allocation.whole
         ]
@@ -217,22 +216,22 @@ class LimitsManager:
         found = [
             allocation
             for allocation in of_pod
-            if not ask.container or (allocation.ref and allocation.ref.container == ask.container)
+            if not change.container or (allocation.ref and allocation.ref.container == change.container)
         ]
         if not found:
             return live_limits.Refusal(
-                f"pod {named} has no container {ask.container} with slices, but {', '.join(names)}"
+                f"pod {named} has no container {change.container} with slices, but {', '.join(names)}"
             )
-        if not ask.container and len(names) > 1:
+        if not change.container and len(names) > 1:
             return live_limits.Refusal(
-                f"pod {named} has several containers with slices; say --container {'|'.join(names)}",
+                f"pod {named} has several containers with slices; name one with --container {'|'.join(names)}",
                 mistake=True,
             )
         return _changeable(found[-1])
 
     def _follow_annotations(self) -> None:
         known = {allocation.id for allocation in self._store.table.allocations}
-        self._followed = {key: seen for key, seen in self._followed.items() if key in known}
+        self._applied = {key: seen for key, seen in self._applied.items() if key in known}
         for allocation in self._store.table.allocations:
             if allocation.ref is None or allocation.undecided or allocation.whole or not allocation.kept:
                 continue
@@ -243,30 +242,30 @@ class LimitsManager:
                 or not _is_app(pod, allocation)
             ):
                 continue
-            seen = self._followed.get(allocation.id)
+            seen = self._applied.get(allocation.id)
             if seen is not None and seen[0] is pod and seen[1] is allocation.policy:
-                continue  # nothing to follow in it, as before
+                continue  # applied already
             options = parse_options(pod.annotations, allocation.ref.container, self._unit)
             if options.mistakes:
-                self._tell(pod, allocation, "InvalidAnnotation", "; ".join(options.mistakes))
+                self._report_annotation(pod, allocation, "InvalidAnnotation", "; ".join(options.mistakes))
             else:
                 self._follow(pod, allocation, options)
 
     def _follow(self, pod: Pod, allocation: Allocation, options: RequestOptions) -> None:
-        """Brings ALLOCATION into agreement with an annotation that was changed since it was last looked at."""
+        """Applies annotations that have changed since they were last applied."""
         policy = allocation.policy
-        # Whose its GPUs are alone, and whether it may use host memory, was decided when they were chosen.
-        wanted = replace(
+        # Exclusive GPUs and the use of host memory were decided when the GPUs were chosen.
+        updated = replace(
             AllocationOptions.of(options), exclusive=policy.exclusive, oversubscribe=policy.oversubscribe
         )
-        if wanted == policy:
-            self._followed[allocation.id] = (pod, policy)
-            self._said.pop(allocation.id + "GPUResizeDeferred", None)
+        if updated == policy:
+            self._applied[allocation.id] = (pod, policy)
+            self._reported.pop(allocation.id + "GPUResizeDeferred", None)
             return
         memory: dict[str, int] = {}
         if options.parts != policy.parts:
             if options.parts and len(options.parts) != len(allocation.holds):
-                self._tell(
+                self._report_annotation(
                     pod,
                     allocation,
                     "GPUResizeDeferred",
@@ -285,22 +284,22 @@ class LimitsManager:
             self._store.table, allocation, self._inventory.gpus, self._present(), memory=memory, cores=cores
         )
         if isinstance(refusal, live_limits.Refusal):
-            self._tell(pod, allocation, "GPUResizeDeferred", refusal.detail)
+            self._report_annotation(pod, allocation, "GPUResizeDeferred", refusal.detail)
             return
         done = self._change(
-            allocation, live_limits.with_limits(replace(kept, policy=wanted), {}, {}), memory, {}
+            allocation, live_limits.with_limits(replace(kept, policy=updated), {}, {}), memory, {}
         )
         if isinstance(done, live_limits.Refusal):
-            self._tell(pod, allocation, "GPUResizeDeferred", done.detail)
+            self._report_annotation(pod, allocation, "GPUResizeDeferred", done.detail)
             return
-        self._said.pop(allocation.id + "GPUResizeDeferred", None)
+        self._reported.pop(allocation.id + "GPUResizeDeferred", None)
         if memory and done.before.quota() != done.after.quota():
             sizes = ", ".join(f"{units.format_bytes(n)} of {gpu}" for gpu, n in done.after.quota().items())
             self._event(pod, allocation, "Normal", "GPUResizeCompleted", f"now {sizes}")
 
-    def _tell(self, pod: Pod, allocation: Allocation, reason: str, text: str) -> None:
-        if self._said.get(allocation.id + reason) != text:
-            self._said[allocation.id + reason] = text
+    def _report_annotation(self, pod: Pod, allocation: Allocation, reason: str, text: str) -> None:
+        if self._reported.get(allocation.id + reason) != text:
+            self._reported[allocation.id + reason] = text
             self._log.warning(
                 "annotation not applied", allocation=allocation.id, container=allocation.name, detail=text
             )
@@ -309,10 +308,10 @@ class LimitsManager:
     def _event(self, pod: Pod, allocation: Allocation, kind: str, reason: str, text: str) -> None:
         self._cluster.event(pod, kind, reason, text, allocation.ref.container if allocation.ref else "")
 
-    def _say(self, allocation_id: str, event: str, detail: str, **more: str) -> None:
+    def _report(self, allocation_id: str, event: str, detail: str, **more: str) -> None:
         """Logs a problem when it begins, not every round."""
-        if self._said.get(allocation_id + event) != detail:
-            self._said[allocation_id + event] = detail
+        if self._reported.get(allocation_id + event) != detail:
+            self._reported[allocation_id + event] = detail
             self._log.error(event, allocation=allocation_id, detail=detail, **more)
 
     def _present(self) -> Present:
@@ -344,7 +343,7 @@ def _is_app(pod: Pod, allocation: Allocation) -> bool:
 
 
 def _sizes(allocation: Allocation, parts: tuple[int, ...], slice_bytes: int) -> dict[str, int]:
-    """Bytes by GPU: the largest part for the GPU with the most; what was given where no part is named."""
+    """Bytes by GPU: the largest part for the GPU with the largest quota; the initial sizes without parts."""
     if not parts:
         return {hold.gpu: hold.memory_bytes for hold in allocation.holds}
     quota = allocation.quota()

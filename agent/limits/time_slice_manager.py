@@ -1,9 +1,9 @@
-"""Gives the containers of a GPU turns where that helps: reads their ledgers, asks `state.turns`, writes their pages.
+"""Time-slices the GPUs whose containers thrash: reads their ledgers, asks the arbiter, and writes their limits pages.
 
-A turn is a lease: the page says until when, and each look renews it, so that containers go on a second after an agent
-was killed. Looks are frequent only where containers with host memory have more managed memory than their GPU has room
-for. Everything happens in the agent's own thread; a look at a container is a few reads of its ledger, and one of what
-the driver counts of page faults, where it does.
+A time slice is a lease: the page says until when, and each poll renews it, so that containers go on a second after an
+agent was killed. Polls are frequent only where containers with host memory have more managed memory than their GPU has
+room for. Everything happens in the agent's own thread; polling a container takes a few reads of its ledger, and one of
+the driver's counters of page faults, where it has them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from vcuda import contract
 __all__ = ["GpuTimeSlices", "TimeSliceManager"]
 
 SOON, BUSY, QUIET = 0.005, 0.05, 0.5
-"""Seconds between two looks: before a turn can begin, at a GPU that needs turns, and at one that does not."""
+"""Seconds between two polls: before a time slice can begin, of a GPU that needs them, and of one that does not."""
 LEASE_MS = 1000
 
 
 @dataclass(slots=True)
 class GpuTimeSlices:
-    """What there is to tell of one GPU. seconds: that somebody had a turn. paging: what the driver counts."""
+    """The state of one GPU, for metrics too. seconds: in time slices so far. paging: the driver's counters."""
 
     arbiter: Turns = field(default_factory=Turns)
     holder: str | None = None
@@ -46,11 +46,18 @@ class GpuTimeSlices:
     fits: bool = True
     seconds: float = 0.0
     paging: Paging | None = None
-    said: str = ""
+    logged_mode: str = ""
 
 
 class TimeSliceManager:
-    """Works over the allocations of STORE. INVENTORY gives the present GPUs; NOW seconds that only go forward."""
+    """Time-slices the GPUs of the allocations in STORE.
+
+    Args:
+        store: The node's allocations.
+        inventory: Returns the present GPUs.
+        now: A monotonic clock.
+        counters: Reads the driver's counters of page faults for a GPU; None where it has none.
+    """
 
     def __init__(
         self,
@@ -61,65 +68,65 @@ class TimeSliceManager:
     ) -> None:
         self.gpus: dict[str, GpuTimeSlices] = {}
         self.held_us: dict[tuple[str, str], int] = {}
-        """Microseconds that threads were held back, by allocation and GPU."""
+        """Microseconds that threads have waited for a time slice, by allocation and GPU."""
         self._store = store
         self._inventory = inventory
         self._now = now
         self._counters = counters
-        self._written: set[tuple[str, str]] = set()  # pages that say something, by allocation and GPU
-        self._given: Mapping[str, tuple[int, float]] = {}  # as `given`, by GPUs whose containers have ended
-        self._used: dict[
-            str, Mapping[str, vcuda.TimeSliceUsage]
-        ] = {}  # what ledgers said last, by allocation
-        self._looked = now()
+        self._written: set[tuple[str, str]] = set()  # pages with a time slice, by allocation and GPU
+        self._ended_totals: Mapping[
+            str, tuple[int, float]
+        ] = {}  # `totals` of GPUs whose containers have ended
+        self._used: dict[str, Mapping[str, vcuda.TimeSliceUsage]] = {}  # last readings, by allocation
+        self._polled_at = now()
         self._log = get_logger("turns")
 
     async def run(self) -> None:
-        """Works until cancelled; then nobody waits any more."""
+        """Works until cancelled; then no container waits any more."""
         try:
             while True:
-                self.look()
+                self.poll()
                 await asyncio.sleep(self.pause)
         finally:
-            self.free_all()
+            self.end_all()
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
         if any(gpu.arbiter.hurries for gpu in self.gpus.values()):
             return SOON
         return BUSY if any(not gpu.fits for gpu in self.gpus.values()) else QUIET
 
-    def given(self) -> dict[str, tuple[int, float]]:
-        """Turns, and seconds in turns, since the agent started, by GPU; for every GPU that ever had containers."""
-        found = dict(self._given)
+    def totals(self) -> dict[str, tuple[int, float]]:
+        """Time slices and seconds in them since the agent started, by GPU, for every GPU that had containers."""
+        found = dict(self._ended_totals)
         for uuid, gpu in self.gpus.items():
-            turns, seconds = found.get(uuid, (0, 0.0))
-            found[uuid] = (turns + gpu.arbiter.changes, seconds + gpu.seconds)
+            count, seconds = found.get(uuid, (0, 0.0))
+            found[uuid] = (count + gpu.arbiter.changes, seconds + gpu.seconds)
         return found
 
-    def free_all(self) -> None:
-        """Nobody has to wait any more."""
+    def end_all(self) -> None:
+        """Ends time slicing on all GPUs: no container waits any more."""
         for allocation_id, gpu in tuple(self._written):
-            self._free(allocation_id, gpu)
+            self._end(allocation_id, gpu)
 
-    def look(self) -> None:
-        """Looks once at every GPU that has containers with host memory."""
+    def poll(self) -> None:
+        """Polls every GPU that has containers with host memory, and writes their pages."""
         now = self._now()
-        passed, self._looked = now - self._looked, now
+        passed, self._polled_at = now - self._polled_at, now
         allocations = [
             allocation
             for allocation in self._store.table.allocations
             if allocation.physical and not allocation.gone
         ]
         gpus = {gpu.uuid: gpu for gpu in self._inventory().gpus}
-        wanted = {uuid for allocation in allocations for uuid in allocation.physical} & gpus.keys()
-        for uuid in self.gpus.keys() - wanted:
-            self._given = self.given()
+        uuids = {uuid for allocation in allocations for uuid in allocation.physical} & gpus.keys()
+        for uuid in self.gpus.keys() - uuids:
+            self._ended_totals = self.totals()
             del self.gpus[uuid]
         usage = {allocation.id: self._usage(allocation) for allocation in allocations}
-        for uuid in wanted:
-            self._gpu(
+        for uuid in uuids:
+            self._poll_gpu(
                 now,
                 passed,
                 gpus[uuid],
@@ -131,10 +138,10 @@ class TimeSliceManager:
         self._used = {key: used for key, used in self._used.items() if key in there}
         self.held_us = {key: count for key, count in self.held_us.items() if key[0] in there}
         for allocation_id, uuid in tuple(self._written):
-            if (allocation_id, uuid) not in known or uuid not in wanted:
-                self._free(allocation_id, uuid)
+            if (allocation_id, uuid) not in known or uuid not in uuids:
+                self._end(allocation_id, uuid)
 
-    def _gpu(
+    def _poll_gpu(
         self,
         now: float,
         passed: float,
@@ -165,7 +172,7 @@ class TimeSliceManager:
         decision = state.arbiter.look(now, self._room(gpu, usage), seen, moved)
         state.holder, state.held = decision.holder, decision.held
         state.wanting, state.fits = decision.wanting, decision.fits
-        self._tell(gpu, state)
+        self._log_mode(gpu, state)
         end = vcuda.time_slice_clock() + LEASE_MS
         for name in seen:
             if name in decision.held:
@@ -175,34 +182,36 @@ class TimeSliceManager:
             elif name in decision.short:
                 self._write(name, gpu.uuid, vcuda.shorten_queues, end)
             elif (name, gpu.uuid) in self._written:
-                self._free(name, gpu.uuid)
+                self._end(name, gpu.uuid)
 
     def _room(self, gpu: Gpu, usage: Mapping[str, Mapping[str, vcuda.TimeSliceUsage]]) -> int:
-        """Bytes of the GPU beside what cannot move: real memory of these containers, and all of the others'."""
+        """Bytes of the GPU that managed pages can use: all but the others' memory and these containers' real memory."""
         taken = 0
         for allocation in self._store.table.allocations:
             one = usage.get(allocation.id, {}).get(gpu.uuid)
             promised = real_part(allocation, gpu.uuid, allocation.promised.get(gpu.uuid, 0))
             taken += (
                 one.real if one is not None else promised
-            )  # a ledger that cannot be read lays claim to no more
+            )  # a ledger that cannot be read counts as promised
         return max(0, gpu.memory_bytes - taken)
 
     def _usage(self, allocation: Allocation) -> Mapping[str, vcuda.TimeSliceUsage]:
         ledger = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
         try:
-            said = vcuda.read_time_slices(ledger, list(allocation.quota()), wait=False)
+            reported = vcuda.read_time_slices(ledger, list(allocation.quota()), wait=False)
         except vcuda.errors.BusyError:
-            return self._used.get(allocation.id, {})  # nobody waits for a container, or for the disk
+            return self._used.get(
+                allocation.id, {}
+            )  # the agent waits neither for a container nor for the disk
         except vcuda.VcudaError:
-            return {}  # the ledger is the container's; the measuring round says what is wrong with it
+            return {}  # the memory monitor reports the problem
         self._used[allocation.id] = believed_time_slices(
-            said, allocation, self._store.measured.get(allocation.id)
+            reported, allocation, self._store.measured.get(allocation.id)
         )
         return self._used[allocation.id]
 
     def _is_stopped(self, allocation: Allocation) -> bool:
-        """Whether every process of the container is stopped: nobody can wait for it."""
+        """Whether every process of the container is stopped: then it must not keep the time slice."""
         with contextlib.suppress(vcuda.VcudaError):
             path = self._store.dirs.path(allocation.id) / contract.LEDGER_FILE
             pids = [one.pid for one in vcuda.read_ledger(path, wait=False).processes if one.pid > 0]
@@ -210,26 +219,26 @@ class TimeSliceManager:
         return False
 
     def _write(
-        self, allocation_id: str, gpu: str, say: Callable[[Path, str, int], None], end_ms: int
+        self, allocation_id: str, gpu: str, write: Callable[[Path, str, int], None], end_ms: int
     ) -> None:
         page = self._store.dirs.path(allocation_id) / contract.LIMITS_FILE
-        with contextlib.suppress(vcuda.VcudaError):  # it has just ended
-            say(page, gpu, end_ms)
+        with contextlib.suppress(vcuda.VcudaError):  # the allocation has just ended
+            write(page, gpu, end_ms)
             self._written.add((allocation_id, gpu))
 
-    def _free(self, allocation_id: str, gpu: str) -> None:
+    def _end(self, allocation_id: str, gpu: str) -> None:
         self._written.discard((allocation_id, gpu))
         with contextlib.suppress(vcuda.VcudaError):
             vcuda.end_time_slices(self._store.dirs.path(allocation_id) / contract.LIMITS_FILE, gpu)
 
-    def _tell(self, gpu: Gpu, state: GpuTimeSlices) -> None:
-        if state.said == state.arbiter.mode:
+    def _log_mode(self, gpu: Gpu, state: GpuTimeSlices) -> None:
+        if state.logged_mode == state.arbiter.mode:
             return
         if state.arbiter.mode == "turns":
             self._log.info("time slicing started", gpu=gpu.uuid, containers=state.wanting)
-        elif state.said == "turns":
+        elif state.logged_mode == "turns":
             self._log.info("time slicing stopped", gpu=gpu.uuid, fits=state.fits)
-        state.said = state.arbiter.mode
+        state.logged_mode = state.arbiter.mode
 
 
 def _state(pid: int) -> str:

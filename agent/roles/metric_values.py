@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import vcuda
 from agent.accounting.auditor import Auditor
-from agent.accounting.measurement import Measured, MemoryMonitor
+from agent.accounting.memory_monitor import MeasuredAllocation, MemoryMonitor
 from agent.allocation.service import AllocationService
 from agent.deviceplugin.servicer import Servicer
 from agent.health.controller import HealthController
@@ -18,7 +18,7 @@ from gigaslice.allocation.table import Allocation
 
 __all__ = ["Measures"]
 
-_NOTHING = Measured(Reading({}, {}), None)
+_NOTHING = MeasuredAllocation(Reading({}, {}), None)
 
 
 class Measures:
@@ -65,7 +65,7 @@ class Measures:
         for name, labels, total in self._counters.totals:
             values.add(name, total, *labels)
         self._gpus(values)
-        for uuid, (turns, seconds) in self._turns.given().items():
+        for uuid, (turns, seconds) in self._turns.totals().items():
             values.add("gigaslice_gpu_time_slices_total", turns, uuid)
             values.add("gigaslice_gpu_time_slice_seconds_total", seconds, uuid)
         for uuid, gpu in self._turns.gpus.items():

@@ -19,8 +19,8 @@ from typing import Any
 
 import vcuda
 from agent.accounting.auditor import Auditor
-from agent.accounting.measurement import MemoryMonitor
-from agent.accounting.overuse import Policy as AuditPolicy
+from agent.accounting.memory_monitor import MemoryMonitor
+from agent.accounting.overuse import OverusePolicy
 from agent.allocation.pod_events import PodEvents
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartDecider
@@ -350,7 +350,7 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
     turns = TimeSliceManager(store, lambda: allocator.inventory)
     room = Room(config.state_dir, devices.set_recordable, probe=store.probe)
     store.failed.append(room.write_failed)
-    overuse = AuditPolicy(
+    overuse = OverusePolicy(
         config.overuse, config.evict_grace, config.evict_above, over_limit=config.evict_over_limit == "on"
     )
     auditor = Auditor(store, cluster, overuse, counters)

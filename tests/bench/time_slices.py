@@ -189,7 +189,7 @@ class Node:
         def work() -> None:
             while not stop.wait(manager.pause):
                 if rests is None or not rests.is_set():
-                    manager.look()
+                    manager.poll()
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -198,7 +198,7 @@ class Node:
         finally:
             stop.set()
             thread.join()
-            manager.free_all()
+            manager.end_all()
 
 
 def together(node: Node, sizes: Sequence[int], kernels: int, limit: float = 1e9) -> tuple[float, int]:

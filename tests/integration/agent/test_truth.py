@@ -218,7 +218,7 @@ def test_a_limit_lowered_below_use_is_policy_too(watched_node, program, request)
         wait_until(lambda: api.evicted, "the eviction")
         assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
         return
-    assert "nothing is ended" in text
+    assert "no pod is evicted" in text
     assert client.do("free a").code == SUCCESS, "it may mend itself"
     assert client.do("alloc b", GIB).code == SUCCESS
     assert api.evicted == [] and bad.running

@@ -113,7 +113,7 @@ def test_without_its_agent_everybody_goes_on(node):
     try:
         with node.manager() as manager:
             assert eventually(lambda: any(gpu.holder for gpu in manager.gpus.values()), 120)
-            manager.free_all = lambda: None  # type: ignore[method-assign]
+            manager.end_all = lambda: None  # type: ignore[method-assign]
         before = moved(node, jobs)
         assert eventually(
             lambda: all(b[1] > a[1] + 3 for a, b in zip(before, moved(node, jobs), strict=True)), 60
@@ -128,7 +128,7 @@ def test_two_keepers_in_a_row_agree_with_what_they_find(node):
     try:
         for _ in range(2):
             with node.manager() as manager:
-                manager.free_all = lambda: None  # type: ignore[method-assign]
+                manager.end_all = lambda: None  # type: ignore[method-assign]
                 assert eventually(lambda k=manager: any(gpu.holder for gpu in k.gpus.values()), 120)
         assert threading.active_count() >= 1
         before = moved(node, jobs)

@@ -245,7 +245,11 @@ def test_log_events_are_those_of_the_agent() -> None:
 
 
 def test_events_on_pods_are_those_of_the_table() -> None:
-    used = {text for text in texts(calls("event", "_event", "_say", "_say_of", "_tell")) if is_reason(text)}
+    used = {
+        text
+        for text in texts(calls("event", "_event", "_say", "_say_of", "_report_annotation"))
+        if is_reason(text)
+    }
     pairs = {pair for path in (ROOT / "agent" / "roles").glob("*.py") for pair in kinds_and_reasons(path)}
     used |= {reason for _, reason in pairs}
     assert used == {row.name for row in REASONS}

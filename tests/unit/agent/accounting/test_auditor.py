@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.accounting.auditor import Auditor
-from agent.accounting.overuse import Policy
+from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import Eviction
 from agent.ledgers.usage import Reading
 from agent.telemetry.counters import Counters
@@ -48,7 +48,7 @@ class World:
         self.reading = Reading({}, {})
         self.owners = {}
         self.auditor = Auditor(
-            self, self.cluster, Policy(mode, **policy), self.counters, now=lambda: self.now, proc=root
+            self, self.cluster, OverusePolicy(mode, **policy), self.counters, now=lambda: self.now, proc=root
         )
         directory = root / "10"
         directory.mkdir()
@@ -59,8 +59,11 @@ class World:
         async def run():
             for _ in range(number):
                 measured = {uuid(0): {10: memory} if memory else {}}
-                found = self.auditor.judge(
-                    measured, self.auditor.look(measured), self.owners, {self.allocation.id: self.reading}
+                found = self.auditor.audit(
+                    measured,
+                    self.auditor.read_processes(measured),
+                    self.owners,
+                    {self.allocation.id: self.reading},
                 )
                 await asyncio.sleep(0)
             return found
@@ -182,7 +185,7 @@ def test_a_limit_lowered_below_use_ends_nobody_unless_the_policy_says_so(tmp_pat
     ((_, kind, reason, text, container), *rest) = world.cluster.events
     assert (kind, reason, container) == ("Warning", "GPULimitExceeded", "c0")
     assert f"holds 2 GiB of {uuid(0)} beyond its limit" in text and "no more until" in text
-    assert ("nothing is ended" in text) == (not over_limit)
+    assert ("no pod is evicted" in text) == (not over_limit)
     assert world.cluster.evicted == evicted
     assert [one[2] for one in rest] == ["EvictionPending"] * len(evicted)
 
@@ -198,7 +201,7 @@ def test_a_process_with_a_slot_that_holds_more_is_treated_as_one_without(tmp_pat
     assert world.cluster.events == []
     world.rounds(3, 60 * GIB)
     assert world.reasons() == ["GPUMemoryOveruse"] + ["EvictionPending"] * (mode == "evict")
-    assert f"holds 52 GiB of {uuid(0)} beyond its quota, taken by a part" in world.cluster.events[0][3]
+    assert f"holds 52 GiB of {uuid(0)} beyond its quota, used by a part" in world.cluster.events[0][3]
     assert world.cluster.evicted == ([POD] if mode == "evict" else [])
 
 
@@ -214,7 +217,7 @@ def test_a_ledger_that_is_made_to_grow_is_told_and_ended_by_policy(tmp_path, mod
     world.rounds(4, 0)
     evicts = mode == "evict" and size > GIB
     assert world.reasons() == ["LedgerTruncated"] + ["EvictionPending"] * evicts
-    assert ("nothing is ended" in world.cluster.events[0][3]) == (not evicts)
+    assert ("no pod is evicted" in world.cluster.events[0][3]) == (not evicts)
     assert world.cluster.evicted == [POD] * evicts
 
 

@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 
 from agent.accounting.cgroups import Place
-from agent.accounting.findings import credible, examine, named, undeclared_overuse, whose
-from agent.accounting.processes import Sighting
+from agent.accounting.findings import (
+    credible_owners,
+    examine,
+    owner_of,
+    undeclared_overuse,
+    with_found_pids,
+)
+from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import ContainerRef, Hold, Owner, whole_gpu_device_id
 from tests.fakes.nodes import GIB, allocation, uuid
@@ -21,7 +27,7 @@ def of(number, pod="a", container="c0", device_ids=range(8), **more):
 
 
 def seen(pid=10, place=None, mounted="", name="sneaky"):
-    return Sighting(pid, name, place, mounted)
+    return ProcessInfo(pid, name, place, mounted)
 
 
 PODS = {UID: ("default", "a")}
@@ -29,114 +35,116 @@ PODS = {UID: ("default", "a")}
 
 def test_the_only_allocation_of_a_pod_is_meant():
     mine = of(1)
-    assert whose(seen(place=Place(UID, ONE)), [mine, of(2, "b")], PODS, {}) == mine.id
+    assert owner_of(seen(place=Place(UID, ONE)), [mine, of(2, "b")], PODS, {}) == mine.id
 
 
 def test_of_several_containers_the_one_with_a_known_process_is_meant():
     first, second = of(1), of(2, container="c1", device_ids=range(8, 12))
-    assert whose(seen(place=Place(UID, TWO)), [first, second], PODS, {TWO: second.id}) == second.id
+    assert owner_of(seen(place=Place(UID, TWO)), [first, second], PODS, {TWO: second.id}) == second.id
 
 
 def test_of_several_containers_the_mounted_one_is_meant():
     first, second = of(1), of(2, container="c1", device_ids=range(8, 12))
-    assert whose(seen(place=Place(UID, TWO), mounted=second.id), [first, second], PODS, {}) == second.id
+    assert owner_of(seen(place=Place(UID, TWO), mounted=second.id), [first, second], PODS, {}) == second.id
 
 
 def test_when_nobody_can_tell_nobody_is_blamed():
     first, second = of(1), of(2, container="c1", device_ids=range(8, 12))
-    assert whose(seen(place=Place(UID, TWO)), [first, second], PODS, {}) is None
+    assert owner_of(seen(place=Place(UID, TWO)), [first, second], PODS, {}) is None
 
 
 def test_a_mount_cannot_lay_memory_at_another_pods_door():
     assert (
-        whose(seen(place=Place(UID, ONE), mounted=of(2, "b").id), [of(1), of(2, "b")], PODS, {}) == of(1).id
+        owner_of(seen(place=Place(UID, ONE), mounted=of(2, "b").id), [of(1), of(2, "b")], PODS, {})
+        == of(1).id
     )
     stranger = {**PODS, OTHER: ("default", "none")}
-    assert whose(seen(place=Place(OTHER, ONE), mounted=of(1).id), [of(1)], stranger, {}) is None
+    assert owner_of(seen(place=Place(OTHER, ONE), mounted=of(1).id), [of(1)], stranger, {}) is None
 
 
 def test_without_the_api_server_the_mount_tells():
-    assert whose(seen(place=Place(UID, ONE), mounted=of(1).id), [of(1)], {}, {}) == of(1).id
-    assert whose(seen(mounted=of(1).id), [of(1)], {}, {}) == of(1).id
-    assert whose(seen(mounted="ff" * 16), [of(1)], {}, {}) is None
-    assert whose(seen(), [of(1)], {}, {}) is None
+    assert owner_of(seen(place=Place(UID, ONE), mounted=of(1).id), [of(1)], {}, {}) == of(1).id
+    assert owner_of(seen(mounted=of(1).id), [of(1)], {}, {}) == of(1).id
+    assert owner_of(seen(mounted="ff" * 16), [of(1)], {}, {}) is None
+    assert owner_of(seen(), [of(1)], {}, {}) is None
 
 
 def test_memory_is_divided_between_owners_strangers_and_foreigners():
     mine = of(1)
     measured = {uuid(0): {10: 2 * GIB, 11: 3 * GIB, 12: GIB}, uuid(1): {12: GIB}}
-    sightings = [seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)), seen(12)]
-    survey = examine(measured, {11: mine.id}, sightings, [mine], PODS)
+    processes = [seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)), seen(12)]
+    survey = examine(measured, {11: mine.id}, processes, [mine], PODS)
     assert survey.without_library == {mine.id: {uuid(0): 2 * GIB}}
     assert survey.foreign == {uuid(0): GIB, uuid(1): GIB}
-    (finding,) = survey.findings
-    assert finding.over == {}
-    assert [(process.pid, gpu, count) for process, gpu, count in finding.processes] == [
-        (10, uuid(0), 2 * GIB)
-    ]
+    (bypass,) = survey.bypasses
+    assert bypass.over == {}
+    assert [(process.pid, gpu, count) for process, gpu, count in bypass.processes] == [(10, uuid(0), 2 * GIB)]
 
 
 def test_declared_and_undeclared_memory_together_can_be_too_much():
     mine = of(1)
     measured = {uuid(0): {10: 4 * GIB, 11: 5 * GIB}}
     survey = examine(measured, {11: mine.id}, [seen(10, Place(UID, ONE))], [mine], PODS)
-    assert survey.findings[0].over == {uuid(0): GIB}
+    assert survey.bypasses[0].over == {uuid(0): GIB}
 
 
 def test_every_byte_on_a_gpu_that_it_does_not_hold_is_too_much():
     survey = examine({uuid(1): {10: 5}}, {}, [seen(10, Place(UID, ONE))], [of(1)], PODS)
-    assert survey.findings[0].over == {uuid(1): 5}
+    assert survey.bypasses[0].over == {uuid(1): 5}
 
 
 def test_a_process_that_has_ended_counts_nowhere():
     survey = examine({uuid(0): {10: GIB}}, {}, [], [of(1)], PODS)
-    assert (survey.without_library, survey.foreign, survey.findings) == ({}, {uuid(0): 0}, ())
+    assert (survey.without_library, survey.foreign, survey.bypasses) == ({}, {uuid(0): 0}, ())
 
 
 def test_an_ended_container_is_not_meant_while_another_one_lives():
     old, new = of(1), of(2)
-    assert whose(seen(place=Place(UID, ONE)), [replace(old, gone=True), new], PODS, {}) == new.id
+    assert owner_of(seen(place=Place(UID, ONE)), [replace(old, gone=True), new], PODS, {}) == new.id
 
 
 def test_on_a_whole_gpu_nothing_is_too_much():
     """What holds it is known, for the start gate; there is no library to pass by and no limit to exceed."""
     mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
     survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
-    assert (survey.without_library, survey.findings) == ({mine.id: {uuid(0): 25 * GIB}}, ())
+    assert (survey.without_library, survey.bypasses) == ({mine.id: {uuid(0): 25 * GIB}}, ())
 
 
 def test_who_has_ended_while_it_was_measured_blames_nobody():
     """Its process was in a ledger before the measurement, and beside it one that was not; then it was given up."""
     ended = of(1)
-    sightings = (seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)))
-    survey = examine({uuid(0): {10: GIB, 11: GIB}}, {10: ended.id}, sightings, [of(2, "b")], PODS)
-    assert survey.findings == () and survey.without_library == {}
+    processes = (seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)))
+    survey = examine({uuid(0): {10: GIB, 11: GIB}}, {10: ended.id}, processes, [of(2, "b")], PODS)
+    assert survey.bypasses == () and survey.without_library == {}
     assert survey.foreign == {uuid(0): GIB}
 
 
 def test_a_slot_is_the_kernels_word_where_nothing_contradicts_it():
     mine, other = of(1), of(2, "b")
-    assert credible({10: {mine.id}}, [], [mine, other], PODS) == {10: mine.id}
-    assert credible({10: {mine.id}}, [seen()], [mine, other], PODS) == {10: mine.id}
-    assert credible({10: {mine.id}}, [seen(place=Place(UID, ONE))], [mine, other], PODS) == {10: mine.id}
-    assert credible({10: {"ended"}}, [seen(place=Place(UID, ONE))], [mine], PODS) == {10: "ended"}
+    assert credible_owners({10: {mine.id}}, [], [mine, other], PODS) == {10: mine.id}
+    assert credible_owners({10: {mine.id}}, [seen()], [mine, other], PODS) == {10: mine.id}
+    assert credible_owners({10: {mine.id}}, [seen(place=Place(UID, ONE))], [mine, other], PODS) == {
+        10: mine.id
+    }
+    assert credible_owners({10: {"ended"}}, [seen(place=Place(UID, ONE))], [mine], PODS) == {10: "ended"}
 
 
 def test_a_slot_of_a_process_that_runs_in_another_pod_is_no_slot():
     mine, other = of(1), of(2, "b")
     away = seen(place=Place(OTHER, ONE))
-    assert credible({10: {mine.id}}, [away], [mine, other], {**PODS, OTHER: ("default", "b")}) == {}
+    assert credible_owners({10: {mine.id}}, [away], [mine, other], {**PODS, OTHER: ("default", "b")}) == {}
     assert (
-        credible({10: {mine.id}}, [away], [replace(mine, owner=Owner(UID, "default", "a", "c0"))], {}) == {}
+        credible_owners({10: {mine.id}}, [away], [replace(mine, owner=Owner(UID, "default", "a", "c0"))], {})
+        == {}
     )
-    assert credible({10: {mine.id}}, [seen(mounted=other.id)], [mine, other], {}) == {}
+    assert credible_owners({10: {mine.id}}, [seen(mounted=other.id)], [mine, other], {}) == {}
 
 
 def test_of_two_who_have_a_process_the_one_that_it_has_mounted_is_right():
     first, second = of(1), of(2, container="c1", device_ids=range(8, 12))
     both = {10: {first.id, second.id}}
-    assert credible(both, [seen(mounted=second.id)], [first, second], PODS) == {10: second.id}
-    assert credible(both, [seen(place=Place(UID, ONE))], [first, second], PODS) == {}
+    assert credible_owners(both, [seen(mounted=second.id)], [first, second], PODS) == {10: second.id}
+    assert credible_owners(both, [seen(place=Place(UID, ONE))], [first, second], PODS) == {}
 
 
 def reading(used, limit=8 * GIB, excess=0, pid=10, **more):
@@ -195,15 +203,17 @@ def nameless(inside, slot=0):
 def test_an_owner_without_a_lock_is_the_process_that_has_the_files_mounted():
     mine, other = of(1), of(2, "b")
     lost = Reading({uuid(0): GIB}, {}, (nameless(7), nameless(8, 1)), limits={})
-    sightings = [
+    processes = [
         replace(seen(70, mounted=mine.id), inner=7),
         replace(seen(71, mounted=other.id), inner=7),  # the number is another container's there
         replace(seen(80, mounted=mine.id), inner=8),
         replace(seen(90, mounted=mine.id), inner=9),
     ]
-    assert named({mine.id: lost}, sightings, {80})[mine.id].pids == (70,), "80 has a name already"
-    assert named({mine.id: lost}, sightings, ())[mine.id].pids == (70, 80)
-    twice = [*sightings, replace(seen(72, mounted=mine.id), inner=7)]  # two PID namespaces in one container
-    assert named({mine.id: lost}, twice, ())[mine.id].pids == (80,), "of two who could be meant neither is"
+    assert with_found_pids({mine.id: lost}, processes, {80})[mine.id].pids == (70,), "80 has a name already"
+    assert with_found_pids({mine.id: lost}, processes, ())[mine.id].pids == (70, 80)
+    twice = [*processes, replace(seen(72, mounted=mine.id), inner=7)]  # two PID namespaces in one container
+    assert with_found_pids({mine.id: lost}, twice, ())[mine.id].pids == (80,), (
+        "of two who could be meant neither is"
+    )
     dead = Reading({}, {}, (replace(nameless(7), alive=False),), limits={})
-    assert named({mine.id: dead}, sightings, ()) == {mine.id: dead}
+    assert with_found_pids({mine.id: dead}, processes, ()) == {mine.id: dead}

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.accounting.overuse import ROUNDS, Kind, Offence, Policy, due, follow
+from agent.accounting.overuse import ROUNDS, Offence, OffenceKind, OverusePolicy, due, track
 
-KINDS = st.sampled_from(Kind)
+KINDS = st.sampled_from(OffenceKind)
 MODES = st.sampled_from(["report", "dry-run", "evict"])
 # For each round: seconds since the last, and the excess of allocation "a" by kind.
 HISTORY = st.lists(
@@ -15,20 +15,20 @@ HISTORY = st.lists(
 
 def lived(policy, history):
     """What was said, and what was due, in each round, with the time."""
-    watches, now, rows = {}, 0.0, []
+    histories, now, rows = {}, 0.0, []
     for pause, excess in history:
         now += pause
         offences = [Offence("a", kind, count) for kind, count in excess.items()]
-        watches, fresh = follow(watches, offences, now)
+        histories, fresh = track(histories, offences, now)
         rows.append(
-            (now, {one.kind for one in fresh}, {one.kind for one in due(policy, watches, offences, now)})
+            (now, {one.kind for one in fresh}, {one.kind for one in due(policy, histories, offences, now)})
         )
     return rows
 
 
 @given(HISTORY, MODES, st.floats(0, 60), st.integers(0, 2), st.booleans())
 def test_nothing_ends_a_pod_but_what_was_said_and_lasted(history, mode, grace, above, over_limit):
-    policy = Policy(mode, grace, above, over_limit)
+    policy = OverusePolicy(mode, grace, above, over_limit)
     rows = lived(policy, history)
     said = {}
     for number, (now, fresh, ended) in enumerate(rows):
@@ -46,16 +46,16 @@ def test_nothing_ends_a_pod_but_what_was_said_and_lasted(history, mode, grace, a
 
 @given(HISTORY)
 def test_a_report_ends_nobody(history):
-    assert not any(ended for _, _, ended in lived(Policy("report", 0, 0, over_limit=True), history))
+    assert not any(ended for _, _, ended in lived(OverusePolicy("report", 0, 0, over_limit=True), history))
 
 
 @given(st.integers(1, 30))
 def test_each_offence_is_said_once(rounds):
-    rows = lived(Policy(), [(1.0, {Kind.OVER: 1})] * rounds)
-    assert sum(Kind.OVER in fresh for _, fresh, _ in rows) == (rounds >= ROUNDS)
+    rows = lived(OverusePolicy(), [(1.0, {OffenceKind.OVER: 1})] * rounds)
+    assert sum(OffenceKind.OVER in fresh for _, fresh, _ in rows) == (rounds >= ROUNDS)
 
 
 def test_processes_without_the_library_alone_end_nobody():
-    policy = Policy("evict", 0, 0, over_limit=True)
-    assert not policy.evicts(Kind.UNHOOKED)
-    assert policy.evicts(Kind.LIMIT) and not Policy("evict").evicts(Kind.LIMIT)
+    policy = OverusePolicy("evict", 0, 0, over_limit=True)
+    assert not policy.evicts(OffenceKind.WITHOUT_LIBRARY)
+    assert policy.evicts(OffenceKind.LIMIT) and not OverusePolicy("evict").evicts(OffenceKind.LIMIT)

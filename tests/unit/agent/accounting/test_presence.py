@@ -1,6 +1,6 @@
 """Processes of a /proc that the test has made: who has an allocation mounted."""
 
-from agent.accounting.presence import Presence, look
+from agent.accounting.presence import Presence, find_mounted
 from tests.unit.agent.accounting.test_processes import ID, UID, make, mount
 
 A, B = "0a" * 16, "0b" * 16
@@ -14,17 +14,17 @@ def page(allocation, mark=""):
 def test_mounted_allocations_are_found_removed_ones_too(tmp_path):
     make(tmp_path, 7, mounts=page(A))
     make(tmp_path, 8, mounts=page(B, "//deleted"))
-    assert look({A, B}, tmp_path).mounted == {A, B}
-    assert look({B}, tmp_path).mounted == {B}
+    assert find_mounted({A, B}, tmp_path).mounted == {A, B}
+    assert find_mounted({B}, tmp_path).mounted == {B}
 
 
 def test_seeing_nobody_means_something_only_where_others_are_seen(tmp_path):
     make(tmp_path, 7, cgroup=f"0::/kubepods/pod{UID}/{ID}\n")
     (tmp_path / "self").symlink_to("7")
-    assert look({A}, tmp_path) == Presence(frozenset(), others=False)
+    assert find_mounted({A}, tmp_path) == Presence(frozenset(), others=False)
     make(tmp_path, 9, cgroup=f"0::/kubepods/pod{OTHER}/{ID}\n")
-    assert look({A}, tmp_path) == Presence(frozenset(), others=True)
+    assert find_mounted({A}, tmp_path) == Presence(frozenset(), others=True)
 
 
 def test_a_missing_proc_shows_nobody(tmp_path):
-    assert look({A}, tmp_path / "none") == Presence()
+    assert find_mounted({A}, tmp_path / "none") == Presence()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vcuda
-from agent.accounting.measurement import MemoryMonitor
+from agent.accounting.memory_monitor import MemoryMonitor
 from agent.ledgers.trust import Ceiling, RecentLimits, believed, ceiling
 from agent.ledgers.usage import Reading
 from gigaslice.allocation import start_decision

@@ -63,13 +63,13 @@ class Busy:
 def test_a_node_without_shares_is_left_alone(node, manager):
     node.admit("one", range(4))
     node.admit("two", range(4, 8))
-    assert manager.look() >= 1
+    assert manager.poll() >= 1
     assert page(node, node.store.table.allocations[0]).allowed_permille == 0
 
 
 def test_one_container_with_a_hard_share_needs_nobody(node, manager):
     node.admit("one", range(4), cores="30")
-    assert manager.look() >= 1
+    assert manager.poll() >= 1
 
 
 def test_pages_say_how_the_share_is_meant(node):
@@ -86,12 +86,12 @@ def test_neighbours_are_given_back_what_the_other_had(node, manager, monkeypatch
     busy, allocations = Busy(monkeypatch), node.store.table.allocations
     for _ in range(100):
         busy.charge(0.005, *allocations)
-        assert manager.look() <= 0.005, "looked at often while there is work"
+        assert manager.poll() <= 0.005, "looked at often while there is work"
     for allocation in allocations:
         assert page(node, allocation).credit_us == pytest.approx(250_000, rel=0.1)
         assert page(node, allocation).allowed_permille == allocation.policy.cores * 10
     busy.uses = {allocation.id: vcuda.ShareUsage(0.5, 0, 0, False) for allocation in allocations}
-    assert manager.look() > 0.005, "and seldom while there is none"
+    assert manager.poll() > 0.005, "and seldom while there is none"
 
 
 def test_a_successor_never_takes_credit_back(node, manager, monkeypatch):
@@ -100,12 +100,12 @@ def test_a_successor_never_takes_credit_back(node, manager, monkeypatch):
     busy, allocations = Busy(monkeypatch), node.store.table.allocations
     for _ in range(50):
         busy.charge(0.005, *allocations)
-        manager.look()
+        manager.poll()
     before = page(node, allocations[0]).credit_us
     successor = ComputeManager(node.store, Clock())
     for _ in range(50):
         busy.charge(0.005, *allocations)
-        successor.look()
+        successor.poll()
         assert page(node, allocations[0]).credit_us >= before
     assert page(node, allocations[0]).credit_us > before
 
@@ -117,11 +117,11 @@ def test_idle_compute_is_lent_and_taken_back(node, manager, monkeypatch):
     busy = Busy(monkeypatch)
     for _ in range(60):
         busy.charge(0.005, borrower)
-        manager.look()
+        manager.poll()
     assert page(node, borrower).allowed_permille >= 900
     for _ in range(30):
         busy.charge(0.005, borrower, owner)
-        manager.look()
+        manager.poll()
     assert page(node, borrower).allowed_permille <= 420
 
 
@@ -133,7 +133,7 @@ def test_what_is_lent_is_said_again_while_it_lasts(node, manager, monkeypatch):
     changes = []
     for _ in range(400):
         busy.charge(0.005, borrower)
-        manager.look()
+        manager.poll()
         changes.append(vcuda.read_limits(path).changes)
     assert changes[-1] > changes[200] > 0
 
@@ -153,10 +153,10 @@ def test_nothing_is_lent_while_one_without_a_share_is_at_work(node, monkeypatch)
 
     def granted(answers):
         for _ in range(answers):
-            manager.heed(manager.measure(manager._unlimited))
+            manager.add_sample(manager.measure_unlimited(manager._unlimited))
             for _ in range(40):
                 busy.charge(0.005, borrower)
-                manager.look()
+                manager.poll()
         return page(node, borrower).allowed_permille
 
     assert granted(3) >= 900, "the GPU's other processes are nobody's"
@@ -174,8 +174,8 @@ def test_a_driver_that_cannot_say_what_processes_do_changes_nothing(node, monkey
     manager = ComputeManager(node.store, Clock())
     for _ in range(60):
         busy.charge(0.005, borrower)
-        manager.look()
-        manager.heed(manager.measure(manager._unlimited))
+        manager.poll()
+        manager.add_sample(manager.measure_unlimited(manager._unlimited))
     assert page(node, borrower).allowed_permille >= 900
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_ledger_costs_only_its_own_container(node, manager):
     damaged = node.store.dirs.path(node.store.table.allocations[0].id) / contract.LEDGER_FILE
     damaged.write_bytes(b"no ledger")
     for _ in range(3):
-        assert manager.look() <= 0.05
+        assert manager.poll() <= 0.05
 
 
 def test_a_ledger_of_nonsense_gives_numbers(node):
@@ -215,5 +215,5 @@ def test_processes_that_nvml_does_not_list_have_no_work_under_way(node, manager,
     for _ in range(100):
         busy.charge(0.005, honest, liar)
         busy.uses[liar.id] = replace(busy.uses[liar.id], flying=1000)
-        manager.look()
+        manager.poll()
     assert page(node, honest).credit_us == pytest.approx(250_000, rel=0.1)

@@ -11,7 +11,7 @@ from agent.allocation.owner import Identification, Requester
 from agent.allocation.service import AllocationService
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
-from agent.limits.manager import Ask, LimitsManager
+from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
 from gigaslice.kube.decode import parse_pod
 from gigaslice.limits.live_limits import Refusal
@@ -88,7 +88,7 @@ class Node:
         return gpu.memory_bytes // GIB, gpu.cores_percent
 
     def resize(self, pod, **what):
-        return self.manager.resize(Ask("default", pod, **what))
+        return self.manager.resize(LimitChange("default", pod, **what))
 
 
 @pytest.fixture
@@ -323,17 +323,19 @@ def test_a_container_starts_when_the_host_has_what_all_need(host_node):
 def test_nobody_grows_into_host_memory_that_is_not_there(host_node):
     allocation = host_node.admit("one", range(8), oversubscribe="true")
     host_node.left = 3 * GIB
-    refused = host_node.manager.resize(Ask("default", "one", memory=20 * GIB))
+    refused = host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB))
     assert isinstance(refused, Refusal) and not refused.mistake
     assert "4 GiB of host memory, of which 3 GiB are left" in refused.detail
     assert host_node.store.table.find(allocation).quota() == {uuid(0): 8 * GIB}
     host_node.left = 0
-    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=6 * GIB)), Refusal), "smaller"
-    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=16 * GIB)), Refusal), (
-        "on the GPU"
+    assert not isinstance(host_node.manager.resize(LimitChange("default", "one", memory=6 * GIB)), Refusal), (
+        "smaller"
     )
+    assert not isinstance(
+        host_node.manager.resize(LimitChange("default", "one", memory=16 * GIB)), Refusal
+    ), "on the GPU"
     host_node.left = 4 * GIB
-    assert not isinstance(host_node.manager.resize(Ask("default", "one", memory=20 * GIB)), Refusal)
+    assert not isinstance(host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB)), Refusal)
 
 
 def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):

@@ -66,7 +66,7 @@ class Node:
                 alone = any(self.page(other)[0] == 1 for other in self.names.values() if other != name)
                 self.progress[name] += 0 if held else rate * (10 if alone else 1)
                 self.said[name] = used(self.progress[name], waiting=held, busy=0 if held else 1)
-            self.manager.look()
+            self.manager.poll()
 
 
 def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):
@@ -98,7 +98,7 @@ def test_the_page_of_a_container_that_ends_is_freed_and_so_are_all_at_the_end(st
     node.step(0.1, a=1, c=1)
     assert node.page("b")[0] == 0
     assert sum(node.page(name)[0] == 1 for name in "ac") == 1
-    node.manager.free_all()
+    node.manager.end_all()
     assert [node.page(name)[0] for name in "abc"] == [0, 0, 0]
 
 
@@ -107,10 +107,10 @@ def test_of_a_container_that_was_given_up_nothing_is_kept(store):
     node.step(0.1, a=1, b=1)
     first, second = store.table.allocations
     store.update(store.table.replaced([replace(first, gone=True)]))
-    node.manager.look()
+    node.manager.poll()
     assert len(node.manager.held_us) == 2, "it is still shown"
     store.update(store.table.without([first.id]))
-    node.manager.look()
+    node.manager.poll()
     assert node.manager.held_us.keys() == {(second.id, uuid(0))}
 
 
@@ -182,11 +182,11 @@ def test_every_gpu_has_its_own_turns(store):
     for _ in range(60):
         clock[0] += 0.05
         progress[0] += 1
-        manager.look()
+        manager.poll()
     assert manager.gpus[uuid(0)].holder
     assert manager.gpus[uuid(1)].holder is None and manager.gpus[uuid(1)].fits
     assert {gpu for _, gpu in manager._written} == {uuid(0)}
-    manager.free_all()
+    manager.end_all()
 
 
 def test_it_frees_everybody_when_it_is_cancelled(store):
@@ -224,7 +224,7 @@ def test_nobody_brings_turns_upon_others_by_what_he_says_he_has(store):
             node.now += 0.05
             for name in "ab":
                 node.said[name] = used(step, managed=2 * GIB)
-            node.manager.look()
+            node.manager.poll()
         assert node.manager.gpus[uuid(0)].fits
         assert node.page("a") == node.page("b") == (0, 0)
         usage = node.manager._usage(liar)[uuid(0)]
@@ -245,5 +245,5 @@ def test_a_ledger_that_cannot_be_read_takes_no_more_than_its_part_of_the_gpu(sto
         node.now += 0.05
         for name in "ab":
             node.said[name] = used(step, managed=2 * GIB)
-        node.manager.look()
+        node.manager.poll()
     assert node.manager.gpus[uuid(0)].fits

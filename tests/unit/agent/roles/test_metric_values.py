@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.accounting.auditor import Auditor
-from agent.accounting.measurement import Measured
-from agent.accounting.overuse import Policy
+from agent.accounting.memory_monitor import MeasuredAllocation
+from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager
@@ -34,7 +34,7 @@ class Node:
         )
         self.counters, self.memory_monitor = Counters(), SimpleNamespace(last={})
         self.turns = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))
-        self.auditor = Auditor(self.store, NoCluster(), Policy("report"), self.counters, proc=tmp_path)
+        self.auditor = Auditor(self.store, NoCluster(), OverusePolicy("report"), self.counters, proc=tmp_path)
         self.measures = Measures(
             resource="r",
             store=self.store,
@@ -63,8 +63,8 @@ class Node:
             shares={uuid(0): ShareUsage(spent, spent / 2, 0, False)},
         )  # fmt: skip
         readings = {one.id: reading for one in self.store.table.allocations}
-        self.auditor.judge({}, (), {}, readings)
-        self.memory_monitor.last = {key: Measured(one, None) for key, one in readings.items()}
+        self.auditor.audit({}, (), {}, readings)
+        self.memory_monitor.last = {key: MeasuredAllocation(one, None) for key, one in readings.items()}
         return self.seen()
 
     def seen(self):
@@ -123,7 +123,7 @@ def test_turns_of_containers_that_have_ended_stay_counted(tmp_path, again):
             paging=None,
         )
         before = node.seen()
-        controller.look()  # none of the containers has host memory
+        controller.poll()  # none of the containers has host memory
         assert not controller.gpus
         assert node.seen() == before
         assert before["gigaslice_gpu_time_slices_total"] == 3 * number

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import vcuda
 from agent.accounting.auditor import Auditor
-from agent.accounting.measurement import MemoryMonitor
-from agent.accounting.overuse import Policy
+from agent.accounting.memory_monitor import MemoryMonitor
+from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
 from agent.ledgers import usage
 from agent.ledgers.open_ledgers import OpenLedgers
@@ -58,14 +58,14 @@ class Audit:
     def __init__(self, world, count):
         self.world, self.count = world, count
 
-    def look(self, measured, claimed):
+    def read_processes(self, measured, claimed):
         assert claimed == {os.getpid()}
         return "seen"
 
     def owners(self, claims, sightings):
         return {pid: next(iter(keys)) for pid, keys in claims.items()}
 
-    def judge(self, measured, sightings, owners, readings):
+    def audit(self, measured, sightings, owners, readings):
         assert sightings == "seen"
         assert owners == {os.getpid(): self.world.allocation.id}
         assert set(readings) == {self.world.allocation.id}
@@ -143,13 +143,13 @@ class Several:
         self.asked = True
         return self._measured and {GPU: self._measured}
 
-    def look(self, measured, claimed):
+    def read_processes(self, measured, claimed):
         return ()
 
     def owners(self, claims, sightings):
         return {pid: next(iter(keys)) for pid, keys in claims.items()}
 
-    def judge(self, measured, sightings, owners, readings):
+    def audit(self, measured, sightings, owners, readings):
         self.known = owners
         assert set(readings) == set(self.pids)
         return {}
@@ -203,7 +203,9 @@ def test_after_a_round_ledgers_count_for_what_was_measured(store):
         one.slot(0, 64 << 40)
         two.slot(0, 0)
         driver = Driver(**{str(pids[0]): GIB, str(pids[1]): 6 * GIB})
-        memory_monitor = MemoryMonitor(store, driver, 1.0, Auditor(store, NoCluster(), Policy(), Counters()))
+        memory_monitor = MemoryMonitor(
+            store, driver, 1.0, Auditor(store, NoCluster(), OverusePolicy(), Counters())
+        )
         asyncio.run(memory_monitor.round())
         assert store.measured == {much.id: {uuid(0): GIB}, none.id: {uuid(0): 6 * GIB}}
         assert store.reading(much.id).present() == {uuid(0): 4 * GIB}
@@ -233,7 +235,7 @@ def test_a_process_of_another_container_is_not_had_by_holding_its_number(store, 
             (directory / "cgroup").write_text(f"0::/kubepods/pod{key * 32}/{'a' * 64}\n")
         two.slot(0, GIB)
         driver = Driver(**{str(pid): GIB, str(stolen): 2 * GIB})
-        auditor = Auditor(store, NoCluster(), Policy(), Counters(), proc=tmp_path / "proc")
+        auditor = Auditor(store, NoCluster(), OverusePolicy(), Counters(), proc=tmp_path / "proc")
         asyncio.run(MemoryMonitor(store, driver, 1.0, auditor).round())
         assert store.disowned == {liar.id: frozenset([stolen])}
         assert store.reading(liar.id).pids == () and not store.reading(liar.id).alive
@@ -256,7 +258,7 @@ def test_an_owner_that_lost_its_record_lock_is_no_stranger(store, tmp_path):
     HostileLedger(ledger.parent).slot(0, 2 * GIB)
     with ledger.open("r+b") as file:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhlli4x", fcntl.F_WRLCK, 0, 1 << 33, 1, 0))
-        auditor = Auditor(store, NoCluster(), Policy(), Counters(), proc=tmp_path / "proc")
+        auditor = Auditor(store, NoCluster(), OverusePolicy(), Counters(), proc=tmp_path / "proc")
         memory_monitor = MemoryMonitor(store, Driver(**{"70": 3 * GIB}), 1.0, auditor)
         asyncio.run(memory_monitor.round())
         assert store.without_library == {}

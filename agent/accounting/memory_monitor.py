@@ -1,7 +1,7 @@
-"""Measures what the ledgers do not declare: one round every few seconds.
+"""Measures the memory that the ledgers do not declare, in one round every few seconds.
 
-Asking the driver and reading ledgers may block and happen in threads; pages are written from the agent's own thread,
-like all state.
+Calls of the driver and reads of ledgers may block, so they run in threads; pages are written from the agent's own
+thread, like all state.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gigaslice.allocation.table import Allocation
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks
 
-__all__ = ["Audit", "Measured", "MemoryMonitor"]
+__all__ = ["Audit", "MeasuredAllocation", "MemoryMonitor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One allocation after a round. memory: what NVML shows of all its processes by GPU; None where none measures."""
+class MeasuredAllocation:
+    """One allocation after a round. memory: its processes' bytes by GPU, from NVML; None without a measurement."""
 
     reading: usage.Reading
     memory: Mapping[str, int] | None
@@ -35,43 +35,40 @@ Seen = TypeVar("Seen")
 
 
 class Audit(Protocol[Seen]):
-    """Who finds the containers of processes that no ledger knows."""
+    """Finds the containers of processes that have no slot in a ledger."""
 
-    def look(self, measured: Memory, claimed: Collection[int]) -> Seen:
-        """Looks at the processes that were measured, and those that ledgers say are theirs; in the thread that has
-        measured."""
+    def read_processes(self, measured: Memory, claimed: Collection[int]) -> Seen:
+        """Reads the processes that were measured and those with slots in ledgers; in the measuring thread."""
         ...
 
-    def named(
-        self, readings: Mapping[str, usage.Reading], sightings: Seen, claimed: Collection[int]
+    def with_found_pids(
+        self, readings: Mapping[str, usage.Reading], processes: Seen, claimed: Collection[int]
     ) -> Mapping[str, usage.Reading]:
-        """READINGS with the PIDs of living owners of slots that no lock names. CLAIMED: PIDs that locks name."""
+        """Returns READINGS with the PIDs of living owners that no lock names. CLAIMED: PIDs that locks name."""
         ...
 
-    def owners(self, claims: Mapping[int, Collection[str]], sightings: Seen) -> Mapping[int, str]:
-        """Whose each process is that holds a slot: allocation IDs by PID. CLAIMS: the ledgers it has slots of."""
+    def owners(self, claims: Mapping[int, Collection[str]], processes: Seen) -> Mapping[int, str]:
+        """Returns the allocation ID of each process that holds a slot, by PID. CLAIMS: the ledgers with its slots."""
         ...
 
-    def judge(
+    def audit(
         self,
         measured: Memory,
-        sightings: Seen,
+        processes: Seen,
         owners: Mapping[int, str],
         readings: Mapping[str, usage.Reading],
     ) -> Mapping[str, Mapping[str, int]]:
-        """Bytes of such processes by allocation id and GPU. OWNERS: allocation ids by PID of the processes that ledgers
-        know.
-        """
+        """Returns the bytes of processes without a slot, by allocation ID and GPU. OWNERS: IDs by PID of all others."""
         ...
 
 
 class MemoryMonitor:
-    """Publishes into the limits pages of STORE what SOURCE measures, every INTERVAL seconds."""
+    """Publishes in the limits pages of STORE what SOURCE measures, every INTERVAL seconds."""
 
     def __init__(
         self, store: Store, source: Source, interval: float, audit: Audit[Any] | None = None
     ) -> None:
-        self.last: dict[str, Measured] = {}
+        self.last: dict[str, MeasuredAllocation] = {}
         self._store = store
         self._source = source
         self._interval = interval
@@ -87,7 +84,7 @@ class MemoryMonitor:
             await self.round()
 
     async def round(self) -> None:
-        """Reads every ledger, and publishes what was measured beyond them."""
+        """Reads every ledger, and publishes what was measured beyond it."""
         begun = self._store.dirs.recent.begin()
         before = await self._readings(self._store.table.allocations)
         measured, seen = await asyncio.to_thread(self._measure, frozenset(_claims(before)))
@@ -99,10 +96,10 @@ class MemoryMonitor:
         after |= await self._readings(
             [allocation for allocation in allocations if allocation.id in measured_of]
         )
-        before, after = self._named(before, seen), self._named(after, seen)
+        before, after = self._with_found_pids(before, seen), self._with_found_pids(after, seen)
         claims = _claims(before, after)
         owners = self._audit.owners(claims, seen) if self._audit is not None else _sole(claims)
-        self._learn(claims, owners, measured, {})
+        self._update_bounds(claims, owners, measured, {})
         if measured is not None:
             self._store.dirs.recent.end(begun)
         self._store.read_last = after
@@ -115,9 +112,9 @@ class MemoryMonitor:
         }
         without_library: Mapping[str, Mapping[str, int]] = {}
         if self._audit is not None:
-            without_library = self._audit.judge(measured or {}, seen, owners, after)
+            without_library = self._audit.audit(measured or {}, seen, owners, after)
         self._store.without_library = without_library
-        self._learn(claims, owners, measured, without_library)
+        self._update_bounds(claims, owners, measured, without_library)
         async for allocation in with_breaks(allocations):
             if self._store.table.find(allocation.id) is None:
                 continue  # released meanwhile, and its files are going
@@ -131,7 +128,7 @@ class MemoryMonitor:
         known = frozenset(allocation.id for allocation in self._store.table.allocations)
         self._store.dirs.recent.forget(known)
         self.last = {
-            key: Measured(reading, _memory(key, measured, owners, without_library.get(key, {})))
+            key: MeasuredAllocation(reading, _memory(key, measured, owners, without_library.get(key, {})))
             for key, reading in after.items()
             if key in known
         }
@@ -141,29 +138,29 @@ class MemoryMonitor:
         self._grew &= known
 
     async def _readings(self, allocations: Sequence[Allocation]) -> dict[str, usage.Reading]:
-        """Their ledgers, as the containers have them. In a thread: whoever writes one all the time has readers wait."""
+        """Reads their ledgers. In a thread: a container that keeps writing its ledger blocks readers."""
         paths = {allocation.id: self._store.dirs.path(allocation.id) for allocation in allocations}
         return await asyncio.to_thread(lambda: {key: usage.read(path) for key, path in paths.items()})
 
-    def _named(self, readings: dict[str, usage.Reading], seen: Any) -> dict[str, usage.Reading]:
+    def _with_found_pids(self, readings: dict[str, usage.Reading], seen: Any) -> dict[str, usage.Reading]:
         if self._audit is None or not any(
             one.nameless for reading in readings.values() for one in reading.processes
         ):
             return readings
-        return {**self._audit.named(readings, seen, _claims(readings))}
+        return {**self._audit.with_found_pids(readings, seen, _claims(readings))}
 
     def _measure(self, claimed: Collection[int]) -> tuple[Memory | None, Any]:
         measured = self._source.process_memory()
-        return measured, self._audit.look(measured or {}, claimed) if self._audit else ()
+        return measured, self._audit.read_processes(measured or {}, claimed) if self._audit else ()
 
-    def _learn(
+    def _update_bounds(
         self,
         claims: Mapping[int, Collection[str]],
         owners: Mapping[int, str],
         measured: Memory | None,
         without_library: Mapping[str, Mapping[str, int]],
     ) -> None:
-        """Tells the store what bounds the ledgers until the next round."""
+        """Updates what bounds the ledgers in the store until the next round."""
         disowned: dict[str, set[int]] = {}
         for pid, keys in claims.items():
             for key in keys:
@@ -176,8 +173,8 @@ class MemoryMonitor:
                 gpu: without_library.get(allocation.id, {}).get(gpu, 0) for gpu in measured or {}
             }
             listed[allocation.id] = dict.fromkeys(measured or {}, 0)
-        for gpu, processes in (measured or {}).items():
-            for pid, count in processes.items():
+        for gpu, by_pid in (measured or {}).items():
+            for pid, count in by_pid.items():
                 key = owners.get(pid, "")
                 if key in found:
                     found[key][gpu] += count
@@ -226,7 +223,7 @@ class MemoryMonitor:
 
 
 def _claims(*several: Mapping[str, usage.Reading]) -> dict[int, set[str]]:
-    """The processes that hold slots, and of whose ledgers: allocation ids by PID."""
+    """The processes that hold slots: allocation IDs by PID."""
     claims: dict[int, set[str]] = {}
     for readings in several:
         for key, reading in readings.items():
@@ -236,14 +233,14 @@ def _claims(*several: Mapping[str, usage.Reading]) -> dict[int, set[str]]:
 
 
 def _sole(claims: Mapping[int, Collection[str]]) -> dict[int, str]:
-    """Those of whom there is only one opinion."""
+    """The processes that one allocation alone claims."""
     return {pid: next(iter(keys)) for pid, keys in claims.items() if len(keys) == 1}
 
 
 def _measured_of(before: Mapping[str, usage.Reading], measured: Memory | None) -> Collection[str]:
-    """Ids of the allocations that MEASURED says something about: all, when it has a process that no ledger knew BEFORE.
+    """IDs of the allocations with measured processes; all, when a measured process had no slot BEFORE.
 
-    That one may have attached itself meanwhile, and only its ledger can tell.
+    That process may have attached meanwhile, and only its ledger can tell.
     """
     pids = {pid for processes in (measured or {}).values() for pid in processes if pid > 0}
     claims = _claims(before)
