@@ -22,10 +22,10 @@ def run(known: argparse.Namespace) -> int:
     """Prints one line per finding, as soon as there is one."""
     config = loaded(known)
     from agent.commands import doctor
-    from agent.roles import node
+    from agent.roles import discovery
 
     failed = False
-    for finding, line in doctor.as_lines(doctor.examine(config, node.look)):
+    for finding, line in doctor.as_lines(doctor.examine(config, discovery.scan_once)):
         failed = failed or finding.level == "fail"
         print(line, flush=True)
     return FAILED if failed else OK

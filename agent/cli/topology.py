@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(known: argparse.Namespace) -> int:
     """Prints the drawing, and what is odd about the hardware on standard error."""
     from agent.commands import topology
-    from agent.roles import node
+    from agent.roles import discovery
 
     flags = {"inventory": known.inventory, "slice": known.slice}
     loaded = config.load(flags, settings.environment())
-    inventory = node.look(loaded)
+    inventory = discovery.scan_once(loaded)
     report(OK, *loaded.warnings, *inventory.warnings)
     print(topology.FORMATS[known.format](topology.draw(inventory)))
     return OK

@@ -1,4 +1,4 @@
-"""Looks whether an agent of this configuration would work on this node: one finding per question, with what to do.
+"""Checks whether an agent of this configuration would work on this node: one finding per question, with a remedy.
 
 Meant to run where the agent runs (in its pod, or as root on the node), before it or beside it. Takes no lock, changes
 nothing that an agent owns, and asks each question on its own, so that one answer does not hide the next.
@@ -24,7 +24,7 @@ from agent.config import Config
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
 from agent.kubelet.podresources import PodResourcesClient
-from agent.roles.without_gpus import look_at_bus
+from agent.roles.gpu_wait import read_bus
 from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
 from gigaslice.runtime.files import read_file
@@ -41,9 +41,9 @@ _RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
-def examine(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
-    """All findings, in an order in which an early failure explains later ones. LOOK finds the GPUs."""
-    yield from _check_gpus(config, look)
+def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Finding]:
+    """All findings, in an order in which an early failure explains later ones. SCAN finds the GPUs."""
+    yield from _check_gpus(config, scan)
     yield _check_library()
     yield from _check_state(config.state_dir)
     yield from _check_kubelet(config)
@@ -63,11 +63,11 @@ def as_lines(findings: Iterator[Finding]) -> Iterator[tuple[Finding, str]]:
         yield finding, f"{finding.level:<5} {finding.subject:<16} {finding.text}{remedy}"
 
 
-def _check_gpus(config: Config, look: Callable[[Config], Inventory]) -> Iterator[Finding]:
+def _check_gpus(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Finding]:
     try:
-        inventory = look(config)
+        inventory = scan(config)
     except MissingError as error:
-        bus = look_at_bus(config.sysfs)
+        bus = read_bus(config.sysfs)
         if bus.gpus:
             yield Finding("fail", "GPUs", f"{len(bus.gpus)} NVIDIA GPUs are on the PCI bus, but {error}")
         elif config.without_gpus == "wait":

@@ -1,13 +1,16 @@
-"""Collects the values of all metrics from the parts of a running node agent."""
+"""Collects the values of all metrics from the parts of a running node agent.
+
+Nothing is read from disk: usage is that of the last measuring round.
+"""
 
 from __future__ import annotations
 
 import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation, MemoryMonitor
-from agent.allocation.service import AllocationService
 from agent.deviceplugin.servicer import Servicer
 from agent.health.controller import HealthController
+from agent.inventory.holder import InventoryHolder
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.persistence.room import Room
@@ -16,40 +19,38 @@ from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import Values
 from gigaslice.allocation.table import Allocation
 
-__all__ = ["Measures"]
+__all__ = ["MetricCollector"]
 
 _NOTHING = MeasuredAllocation(Reading({}, {}), None)
 
 
-class Measures:
-    """Looks at allocation tables, GPUs and counters. Nothing is read from disk: usage is that of the last measuring
-    round.
-    """
+class MetricCollector:
+    """Reads the allocation table, the GPUs and the counters."""
 
     def __init__(
         self,
         *,
         resource: str,
         store: Store,
-        allocator: AllocationService,
+        gpus: InventoryHolder,
         servicer: Servicer,
-        controller: HealthController,
+        health: HealthController,
         memory_monitor: MemoryMonitor,
         auditor: Auditor,
         counters: Counters,
         room: Room,
-        turns: TimeSliceManager,
+        time_slices: TimeSliceManager,
     ) -> None:
         self._resource = resource
         self._store = store
-        self._allocator = allocator
+        self._inventory = gpus
         self._servicer = servicer
-        self._controller = controller
+        self._health = health
         self._memory_monitor = memory_monitor
         self._auditor = auditor
         self._counters = counters
         self._room = room
-        self._turns = turns
+        self._time_slices = time_slices
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
@@ -65,10 +66,10 @@ class Measures:
         for name, labels, total in self._counters.totals:
             values.add(name, total, *labels)
         self._gpus(values)
-        for uuid, (turns, seconds) in self._turns.totals().items():
+        for uuid, (turns, seconds) in self._time_slices.totals().items():
             values.add("gigaslice_gpu_time_slices_total", turns, uuid)
             values.add("gigaslice_gpu_time_slice_seconds_total", seconds, uuid)
-        for uuid, gpu in self._turns.gpus.items():
+        for uuid, gpu in self._time_slices.gpus.items():
             values.add("gigaslice_gpu_time_slicing_active", int(gpu.arbiter.mode == "turns"), uuid)
             values.add("gigaslice_gpu_working_set_resident", int(gpu.fits), uuid)
             if gpu.paging is not None:
@@ -99,7 +100,7 @@ class Measures:
                 physical = reading.physical.get(gpu) or allocation.physical[gpu]
                 values.add("gigaslice_container_memory_physical_limit_bytes", physical, gpu, *who)
                 if owner:
-                    held = self._turns.held_us.get((allocation.id, gpu), 0) / 1e6
+                    held = self._time_slices.held_us.get((allocation.id, gpu), 0) / 1e6
                     name = "gigaslice_container_time_slice_wait_seconds_total"
                     self._counters.totals.note(name, (gpu, *who), allocation.id, {"": held})
                 managed = reading.managed.get(gpu, 0)
@@ -119,7 +120,7 @@ class Measures:
         values.add("gigaslice_container_start_waiting", int(allocation.waiting), *who)
 
     def _gpus(self, values: Values) -> None:
-        inventory = self._allocator.inventory
+        inventory = self._inventory.now
         taken: dict[str, int] = dict.fromkeys(inventory.uuids, 0)
         unit = {gpu.uuid: gpu.slice_bytes for gpu in inventory.gpus}
         for allocation in self._store.table.allocations:
@@ -136,16 +137,16 @@ class Measures:
             values.add("gigaslice_gpu_slices", rest if gpu.healthy else 0, uuid, "free")
             values.add("gigaslice_gpu_slices", 0 if gpu.healthy else rest, uuid, "unavailable")
             values.add("gigaslice_gpu_healthy", int(gpu.healthy), uuid)
-            values.add("gigaslice_gpu_cordoned", int(uuid in self._controller.cordons), uuid)
-            health = self._controller.gpus.get(uuid)
+            values.add("gigaslice_gpu_cordoned", int(uuid in self._health.cordons), uuid)
+            health = self._health.gpus.get(uuid)
             for condition in health.conditions if health else ():
                 values.add("gigaslice_gpu_condition", 1, uuid, condition.code)
-            silence = self._controller.silent.get(uuid)
+            silence = self._health.silent.get(uuid)
             if silence is not None and silence.lasting:
                 values.add("gigaslice_gpu_condition", 1, uuid, "silent")
             if health is not None and health.ecc is not None:
                 values.add("gigaslice_gpu_uncorrectable_errors", health.ecc, uuid)
-        for (uuid, xid), count in self._controller.xids.items():
+        for (uuid, xid), count in self._health.xids.items():
             values.add("gigaslice_gpu_xid_errors_total", count, uuid, str(xid))
         for uuid, count in self._auditor.survey.foreign.items():
             values.add("gigaslice_gpu_foreign_memory_bytes", count, uuid)

@@ -12,8 +12,8 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import LogCapture
 
-from agent.roles import without_gpus
-from agent.roles.without_gpus import Bus, Wait
+from agent.roles import gpu_wait
+from agent.roles.gpu_wait import Bus, GpuWait
 from gigaslice.errors import MissingError
 
 NOTHING, GPU, DRIVER = Bus((), False), Bus(("0000:3b:00.0",), False), Bus(("0000:3b:00.0",), True)
@@ -30,14 +30,14 @@ def logs():
 
 
 class Node:
-    """A node whose NVML answers what a list says, one look after the other; the last for ever."""
+    """A node whose NVML answers what a list says, one scan after the other; the last for ever."""
 
     def __init__(self, *answers, bus=(NOTHING,), address=None):
-        self.answers, self.buses, self.looks = list(answers), list(bus), 0
-        self.wait = Wait(self.scan, self.bus, interval=0.01, address=address, node="n", resource="r")
+        self.answers, self.buses, self.scans = list(answers), list(bus), 0
+        self.wait = GpuWait(self.scan, self.bus, interval=0.01, address=address, node="n", resource="r")
 
     def scan(self):
-        self.looks += 1
+        self.scans += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if callable(answer):
             answer = answer()
@@ -57,10 +57,10 @@ def values(text):
     }
 
 
-def test_it_looks_until_there_is_something_and_says_why_once(logs):
+def test_it_scans_until_there_is_something_and_says_why_once(logs):
     node = Node("no library", "no library", "no library", ["gpu"])
     assert node.wait.until_found(MissingError("no library")) == ["gpu"]
-    assert node.looks == 4
+    assert node.scans == 4
     (said,) = [one for one in logs if one["event"] == "waiting for GPUs"]
     assert said["log_level"] == "info" and said["reason"] == "no-gpu"
     assert "no NVIDIA GPU is on the PCI bus; no library" in said["detail"]
@@ -87,13 +87,13 @@ def test_a_driver_that_came_and_stays_out_of_reach_ends_the_container():
     node = Node("no library", bus=(GPU, GPU, DRIVER))
     with pytest.raises(MissingError, match="made anew"):
         node.wait.until_found(MissingError("no library"))
-    assert node.looks > 3, "the module is there before its devices are"
+    assert node.scans > 3, "the module is there before its devices are"
 
 
 def test_a_driver_that_was_there_from_the_beginning_is_waited_for():
     node = Node(*["no library"] * 20, ["gpu"], bus=(DRIVER,))
     assert node.wait.until_found(MissingError("no library")) == ["gpu"]
-    assert node.looks == 21
+    assert node.scans == 21
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -150,8 +150,8 @@ def test_probes_and_metrics_are_answered_meanwhile(logs):
 @pytest.fixture
 def hanging(monkeypatch):
     """An event: while it is not set, looks do not come back. Nothing is waited for longer than it must be."""
-    monkeypatch.setattr(without_gpus, "_QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(without_gpus, "_SAY_SECONDS", 0.02)
+    monkeypatch.setattr(gpu_wait, "_QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_wait, "_LOG_SECONDS", 0.02)
     going_on = threading.Event()
     yield going_on
     going_on.set()
@@ -186,7 +186,7 @@ def test_a_driver_that_hangs_is_waited_for_and_told_of(hanging, logs, outcome):
 
 
 def test_what_takes_too_long_for_a_start_is_a_warning(hanging, logs, monkeypatch):
-    monkeypatch.setattr(without_gpus, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_wait, "_SLOW_SECONDS", 0.0)
     node = Node(lambda: hanging.wait(60) and ["gpu"])
     threading.Timer(0.05, hanging.set).start()
     assert node.wait.until_found() == ["gpu"]

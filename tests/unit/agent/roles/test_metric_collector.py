@@ -14,7 +14,7 @@ from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager
-from agent.roles.metric_values import Measures
+from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import METRICS
 from gigaslice.allocation.table import AllocationTable, ContainerRef
@@ -33,19 +33,19 @@ class Node:
             table=AllocationTable(), without_library={}, dirs=SimpleNamespace(ledgers=SimpleNamespace(cuts=0))
         )
         self.counters, self.memory_monitor = Counters(), SimpleNamespace(last={})
-        self.turns = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))
+        self.time_slices = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))
         self.auditor = Auditor(self.store, NoCluster(), OverusePolicy("report"), self.counters, proc=tmp_path)
-        self.measures = Measures(
+        self.metrics = MetricCollector(
             resource="r",
             store=self.store,
-            allocator=SimpleNamespace(inventory=inventory(gpus=1, slices=24)),
+            gpus=SimpleNamespace(now=inventory(gpus=1, slices=24)),
             servicer=SimpleNamespace(streams=1),
-            controller=SimpleNamespace(cordons={}, gpus={}, silent={}, xids={}),
+            health=SimpleNamespace(cordons={}, gpus={}, silent={}, xids={}),
             memory_monitor=self.memory_monitor,
             auditor=self.auditor,
             counters=self.counters,
             room=SimpleNamespace(problem=""),
-            turns=self.turns,
+            time_slices=self.time_slices,
         )
         self.holds(self.allocation)
 
@@ -68,7 +68,7 @@ class Node:
         return self.seen()
 
     def seen(self):
-        found = self.measures.collect().found
+        found = self.metrics.collect().found
         return {name: sum(series.values()) for name, series in found.items() if name.endswith("_total")}
 
 
@@ -113,8 +113,8 @@ def test_a_container_that_gets_its_name_later_adds_to_nobody_else_meanwhile(tmp_
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_turns_of_containers_that_have_ended_stay_counted(tmp_path, again):
-    node, controller = Node(tmp_path), Node(tmp_path).turns
-    node.measures._turns = controller
+    node, controller = Node(tmp_path), Node(tmp_path).time_slices
+    node.metrics._time_slices = controller
     for number in range(1, again + 1):
         controller.gpus[uuid(0)] = SimpleNamespace(
             arbiter=SimpleNamespace(changes=3, mode="turns", hurries=False),

@@ -1,10 +1,10 @@
-"""A node agent on a node without GPUs: waits quietly, answers the probes, and looks again every so often.
+"""A node agent on a node without GPUs: it waits, answers the probes, and scans again at an interval.
 
 A DaemonSet reaches every node, and a pod that ends there would be started over and over, hold up rolling updates and
-look like a fault. So the agent is ready, unregistered and says once why. It knows nothing of state and kubelet: when
-GPUs appear it hands over, and the ordinary start begins. A driver that hangs is waited for too, from the first look on:
-looks are taken in a thread that nobody has to join, the probe says "live, not ready", and the log says so every while.
-Tests: tests/unit/agent/roles/test_without_gpus.py, and the whole agent in tests/integration/agent/test_waiting.py.
+look like a fault. So the agent is ready and unregistered, and logs the reason once. It touches neither state nor
+kubelet: when GPUs appear, the ordinary start begins. A driver that hangs is waited for too, from the first scan on:
+scans run in a thread that the process need not join, the probe answers "live, not ready", and the log repeats it.
+Tests: tests/unit/agent/roles/test_gpu_wait.py, and the whole agent in tests/integration/agent/test_waiting.py.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from agent.inventory import sysfs
 from agent.telemetry.metrics import Exposition, Values
 from gigaslice.errors import MissingError
 from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
 
-__all__ = ["Bus", "Wait", "look_at_bus", "looked"]
+__all__ = ["Bus", "GpuWait", "read_bus", "scan_in_thread"]
 
-_QUICK_SECONDS = 2.0  # for the first look; a driver that is slow to start takes longer
+_QUICK_SECONDS = 2.0  # for the first scan; a driver that is slow to start takes longer
 _SLOW_SECONDS = 60.0  # for a driver that merely starts
-_SAY_SECONDS = 30.0  # between two lines about a driver that hangs
-_PATIENCE = 3  # looks: a module is there some seconds before its devices are
+_LOG_SECONDS = 30.0  # between two lines about a driver that hangs
+_PATIENCE = 3  # scans: a module is there some seconds before its devices are
 T = TypeVar("T")
 
 
@@ -51,30 +52,30 @@ class Bus:
         return "gpu-unusable" if self.gpus else "no-gpu"
 
 
-def look_at_bus(root: Path = sysfs.SYSFS) -> Bus:
+def read_bus(root: Path = sysfs.SYSFS) -> Bus:
     """The bus as it is now."""
     return Bus(sysfs.nvidia_gpus(root), sysfs.driver_loaded(root))
 
 
-def looked(scan: Callable[[], T]) -> Future[T]:
-    """What SCAN returns or raises, once it does; taken in a thread that does not keep the process from ending."""
+def scan_in_thread(scan: Callable[[], T]) -> Future[T]:
+    """What SCAN returns or raises, once it does; it runs in a thread that does not keep the process from ending."""
     answer: Future[T] = Future()
 
-    def take() -> None:
+    def run() -> None:
         try:
             answer.set_result(scan())
-        except BaseException as error:  # noqa: BLE001  (whoever waits for the answer gets it)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it from the future)
             answer.set_exception(error)
 
-    threading.Thread(target=take, name="look", daemon=True).start()
+    threading.Thread(target=run, name="scan", daemon=True).start()
     return answer
 
 
-class Wait(Generic[T]):
-    """Waits until SCAN finds GPUs, which it shows by not raising MissingError; looks every INTERVAL seconds.
+class GpuWait(Generic[T]):
+    """Waits until SCAN finds GPUs, which it shows by not raising MissingError; scans every INTERVAL seconds.
 
-    BUS looks at the kernel's view. ADDRESS is where metrics and probes are served, NODE and RESOURCE are their labels.
-    BEGINS is called before it waits. TOKEN_FILE is the metrics'.
+    BUS reads the kernel's view. ADDRESS is where metrics and probes are served, NODE and RESOURCE are their labels.
+    BEGINS is called before it waits. TOKEN_FILE protects the metrics.
     """
 
     def __init__(
@@ -95,32 +96,32 @@ class Wait(Generic[T]):
         self._resource = resource
         self._before = bus()
         self._now = self._before
-        self._said = ""
-        self._driver_looks = 0
+        self._logged = LogOnce()
+        self._driver_scans = 0
         self._begins = begins
-        self._since: float | None = None  # when the look began that has not ended yet
+        self._since: float | None = None  # when the scan began that has not ended yet
         self._http = Server(address, Exposition(node, self.collect).prepare, self.unready, token_file)
         self._log = get_logger("node")
 
     def until_found(self, first: MissingError | None = None, *, exits: bool = False) -> T | None:
         """What SCAN has found in the end; None when the process was asked to end. FIRST is why it must wait.
 
-        Without FIRST it looks at once, and EXITS has it raise what that look raises. Raises MissingError too when the
+        Without FIRST it scans at once, and EXITS has it raise what that scan raises. Raises MissingError too when the
         driver came and stays out of reach: this container was made without it, and the next one will have it.
         """
-        look: Future[T | None] | None = None
+        scanning: Future[T | None] | None = None
         if first is None:
-            look = looked(self._scan)
+            scanning = scan_in_thread(self._scan)
             try:
-                return look.result(_QUICK_SECONDS)
+                return scanning.result(_QUICK_SECONDS)
             except MissingError as error:
                 if exits:
                     raise
-                first, look = error, None
+                first, scanning = error, None
             except FutureTimeout:
                 pass
         self._begins()
-        return asyncio.run(self._run(first, look, exits=exits))
+        return asyncio.run(self._run(first, scanning, exits=exits))
 
     def unready(self) -> str | None:
         """Why the agent is not ready: a node without GPUs is, one whose driver hangs is not."""
@@ -135,29 +136,28 @@ class Wait(Generic[T]):
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)
         return values
 
-    def look(self) -> T | None:
-        """Looks once; None: go on waiting. Blocks as long as a driver takes."""
+    def scan(self) -> T | None:
+        """Scans once; None: go on waiting. Blocks as long as a driver takes."""
         self._now = self._bus()
         try:
             return self._scan()
         except MissingError as error:
-            self._say(error)
+            self._log_reason(error)
             came = self._now.driver and not self._before.driver
-            self._driver_looks = self._driver_looks + 1 if came else 0
-            if self._driver_looks >= _PATIENCE:
+            self._driver_scans = self._driver_scans + 1 if came else 0
+            if self._driver_scans >= _PATIENCE:
                 raise MissingError(
                     f"the NVIDIA driver was loaded while the agent waited, and this process cannot reach it ({error}); "
                     "ending, so that the container is made anew and gets it"
                 ) from error
             return None
 
-    def _say(self, error: MissingError) -> None:
+    def _log_reason(self, error: MissingError) -> None:
         if self._now.gpus:
             text = f"{len(self._now.gpus)} NVIDIA GPUs are on the PCI bus, but {error}"
         else:
             text = f"no NVIDIA GPU is on the PCI bus; {error}"
-        if text != self._said:
-            self._said = text
+        if self._logged.new("waiting", text):
             level = self._log.warning if self._now.gpus else self._log.info
             level("waiting for GPUs", reason=self._now.reason, again_seconds=self._interval, detail=text)
 
@@ -165,27 +165,27 @@ class Wait(Generic[T]):
         return self._since is not None and time.monotonic() - self._since >= _QUICK_SECONDS
 
     async def _run(
-        self, first: MissingError | None, look: Future[T | None] | None, *, exits: bool
+        self, first: MissingError | None, scanning: Future[T | None] | None, *, exits: bool
     ) -> T | None:
         if first is not None:
-            self._say(first)
+            self._log_reason(first)
         stop, found = asyncio.Event(), list[T]()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
 
         async def search() -> None:
-            answer = await self._first(look, stop, exits=exits) if look else None
+            answer = await self._first(scanning, stop, exits=exits) if scanning else None
             while answer is None and not stop.is_set():
                 if not await _within(stop, self._interval):
-                    answer = await self._outcome(looked(self.look), stop, _SAY_SECONDS)
+                    answer = await self._outcome(scan_in_thread(self.scan), stop, _LOG_SECONDS)
             found.extend([] if answer is None else [answer])
 
         await run_together("search", {"search": search(), "http": self._http.run()})
-        return found[0] if found and not stop.is_set() else None  # the signal may have come during the look
+        return found[0] if found and not stop.is_set() else None  # the signal may have come during the scan
 
-    def _say_slow(self, seconds: float) -> None:
-        """Says that the driver does not answer: some take long to start, and nobody has to look at those."""
+    def _log_slow(self, seconds: float) -> None:
+        """Logs that the driver does not answer; one that merely starts slowly is no warning."""
         if seconds < _SLOW_SECONDS:
             detail = (
                 "the NVIDIA driver has not answered yet; GPUs without persistence mode take some seconds each"
@@ -195,34 +195,34 @@ class Wait(Generic[T]):
             detail = "the NVIDIA driver does not answer; see dmesg; the machine may have to be started anew"
             self._log.warning("waiting for NVML", seconds=round(seconds), detail=detail)
 
-    async def _first(self, look: Future[T | None], stop: asyncio.Event, *, exits: bool) -> T | None:
-        """The outcome of a first look that takes long."""
+    async def _first(self, scanning: Future[T | None], stop: asyncio.Event, *, exits: bool) -> T | None:
+        """The outcome of a first scan that takes long."""
         try:
-            return await self._outcome(look, stop, 0.0)
+            return await self._outcome(scanning, stop, 0.0)
         except MissingError as error:
             if exits:
                 raise
-            self._say(error)
+            self._log_reason(error)
             return None
 
-    async def _outcome(self, look: Future[T | None], stop: asyncio.Event, say_after: float) -> T | None:
-        """What LOOK finds; None when the process is asked to end. After SAY_AFTER seconds says that it takes long."""
+    async def _outcome(self, scanning: Future[T | None], stop: asyncio.Event, log_after: float) -> T | None:
+        """What SCANNING finds; None when the process is asked to end. After LOG_AFTER seconds it is logged."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
                 loop.call_soon_threadsafe(ended.set)
 
-        self._since = since = time.monotonic() - (0.0 if say_after else _QUICK_SECONDS)
+        self._since = since = time.monotonic() - (0.0 if log_after else _QUICK_SECONDS)
         both = [asyncio.ensure_future(one.wait()) for one in (ended, stop)]
-        look.add_done_callback(wake)
+        scanning.add_done_callback(wake)
         try:
             while not (ended.is_set() or stop.is_set()):
-                done, _ = await asyncio.wait(both, timeout=say_after, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(both, timeout=log_after, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    say_after = _SAY_SECONDS
-                    self._say_slow(time.monotonic() - since)
-            return look.result() if ended.is_set() and not stop.is_set() else None
+                    log_after = _LOG_SECONDS
+                    self._log_slow(time.monotonic() - since)
+            return scanning.result() if ended.is_set() and not stop.is_set() else None
         finally:
             self._since = None
             for one in both:

@@ -1,0 +1,229 @@
+"""The parts of a running node agent, built in the order in which they need each other.
+
+This and `agent.roles.node` are the composition root: nothing is decided here. A part gets what it needs when it is
+built, so every name stands above the line that uses it.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from agent.accounting.auditor import Auditor
+from agent.accounting.memory_monitor import MemoryMonitor
+from agent.accounting.overuse import OverusePolicy
+from agent.allocation.pod_events import PodEvents
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartDecider
+from agent.apiserver import KubeCluster, NoCluster, find_access
+from agent.apiserver.wire import Api
+from agent.config import Config
+from agent.control.server import ControlServer
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.device_list import DeviceList
+from agent.deviceplugin.gpu_memory import GpuMemory
+from agent.deviceplugin.poller import Poller
+from agent.deviceplugin.replay import ReplayResolver
+from agent.deviceplugin.servicer import Servicer
+from agent.health.controller import HealthController
+from agent.inventory.holder import InventoryHolder
+from agent.inventory.scanner import Scanner
+from agent.inventory.source import Source
+from agent.kubelet.kubelet_checkpoint import KeptAnswers
+from agent.kubelet.podresources import PodResourcesClient
+from agent.limits.compute_manager import ComputeManager
+from agent.limits.cpus import CpuBinder
+from agent.limits.manager import LimitsManager
+from agent.limits.time_slice_manager import TimeSliceManager
+from agent.persistence.room import Room
+from agent.persistence.store import Store
+from agent.providers.provider import Provider
+from agent.providers.rdma import Rdma
+from agent.providers.whole_gpus import WholeGpus
+from agent.roles.gpu_health_events import GpuHealthEvents
+from agent.roles.metric_collector import MetricCollector
+from agent.telemetry.counters import Counters
+from agent.telemetry.metrics import Exposition
+from gigaslice.placement import Policy
+from gigaslice.runtime import logs
+from gigaslice.runtime.clock import steady
+from gigaslice.runtime.heap import keep_small
+from gigaslice.runtime.http_server import Server
+
+__all__ = ["Parts", "Run", "build"]
+
+Run = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs in a node agent.
+
+    servicer: serves GPU memory to the kubelet. providers: the other resources. essential: parts whose failure ends the
+    agent. restarted: parts without which the others go on; by name, as in gigaslice_part_failures_total.
+    """
+
+    servicer: Servicer
+    providers: tuple[Provider, ...]
+    essential: dict[str, Run]
+    restarted: dict[str, Run]
+    counters: Counters
+
+
+def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -> Parts:
+    """Builds every part. STORE is open, and GPUS holds what SOURCE has found."""
+    now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
+    cluster = _cluster(config)
+    health = HealthController(
+        source,
+        config.state_dir,
+        cooldown=config.health_cooldown,
+        interval=config.scan_interval,
+        now=now,
+        changed=devices.set_inventory,
+        told=GpuHealthEvents(cluster, store).send,
+    )
+    gpus.now = health.open(scanned)
+    service = AllocationService(
+        store,
+        gpus,
+        Policy(config.placement),
+        now,
+        _new_id,
+        resource=config.resource,
+        slice_bytes=config.slice_bytes,
+    )
+    limits = LimitsManager(
+        store,
+        service,
+        cluster,
+        slice_bytes=config.slice_bytes,
+        interval=config.measure_interval,
+        withhold=devices.withhold,
+    )
+    limits.refresh(every=True)
+    node = config.node_name or platform.node().lower()
+    kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus, node=node)
+    answers = KeptAnswers(config.kubelet_dir, config.resource, config.whole_gpus).read
+    poller = Poller(store, service, kubelet, config.poll_interval, now, cluster=cluster, answers=answers)
+    allocated = _both(limits.changed, poller.wake)
+    admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
+    events = PodEvents(service, cluster)
+    gpu_memory = GpuMemory(
+        store,
+        service,
+        devices,
+        config.visible_devices,
+        admissions=admissions,
+        replays=ReplayResolver(store, service, cluster, answers),
+        starts=StartDecider(store, service, cluster, events, allocated),
+        events=events,
+        allocated=allocated,
+    )
+    servicer = Servicer(gpu_memory, counters)
+    room = Room(config.state_dir, devices.set_recordable, probe=store.probe)
+    store.failed.append(room.write_failed)
+    time_slices = TimeSliceManager(store, lambda: gpus.now)
+    auditor = Auditor(store, cluster, _overuse_policy(config), counters)
+    memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
+    metrics = MetricCollector(
+        resource=config.resource,
+        store=store,
+        gpus=gpus,
+        servicer=servicer,
+        health=health,
+        memory_monitor=memory_monitor,
+        auditor=auditor,
+        counters=counters,
+        room=room,
+        time_slices=time_slices,
+    )
+    exposition = Exposition(node, metrics.collect)
+    http = Server(config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file)
+    restarted: dict[str, Run] = {
+        "cluster": cluster.run,
+        "ends": poller.follow,
+        "limits": limits.run,
+        "shares": ComputeManager(store, now, source.process_busy).run,
+        "time_slices": time_slices.run,
+        "control": ControlServer(store, limits).run,
+        "memory_monitor": memory_monitor.run,
+        "ledgers": store.dirs.ledgers.run,
+        "http": http.run,
+        "scanner": Scanner(source, scanned, config.scan_interval, health.set_inventory).run,
+        "health": health.run,
+        "listener": health.listen,
+        "memory": keep_small,
+    }
+    if config.bind_cpus == "on":
+        restarted["cpus"] = CpuBinder(store, lambda: gpus.now, config.measure_interval).run
+    providers: list[Provider] = []
+    if config.whole_gpus:
+        providers.append(
+            _whole_gpus(config, store, service, devices, allocated=allocated, now=now, admissions=admissions)
+        )
+    if config.rdma:
+        providers.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
+    essential: dict[str, Run] = {"poller": poller.run, "room": room.run}
+    return Parts(servicer, tuple(providers), essential, restarted, counters)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def _overuse_policy(config: Config) -> OverusePolicy:
+    over_limit = config.evict_over_limit == "on"
+    return OverusePolicy(config.overuse, config.evict_grace, config.evict_above, over_limit=over_limit)
+
+
+def _cluster(config: Config) -> KubeCluster | NoCluster:
+    """The API server as this node sees it, or none. One line of the log says which, and why."""
+    log = logs.get_logger("node")
+    if config.kube_api == "off":
+        log.info("no access to the API server; annotations and events are off", detail="--kube-api=off")
+        return NoCluster()
+    access, whence = find_access(config.kubeconfig, config.kubernetes_service)
+    node = config.node_name or (platform.node().lower() if config.kubeconfig else "")
+    if access is not None and not node:
+        access, whence = None, "--node-name is not set, and a pod does not know its node's name"
+    if access is None:
+        log.info("no access to the API server; annotations and events are off", detail=whence)
+        return NoCluster()
+    log.info("API server", server=str(access), credentials=whence, node=node)
+    return KubeCluster(Api(access), node)
+
+
+def _whole_gpus(
+    config: Config,
+    store: Store,
+    service: AllocationService,
+    devices: DeviceList,
+    *,
+    allocated: Callable[[], None],
+    now: Callable[[], float],
+    admissions: AdmissionResolver,
+) -> WholeGpus:
+    return WholeGpus(
+        config.whole_gpus,
+        store,
+        service,
+        Policy(config.placement),
+        config.visible_devices,
+        now=now,
+        new_id=_new_id,
+        withhold=devices.set_taken_whole,
+        allocated=allocated,
+        ended=admissions.over,
+    )
