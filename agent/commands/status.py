@@ -1,4 +1,4 @@
-"""Who holds what on this node and how its GPUs are, read from the state directory alone, with an agent or without.
+"""Which container holds what on this node, and how its GPUs are: read from the state directory alone.
 
 Changes nothing and takes no lock. Which processes live is asked of the kernel, so PIDs are those of the caller.
 """
@@ -6,7 +6,6 @@ Changes nothing and takes no lock. Which processes live is asked of the kernel, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from agent.persistence.store import read_only
 from gigaslice import units
 from gigaslice.allocation.table import Allocation, Hold
 from gigaslice.errors import StateError
+from gigaslice.runtime import table
+from gigaslice.runtime.table import Column
 
 __all__ = ["Row", "as_json", "as_table", "collect", "gpus", "gpus_table"]
 
@@ -23,7 +24,7 @@ __all__ = ["Row", "as_json", "as_table", "collect", "gpus", "gpus_table"]
 @dataclass(frozen=True, slots=True)
 class Row:
     """One container on one GPU; sizes are bytes. state: "running", "idle", "waiting", "ended",
-    "unreadable", or "whole": the GPU is given out as such (slices: 1), and nobody counts what runs on it.
+    "unreadable", or "whole": the GPU is given out as such (slices: 1), and what runs on it is not counted.
     """
 
     allocation: str
@@ -43,12 +44,12 @@ class Row:
 def collect(state_dir: Path) -> tuple[Row, ...]:
     """One row per container and GPU, in order of allocation. Raises StorageError or CheckpointError."""
     slices: dict[str, int] = {}
-    with contextlib.suppress(StateError):  # whoever asks for the GPUs is told
+    with contextlib.suppress(StateError):  # `gpus` raises it for its caller
         slices = {gpu.uuid: gpu.slices for gpu in gpus(state_dir)}
-    table, readings = read_only(state_dir, slices)
+    allocations, readings = read_only(state_dir, slices)
     return tuple(
         _row(allocation, hold, readings[allocation.id])
-        for allocation in table.allocations
+        for allocation in allocations.allocations
         for hold in allocation.holds
     )
 
@@ -70,11 +71,11 @@ def as_json(rows: tuple[Row, ...], gpus: tuple[GpuRecord, ...] = ()) -> dict[str
 
 def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
     """The GPUs for people."""
-    lines = [("GPU", "GPU", "SLICES", "STATE", "WHY")]
+    rows = []
     for gpu in gpus:
         state = "healthy" if gpu.healthy else "cordoned" if gpu.cordoned else "unhealthy"
-        lines.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
-    return _aligned(lines)
+        rows.append((str(gpu.index), gpu.uuid, str(gpu.slices), state, gpu.detail or "-"))
+    return table.as_table([Column(one) for one in ("GPU", "UUID", "SLICES", "STATE", "WHY")], rows)
 
 
 def as_table(rows: tuple[Row, ...]) -> str:
@@ -82,16 +83,7 @@ def as_table(rows: tuple[Row, ...]) -> str:
     if not rows:
         return "no container holds a GPU slice"
     head = ("CONTAINER", "STATE", "GPU", "LIMIT", "USED", "PEAK", "PIDS")
-    cells = [head, *(_cells(row) for row in rows)]
-    return _aligned(cells)
-
-
-def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return table.as_table([Column(one) for one in head], [_cells(row) for row in rows])
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -37,19 +37,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from gigaslice.runtime.table import Column, as_table
 from vcuda import contract, errors, quotas, settings, sizes
 from vcuda.ledger import ProcessUsage
 from vcuda.limits import GpuLimit
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["configure"]
 
@@ -296,31 +295,30 @@ def _quota_object(snapshot: _Snapshot, quota: quotas.Quota) -> dict[str, object]
     }
 
 
-def _table(snapshot: _Snapshot, columns: int) -> Table:
+def _table(snapshot: _Snapshot, columns: int) -> str:
     """A row for each GPU of a quota, and below it one for each process that uses it."""
-    from rich.table import Table
-
     headings = _headings(
         columns, any(gpu.physical_bytes for quota in snapshot.quotas for gpu in quota.limits.gpus)
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     widest = min(max(_NAME[0], columns - _width(headings)), _NAME[1])
-    table.add_column("CONTAINER OR COMMAND", overflow="ellipsis", no_wrap=True, max_width=widest)
-    table.add_column("PID", min_width=_PID, justify="right")
-    table.add_column("GPU", min_width=_UUID, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, min_width=_SIZE, justify="right", no_wrap=True)
+    rows: list[list[str]] = []
     for quota in snapshot.quotas:
         for gpu in quota.limits.gpus:
             cells = {"LIMIT": sizes.about_size(gpu.memory_bytes), **_cells(_of_quota(snapshot, quota, gpu))}
-            table.add_row(_plain(quota.name), "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
+            rows.append([quota.name, "", gpu.uuid[:_UUID], *(cells[heading] for heading in headings)])
             for process in quota.usage.processes:
                 memory = _of_process(snapshot, process, gpu.uuid)
                 if process.alive and (memory.peak or memory.used):
                     cells = {"LIMIT": "", **_cells(memory)}
-                    name, pid = _plain(f"  {process.name}"), str(process.pid or "?")
-                    table.add_row(name, pid, gpu.uuid[:_UUID], *(cells[heading] for heading in headings))
-    return table
+                    name, pid = f"  {errors.printable(process.name)}", str(process.pid or "?")
+                    rows.append([name, pid, gpu.uuid[:_UUID], *(cells[heading] for heading in headings)])
+    table = [
+        Column("CONTAINER OR COMMAND", most=widest),
+        Column("PID", right=True, least=_PID),
+        Column("GPU", least=_UUID),
+        *(Column(heading, right=True, least=_SIZE) for heading in headings),
+    ]
+    return as_table(table, rows)
 
 
 def _headings(columns: int, shared: bool) -> tuple[str, ...]:
@@ -351,26 +349,19 @@ def _cells(memory: _Memory) -> dict[str, str]:
     }
 
 
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def _print_table(snapshot: _Snapshot) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    columns = shutil.get_terminal_size((_WIDE, 0)).columns if sys.stdout.isatty() else _WIDE
     if snapshot.quotas:
-        console.print(_table(snapshot, console.width))
+        print(_table(snapshot, columns))
     elif not snapshot.errors:
-        console.print("no container or command has a quota here")
+        print("no container or command has a quota here")
 
 
 def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float) -> NoReturn:
     """Repeats the scan: a live table in a terminal, else one output after the other."""
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     if parsed.json or not sys.stdout.isatty():
         while True:
@@ -383,7 +374,9 @@ def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
         while True:
             snapshot = _scan(_directories(parsed.dir, config), config)
-            table = _table(snapshot, live.console.width)
-            table.caption = _plain("\n".join(text for _, text in snapshot.errors))
-            live.update(table, refresh=True)
+            head, *rows = _table(snapshot, live.console.width).splitlines()
+            below = [errors.printable(text) for _, text in snapshot.errors]
+            live.update(
+                Text.assemble((head, "bold"), "\n", "\n".join([*rows, *below]), no_wrap=True), refresh=True
+            )
             time.sleep(seconds)
