@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gigaslice.runtime.files import read_file
+from gigaslice.runtime.files import read_file, replace_file
 from vcuda import contract, errors
 from vcuda.ledger import LedgerUsage, create_ledger, read_ledger
 from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
@@ -236,9 +236,8 @@ def _is_quota(directory: Path) -> bool:
 
 
 def _write_json(directory: Path, command: Command) -> None:
-    temporary = directory / f".{contract.COMMAND_FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(command)) + "\n", encoding="utf-8")
-    temporary.rename(directory / contract.COMMAND_FILE)
+    text = json.dumps(asdict(command)) + "\n"
+    replace_file(directory / contract.COMMAND_FILE, text.encode(), suffix=str(os.getpid()))
 
 
 def _read_json(path: Path) -> dict[str, object]:

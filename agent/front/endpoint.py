@@ -20,6 +20,7 @@ from agent.front.offer import Offer
 from agent.front.peer import Peer
 from agent.persistence.lock import LockFile
 from gigaslice.errors import GigasliceError, SocketError
+from gigaslice.runtime.log_once import LogOnce
 
 if TYPE_CHECKING:
     from agent.front.front import Front
@@ -54,7 +55,7 @@ class Endpoint:
         self._failures = 0
         self._streams = 0
         self._idle_since = time.monotonic()
-        self._said = ""
+        self._logged = LogOnce()
         self._backlog: set[tuple[int, int]] = set()  # watchers that have not taken the list before yet
 
     # --- the agent ------------------------------------------------------------------------------------------
@@ -290,7 +291,8 @@ class Endpoint:
             self._failed(code, text)
             return
         self._give_up_attempt()
-        self._failures, self._said = 0, ""
+        self._failures = 0
+        self._logged.over("problem")
         self._front.log.say(
             "info", "registration", "registered", resource=self.offer.resource, socket=str(self.path)
         )
@@ -311,13 +313,11 @@ class Endpoint:
         self._front.wake()
 
     def _say(self, event: str, **fields: object) -> None:
-        """Logs what may repeat many times a second once, until something else is said."""
-        said = f"{event} {fields}"
-        if said != self._said:
-            self._said = said
+        """Logs a problem that may repeat many times a second once, until there is another one."""
+        if self._logged.new("problem", f"{event} {fields}"):
             self._front.log.say("warning", "registration", event, **fields)
 
 
 def refusal(error: GigasliceError) -> dict[str, str]:
-    """ERROR as the agent is told it."""
+    """ERROR as the agent receives it."""
     return {"kind": type(error).__name__, "text": str(error)}

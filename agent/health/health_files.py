@@ -20,7 +20,7 @@ from typing import Any
 
 from agent.health.conditions import Condition, GpuHealth
 from gigaslice.errors import StateError, StorageError
-from gigaslice.runtime.files import is_directory, open_file, read_file, remedy
+from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
 
 __all__ = [
     "CORDON",
@@ -146,22 +146,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    fresh = path.with_name(
-        f".{path.name}.new"
-    )  # one writer each: the agent, or whoever has the cordons' lock
+    """Replaces a file that has one writer at a time: the agent, or the process that holds the cordons' lock."""
+    text = json.dumps({"version": _VERSION, **content}, indent=1)
     try:
-        fresh.unlink(missing_ok=True)  # whatever it is: its name is ours
-        fd = open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, 0o644)
-            json.dump({"version": _VERSION, **content}, file, indent=1)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        fresh.replace(path)
+        replace_file(path, text.encode(), mode=0o644, sync=sync)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         raise StorageError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Files whose place another user can put something else into, and what to do about their errors.
+"""Files in places where another user can put something else, and what to do about their errors.
 
 Opening a named pipe waits for the other end, a directory or a device has its own surprises, reading one may never end,
 and a lease of another process keeps an opener waiting, too. None of that may happen to a program that serves others. So
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gigaslice.errors import StorageError
 
-__all__ = ["is_directory", "open_file", "read_file", "remedy"]
+__all__ = ["is_directory", "open_file", "read_file", "remedy", "replace_file"]
 
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _REMEDIES = {
@@ -68,6 +68,39 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """The first MOST bytes of the regular file at PATH. Raises OSError."""
     with contextlib.closing(os.fdopen(open_file(path, os.O_RDONLY), "rb")) as file:
         return file.read(most)
+
+
+def replace_file(
+    path: Path, data: bytes, *, mode: int | None = None, sync: bool = False, suffix: str = "new"
+) -> None:
+    """Writes a file in one step: a reader finds the old content or the new, and so does one after a crash with SYNC.
+
+    Args:
+        path: The file. One writer at a time, or each with a SUFFIX of its own: the new file has a name beside it.
+        data: The new content.
+        mode: The permissions; None: what the process's umask leaves.
+        sync: Whether the content is on the disk before the file gets its name.
+        suffix: The end of the new file's name.
+
+    Raises:
+        OSError: The file is as it was, and the new one is removed.
+    """
+    fresh = path.with_name(f".{path.name}.{suffix}")
+    try:
+        fresh.unlink(missing_ok=True)  # whatever it is: nothing else has this name
+        fd = open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with os.fdopen(fd, "wb") as file:
+            if mode is not None:
+                os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(fd)
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
 
 
 def _not_regular(path: str | os.PathLike[str]) -> OSError:

@@ -22,6 +22,7 @@ from pathlib import Path
 import h11
 
 from gigaslice.runtime.files import read_file
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["CONTENT_TYPE", "Server"]
@@ -81,16 +82,15 @@ class Server:
         if self._address is None:
             await asyncio.Event().wait()
             return
-        logged = ""
+        once = LogOnce()
         while True:
             try:
                 server = await asyncio.start_server(self._client, *self._address, limit=_MAX_REQUEST)
             except OSError as error:
-                if str(error) != logged:
-                    logged = str(error)
+                if once.new("address", str(error)):
                     self._log.warning(
                         "metrics cannot be served",
-                        detail=f"{logged}; tried again; another --metrics-address helps, or off",
+                        detail=f"{error}; tried again; another --metrics-address helps, or off",
                     )
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue

@@ -10,7 +10,7 @@ from agent.health.health_files import Report, change_cordons, read_report, write
 from agent.persistence.store import Store
 from gigaslice.allocation.table import AllocationTable
 from gigaslice.errors import GigasliceError, StorageError
-from gigaslice.runtime.files import is_directory, open_file, read_file, remedy
+from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
 
 INVENTORY = "gpus:\n  - uuid: GPU-00000000-0000-4000-8000-000000000001\n    model: L4\n    memory: 8GiB\n"
 
@@ -148,3 +148,37 @@ def test_an_error_of_the_machine_is_no_internal_error(monkeypatch, capsys):
     assert main(["status"]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line == "gigaslice: /state/x: No space left on device; make room on that file system"
+
+
+# --- files that are replaced in one step ------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path):
+    path = tmp_path / "f"
+    (tmp_path / ".f.new").symlink_to(
+        tmp_path / "elsewhere"
+    )  # of another user, or of a writer that was killed
+    replace_file(path, b"old", mode=0o640)
+    replace_file(path, b"new", sync=True, suffix="7")
+    assert path.read_bytes() == b"new" and [one.name for one in tmp_path.iterdir()] == ["f"]
+    replace_file(path, b"x", mode=0o640)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("call", ["fchmod", "fsync", "rename"])
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, call):
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    if call == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    elif call == "rename":
+        monkeypatch.setattr(type(path), "replace", full)
+    else:
+        monkeypatch.setattr(os, "fchmod", full)
+    with pytest.raises(OSError, match="full"):
+        replace_file(path, b"new", mode=0o600, sync=True)
+    assert path.read_bytes() == b"old" and [one.name for one in tmp_path.iterdir()] == ["f"]
