@@ -148,7 +148,7 @@ def _check_kubelet(config: Config) -> Iterator[Finding]:
 
 
 def _unreachable(path: Path) -> str:
-    """Why nobody answers on a Unix socket; nothing when somebody does."""
+    """Why a Unix socket is not answered; empty when it is."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return "is no socket"
@@ -269,7 +269,9 @@ def _check_paging() -> Iterator[Finding]:
     if told is None:
         yield Finding("ok", "page faults", f"nvidia-uvm is not loaded, or does not tell; {how}")
     elif told:
-        yield Finding("ok", "page faults", "the driver counts them; turns are given only where pages move")
+        yield Finding(
+            "ok", "page faults", "the driver counts them; time slices are given only where pages move"
+        )
     else:
         yield Finding(
             "ok", "page faults", f"not counted, so progress alone says whether a GPU thrashes; {how}"

@@ -1,6 +1,6 @@
 """How the GPUs of this node are joined, as placement sees it: the access-cost tree of each pool of equal GPUs.
 
-Looks at the hardware (or an inventory file) and touches no state, so it runs beside an agent or without one.
+Reads the hardware (or an inventory file) and touches no state, so it runs beside an agent or without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the front and the agent say to each other, over a pair of sockets that nobody else has.
+"""The messages between front and agent, over a pair of sockets that no other process has.
 
 A frame is its length, its kind, a number (of a call, or of an offer) and bytes that only the two ends of a call read.
 """

@@ -1,6 +1,6 @@
 """One resource at the kubelet: its socket, its registration, and the streams that watch its devices.
 
-A look is taken ten times a second and whenever a stream opens or ends; `lifecycle` decides what to do. A socket that
+It polls ten times a second and whenever a stream opens or ends; `lifecycle` decides what to do. A socket that
 was wiped gets a new one; a stream that is open stays, since the kubelet goes on using the connection.
 """
 
@@ -79,7 +79,7 @@ class Endpoint:
 
     # --- life at the kubelet --------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Does what is to be done now. Raises SocketError or LockedError when it may not."""
         while True:
             if self._attempt is not None and time.monotonic() > self._attempt[1]:

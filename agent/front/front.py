@@ -1,6 +1,6 @@
 """The front's loop: resources at the kubelet on one side, the agent on the other, and the calls in between.
 
-A call that the agent did not live to answer stays, and is put to the next agent; the kubelet waits. It waits
+A call that the agent did not live to answer is kept, and given to the next agent; the kubelet waits. It waits
 PATIENCE_SECONDS at most, for its one loop admits the pods of the whole node: an agent that is away for longer is shown
 as gone, by closing the streams, as if there were no front.
 """
@@ -27,7 +27,7 @@ __all__ = ["PATIENCE_SECONDS", "Call", "Front"]
 
 PATIENCE_SECONDS = 20.0
 """How long calls wait for an agent; a start takes one."""
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _READ_BYTES = 256 << 10
 _AWAY = "the node agent of {} is being started; asked again by itself"
 
@@ -58,7 +58,7 @@ class Front:
         self.pending: set[int] = set()  # of these, not with the agent
         self.holding = False  # calls are not passed on any more: this agent is about to end
         self.served = False  # the present agent, or the last one, has offered something
-        self.heard_at = 0.0  # when the agent last said anything
+        self.heard_at = 0.0  # when the agent last sent anything
         self._hook = hook or (lambda kind, payload: None)
         self._agent: socket.socket | None = None
         self._buffer, self._out = Buffer(), bytearray()
@@ -68,19 +68,19 @@ class Front:
 
     # --- the loop --------------------------------------------------------------------------------------------
 
-    def turn(self, longest: float = _LOOK_SECONDS) -> None:
-        """Waits for something to happen, LONGEST seconds at most, and sees to it."""
+    def step(self, longest: float = _POLL_SECONDS) -> None:
+        """Waits for something to happen, LONGEST seconds at most, and handles it."""
         now = time.monotonic()
         for key, events in self.selector.select(max(0.0, min(longest, self._due - now))):
             key.data(events)
         now = time.monotonic()
         if now >= self._due:
-            self._due = now + _LOOK_SECONDS
+            self._due = now + _POLL_SECONDS
             for endpoint in list(self.endpoints.values()):
-                self._look(endpoint, now)
+                self._poll(endpoint, now)
 
     def wake(self) -> None:
-        """Has the world looked at now instead of at the next interval."""
+        """Polls at once instead of at the next interval."""
         self._due = 0.0
 
     def close(self) -> None:
@@ -93,13 +93,13 @@ class Front:
         self.disconnect()
         self.selector.close()
 
-    def _look(self, endpoint: Endpoint, now: float) -> None:
+    def _poll(self, endpoint: Endpoint, now: float) -> None:
         if endpoint.number is None and not self.holding and now - endpoint.since > PATIENCE_SECONDS:
             self.log.say("error", "front", "agent not back in time", resource=endpoint.offer.resource)
             self._drop(endpoint)
             return
         try:
-            endpoint.look()
+            endpoint.poll()
         except GigasliceError as error:
             self._refuse(endpoint, error)
 
@@ -253,7 +253,7 @@ class Front:
                 self._forget(number)
 
     def lost(self, peer: Peer) -> None:
-        """Nobody is there to be answered."""
+        """The caller is gone."""
         for number, call in list(self.calls.items()):
             if call.peer is peer:
                 self._forget(number)

@@ -50,7 +50,7 @@ class Heir:
 
     @property
     def there(self) -> bool:
-        """Whether somebody waits to go on."""
+        """Whether a successor waits to go on."""
         return self._heir is not None
 
     def listen(self, path: str) -> None:
@@ -76,7 +76,7 @@ class Heir:
         self._front.selector.register(made, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Nobody can come any more."""
+        """Accepts no successor any more."""
         if self._heir is not None:
             self._heir.close()
         if self._listener is not None and self._path is not None:
@@ -85,7 +85,7 @@ class Heir:
                 self._path.unlink()
 
     def give(self) -> bool:
-        """Hands everything over; False when there is nobody, or it failed: then everything is still here."""
+        """Hands everything over; False when there is no successor, or it failed: then everything is still here."""
         if self._heir is None:
             return False
         for endpoint in self._front.endpoints.values():
@@ -140,7 +140,7 @@ class Heir:
 
 
 class Predecessor:
-    """Whom FRONT comes after."""
+    """The front that FRONT succeeds."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -160,8 +160,8 @@ class Predecessor:
         """The agent has what it waited for."""
         self._path = ""
 
-    def look(self, now: float) -> bool:
-        """Whether there seems to be none any more: said again and again, until `done`. While there is one its agent may
+    def poll(self, now: float) -> bool:
+        """Whether there seems to be none any more; true at every call until `done`. While there is one its agent may
         be away for a moment, and what it has locked must not be taken.
         """
         if self._path and self._sock is None and now >= self._again:
@@ -179,7 +179,7 @@ class Predecessor:
             dialled.connect(self._path)
             dialled.sendall(_GREETING)
         except OSError:
-            dialled.close()  # an older version, or nobody: the agent looks at the lock by itself
+            dialled.close()  # an older version, or no front: the agent tries the lock by itself
             return
         self._sock = dialled
         self._front.selector.register(dialled, selectors.EVENT_READ, self._receive)

@@ -199,7 +199,7 @@ class Decoder:
 
 
 def encode(fields: list[tuple[bytes, bytes]]) -> bytes:
-    """A block of FIELDS, each in full and to be kept by nobody."""
+    """A block of FIELDS, each in full and in no table."""
     out = bytearray()
     for name, value in fields:
         out.append(0)

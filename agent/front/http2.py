@@ -3,7 +3,7 @@
 Both sides of it: the kubelet calls us, and we call it once to register. A request or an answer is one event, when it is
 complete: no message of the device plugin API is larger than 4 MiB, and only answers are streams. What a `Connection`
 knows can be put into a dictionary and made into a `Connection` again in another process: so a stream outlives an
-upgrade. Not there, since nobody uses it: pushes, priorities, upgrades from HTTP/1.
+upgrade. Not there, since neither side uses it: pushes, priorities, upgrades from HTTP/1.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Event = Heard | Reset | Ended
 class _Stream:
     """One request and its answer, in whatever state."""
 
-    __slots__ = ("body", "fields", "heard", "large", "queue", "said", "sealed", "trailers", "window")
+    __slots__ = ("body", "fields", "heard", "large", "queue", "sealed", "sent", "trailers", "window")
 
     def __init__(self, window: int) -> None:
         self.fields: Fields = []
@@ -79,7 +79,7 @@ class _Stream:
         self.queue = bytearray()  # data that waits for room in the window
         self.trailers = b""  # the block to end with
         self.sealed = False  # nothing more will be queued
-        self.said = False  # all that we had to say is sent
+        self.sent = False  # all of our side is sent
 
 
 class Connection:
@@ -131,7 +131,7 @@ class Connection:
         return stream
 
     def answer(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Sends the fields of an answer; END: there is nothing else. A stream that is over is nobody's."""
+        """Sends the fields of an answer; END: there is nothing else. A stream that is over is left out."""
         if stream in self._streams:
             self._frame(_HEADERS, _END_HEADERS | (_END_STREAM if end else 0), stream, block)
             if end:
@@ -229,7 +229,7 @@ class Connection:
         one = self._streams.get(stream)
         if one is None or one.heard:
             if not stream or stream > self._last:
-                raise Http2Error(1, "data of a stream that nobody opened")
+                raise Http2Error(1, "data of a stream that was not opened")
             return  # of one that was given up meanwhile
         data = _unpadded(flags, payload)
         buffered = sum(len(each.body) for each in self._streams.values())
@@ -323,13 +323,13 @@ class Connection:
             del one.queue[:size]
             one.window -= size
             self._window -= size
-            one.said = one.said or last
-        if one.sealed and not one.queue and one.trailers and not one.said:
+            one.sent = one.sent or last
+        if one.sealed and not one.queue and one.trailers and not one.sent:
             self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, one.trailers)
             self._over(stream)
 
     def _over(self, stream: int) -> None:
-        """We have said all of a stream; a peer that has not is told that nobody listens."""
+        """Our side of a stream is sent; a peer whose side is not is told to stop."""
         if not self._streams[stream].heard:
             self._frame(_RST_STREAM, 0, stream, struct.pack("!I", 0))
         self._forget(stream)

@@ -5,8 +5,9 @@ second registration while a stream is open ends with the newer stream closed and
 before registering, register when no stream is open and only then, at once for a kubelet that has not been told, and
 again after a while when no stream has come.
 
-The rules look at what is true now and not at what has happened, so no order of events can leave them in a wrong state.
-They know nothing of sockets and clocks; `registration` looks at the world and does what they say.
+The rules depend on what is true now and not on what has happened, so no order of events can leave them in a wrong
+state. They touch no sockets and no clocks; `endpoint` finds the facts and carries out the
+action.
 """
 
 from __future__ import annotations

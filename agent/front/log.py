@@ -1,4 +1,4 @@
-"""Lines on standard error that look like the agent's own, without what these are made with."""
+"""Lines on standard error in the agent's own form, without the libraries that make those."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 class Log:
-    """Says nothing before it knows how: the agent tells, who has read the settings."""
+    """Writes nothing until its level and style are set: the agent, which reads the settings, sends them."""
 
     def __init__(self) -> None:
         self._least: int | None = None

@@ -53,14 +53,14 @@ class Peer:
             self._selector.modify(self.sock, events, self._ready)
 
     def close(self) -> None:
-        """Says goodbye and ends; nobody is told."""
+        """Sends a goodbye and ends, without a call to its owner."""
         if self.open:
             self.connection.goaway()
             self.flush()
             self.leave()
 
     def leave(self) -> socket.socket:
-        """Lets go of the socket without a word, for somebody else to go on with; closes it where nobody does."""
+        """Gives up the connection without a goodbye; a descriptor detached before stays usable."""
         if self.open:
             self.open = False
             self._selector.unregister(self.sock)

@@ -1,8 +1,8 @@
-"""Unix sockets in the kubelet's directory: who is there, and putting one's own in place.
+"""Unix sockets in the kubelet's directory: which process listens there, and how to put one's own in place.
 
-gRPC takes a path and unlinks it when a server ends, whoever sits there by then. So each server listens under a hidden
-name of its own and is renamed to the public one, which also makes it appear only when it answers. The kubelet's
-socket is watched by looking: two stat calls ten times a second cost nothing that can be measured, and they see what
+gRPC takes a path and unlinks it when a server ends, whatever listens there by then. So each server listens under a
+hidden name of its own and is renamed to the public one, which also makes it appear only when it answers. The kubelet's
+socket is watched by polling: two stat calls ten times a second cost nothing that can be measured, and they see what
 notification misses on some bind mounts.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _HIDDEN = ".gs-"
-_CREDENTIALS = struct.Struct("=iII")  # PID, UID and GID of who listens
+_CREDENTIALS = struct.Struct("=iII")  # PID, UID and GID of the listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def identify(path: Path) -> Identity | None:
 
 
 def check_free(path: Path) -> None:
-    """Raises SocketError when PATH holds something that is not a socket, or a socket on which somebody answers."""
+    """Raises SocketError when PATH holds something that is not a socket, or a socket on which a process answers."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -71,12 +71,12 @@ def check_free(path: Path) -> None:
 
 
 def hidden_name(directory: Path) -> Path:
-    """A name in DIRECTORY that nobody uses, for a server to listen on before it is renamed."""
+    """An unused name in DIRECTORY, for a server to listen on before it is renamed."""
     return directory / f"{_HIDDEN}{os.urandom(3).hex()}"
 
 
 def sweep(directory: Path) -> None:
-    """Removes hidden sockets that a killed agent left: those on which nobody answers."""
+    """Removes hidden sockets that a killed agent left: those on which no process answers."""
     for path in directory.glob(_HIDDEN + "*"):
         if identify(path) and not answers(path):
             path.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def is_mine(path: Path) -> bool:
 
 
 def remove_dead(path: Path) -> None:
-    """Removes the socket at PATH when nobody answers there, as a killed agent leaves it."""
+    """Removes the socket at PATH when no process answers there, as a killed agent leaves it."""
     if identify(path) and not answers(path):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -110,7 +110,7 @@ def remove_if_same(path: Path, mine: Identity | None) -> None:
 def answers(path: Path, besides: int = 0) -> bool:
     """Whether a process listens, other than BESIDES; what a killed agent left behind refuses.
 
-    The kernel tells the PID of whom called listen(), in this process's namespace, and 0 of one outside of it.
+    The kernel gives the PID of the process that called listen(), in this process's namespace, or 0 where it is outside.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

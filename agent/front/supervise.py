@@ -28,7 +28,7 @@ __all__ = ["inherited", "run"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0  # between two starts; the first is at once, for the kubelet waits
 _WELL_SECONDS = 30.0  # an agent that lived so long begins with no pause again
 _MOST_FAILURES = 4  # ends by itself in a row, each before it has served
-_END_SECONDS, _HURRY_SECONDS = 20.0, 5.0  # for the agent to end; the latter when somebody waits to go on
+_END_SECONDS, _HURRY_SECONDS = 20.0, 5.0  # for the agent to end; the latter when a successor waits
 _PING_SECONDS, _DEAF_SECONDS = 5.0, 60.0
 _NEW_CONTAINER = 3  # the machine has what this container lacks: only another one can be made with it
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -37,7 +37,7 @@ _inherited: list[socket.socket] = []
 
 
 def inherited() -> socket.socket | None:
-    """The way to the front that has forked this process, once; None in one that nobody has."""
+    """The socket to the front that has forked this process, once; None where no front has."""
     return _inherited.pop() if _inherited else None
 
 
@@ -73,10 +73,10 @@ class _Supervisor:
         self._start()
         self._front.selector.register(self._wake, selectors.EVENT_READ, self._rung)
         while self._code is None:
-            self._front.turn()
-            self._look()
+            self._front.step()
+            self._poll()
         if self._heir.give():
-            return self._code  # what is open belongs to somebody else now: no goodbye to anybody
+            return self._code  # what is open belongs to the successor now: no goodbye to the peers
         self._front.close()
         self._heir.close()
         return self._code
@@ -124,7 +124,7 @@ class _Supervisor:
         elif kind == Kind.STANDBY:
             self._predecessor.follow(os.fsdecode(payload))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
         if self._pid:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -139,7 +139,7 @@ class _Supervisor:
                 self._listen_for_life(now)
         elif self._again is not None and now >= self._again:
             self._start()
-        if self._predecessor.look(now):
+        if self._predecessor.poll(now):
             self._front.say(Kind.GO)
 
     def _listen_for_life(self, now: float) -> None:

@@ -20,7 +20,7 @@ def start() -> tuple[socket.socket, threading.Thread]:
     def work() -> None:
         try:
             while front.connected:
-                front.turn()
+                front.step()
         finally:
             front.close()
 

@@ -210,7 +210,7 @@ class GpuWait(Generic[T]):
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(ended.set)
 
         self._since = since = time.monotonic() - (0.0 if log_after else _QUICK_SECONDS)

@@ -32,7 +32,7 @@ from gigaslice.runtime.tasks import LEAVE_SECONDS, lasting, leave_within, run_to
 
 __all__ = ["run"]
 
-# Files that other users must not read are made so; those that containers read must not depend on who started the agent.
+# Private files are made so; those that containers read must not depend on the umask that the agent was started with.
 _UMASK = 0o022
 
 

@@ -1,9 +1,9 @@
 """A node agent beside the one that serves: ready to go on when that one ends.
 
 So an upgrade is a hand-over, and the gap no image start and no start of an interpreter. What takes time has been done
-by then: the program is loaded and the GPUs were looked at. The front takes over the kubelet's connections
-(`agent.front.handover`) and says when nobody is before us; this side waits for that and for the state directory. Its
-lock comes free however the other one ends, and whatever its version.
+by then: the program is loaded and the GPUs were scanned. The front takes over the kubelet's connections
+(`agent.front.handover`) and reports when it has no predecessor any more; this side waits for that and for the state
+directory. Its lock comes free however the other one ends, and whatever its version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["HANDOVER", "Standby"]
 
 HANDOVER = "handover.sock"
 """Where a front hands over to the next, in the state directory."""
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Standby:
@@ -54,7 +54,7 @@ class Standby:
         self._log = get_logger("node")
 
     def until_alone(self, first: LockedError) -> bool:
-        """Returns with STORE open; False when asked to end before. FIRST says who is there."""
+        """Returns with STORE open; False when asked to end before. FIRST names the agent that is there."""
         return asyncio.run(self._run(first))
 
     def collect(self) -> Values:
@@ -75,7 +75,7 @@ class Standby:
         async def watch() -> None:
             while not stop.is_set():
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._link.go.wait(), _LOOK_SECONDS)
+                    await asyncio.wait_for(self._link.go.wait(), _POLL_SECONDS)
                 if not self._link.go.is_set():
                     continue
                 self._link.go.clear()

@@ -37,7 +37,7 @@ class Totals:
     """Sums that only rise, of numbers that others keep and that can fall or vanish.
 
     A container's numbers are kept by its processes, and end with them, or are given back in part; and two allocations
-    can have the same labels, of a pod and of the one that had its name before. Each is looked at regularly, and what it
+    can have the same labels, of a pod and of the one that had its name before. Each is read regularly, and what it
     has risen is added to the sum of its labels. A sum ends with the last allocation that has its labels.
     """
 
@@ -54,7 +54,7 @@ class Totals:
         *,
         begin: bool = False,
     ) -> None:
-        """Adds what PARTS, the present numbers of ALLOCATION by whoever keeps them, have risen since the last time.
+        """Adds by how much PARTS, the present numbers of ALLOCATION by process, have risen since the last time.
 
         A new part counts in full, unless this is to BEGIN with: then it may have been counted by an agent before us.
         """

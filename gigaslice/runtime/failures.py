@@ -1,6 +1,6 @@
-"""What nobody has foreseen, as log lines like all others: with its type, its words and its stack, wherever it happens.
+"""Unforeseen exceptions as log lines like all others, with type, message and stack, wherever they happen.
 
-An exception can end in places where no code of ours stands: a thread, a task that nobody waits for, a finalizer, a
+An exception can end in places where no code of ours catches it: a thread, a task that is not awaited, a finalizer, a
 callback of grpc or asyncio, the end of the interpreter. Each has a hook that prints a traceback on standard error, or
 a logger of the standard library's that does; `catch_all` puts our log behind all of them. Local variables are never
 shown: they may be credentials.
@@ -30,7 +30,7 @@ _CREDENTIALS = (
 
 
 def masked(text: str) -> str:
-    """TEXT without what looks like a credential in it."""
+    """TEXT with everything masked that has the form of a credential."""
     for pattern, instead in _CREDENTIALS:
         text = pattern.sub(instead, text)
     return text
@@ -65,7 +65,7 @@ def _stack(error: BaseException) -> str:
 
 
 def catch_all(log: Any) -> None:
-    """Has LOG told of whatever would be printed on standard error by somebody else, from now on and for good."""
+    """Logs to LOG, from now on, every exception and library message that would be printed on standard error."""
 
     def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt):

@@ -2,7 +2,8 @@
 
 Opening a named pipe waits for the other end, a directory or a device has its own surprises, reading one may never end,
 and a lease of another process keeps an opener waiting, too. None of that may happen to a program that serves others. So
-files are opened without waiting, and checked before they are read or written.
+files are opened without waiting, and checked before they are read or written. A file that others read while it is
+written is replaced in one step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def remedy(error: OSError) -> str:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a directory is at PATH. Raises StorageError where nobody can tell."""
+    """Whether a directory is at PATH. Raises StorageError where that cannot be found out."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

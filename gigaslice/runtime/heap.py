@@ -1,8 +1,8 @@
-"""Gives back to the machine what the agent's C heap does not need any more.
+"""Returns to the machine what the agent's C heap does not need any more.
 
 Python's heap does not grow with the pods that come and go (tracemalloc: some KiB in thousands), but glibc's does: what
 is freed stays in the heap, and each thread that allocates has an arena of its own, up to eight for every CPU. The
-agent's threads take turns anyway (Python's lock), so all use one arena, and its free pages are given back once a
+agent's threads run one at a time anyway (Python's lock), so all use one arena, and its free pages are given back once a
 minute: about one MiB of 59 each time. Tests: tests/unit/gigaslice/runtime/test_heap.py.
 """
 

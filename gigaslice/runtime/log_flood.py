@@ -1,8 +1,8 @@
-"""Keeps one thing that happens over and over from filling the node's logs: said some times, then counted.
+"""Keeps an event that repeats from filling the node's logs: it is written some times, then counted.
 
 Tenants decide how often much of what is logged happens: a program that faults in a loop makes an Xid each time, a
 ledger can be made to grow as often as it is cut back, a pod that cannot start is asked about again and again. So the
-log has one rule for all of it, and whoever logs need not think of it. The line that is written next says how many were
+log has one rule for all of it, and the code that logs need not care. The line that is written next says how many were
 not. Pure: times are arguments.
 """
 
@@ -28,19 +28,17 @@ class Flood:
     """Which lines are written."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Hashable, tuple[float, float, int]] = (
-            OrderedDict()
-        )  # device IDs, when, left out
+        self._seen: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()  # tokens, when, left out
 
     def left_out(self, about: Hashable, now: float) -> int | None:
         """How many lines ABOUT this were left out since the last one, when the one of NOW is to be written.
 
         None: it is left out, too. NOW: seconds that only grow.
         """
-        device_ids, at, missing = self._seen.get(about, (_BURST, now, 0))
-        device_ids = min(_BURST, device_ids + (now - at) / _REFILL)
-        written = device_ids >= 1
-        self._seen[about] = (device_ids - 1, now, 0) if written else (device_ids, now, missing + 1)
+        tokens, at, missing = self._seen.get(about, (_BURST, now, 0))
+        tokens = min(_BURST, tokens + (now - at) / _REFILL)
+        written = tokens >= 1
+        self._seen[about] = (tokens - 1, now, 0) if written else (tokens, now, missing + 1)
         self._seen.move_to_end(about)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)

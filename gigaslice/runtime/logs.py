@@ -3,7 +3,7 @@
 Events are constants ("allocated", "registered") and everything that varies is a field, so a log can be searched
 without parsing sentences. Fields named like credentials are masked; the agent logs none, and a library's exception
 might. Standard output belongs to commands and is never logged to. Text of others is made harmless, and what repeats is
-counted (`flood`): both here, so that nobody who logs has to think of it.
+counted (`log_flood`): both here, for every line.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def set_up(level: str, style: str) -> None:
 
 
 def internal_error(error: BaseException) -> None:
-    """Logs what nobody has foreseen and nobody handles, once for each ERROR however many borders it passes."""
+    """Logs an unforeseen ERROR, once however many borders it passes."""
     if getattr(error, "_logged", False):
         return
     with contextlib.suppress(AttributeError, TypeError):
@@ -69,7 +69,7 @@ def internal_error(error: BaseException) -> None:
 
 
 def get_logger(part: str) -> Any:
-    """A logger whose events carry PART, the name of the agent's part that speaks."""
+    """A logger whose events carry PART, the name of the agent's part that logs."""
     return structlog.get_logger(part=part)
 
 
@@ -88,7 +88,7 @@ class _Lines:
 
 
 class _Counted:
-    """Drops lines that repeat too often; whoever looks for a mistake (`--log-level debug`) gets the others."""
+    """Drops lines that repeat too often; `--log-level debug` is never cut."""
 
     def __init__(self) -> None:
         self._flood = Flood()

@@ -67,8 +67,8 @@ async def lasting(
 ) -> None:
     """Runs PART until cancelled: again after each failure, with pauses from PAUSE seconds to a minute.
 
-    FAILED is told NAME at each. The log has the stack of every failure: nobody has foreseen it. A MissingError was
-    foreseen and is raised: only another process can have what this one lacks.
+    FAILED is called with NAME at each. The log has the stack of every failure: it is a mistake in this program. A
+    MissingError was foreseen and is raised: only another process can have what this one lacks.
     """
     log = get_logger("node")
     first = pause

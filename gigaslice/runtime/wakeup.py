@@ -1,7 +1,6 @@
-"""Something to wait for that may come before its time.
+"""A wait with a time limit that can be ended early, for loops that run for years.
 
-`asyncio.wait_for(event.wait(), …)` makes a task, a future and a timer for each turn; who turns ten times a second for
-years does with a future and a timer.
+`asyncio.wait_for(event.wait(), …)` makes a task, a future and a timer for each pass; this makes a future and a timer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ __all__ = ["Alarm"]
 
 
 class Alarm:
-    """One waits; anybody on the same event loop rings, before or meanwhile."""
+    """One task waits; any code on the same event loop rings, before or meanwhile."""
 
     def __init__(self) -> None:
         self._rung = False

@@ -1,7 +1,7 @@
-"""Long work in the agent's own thread, in pieces: between them whoever else has something to do there does it.
+"""Long work in the agent's own thread, in pieces, with room for other tasks between them.
 
 The kubelet's calls are answered in the same thread, and a node's admissions wait for each of them. Reading the ledgers
-of many containers takes milliseconds, and nobody waits for that. It is not done in another thread because the
+of many containers takes milliseconds, and no call should wait for that. It is not done in another thread because the
 allocation table is read and changed in this one alone. What comes after a break must not rely on the allocation table
 being as it was before. Tests: tests/unit/gigaslice/runtime/test_yielding.py.
 """

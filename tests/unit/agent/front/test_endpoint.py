@@ -29,7 +29,7 @@ def until(front, condition):
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
-        front.turn(0.01)
+        front.step(0.01)
 
 
 def test_a_new_kubelet_does_not_pay_for_the_failures_of_the_one_before(place):

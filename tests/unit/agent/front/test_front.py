@@ -51,7 +51,7 @@ def place():
 
         def work():
             while not halt.is_set():
-                front.turn(0.02)
+                front.step(0.02)
             front.close()
 
         agent = Agent(front)
