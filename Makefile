@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
+.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -39,11 +39,14 @@ extension: $(EXTENSION)  ## build the Python bindings in place
 demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in them
 	$(PY) -m tests.demo
 
-# Tests of one process and of the agent run two at a time. Those of the library measure races, so they run alone.
-TWO_AT_A_TIME := tests/unit tests/integration/agent
+# Two at a time, but for those that measure time: they run alone.
+ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py tests/demo
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
-	$(PY) -m pytest -n 2 $(TWO_AT_A_TIME)
-	$(PY) -m pytest $(TWO_AT_A_TIME:%=--ignore %)
+	$(PY) -m pytest -n 2 $(LONG) $(ALONE:%=--ignore %)
+	$(PY) -m pytest $(LONG) $(ALONE)
+
+test-long:  ## the same with all seeds
+	$(MAKE) test LONG=--long
 
 check: all lint proto-check native-check native-asan native-tsan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
 

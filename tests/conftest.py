@@ -41,6 +41,19 @@ for _number, _usual in (
         signal.signal(_number, _usual)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="also the tests marked long: more seeds of the same")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
     for name in list(os.environ):
