@@ -66,15 +66,56 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert (ROOT / span).exists(), span
 
 
-def test_the_map_names_every_layer() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    folders = [
-        str(path.relative_to(ROOT))
-        for top in ("agent", "gigaslice", "native")
-        for path in (ROOT / top).iterdir()
-        if path.is_dir() and path.name != "__pycache__"
-    ]
-    assert [name for name in folders if name not in text] == []
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def folders(*tops: str) -> set[str]:
+    """The folders below TOPS that have files of ours, as paths from the root."""
+    run = ["git", "ls-files", "--", *tops]
+    if (ROOT / ".git").exists():
+        files = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    else:
+        files = [
+            names(path)
+            for top in tops
+            for path in (ROOT / top).rglob("*")
+            if path.suffix in {".py", ".c", ".h"}
+        ]
+    return {"/".join(Path(file).parts[:2]) for file in files if len(Path(file).parts) > 2}
+
+
+def test_the_map_shows_the_tree() -> None:
+    text = ARCHITECTURE.read_text()
+    tree = text.partition("## The tree")[2].partition("\n## ")[0]
+    tops = {line.split()[0].rstrip("/") for line in fences(ARCHITECTURE, "text")[0].splitlines()}
+    assert tops >= {"agent", "gigaslice", "vcuda", "native", "proto", "tests"}
+    assert all((ROOT / top).is_dir() for top in tops)
+    rows = {name for line in tree.splitlines() if line.startswith("| `") for name in
+            re.findall(r"`([^`]+)`", line.split("|")[1])}  # fmt: skip
+    assert rows == folders("agent", "gigaslice", "vcuda", "native")
+
+
+def test_what_the_map_names_exists() -> None:
+    """Files by their path, and functions and methods: each is defined in Python or C."""
+    spans = code_spans(ARCHITECTURE)
+    files = {span for span in spans if re.fullmatch(r"[\w./-]+\.(py|c|h|S|def|md)", span)}
+    assert len(files) > 40
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    python = {file: (ROOT / file).read_text() for file in files if file.endswith(".py")}
+    for span in spans:
+        if match := re.fullmatch(r"([A-Z]\w+)\.([a-zA-Z_]\w*)", span):
+            owner = rf"(?ms)^class {match[1]}\b.*?^    (async )?def {match[2]}\("
+            assert any(re.search(owner, source) for source in python.values()), span
+    native = "".join(path.read_text() for path in (ROOT / "native").rglob("*.[ch]"))
+    functions = {span for span in spans if re.fullmatch(r"(vc|charge|ledger|runtime)_\w+", span)}
+    assert len(functions) > 4
+    assert [name for name in functions if not re.search(rf"\b{name}\([^;]*\) {{", native)] == []
+
+
+def test_the_glossary_is_short_and_found() -> None:
+    assert len((ROOT / "docs" / "glossary.md").read_text().splitlines()) <= 40
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ARCHITECTURE):
+        assert "glossary.md" in page.read_text()
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
