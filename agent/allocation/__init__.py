@@ -1,1 +1,1 @@
-"""The allocation service: which owner an Allocate is for, where it is placed, and whether it may start."""
+"""The allocation service: which GPUs a request gets, the record of it, and when its container may start."""

@@ -1,1 +1,1 @@
-"""The kubelet's device-plugin API: messages to values and back, registration, and the stream of devices."""
+"""The adapter to the kubelet's device-plugin API: messages, registration, which pod a call is for, and the poller."""

@@ -1,1 +1,1 @@
-"""What the kubelet tells: its pod-resources API and its checkpoint. Read, never written."""
+"""What the kubelet shows of its state: its pod-resources API and its checkpoint. Read, never written."""

@@ -1,1 +1,1 @@
-"""Resources beside GPU memory, each behind one small interface: `provider` has it, the other modules implement it."""
+"""Resources beside GPU memory. `provider` has the interface, the other modules implement it."""

@@ -200,7 +200,7 @@ def test_whatever_a_kubelet_does_no_gpu_is_given_out_twice(store, seed):
 
 
 def check(store, found, asked):
-    """No device ID counts twice, and a GPU holds more than it has only where somebody waits for it."""
+    """No device ID counts twice, and a GPU holds more than it has only where a container waits for it."""
     held = [device_id for one in store.table.allocations for device_id in one.held]
     assert len(held) == len(set(held))
     for gpu in found.gpus:

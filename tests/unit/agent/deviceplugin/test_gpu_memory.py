@@ -209,7 +209,7 @@ def test_a_container_without_a_record_does_not_start(call):
     call(story)
 
 
-def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
+def test_a_start_waits_a_while_and_lets_pass_when_there_is_room(call, store):
     async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(18))))
         await stub.Allocate(allocate(device_ids(1, *range(18))))
@@ -225,7 +225,7 @@ def test_the_gate_waits_a_while_and_lets_pass_when_there_is_room(call, store):
     call(story)
 
 
-def test_the_gate_refuses_with_a_reason_in_good_time(call, monkeypatch):
+def test_a_start_is_refused_with_a_reason_in_good_time(call, monkeypatch):
     monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
 
     async def story(stub, parts):
@@ -240,7 +240,7 @@ def test_the_gate_refuses_with_a_reason_in_good_time(call, monkeypatch):
     call(story)
 
 
-def test_the_gate_answers_before_the_kubelet_loses_patience(call):
+def test_a_start_is_answered_before_the_kubelet_loses_patience(call):
     async def story(stub, parts):
         await stub.Allocate(allocate(device_ids(0, *range(24))))
         await stub.Allocate(allocate(device_ids(1, *range(24))))
@@ -252,13 +252,13 @@ def test_the_gate_answers_before_the_kubelet_loses_patience(call):
     call(story)
 
 
-def test_many_at_the_gate_leave_time_for_other_calls(call, allocator, monkeypatch):
-    """Each look reads the ledgers of all neighbours; ten times a second for each of many was more than one thread."""
+def test_many_waiting_starts_leave_time_for_other_calls(call, allocator, monkeypatch):
+    """Each decision reads the ledgers of all neighbours; ten a second for each of many was more than one thread."""
     monkeypatch.setattr(start_module, "_PATIENCE", 1.0)
-    many, looks = 20, []
+    many, decisions = 20, []
 
-    def look(allocation):
-        looks.append(allocation.id)
+    def decide(allocation):
+        decisions.append(allocation.id)
         begin = time.thread_time()
         while time.thread_time() - begin < 0.005:
             pass
@@ -267,13 +267,13 @@ def test_many_at_the_gate_leave_time_for_other_calls(call, allocator, monkeypatc
     async def story(stub, parts):
         for number in range(many):
             await stub.Allocate(allocate(device_ids(0, number)))
-        monkeypatch.setattr(allocator, "start_blocker", look)
+        monkeypatch.setattr(allocator, "start_blocker", decide)
         starts = [stub.PreStartContainer(pre_start(device_ids(0, number))) for number in range(many)]
         assert all(
             code is grpc.StatusCode.UNAVAILABLE for code, _ in await asyncio.gather(*map(refusal, starts))
         )
-        assert len(set(looks)) == many, "everybody is looked after"
-        assert len(looks) <= 4 * many, "the first look, the last, and some when few were there"
+        assert len(set(decisions)) == many, "every start is decided on"
+        assert len(decisions) <= 4 * many, "the first decision, the last, and some when few were there"
         assert parts.starts.waiting == 0
 
     call(story)

@@ -1,4 +1,4 @@
-"""The five calls where the API server is known: whom they are for, what is said on pods, what the gate waits for."""
+"""The calls with an API server: which container they are for, what events say, and what starts wait for."""
 
 import asyncio
 import time
@@ -208,7 +208,7 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
     call(story)
 
 
-def test_what_the_gate_decides_is_on_the_disk_before_the_container_starts(
+def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
     call, cluster, kubelet, store, monkeypatch
 ):
     """A power failure must not make a decision undone that a container was started by."""
@@ -272,7 +272,7 @@ def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not
 
 
 def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, monkeypatch):
-    """By a disruption budget, say: the pod would wait for ever behind the gate."""
+    """By a disruption budget, say: the start of the pod would wait for ever."""
     monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
     kubelet.hidden = [("default", "late")]
     refusals = [Eviction("a PodDisruptionBudget does not allow it now")]
@@ -294,7 +294,7 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
         cluster.put(pod("late", 2, gpus="2", controlled=True))
         assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
         assert asked == [True], "not ten times a second"
-        assert not cluster.said("EvictionPending"), "nobody is told of what does not come"
+        assert not cluster.said("EvictionPending"), "no event announces what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(start_module, "time", later)
         for _ in range(2):
@@ -336,7 +336,7 @@ def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet,
     call(story)
 
 
-def test_the_start_gate_says_on_the_pod_what_it_waits_for(call, cluster, kubelet, monkeypatch):
+def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet, monkeypatch):
     monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
 
     async def story(stub):

@@ -30,7 +30,7 @@ def poller(store, allocator, kubelet):
     return Poller(store, allocator, kubelet, 3600.0, lambda: 1.0)
 
 
-def looks(poller, count, regular=True):
+def polls(poller, count, regular=True):
     async def main():
         for _ in range(count):
             await poller.poll(regular=regular)
@@ -41,20 +41,20 @@ def looks(poller, count, regular=True):
 def test_names_reach_the_allocation_table_and_the_directory(store, allocator, kubelet, poller):
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1, regular=False)
+    polls(poller, 1, regular=False)
     assert store.table.allocations[0].container == REF
     assert "default" in (store.dirs.path(one.id) / contract.OWNER_FILE).read_text()
 
 
-def test_what_is_no_longer_listed_is_given_up_after_regular_looks(store, allocator, kubelet, poller):
+def test_what_is_no_longer_listed_is_given_up_after_regular_polls(store, allocator, kubelet, poller):
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed = ()
-    looks(poller, 20, regular=False)
-    looks(poller, PATIENCE - 1)
+    polls(poller, 20, regular=False)
+    polls(poller, PATIENCE - 1)
     assert store.table.allocations
-    looks(poller, 1)
+    polls(poller, 1)
     assert not store.table.allocations
     assert not store.dirs.path(one.id).exists()
 
@@ -62,14 +62,14 @@ def test_what_is_no_longer_listed_is_given_up_after_regular_looks(store, allocat
 def test_a_silent_kubelet_costs_nobody_anything(store, allocator, kubelet, poller):
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed, kubelet.failure = (), KubeletError("gone")
-    looks(poller, 20)
+    polls(poller, 20)
     assert store.table.allocations
 
 
 def test_files_for_the_next_allocation_are_made_after_each(store, allocator, kubelet, poller):
-    """Not only at the next look, which comes too late for a burst of admissions."""
+    """Not only at the next poll, which comes too late for a burst of admissions."""
     kubelet.failure = KubeletError("never answers")
 
     async def main():
@@ -86,7 +86,7 @@ def test_files_for_the_next_allocation_are_made_after_each(store, allocator, kub
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, poller):
+def test_an_event_brings_a_poll_soon_and_many_events_do_not_bring_many(kubelet, poller):
     async def main():
         task = asyncio.create_task(poller.run())
         while kubelet.asked < 1:
@@ -103,8 +103,8 @@ def test_an_event_brings_a_look_soon_and_many_events_do_not_bring_many(kubelet, 
     assert kubelet.asked <= 4
 
 
-def test_it_looks_however_often_it_is_woken(store, allocator, kubelet):
-    """Containers that wait at the start gate wake it ten times a second each, and wait for what a look finds out."""
+def test_it_polls_however_often_it_is_woken(store, allocator, kubelet):
+    """Containers whose starts wait wake it ten times a second each, and wait for what a poll finds out."""
     poller = Poller(store, allocator, kubelet, 0.05, lambda: 1.0)
 
     async def ring():
@@ -129,10 +129,10 @@ def test_ledgers_are_read_only_of_what_may_be_given_up(store, allocator, kubelet
     read, real = [], store.reading
     monkeypatch.setattr(store, "reading", lambda key: read.append(key) or real(key))
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)), Listed(OTHER, device_ids(0, 3, 4)))
-    looks(poller, 2 * PATIENCE)
+    polls(poller, 2 * PATIENCE)
     assert read == []
     kubelet.listed = kubelet.listed[:1]
-    looks(poller, PATIENCE)
+    polls(poller, PATIENCE)
     assert read == [two.id]
     assert two.id not in {one.id for one in store.table.allocations}
 
@@ -142,20 +142,20 @@ def test_what_lives_is_not_given_up_however_long_it_is_not_listed(
 ):
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed = ()
     alive = True
     monkeypatch.setattr(store, "reading", lambda _key: SimpleNamespace(alive=alive))
-    looks(poller, 3 * PATIENCE)
+    polls(poller, 3 * PATIENCE)
     assert len(store.table.allocations) == 1
     alive = False
-    looks(poller, 1)
+    polls(poller, 1)
     assert not store.table.allocations
 
 
-def test_the_files_of_what_is_given_up_go_with_the_same_look(store, allocator, kubelet, poller, tmp_path):
+def test_the_files_of_what_is_given_up_go_with_the_same_poll(store, allocator, kubelet, poller, tmp_path):
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
-    looks(poller, PATIENCE)
+    polls(poller, PATIENCE)
     root = store.dirs.path(one.id).parent
     assert not store.table.allocations
     assert [path.name for path in root.iterdir() if not path.name.startswith(".new-spare-")] == []
@@ -186,12 +186,12 @@ def known(name="p", uid="uid-p", **more):
 def test_lists_of_a_kubelet_that_was_just_started_count_for_nothing(store, allocator, kubelet, poller):
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed, kubelet.settled = (), False
-    looks(poller, 3 * PATIENCE)
+    polls(poller, 3 * PATIENCE)
     assert store.table.allocations
     kubelet.settled = True
-    looks(poller, PATIENCE)
+    polls(poller, PATIENCE)
     assert not store.table.allocations
 
 
@@ -202,16 +202,16 @@ def test_what_the_api_server_shows_alive_is_kept_whatever_the_kubelet_lists(
     pod = cluster.put(known())
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed = ()
-    looks(poller, 3 * PATIENCE)
+    polls(poller, 3 * PATIENCE)
     assert store.dirs.path(one.id).exists()
     cluster.pods.clear()
     cluster.synced = False
-    looks(poller, 1)
+    polls(poller, 1)
     assert store.table.allocations, "what the API server does not say now it does not say"
     cluster.synced = True
-    looks(poller, 1, regular=False)
+    polls(poller, 1, regular=False)
     assert not store.table.allocations, (
         f"{pod} is deleted and unlisted, and nothing of it runs: counted out at once"
     )
@@ -226,13 +226,13 @@ def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, clust
     )  # fmt: skip
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed = ()
     mounted.add(one.id)
-    looks(poller, 3 * PATIENCE)
+    polls(poller, 3 * PATIENCE)
     assert store.table.find(one.id).promised
     mounted.clear()
-    looks(poller, 1)
+    polls(poller, 1)
     assert not store.table.allocations
 
 
@@ -243,14 +243,14 @@ def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_o
     cluster.put(known())
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
-    looks(poller, 2 * PATIENCE)
+    polls(poller, 2 * PATIENCE)
     assert store.table.find(one.id).forgotten
     assert store.table.find(one.id).promised
     assert len(cluster.said("AllocationForgotten")) == 1
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     assert not store.table.find(one.id).forgotten, "a checkpoint that was put back"
 
 
@@ -258,21 +258,21 @@ def test_a_forgotten_container_is_told_when_its_pod_becomes_known(store, allocat
     poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     kubelet.listed, kubelet.pods = (), frozenset({"default/p"})
-    looks(poller, 2 * PATIENCE)
+    polls(poller, 2 * PATIENCE)
     assert not cluster.said("AllocationForgotten")
     cluster.put(known())
-    looks(poller, 2)
+    polls(poller, 2)
     assert len(cluster.said("AllocationForgotten")) == 1
 
 
-def test_the_end_of_a_pod_brings_a_look_soon(store, allocator, kubelet, cluster):
+def test_the_end_of_a_pod_brings_a_poll_soon(store, allocator, kubelet, cluster):
     poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster)
     cluster.put(known())
     allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
 
     async def main():
         news = asyncio.Queue()
@@ -296,7 +296,7 @@ def test_a_stranger_gets_the_id_and_the_gpus_of_the_answer_that_the_kubelet_keep
     kept = Answered("u", "main", device_ids(0, 1, 2), key, str(store.dirs.path(key)), (uuid(1),))
     poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: (kept,))
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     (one,) = store.table.allocations
     assert (one.id, one.quota(), one.foreign) == (key, {uuid(1): 2 * GIB}, False)
     assert store.dirs.problem(one) is None
@@ -308,6 +308,6 @@ def test_a_stranger_whose_files_cannot_be_known_counts_and_is_foreign(store, all
         answers = (Answered("u", "main", device_ids(0, 1, 2), "0a" * 16, "/other/state", (uuid(0),)),)
     poller = Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, answers=lambda: answers)
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
-    looks(poller, 1)
+    polls(poller, 1)
     (one,) = store.table.allocations
     assert (one.foreign, one.promised) == (True, {uuid(0): 2 * GIB})
