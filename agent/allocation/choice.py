@@ -143,7 +143,8 @@ class GpuChooser:
         demand = self.demand(node, table, requester, slices)
         if isinstance(demand, Infeasible) or (demand.request.only and not held <= demand.request.only):
             return None
-        gpus = demand.request.gpus if demand.request.gpus or demand.request.parts else len(held)
+        divided = demand.request.gpus or demand.request.parts or demand.request.whole_first
+        gpus = demand.request.gpus if divided else len(held)
         found = place_waiting(node, replace(demand.request, only=held, gpus=gpus), self.policy)
         if isinstance(found, Infeasible) or frozenset(found.placement.uuids) != held:
             return None

@@ -1,4 +1,4 @@
-"""The start gate: whether the GPUs of a container have room for all it was promised. Pure.
+"""The start decision: whether the GPUs of a container have room for all it was promised. Pure.
 
 The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across GPUs at random, a
 container can be admitted before its memory is free. It is admitted all the same, since a refusal at that point is for
@@ -7,15 +7,16 @@ good, and held back here, at the one call that the kubelet repeats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gigaslice import units
 from gigaslice.allocation.host_memory import others_bytes, own_view, real_part
 from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.model import CORES_PER_GPU, NodeState, Occupant, Share
-from gigaslice.placement import Missing, start_shortfall
+from gigaslice.errors import UnknownGpuError
+from gigaslice.model import CORES_PER_GPU, NodeState, Share
+from gigaslice.placement import Missing
 
-__all__ = ["describe", "shortfall"]
+__all__ = ["describe", "shortfall", "start_shortfall"]
 
 
 def shortfall(
@@ -77,8 +78,7 @@ def shortfall(
         for share in shares:
             rounded = share.slices * unit.get(share.gpu, 0)
             others[share.gpu] = others.get(share.gpu, 0) - max(0, rounded - quota[share.gpu])
-    alone = NodeState.build(gpus, node.topology, [Occupant(allocation.id, shares)])
-    lacks = start_shortfall(alone, allocation.id, others)
+    lacks = start_shortfall(NodeState.build(gpus, node.topology), shares, others)
     over = {
         hold.gpu: cores.get(hold.gpu, 0) + allocation.cores_of(hold.gpu) - CORES_PER_GPU
         for hold in allocation.holds
@@ -88,6 +88,33 @@ def shortfall(
     return lacks + tuple(
         Missing(gpu, 0, 0, cores=count) for gpu, count in over.items() if count > 0 and gpu not in short
     )
+
+
+def start_shortfall(
+    state: NodeState, shares: Iterable[Share], others_bytes: Mapping[str, int]
+) -> tuple[Missing, ...]:
+    """What is missing before a job with these shares of the GPUs of a node may start; nothing means go.
+
+    An unhealthy GPU is always missing; one that has vanished lacks the whole share.
+
+    Args:
+        state: the node; its occupants do not count.
+        shares: what the job is to have.
+        others_bytes: for each GPU the bytes that everything else on it uses now, 0 for a GPU that is not named.
+    """
+    lacks = [_shortfall(state, share, others_bytes.get(share.gpu, 0)) for share in shares]
+    return tuple(lack for lack in lacks if lack is not None)
+
+
+def _shortfall(state: NodeState, share: Share, others: int) -> Missing | None:
+    try:
+        gpu = state.gpu(share.gpu)
+    except UnknownGpuError:
+        return Missing(share.gpu, share.slices, 0, unhealthy=True)
+    lacking = max(0, gpu.bytes_of(share.slices) + others - gpu.bytes_of(gpu.slices))
+    if not lacking and gpu.healthy:
+        return None
+    return Missing(share.gpu, -(-lacking // gpu.slice_bytes), lacking, unhealthy=not gpu.healthy)
 
 
 def describe(

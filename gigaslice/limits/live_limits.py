@@ -14,9 +14,18 @@ from gigaslice import units
 from gigaslice.allocation.host_memory import others_bytes, real_part
 from gigaslice.allocation.table import Allocation, AllocationTable, LiveLimit
 from gigaslice.model import CORES_PER_GPU, Gpu, gpu_device_ids
-from gigaslice.placement import limit_slices
 
-__all__ = ["MIB", "Refusal", "limits_now", "physical_now", "resized", "rounded", "with_limits", "withheld"]
+__all__ = [
+    "MIB",
+    "Refusal",
+    "limit_slices",
+    "limits_now",
+    "physical_now",
+    "resized",
+    "rounded",
+    "with_limits",
+    "withheld",
+]
 
 MIB = 1 << 20
 Present = Mapping[str, Mapping[str, int]]
@@ -59,6 +68,18 @@ def limits_now(
         }
         for allocation in table.allocations
     }
+
+
+def limit_slices(
+    requested: int, gpu_slices: int, *, alone: bool, elastic: bool, max_slices: int | None = None
+) -> int:
+    """Slices that a container may use of one GPU: its request, or up to the GPU while it is elastic and alone on it.
+
+    Placement and admission count the request only, so what an elastic container uses beyond it keeps nobody out.
+    """
+    if not (elastic and alone):
+        return requested
+    return max(requested, min(gpu_slices if max_slices is None else max_slices, gpu_slices))
 
 
 def _limit_now(allocation: Allocation, gpu: Gpu, quota: int, *, alone: bool) -> tuple[int, int]:

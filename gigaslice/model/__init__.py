@@ -6,7 +6,7 @@ Everything here is frozen; the decisions over these values are in `gigaslice.pla
 from gigaslice.model.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
 from gigaslice.model.lending import Lending, lend
-from gigaslice.model.matrix import TopoMatrix, format_topo_matrix, parse_topo_matrix
+from gigaslice.model.matrix import TopoMatrix, parse_topo_matrix
 from gigaslice.model.node import NodeState, Occupant, Pool, Usage
 from gigaslice.model.options import (
     ANNOTATIONS,
@@ -18,7 +18,7 @@ from gigaslice.model.options import (
     parse_options,
 )
 from gigaslice.model.pod import ContainerKind, Pod, PodContainer
-from gigaslice.model.request import Infeasible, Placement, Prefer, Reason, Request, Shape, Share
+from gigaslice.model.request import Infeasible, Placement, Reason, Request, Share
 from gigaslice.model.topology import LinkLevel, Topology
 
 __all__ = [
@@ -39,11 +39,9 @@ __all__ = [
     "Pod",
     "PodContainer",
     "Pool",
-    "Prefer",
     "Reason",
     "Request",
     "RequestOptions",
-    "Shape",
     "Share",
     "SliceUnit",
     "TopoMatrix",
@@ -51,7 +49,6 @@ __all__ = [
     "Usage",
     "count_slices",
     "format_device_id",
-    "format_topo_matrix",
     "gpu_device_ids",
     "lend",
     "matches_model",

@@ -1,4 +1,4 @@
-"""`nvidia-smi topo -m` text to a Topology and back: what people paste into reports, inventories and tests.
+"""The text of `nvidia-smi topo -m` to a Topology: what people paste into reports, inventories and tests.
 
 The text shows one word per pair, so an NVLink count hides the PCIe level; it is then read off the affinity
 columns (same NUMA node: NODE, else SYS). NIC rows and columns carry nothing that placement uses and are
@@ -7,7 +7,7 @@ running the program is `agent.inventory`'s business.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gigaslice.errors import TopologyError, TopologyTextError
@@ -119,27 +119,3 @@ def _level_behind_nvlink(one: _Row, other: _Row) -> LinkLevel:
     known = one.numa is not None and other.numa is not None
     same = one.numa == other.numa if known else one.cpus == other.cpus != ""
     return LinkLevel.NODE if same else LinkLevel.SYSTEM
-
-
-def format_topo_matrix(
-    topology: Topology, numa_nodes: Sequence[int | None] = (), cpu_affinity: Sequence[str] = ()
-) -> str:
-    """Return the text `nvidia-smi topo -m` would print, without legend; affinity columns only where given."""
-    size = topology.size
-    header = [f"GPU{i}" for i in range(size)]
-    rows = [[f"GPU{i}", *(_word(topology, i, j) for j in range(size))] for i in range(size)]
-    if cpu_affinity:
-        header.append("CPU Affinity")
-        rows = [[*row, cpus or "N/A"] for row, cpus in zip(rows, cpu_affinity, strict=True)]
-    if numa_nodes:
-        header.append("NUMA Affinity")
-        names = ["N/A" if node is None else str(node) for node in numa_nodes]
-        rows = [[*row, name] for row, name in zip(rows, names, strict=True)]
-    return "".join("\t".join(cells) + "\n" for cells in [["", *header], *rows])
-
-
-def _word(topology: Topology, i: int, j: int) -> str:
-    if i == j:
-        return " X "
-    links = topology.nvlinks[i][j]
-    return f"NV{links}" if links else topology.levels[i][j].word

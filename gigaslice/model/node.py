@@ -17,12 +17,10 @@ from gigaslice.model.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """What one job holds. job: any name unique on the node. elastic, max_slices: as in Request."""
+    """What one job holds. job: any name unique on the node."""
 
     job: str
     shares: tuple[Share, ...]
-    elastic: bool = False
-    max_slices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +78,7 @@ class NodeState:
         in_order = order == list(range(len(given)))
         return cls(ordered, topology if in_order else topology.reordered(order), held)
 
-    def with_occupant(
-        self,
-        job: str,
-        placement: Placement,
-        *,
-        elastic: bool = False,
-        max_slices: int | None = None,
-        overcommit: bool = False,
-    ) -> "NodeState":
+    def with_occupant(self, job: str, placement: Placement, *, overcommit: bool = False) -> "NodeState":
         """Return the state after `job` took `placement`, all of it or none.
 
         UnknownGpuError, DuplicateJobError; OvercommitError where a GPU has not that much left, unless
@@ -99,7 +89,7 @@ class NodeState:
         usage = self.usage()
         for share in placement.shares:
             self._check_share(job, share, usage, overcommit)
-        taken = Occupant(job, placement.shares, elastic, max_slices)
+        taken = Occupant(job, placement.shares)
         return replace(self, occupants=tuple(sorted((*self.occupants, taken), key=lambda one: one.job)))
 
     def _check_share(self, job: str, share: Share, usage: Usage, overcommit: bool) -> None:

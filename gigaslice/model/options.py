@@ -22,6 +22,11 @@ _MAX_GPUS = 16
 PRIORITIES = {"guaranteed": 16, "burstable": 4, "best-effort": 1}
 """Priority classes, and the weight with which each is lent idle compute."""
 DEFAULT_PRIORITY = "burstable"
+_DIVIDING = {
+    "gpus": "gpus",
+    "parts": "memory",
+    "same_gpu": "same-gpu",
+}  # what excludes "whole-first": field, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class SliceUnit:
 class RequestOptions:
     """What one container's slices should be like. The defaults ask for nothing.
 
-    gpus: how many GPUs share the slices evenly. parts: slices of each GPU, where they differ. types, not_types: words
+    gpus: how many GPUs share the slices evenly. whole_first: the slices fill whole GPUs, and the rest is on one more,
+    where they would be spread evenly otherwise. parts: slices of each GPU, where they differ. types, not_types: words
     of model names, one of which must or none of which may occur. uuids, not_uuids: likewise for UUIDs. exclusive: no
     other pod gets slices of its GPUs. same_gpu: all containers of the pod are on the same GPUs. cores: per cent of
     each GPU's compute, 0 for no share. cores_elastic: idle compute of others may be used too. priority: who is lent
@@ -46,6 +52,7 @@ class RequestOptions:
     """
 
     gpus: int | None = None
+    whole_first: bool = False
     parts: tuple[int, ...] = ()
     types: tuple[str, ...] = ()
     not_types: tuple[str, ...] = ()
@@ -88,15 +95,14 @@ class RequestOptions:
         return found
 
     def request(self, slices: int, only: frozenset[str] = frozenset()) -> Request:
-        """The same as placement asks it, for SLICES in all on GPUs of ONLY (empty: any)."""
+        """The same as a request for placement: SLICES in all, on GPUs of ONLY (empty: any)."""
         return Request(
             gpus=self.gpus,
             total=slices,
+            whole_first=self.whole_first,
             parts=self.parts,
             only=only,
             cores=self.cores,
-            elastic=self.elastic,
-            max_slices=self.max_slices,
             exclusive=self.exclusive,
         )
 
@@ -128,6 +134,10 @@ class RequestOptions:
             found.append(
                 f"{PREFIX}elastic: {self.max_slices} slices are no more than the {min(given)} that the container has "
                 f"of a GPU anyway, so it has no effect; write more than {min(given)}, or leave it out"
+            )
+        if self.whole_first and given and len(given) == 1:
+            found.append(
+                f"{PREFIX}split has no effect: the slices fit on one GPU; ask for more than a GPU has, or leave it out"
             )
         if self.cores_elastic and not self.cores:
             found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
@@ -165,8 +175,23 @@ def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUni
             f"{PREFIX}memory: {len(parts)} sizes for {gpus} GPUs; say one size per GPU, or leave {PREFIX}gpus out"
         )
         values.update(gpus=None, parts=())
+    if values.get("whole_first"):
+        mistakes += _split_twice(values)
     mistakes += _opposites(values)
     return RequestOptions(**values, mistakes=tuple(mistakes), notes=tuple(_unknown(annotations)))
+
+
+def _split_twice(values: dict[str, Any]) -> list[str]:
+    """Sentences about what says otherwise how the slices are divided than "whole-first" does."""
+    others = [name for field, name in _DIVIDING.items() if values.get(field)]
+    if not others:
+        return []
+    values["whole_first"] = False
+    said = " and ".join(PREFIX + name for name in others)
+    return [
+        f'{PREFIX}split: "whole-first" goes by the size of the GPUs, and {said} says otherwise on how many GPUs the '
+        "slices are; leave one of the two out"
+    ]
 
 
 def _opposites(values: dict[str, Any]) -> list[str]:
@@ -304,6 +329,9 @@ def _elastic(text: str, unit: SliceUnit) -> dict[str, object]:
 ANNOTATIONS: tuple[Annotation, ...] = (
     Annotation("gpus", (), _number("gpus", 1, _MAX_GPUS, "2"), "`2`",
                "share the slices evenly over this many GPUs, all of one model"),
+    Annotation("split", (), _word("whole_first", {"even": False, "whole-first": True}), "`even`, `whole-first`",
+               "how slices of more than one GPU are divided: evenly, or into whole GPUs and the rest on one more "
+               "(of 2.5 GPUs: two whole ones and half of a third); `even` where nothing is said"),
     Annotation("memory", (), _parts, "`8GiB,16GiB`",
                "a size for each GPU, where they are to differ; they add up to the limit. Plain numbers are slices"),
     Annotation("gpu-type", ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"),

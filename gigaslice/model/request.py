@@ -7,54 +7,31 @@ reads the pod's events.
 
 from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
-
-
-class Shape(Enum):
-    """How 2.5 GPUs are made up. Unequal GPUs cannot compute in parallel, so EVEN is the default."""
-
-    EVEN = "even"
-    """Three GPUs with five sixths each (rounded up to slices)."""
-    REMAINDER = "remainder"
-    """Two whole GPUs and half of a third."""
-
-
-class Prefer(Enum):
-    """What several parts of GPUs should spare first."""
-
-    FRAGMENTS = "fragments"
-    """Keep whole GPUs whole: fill GPUs that are already shared (the stated aim of the Gaia paper)."""
-    LINK = "link"
-    """Stay on the best links, and open whole GPUs for it: for jobs bound by communication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. The size is given in one of four ways:
+    """What a container asks for. The size is given in one of three ways:
 
     * `gpus` different GPUs (1 if None) with `slices` each (None: whole GPUs);
-    * `total` slices altogether, on `gpus` GPUs or as few as will hold them: the way a container counts;
-    * `parts`, the slices of each of several different GPUs, where they are not to be equal;
-    * `gpu_units`, the scalar of the Gaia paper in GPUs: 0.5, 1, 2, or 2.5 in the given `shape`.
+    * `total` slices altogether, on `gpus` GPUs or as few as hold them: the way a container counts;
+    * `parts`, the slices of each of several different GPUs, where the parts are not equal.
 
-    model: words that must occur in the GPU's model name. only, exclude: UUIDs (empty `only`: any GPU).
-    cores: guaranteed compute share per GPU in per cent, 0 = none. elastic, max_slices: may use more of a
-    GPU while alone on it, up to `max_slices` per GPU if given. exclusive: only GPUs without other holders, in whose
-    allocation tables the rest of the GPU then counts as taken.
+    Attributes:
+        whole_first: how a `total` of more than one GPU is divided where it is no whole number of GPUs (2.5 GPUs, say).
+            False: evenly, here over three GPUs. True: into as many whole GPUs as it fills, here two, and the rest
+            on one more.
+        only: UUIDs of the GPUs that may be chosen; empty for any GPU.
+        cores: guaranteed compute share of each GPU in per cent, 0 for none.
+        exclusive: only GPUs without other holders may be chosen, and all of their compute is taken.
     """
 
     gpus: int | None = None
     slices: int | None = None
     total: int | None = None
-    gpu_units: Fraction | None = None
-    shape: Shape = Shape.EVEN
-    model: str | None = None
+    whole_first: bool = False
     only: frozenset[str] = frozenset()
-    exclude: frozenset[str] = frozenset()
     cores: int = 0
-    elastic: bool = False
-    max_slices: int | None = None
-    prefer: Prefer = Prefer.FRAGMENTS
     parts: tuple[int, ...] = ()
     exclusive: bool = False
 

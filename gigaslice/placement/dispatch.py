@@ -1,12 +1,11 @@
 """Algorithm 1 of the Gaia Scheduler paper: from a request to the algorithm that places it, or to a reason.
 
-Reasons are looked for in a fixed order, so the same request always gets the same one: senseless; no such
-model or GPU; more than any GPU has; more GPUs than any pool has; no room now. Only the last can change by
+Reasons are looked for in a fixed order, so the same request always gets the same one: senseless; no GPU, or none of
+those it allows; more than any GPU has; more GPUs than any pool has; no room now. Only the last can change by
 waiting. Nothing here changes the node: record the answer with `NodeState.with_occupant`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Reason, Request, Share
 from gigaslice.placement import noninteger
@@ -15,8 +14,8 @@ from gigaslice.placement.pool_state import PoolState, set_up
 from gigaslice.placement.sizing import Need, problem, size
 from gigaslice.placement.tree import bits
 
-Options = Sequence[tuple[PoolState, Need]]
-"""The pools that could ever serve a request, in the order in which they are tried."""
+Candidates = Sequence[tuple[PoolState, Need]]
+"""The pools that could ever serve a request, in the order in which they are tried, and what it needs of each."""
 
 
 def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
@@ -26,43 +25,24 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     fragments of all pools before it opens a GPU; several GPUs always come from one pool, the first that has
     them.
     """
-    options = find_options(state, request)
-    if isinstance(options, Infeasible):
-        return options
-    if all(need.all_gpus == 1 for _, need in options):
-        placement = _place_one(state, options, request, RULES[policy])
+    candidates = find_candidates(state, request)
+    if isinstance(candidates, Infeasible):
+        return candidates
+    if all(need.all_gpus == 1 for _, need in candidates):
+        placement = _place_one(state, candidates, request, RULES[policy])
     else:
-        placement = _place_several(state, options, request, RULES[policy])
-    return no_room(state, options, request) if placement is None else placement
+        placement = _place_several(state, candidates, request, RULES[policy])
+    return no_room(state, candidates, request) if placement is None else placement
 
 
-def place_slices(
-    state: NodeState, slices: int, request: Request | None = None, policy: Policy = Policy.GAIA
-) -> Placement | Infeasible:
-    """Return where to place `slices` slices in all: what a container asks for by counting device IDs.
-
-    Less than a GPU is Fragment, a GPU's worth is Singular, more is spread evenly over as few GPUs as hold
-    it, or over `request.gpus` GPUs. The shares sum to exactly `slices`. The rest of `request` holds as in
-    `place`.
-    """
-    return place(state, in_total(slices, request), policy)
-
-
-def in_total(slices: int, request: Request | None) -> Request:
-    """Return the request for `slices` slices in all, otherwise as `request` says."""
-    return replace(request or Request(), total=slices, slices=None, gpu_units=None)
-
-
-def find_options(state: NodeState, request: Request) -> Options | Infeasible:
+def find_candidates(state: NodeState, request: Request) -> Candidates | Infeasible:
     """Return the pools that could serve a request on an idle node, or the reason why none ever can."""
     sentence = problem(request)
     if sentence:
         return Infeasible(Reason.INVALID, sentence)
     pool_states = set_up(state, request)
     if not pool_states:
-        have = ", ".join(sorted({gpu.model for gpu in state.gpus})) or "no GPU at all"
-        wanted = f"no GPU of model {request.model!r}" if request.model is not None else "no GPU"
-        return Infeasible(Reason.NO_MATCHING_MODEL, f"{wanted} on this node; it has {have}")
+        return Infeasible(Reason.NO_MATCHING_MODEL, "no GPU on this node; it has no GPU at all")
     pool_states = tuple(pool_state for pool_state in pool_states if pool_state.usable)
     if not pool_states:
         return Infeasible(
@@ -81,10 +61,10 @@ def find_options(state: NodeState, request: Request) -> Options | Infeasible:
             f"{most} slices of one GPU asked for, but the largest matching GPU has {largest}; "
             "ask for less per GPU or spread over more GPUs",
         )
-    options = [
+    candidates = [
         (pool_state, need) for pool_state, need in on_gpu if need.all_gpus <= pool_state.usable.bit_count()
     ]
-    if not options:
+    if not candidates:
         fewest = min(need.all_gpus for _, need in on_gpu)
         have_most = max(pool_state.usable.bit_count() for pool_state, _ in on_gpu)
         return Infeasible(
@@ -92,29 +72,31 @@ def find_options(state: NodeState, request: Request) -> Options | Infeasible:
             f"{fewest} GPUs of one model asked for, but this node has at most {have_most} that match; "
             "ask for fewer GPUs",
         )
-    fewest = min(need.all_gpus for _, need in options)
-    return [(pool_state, need) for pool_state, need in options if need.all_gpus == fewest]
+    fewest = min(need.all_gpus for _, need in candidates)
+    return [(pool_state, need) for pool_state, need in candidates if need.all_gpus == fewest]
 
 
-def _place_one(state: NodeState, options: Options, request: Request, rule: Rule) -> Placement | None:
-    chosen = rule.one([(pool_state, need.slices) for pool_state, need in options], request.cores)
+def _place_one(state: NodeState, candidates: Candidates, request: Request, rule: Rule) -> Placement | None:
+    chosen = rule.one([(pool_state, need.slices) for pool_state, need in candidates], request.cores)
     if chosen is None:
         return None
     pool_state, gpu = chosen
-    need = next(need for one, need in options if one is pool_state)
+    need = next(need for one, need in candidates if one is pool_state)
     return make_placement(state, pool_state, {gpu: need.slices}, request.cores)
 
 
-def _place_several(state: NodeState, options: Options, request: Request, rule: Rule) -> Placement | None:
-    for pool_state, need in options:
+def _place_several(
+    state: NodeState, candidates: Candidates, request: Request, rule: Rule
+) -> Placement | None:
+    for pool_state, need in candidates:
         if need.tail:
             found = noninteger.choose(pool_state, need.gpus, need.tail, request.cores)
             if found is not None:
                 whole = dict.fromkeys(bits(found[0]), pool_state.slices)
                 return make_placement(state, pool_state, whole | {found[1]: need.tail}, request.cores)
             continue
-        candidates, roomy = _candidates(pool_state, need, request.cores)
-        gpus = rule.several(state.topology, pool_state, candidates, need.gpus, request.prefer)
+        choosable, roomy = _choosable(pool_state, need, request.cores)
+        gpus = rule.several(state.topology, pool_state, choosable, need.gpus)
         if gpus is not None:
             larger = bits(gpus & roomy)[: need.larger]
             parts = {gpu: need.slices + (gpu in larger) for gpu in bits(gpus)}
@@ -122,7 +104,7 @@ def _place_several(state: NodeState, options: Options, request: Request, rule: R
     return None
 
 
-def _candidates(pool_state: PoolState, need: Need, cores: int) -> tuple[int, int]:
+def _choosable(pool_state: PoolState, need: Need, cores: int) -> tuple[int, int]:
     """Return the GPUs that may be chosen, and those of them that can give one slice more.
 
     GPUs that cannot are let in only as far as any choice still has enough that can, cheapest first.
@@ -147,15 +129,17 @@ def make_placement(state: NodeState, pool_state: PoolState, parts: dict[int, int
     return Placement(tuple(shares))
 
 
-def no_room(state: NodeState, options: Options, request: Request) -> Infeasible:
+def no_room(state: NodeState, candidates: Candidates, request: Request) -> Infeasible:
     """Return the answer to a request that would fit on this node if it were idle."""
-    wanted = " or ".join(dict.fromkeys(str(need) for _, need in options))
+    needed = " or ".join(dict.fromkeys(str(need) for _, need in candidates))
     share = f" with {request.cores}% compute each" if request.cores else ""
     left = ", ".join(
-        _left(state, pool_state, gpu, request) for pool_state, _ in options for gpu in bits(pool_state.usable)
+        _left(state, pool_state, gpu, request)
+        for pool_state, _ in candidates
+        for gpu in bits(pool_state.usable)
     )
     return Infeasible(
-        Reason.INSUFFICIENT_NOW, f"no room now for {wanted}{share}; free: {left}; waits for other pods to end"
+        Reason.INSUFFICIENT_NOW, f"no room now for {needed}{share}; free: {left}; waits for other pods to end"
     )
 
 

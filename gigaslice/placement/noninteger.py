@@ -1,9 +1,8 @@
-"""Two and a half GPUs as two whole ones and half of a third: the "remainder" shape.
+"""Two and a half GPUs as two whole ones and half of a third: the requests that say "whole GPUs first".
 
-The Gaia paper leaves numbers such as 2.5 to future work because unequal GPUs cannot compute in parallel. The
-default shape therefore makes the GPUs equal, and is an ordinary multi-slice request; this one is for jobs
-that know what to do with a smaller GPU. The extra part prefers a fragment to breaking a GPU, even across a
-slower link.
+The Gaia paper leaves numbers such as 2.5 to future work because unequal GPUs cannot compute in parallel. By default a
+container therefore gets equal parts, an ordinary multi-slice request; this way is for programs that can use a
+smaller GPU. The extra part comes from a fragment rather than from a whole GPU, even across a slower link.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ hardly any divisions.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import accumulate
 from operator import itemgetter, le, mul, sub
 
 from gigaslice.model import LinkLevel, Topology
@@ -36,11 +36,6 @@ def pair_score(topology: Topology, one: int, other: int) -> int:
         return 0
     level: LinkLevel = topology.levels[one][other]
     return _SAME_BOARD_SCORE - level + LINK_SCORE * topology.nvlinks[one][other]
-
-
-def set_score(topology: Topology, gpus: Sequence[int]) -> int:
-    """Return the summed score of all pairs in a set."""
-    return sum(pair_score(topology, one, other) for one, other in combinations(gpus, 2))
 
 
 def best_effort(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
-from gigaslice.model import Prefer, Topology
+from gigaslice.model import Topology
 from gigaslice.placement import fragment, link, multislice, pairs, singular
 from gigaslice.placement.pool_state import PoolState
 from gigaslice.placement.subset import Search, Weights, cheapest
@@ -33,8 +33,8 @@ Parts = Sequence[tuple[PoolState, int]]
 One = Callable[[Parts, int], tuple[PoolState, int] | None]
 """(parts, cores) -> the pool and the GPU."""
 
-Several = Callable[[Topology, PoolState, int, int, Prefer], int | None]
-"""(topology, pool, candidates, count, prefer) -> the set of GPUs."""
+Several = Callable[[Topology, PoolState, int, int], int | None]
+"""(topology, pool, candidates, count) -> the set of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,23 @@ def _gaia_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
     return None
 
 
-def _gaia_several(
-    topology: Topology, pool_state: PoolState, candidates: int, count: int, prefer: Prefer
-) -> int | None:
+def _gaia_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
     del topology
     if candidates & pool_state.whole == candidates:
         return link.choose(pool_state, candidates, count)
-    return multislice.choose(pool_state, candidates, count, prefer)
+    return multislice.choose(pool_state, candidates, count)
 
 
 def _best_effort_several(
-    topology: Topology, pool_state: PoolState, candidates: int, count: int, prefer: Prefer
+    topology: Topology, pool_state: PoolState, candidates: int, count: int
 ) -> int | None:
-    del prefer
     members = pool_state.tree.members
     gpus = pairs.best_effort(topology, [members[gpu] for gpu in bits(candidates)], (), count)
     return None if gpus is None else sum(1 << members.index(gpu) for gpu in gpus)
 
 
-def _max_sum_several(
-    topology: Topology, pool_state: PoolState, candidates: int, count: int, prefer: Prefer
-) -> int | None:
-    del topology, prefer  # the greatest sum of scores is the least sum of costs
+def _max_sum_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
+    del topology  # the greatest sum of scores is the least sum of costs
     return _by_weight(pool_state, candidates, count, before=(0,) * len(pool_state.free), by_worst=False)
 
 
@@ -85,10 +80,8 @@ def _binpack_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
     return _least(parts, cores, lambda pool_state, gpu: (pool_state.free[gpu], pool_state.rank, gpu))
 
 
-def _binpack_several(
-    topology: Topology, pool_state: PoolState, candidates: int, count: int, prefer: Prefer
-) -> int | None:
-    del topology, prefer
+def _binpack_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
+    del topology
     return _by_weight(pool_state, candidates, count, before=pool_state.free)
 
 
@@ -101,10 +94,8 @@ def _spread_one(parts: Parts, cores: int) -> tuple[PoolState, int] | None:
     return _least(parts, cores, key)
 
 
-def _spread_several(
-    topology: Topology, pool_state: PoolState, candidates: int, count: int, prefer: Prefer
-) -> int | None:
-    del topology, prefer
+def _spread_several(topology: Topology, pool_state: PoolState, candidates: int, count: int) -> int | None:
+    del topology
     return _by_weight(pool_state, candidates, count, before=tuple(-free for free in pool_state.free))
 
 

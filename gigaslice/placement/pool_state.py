@@ -8,7 +8,7 @@ counts as broken.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gigaslice.model import CORES_PER_GPU, NodeState, Request, matches_model
+from gigaslice.model import CORES_PER_GPU, NodeState, Request
 from gigaslice.placement.tree import Tree, bits, build_tree
 
 
@@ -55,12 +55,10 @@ class PoolState:
 
 
 def set_up(state: NodeState, request: Request) -> tuple[PoolState, ...]:
-    """Return a pool_state per pool of the requested model, in pool order; the model "" of a request matches nothing."""
+    """Return the state of every pool, in pool order."""
     usage = state.usage()
     pool_states = []
     for rank, pool in enumerate(state.pools()):
-        if request.model is not None and not matches_model(pool.model, request.model):
-            continue
         gpus = [state.gpus[position] for position in pool.members]
         used = tuple(usage.slices[position] for position in pool.members)
         used_cores = tuple(usage.cores[position] for position in pool.members)
@@ -82,7 +80,7 @@ def set_up(state: NodeState, request: Request) -> tuple[PoolState, ...]:
                 whole=_mask(f > 0 and not h for f, h in zip(free, held, strict=True)),
                 fragment=_mask(f > 0 and h for f, h in zip(free, held, strict=True)),
                 unhealthy=_mask(not c.healthy for c in gpus),
-                usable=_mask(_allowed(c.uuid, request) for c in gpus),
+                usable=_mask(not request.only or c.uuid in request.only for c in gpus),
             )
         )
     return tuple(pool_states)
@@ -90,7 +88,3 @@ def set_up(state: NodeState, request: Request) -> tuple[PoolState, ...]:
 
 def _mask(flags: Iterable[bool]) -> int:
     return sum(1 << gpu for gpu, flag in enumerate(flags) if flag)
-
-
-def _allowed(uuid: str, request: Request) -> bool:
-    return (not request.only or uuid in request.only) and uuid not in request.exclude

@@ -1,6 +1,6 @@
 """Which device IDs to prefer, so that the kubelet's records agree with where placement will put the slices.
 
-The kubelet's choice does not bind placement: ids are device IDs. But as long as it takes the preferred ones, the
+The kubelet's choice does not bind placement: it counts device IDs only. But as long as it takes the preferred ones, the
 ids a pod holds are named after the GPUs it uses, NUMA hints are true, and what is left on each GPU is left
 in ids too. The answer is a preference: the kubelet may take other ids, and then placement decides anew.
 """
@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gigaslice.model import NodeState, Placement, Request, Share, format_device_id, parse_device_id
-from gigaslice.placement.constraints import place, place_waiting
-from gigaslice.placement.dispatch import in_total
+from gigaslice.placement.decide import place, place_waiting
 from gigaslice.placement.pairs import best_effort, pair_score
-from gigaslice.placement.pending import Waiting
 from gigaslice.placement.policy import Policy
+from gigaslice.placement.waiting import Waiting
 
 
 def preferred_device_ids(
@@ -43,7 +42,7 @@ def preferred_device_ids(
     if size < 1 or len(must) > size:
         return ()
     counts = {uuid: count for uuid in spare if (count := len(spare[uuid]) + kept.get(uuid, 0))}
-    shares = _choose(state, counts, kept, in_total(size, request), policy)
+    shares = _choose(state, counts, kept, replace(request or Request(), total=size, slices=None), policy)
     taken = list(must)
     for share in shares:
         own = sorted(spare.get(share.gpu, ()))[: max(0, share.slices - kept.get(share.gpu, 0))]
@@ -72,34 +71,43 @@ def _choose(
     state: NodeState,
     counts: Mapping[str, int],
     kept: Mapping[str, int],
-    wanted: Request,
+    request: Request,
     policy: Policy,
 ) -> tuple[Share, ...]:
     """Return the shares that placement would choose among the GPUs that have ids to give.
 
     counts: ids by GPU. kept: those of them that must be included.
     """
-    for gpus in _gpu_sets(state, counts, set(kept), wanted):
-        placement = place(state, replace(wanted, only=gpus), policy)
+    for gpus in _gpu_sets(state, counts, set(kept), request):
+        placement = place(state, replace(request, only=gpus), policy)
         if isinstance(placement, Placement):
             return placement.shares
-    named = _allowed(wanted, counts)
-    waiting = place_waiting(state, replace(wanted, only=named), policy) if named else None
+    named = _allowed(request, counts)
+    waiting = place_waiting(state, replace(request, only=named), policy) if named else None
     return waiting.placement.shares if isinstance(waiting, Waiting) else ()
 
 
 def _gpu_sets(
-    state: NodeState, counts: Mapping[str, int], kept: set[str], wanted: Request
+    state: NodeState, counts: Mapping[str, int], kept: set[str], request: Request
 ) -> Iterator[frozenset[str]]:
     """Yield the sets of GPUs to try: with the ids that must be included, with enough ids, with any."""
-    size = wanted.total or 0
+    size = request.total or 0
     gpus = {gpu.uuid: gpu for gpu in state.gpus}
-    enough = {uuid for uuid in counts if uuid in gpus and counts[uuid] >= min(size, gpus[uuid].slices)}
+    enough = {
+        uuid for uuid in counts if uuid in gpus and counts[uuid] >= _least(request, size, gpus[uuid].slices)
+    }
     sets = [kept, _around(state, kept, enough, size), enough, set(counts)]
     for uuids in sets:
-        allowed = _allowed(wanted, uuids)
+        allowed = _allowed(request, uuids)
         if allowed:
             yield allowed
+
+
+def _least(request: Request, size: int, gpu_slices: int) -> int:
+    """Return the fewest ids with which a GPU can take part: all of them, but for the rest after whole GPUs."""
+    if request.whole_first and size > gpu_slices > 0:
+        return size % gpu_slices or gpu_slices
+    return min(size, gpu_slices)
 
 
 def _around(state: NodeState, kept: set[str], enough: set[str], size: int) -> set[str]:
@@ -113,9 +121,9 @@ def _around(state: NodeState, kept: set[str], enough: set[str], size: int) -> se
     return {state.gpus[position].uuid for position in gpus or ()}
 
 
-def _allowed(wanted: Request, uuids: Iterable[str]) -> frozenset[str]:
+def _allowed(request: Request, uuids: Iterable[str]) -> frozenset[str]:
     named = frozenset(uuids)
-    return named & wanted.only if wanted.only else named
+    return named & request.only if request.only else named
 
 
 def _by_distance(state: NodeState, chosen: Sequence[str]) -> list[str]:

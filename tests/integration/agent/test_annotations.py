@@ -191,6 +191,32 @@ def test_sizes_per_gpu_and_gpus_of_a_kind(begin):
     assert two.phase == "Failed" and "no GPU of type H100 on this node; it has NVIDIA L4" in two.message
 
 
+def test_two_and_a_half_gpus_are_two_whole_ones_and_half_of_a_third(begin, api):
+    kubelet, agent = begin()
+    small = kubelet.run_pod(pod("small", 6))
+    spec = pod("a", 60, annotations=said({"split": "whole-first", "cores": "40"}))
+    one = kubelet.run_pod(spec)
+    assert sizes(one.container("c0")) == [12, 24, 24]
+    page = vcuda.read_limits(allocation_dir(one.container("c0")) / contract.LIMITS_FILE)
+    half = [gpu.uuid for gpu in page.gpus if gpu.memory_bytes == 12 * GIB]
+    assert half == [gpu_of(small.container("c0"))], "the half comes from the GPU that is shared already"
+    assert {gpu.cores_percent for gpu in page.gpus} == {40}
+    even = kubelet.run_pod(pod("even", 24, annotations=said({"split": "whole-first"})))
+    assert sizes(even.container("c0")) == [24]
+    wait_until(
+        lambda: any("split has no effect" in event["message"] for event in api.events("GigasliceAnnotation")),
+        "a hint that it fits on one GPU",
+    )
+    wrong = kubelet.run_pod(pod("wrong", 2, annotations=said({"split": "whole-first", "gpus": "2"})))
+    assert wrong.phase == "Pending"
+    wait_until(
+        lambda: any(
+            "leave one of the two out" in event["message"] for event in api.events("GigasliceAnnotation")
+        ),
+        "what to write",
+    )
+
+
 def test_a_senseless_annotation_waits_for_its_correction(begin, api):
     kubelet, agent = begin()
     one = kubelet.run_pod(pod("a", 4, annotations=said({"cores": "lots"})))

@@ -1,6 +1,7 @@
 from gigaslice.allocation import start_decision
 from gigaslice.allocation.table import AllocationTable, ContainerRef
-from gigaslice.model import NodeState
+from gigaslice.model import Gpu, NodeState, Share, Topology
+from gigaslice.placement import Missing
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
 
 
@@ -84,3 +85,32 @@ def test_the_sentence_names_what_is_waited_for_and_who_has_it():
     assert "default/other/main (4 GiB)" in text
     assert "far" not in text
     assert "\n" not in text
+
+
+def two_gpus():
+    return node(gpus=2, slices=16)
+
+
+def test_measured_bytes_count_on_every_gpu():
+    shares = (Share(uuid(0), 8), Share(uuid(1), 4))
+    start = start_decision.start_shortfall
+    assert start(two_gpus(), shares, {}) == ()
+    assert start(two_gpus(), shares, {uuid(0): 8 * GIB, uuid(1): 12 * GIB}) == ()
+    assert start(two_gpus(), shares, {uuid(0): 8 * GIB + 1, uuid(1): 16 * GIB}) == (
+        Missing(uuid(0), 1, 1),
+        Missing(uuid(1), 4, 4 * GIB),
+    )
+
+
+def test_host_memory_lent_to_a_gpu_is_room():
+    gpu = Gpu(uuid(0), 0, "gpu", 16 * GIB, 24, GIB, host_bytes=8 * GIB)
+    lent = NodeState.build([gpu], Topology.flat(1))
+    assert start_decision.start_shortfall(lent, [Share(uuid(0), 10)], {uuid(0): 14 * GIB}) == ()
+
+
+def test_an_unhealthy_or_vanished_gpu_is_always_missing():
+    shares = [Share(uuid(0), 8)]
+    unhealthy = two_gpus().with_health(uuid(0), healthy=False)
+    assert start_decision.start_shortfall(unhealthy, shares, {}) == (Missing(uuid(0), 0, 0, unhealthy=True),)
+    gone = NodeState.build(two_gpus().gpus[1:], Topology.flat(1))
+    assert start_decision.start_shortfall(gone, shares, {}) == (Missing(uuid(0), 8, 0, unhealthy=True),)

@@ -268,3 +268,20 @@ def test_whatever_happens_no_gpu_is_promised_twice_and_nobody_loses_anything(ste
         assert offered <= rooms or not withheld, "what the scheduler sees can be had"
         if any(next(iter(one.quota().values())) > len(one.device_ids) * GIB for one in found.allocations):
             assert offered <= rooms
+
+
+@pytest.mark.parametrize("alone, elastic, maximum, limit", [
+    (True, True, None, 16), (True, True, 12, 12), (True, True, 99, 16), (False, True, 12, 4), (True, False, 12, 4),
+])  # fmt: skip
+def test_only_an_elastic_container_alone_on_its_gpu_may_grow(alone, elastic, maximum, limit):
+    assert live_limits.limit_slices(4, 16, alone=alone, elastic=elastic, max_slices=maximum) == limit
+
+
+def test_limits_are_per_gpu_in_bytes_and_lift_the_compute_share_too():
+    options = AllocationOptions(elastic=True, max_slices=12, cores=30)
+    both = named(1, (0, range(4)), (1, range(4)), policy=options)
+    other = named(2, (1, range(4, 12)), policy=AllocationOptions(cores=50))
+    assert live_limits.limits_now(table(both, other), NODE.gpus, {}) == {
+        both.id: {uuid(0): (12 * GIB, 0), uuid(1): (4 * GIB, 30)},
+        other.id: {uuid(1): (8 * GIB, 50)},
+    }

@@ -32,8 +32,8 @@ def node(size: int = 2) -> NodeState:
 
 def test_allocate_and_release_leave_the_old_state_alone() -> None:
     idle = node()
-    busy = idle.with_occupant("a", placement((0, 4), (1, 16)), elastic=True, max_slices=8)
-    assert busy.allocation("a") == Occupant("a", (Share(uuid(0), 4), Share(uuid(1), 16)), True, 8)
+    busy = idle.with_occupant("a", placement((0, 4), (1, 16)))
+    assert busy.allocation("a") == Occupant("a", (Share(uuid(0), 4), Share(uuid(1), 16)))
     assert (busy.free(uuid(0)), busy.free(uuid(1)), idle.free(uuid(0))) == (12, 0, 16)
     assert busy.without("a") == idle
 

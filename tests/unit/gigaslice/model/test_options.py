@@ -30,6 +30,8 @@ def test_nothing_said_is_nothing_asked():
 @pytest.mark.parametrize("name, text, field, value", [
     ("gpus", "2", "gpus", 2),
     ("gpus", " 16 ", "gpus", 16),
+    ("split", "whole-first", "whole_first", True),
+    ("split", "Even", "whole_first", False),
     ("memory", "8GiB,16GiB", "parts", (8, 16)),
     ("memory", "8, 16", "parts", (8, 16)),
     ("gpu_type", "A100, H100", "types", ("A100", "H100")),
@@ -57,6 +59,7 @@ def test_each_annotation(name, text, field, value):
     ("gpus", "-1", "whole number"),
     ("gpus", "9" * 30, "whole number"),
     ("gpus", "", "whole number"),
+    ("split", "2.5", "must be one of even, whole-first"),
     ("memory", "8GB,1", "one size per GPU"),
     ("memory", "1.5GiB", "whole slices of 1024 MiB"),
     ("memory", "8,,8", "one size per GPU"),
@@ -122,6 +125,9 @@ def test_contradictions():
     ({"gpu_type": "A100-SXM4,L4", "exclude_gpu_type": "A100"}, ("exclude-gpu-type",), {"types": ("L4",)}),
     ({"gpus": "2", "gpu_uuid": "GPU-1"}, ("gpu-uuid", "gpus"), {"uuids": (), "gpus": 2}),
     ({"memory": "4,4", "gpu_uuid": "GPU-1,GPU-1"}, ("gpu-uuid", "memory"), {"uuids": ()}),
+    ({"split": "whole-first", "gpus": "3"}, ("split", "gpus"), {"whole_first": False, "gpus": 3}),
+    ({"split": "whole-first", "memory": "4,4"}, ("split", "memory"), {"whole_first": False, "parts": (4, 4)}),
+    ({"split": "whole-first", "same_gpu": "true"}, ("split", "same-gpu"), {"whole_first": False, "same_gpu": True}),
 ])  # fmt: skip
 def test_annotations_that_contradict_each_other(said, names, left):
     """One sentence that names both, and what is left can be had meanwhile: the pod is held back, not failed."""
@@ -145,6 +151,7 @@ def test_annotations_that_contradict_the_request(said, slices):
     {"gpu_type": "A100", "exclude_gpu_type": "A10"}, {"gpu_type": "A10", "exclude_gpu_type": "A100"},
     {"gpu_uuid": "GPU-1,GPU-2", "gpus": "2"}, {"gpu_uuid": "GPU-1", "gpus": "1"}, {"gpu_uuid": "", "gpus": "2"},
     {"gpu_uuid": "GPU-1", "exclude_gpu_uuid": "GPU-2"}, {"gpus": "2", "elastic": "4"}, {"gpus": "2", "elastic": "8"},
+    {"split": "even", "gpus": "2", "same_gpu": "true"}, {"split": "whole-first", "exclusive": "true", "cores": "5"},
     {"elastic": "1"}, {"exclusive": "true", "same_gpu": "true", "cores": "50", "gpus": "2"},
 ])  # fmt: skip
 def test_annotations_that_go_together(said):
@@ -155,6 +162,8 @@ def test_annotations_that_go_together(said):
     ({"elastic": "4"}, (8,), False, "elastic"), ({"elastic": "8"}, (8,), False, "elastic"),
     ({"elastic": "4"}, (4, 4), False, "elastic"), ({"cores_policy": "elastic"}, (8,), False, "cores-policy"),
     ({"time_slicing": "false"}, (8,), True, "time-slicing"), ({"oversubscribe": "true"}, (8,), False, "oversubscribe"),
+    ({"split": "whole-first"}, (8,), False, "split"), ({"split": "whole-first"}, (8, 4), False, ""),
+    ({"split": "whole-first"}, (8, 8), False, ""), ({"split": "whole-first"}, (), False, ""),
     ({"elastic": "9"}, (8,), False, ""), ({"elastic": "true"}, (8,), False, ""), ({"elastic": "5"}, (4, 4), False, ""),
     ({"elastic": "5"}, (4, 8), False, ""), ({"elastic": "8"}, (), False, ""),
     ({"cores_policy": "elastic", "cores": "5"}, (8,), False, ""), ({"cores_policy": "hard"}, (8,), False, ""),

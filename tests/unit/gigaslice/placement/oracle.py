@@ -5,10 +5,9 @@ and answers with {index: slices} or the name of a reason. Only good for a handfu
 """
 
 from itertools import combinations, product
-from math import ceil, floor
 from typing import Any
 
-from gigaslice.model import NodeState, Prefer, Request, Shape
+from gigaslice.model import NodeState, Request
 
 Answer = dict[int, int] | str
 
@@ -16,8 +15,9 @@ Answer = dict[int, int] | str
 class Gpus:
     """One pool, by position in the node."""
 
-    def __init__(self, state: NodeState, positions: list[int], rank: int) -> None:
+    def __init__(self, state: NodeState, positions: list[int], rank: int, only: frozenset[str]) -> None:
         self.at, self.rank = positions, rank
+        self.usable = [p for p in positions if not only or state.gpus[p].uuid in only]
         self.slices = state.gpus[positions[0]].slices
         self.level = state.topology.levels
         self.links = state.topology.nvlinks
@@ -84,51 +84,50 @@ class Gpus:
         return sum(self.cost(i, j) for i, j in combinations(sorted(gpus), 2))
 
     def fits(self, i: int, k: int, cores: int) -> bool:
+        if i not in self.usable:
+            return False
         if k == self.slices:
             return i in self.whole
         return self.free[i] >= k and self.cores[i] >= cores
 
 
-def pools(state: NodeState) -> list[Gpus]:
+def pools(state: NodeState, only: frozenset[str] = frozenset()) -> list[Gpus]:
     kinds = sorted({(gpu.slices, gpu.model) for gpu in state.gpus})
     return [
-        Gpus(state, [p for p, gpu in enumerate(state.gpus) if (gpu.slices, gpu.model) == kind], rank)
+        Gpus(state, [p for p, gpu in enumerate(state.gpus) if (gpu.slices, gpu.model) == kind], rank, only)
         for rank, kind in enumerate(kinds)
     ]
 
 
 def parts_of(request: Request, slices: int) -> list[int]:
     """Return the slices wanted of each GPU, the remainder last."""
-    if request.gpu_units is not None:
-        m = request.gpu_units
-        if request.shape is Shape.REMAINDER and m > 1 and m != int(m):
-            return [slices] * floor(m) + [ceil((m - floor(m)) * slices)]
-        n = ceil(m)
-        return [ceil(m * slices / n)] * n
+    if request.whole_first:
+        whole, rest = divmod(request.total or 0, slices)
+        return [slices] * whole + [rest] * (rest > 0)
     return [slices if request.slices is None else request.slices] * (
         1 if request.gpus is None else request.gpus
     )
 
 
-def place(state: NodeState, request: Request) -> Answer:
-    size = [request.gpus, request.slices, request.gpu_units]
+def place(state: NodeState, request: Request, *, links_first: bool = False) -> Answer:
+    """LINKS_FIRST: as under the policy max-sum, which differs where several GPUs give the same."""
+    size = [request.gpus, request.slices, request.total]
     if any(number is not None and number <= 0 for number in size):
         return "invalid"
-    all_pools = [
-        pool
-        for pool in pools(state)
-        if request.model is None or request.model == state.gpus[pool.at[0]].model
-    ]
+    all_pools = [pool for pool in pools(state, request.only) if pool.usable]
     if not all_pools:
-        return "no-matching-model"
+        return "no-matching-gpu"
     fitting = [pool for pool in all_pools if max(parts_of(request, pool.slices)) <= pool.slices]
     if not fitting:
         return "exceeds-gpu"
-    fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) <= len(pool.at)]
+    fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) <= len(pool.usable)]
     if not fitting:
         return "exceeds-node"
     one = all(len(parts_of(request, pool.slices)) == 1 for pool in fitting)
-    answer = one_gpu(fitting, request) if one else several(fitting, request)
+    if not one:  # as few GPUs as will do
+        fewest = min(len(parts_of(request, pool.slices)) for pool in fitting)
+        fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) == fewest]
+    answer = one_gpu(fitting, request) if one else several(fitting, request, links_first)
     return answer or "insufficient-now"
 
 
@@ -157,11 +156,11 @@ def one_gpu_key(pool: Gpus, i: int, k: int, cores: int) -> tuple[Any, ...]:
     return (1, (pool.rank, tier, crowd, pool.access(i), pool.partial([i]), i))
 
 
-def several(fitting: list[Gpus], request: Request) -> dict[int, int] | None:
+def several(fitting: list[Gpus], request: Request, links_first: bool) -> dict[int, int] | None:
     for pool in fitting:
         parts = parts_of(request, pool.slices)
         if len(set(parts)) == 1:
-            found = equal_parts(pool, len(parts), parts[0], request)
+            found = equal_parts(pool, len(parts), parts[0], request.cores, links_first)
         else:
             found = with_remainder(pool, len(parts) - 1, parts[-1], request.cores)
         if found:
@@ -169,14 +168,14 @@ def several(fitting: list[Gpus], request: Request) -> dict[int, int] | None:
     return None
 
 
-def equal_parts(pool: Gpus, n: int, k: int, request: Request) -> dict[int, int] | None:
+def equal_parts(pool: Gpus, n: int, k: int, cores: int, links_first: bool) -> dict[int, int] | None:
     def key(gpus: tuple[int, ...]) -> tuple[Any, ...]:
-        links = (pool.worst(gpus), pool.total(gpus))
         opened = (len(pool.whole & set(gpus)),)
-        spared = links + opened if request.prefer is Prefer.LINK else opened + links
+        worst_first = (*opened, pool.worst(gpus), pool.total(gpus))
+        spared = (pool.total(gpus), *opened) if links_first else worst_first
         return (*spared, sum(pool.free[i] for i in gpus), pool.partial(gpus), gpus)
 
-    able = [i for i in pool.at if pool.fits(i, k, request.cores)]
+    able = [i for i in pool.at if pool.fits(i, k, cores)]
     best = min(combinations(able, n), key=key, default=None)
     return dict.fromkeys(best, k) if best else None
 
@@ -193,7 +192,7 @@ def with_remainder(pool: Gpus, n: int, tail: int, cores: int) -> dict[int, int] 
 
     choices = [
         (gpus, extra)
-        for gpus, extra in product(combinations(sorted(pool.whole), n), pool.at)
+        for gpus, extra in product(combinations(sorted(pool.whole & set(pool.usable)), n), pool.at)
         if extra not in gpus and pool.fits(extra, tail, cores)
     ]
     best = min(choices, key=key, default=None)

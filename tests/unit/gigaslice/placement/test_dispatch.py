@@ -1,7 +1,5 @@
 """Reasons and their sentences, restrictions to GPUs, and slices counted in all."""
 
-from fractions import Fraction
-
 import pytest
 
 from gigaslice.model import (
@@ -11,14 +9,21 @@ from gigaslice.model import (
     Placement,
     Reason,
     Request,
-    Shape,
     Share,
     Topology,
 )
-from gigaslice.placement import Policy, place, place_slices
-from tests.unit.gigaslice.placement.nodes import as_pairs, make_gpu, placement, uuid, vector_node
+from gigaslice.placement import Policy, place
+from tests.unit.gigaslice.placement.nodes import (
+    as_pairs,
+    make_gpu,
+    place_slices,
+    placement,
+    uuid,
+    vector_node,
+)
 
 MIXED = vector_node("mixed6")  # GPU0-3: T4 with 16 slices; GPU4-5: V100 with 32
+T4 = frozenset(uuid(index) for index in range(4))
 
 
 @pytest.mark.parametrize(
@@ -27,33 +32,26 @@ MIXED = vector_node("mixed6")  # GPU0-3: T4 with 16 slices; GPU4-5: V100 with 32
         (Request(gpus=0), Reason.INVALID, "0 GPUs asked for"),
         (Request(slices=0), Reason.INVALID, "0 slices per GPU"),
         (Request(total=-1), Reason.INVALID, "-1 slices asked for"),
-        (Request(gpu_units=Fraction(0)), Reason.INVALID, "0 GPU units"),
         (Request(slices=4, total=4), Reason.INVALID, "more than one way"),
-        (Request(gpu_units=Fraction(2), gpus=2), Reason.INVALID, "leave the number of GPUs out"),
+        (Request(total=40, whole_first=True, gpus=2), Reason.INVALID, "leave the number of GPUs out"),
+        (Request(gpus=2, whole_first=True), Reason.INVALID, "give the size in total"),
         (Request(gpus=3, total=2), Reason.INVALID, "2 slices cannot be spread over 3 GPUs"),
         (Request(slices=4, cores=101), Reason.INVALID, "compute share 101%"),
         (Request(slices=4, cores=-1), Reason.INVALID, "compute share -1%"),
-        (Request(slices=4, elastic=True, max_slices=3), Reason.INVALID, "maximum of 3 slices is below"),
-        (
-            Request(model="A100", slices=99),
-            Reason.NO_MATCHING_MODEL,
-            "'A100' on this node; it has T4, V100",
-        ),
-        (Request(model=""), Reason.NO_MATCHING_MODEL, "no GPU of model ''"),
         (Request(only=frozenset({"GPU-99"})), Reason.NO_MATCHING_GPU, "check the UUIDs"),
         (
             Request(slices=33, gpus=9),
             Reason.EXCEEDS_GPU,
             "33 slices of one GPU asked for, but the largest",
         ),
-        (Request(slices=17, model="t4"), Reason.EXCEEDS_GPU, "has 16"),
+        (Request(slices=17, only=T4), Reason.EXCEEDS_GPU, "has 16"),
         (
             Request(gpus=3, slices=17),
             Reason.EXCEEDS_NODE,
             "3 GPUs of one model asked for, but this node has at most 2",
         ),
         (Request(total=65), Reason.EXCEEDS_NODE, "3 GPUs"),
-        (Request(gpu_units=Fraction(9, 2), shape=Shape.REMAINDER), Reason.EXCEEDS_NODE, "5 GPUs"),
+        (Request(total=72, whole_first=True, only=T4), Reason.EXCEEDS_NODE, "5 GPUs"),
     ],
 )
 def test_a_request_that_can_never_fit_says_why(request_: Request, reason: Reason, words: str) -> None:
@@ -81,7 +79,7 @@ def test_a_request_without_room_says_what_is_free() -> None:
     [
         (Request(gpus=2), "32 slices on each of 2 GPUs"),
         (Request(total=49), "up to 25 slices on each of 2 GPUs"),
-        (Request(gpu_units=Fraction(3, 2), shape=Shape.REMAINDER), "1 GPU whole and 16 slices of another"),
+        (Request(total=48, whole_first=True), "1 GPU whole and 16 slices of another"),
         (Request(slices=1), "1 slice;"),
     ],
 )
@@ -100,7 +98,7 @@ def test_a_node_without_gpus_answers_too() -> None:
 
 def test_a_gpu_smaller_than_a_slice_serves_nobody() -> None:
     state = NodeState.build([make_gpu(0, 0)], Topology.flat(1))
-    for request in (Request(), Request(slices=1), Request(total=1), Request(gpu_units=Fraction(1, 2))):
+    for request in (Request(), Request(slices=1), Request(total=1), Request(total=1, whole_first=True)):
         answer = place(state, request)
         assert isinstance(answer, Infeasible)
         assert answer.reason is Reason.EXCEEDS_GPU
@@ -110,9 +108,9 @@ def test_a_gpu_smaller_than_a_slice_serves_nobody() -> None:
 def test_only_allowed_gpus_are_taken(policy: Policy) -> None:
     only = frozenset({uuid(1), uuid(3), uuid(5)})
     assert as_pairs(place(MIXED, Request(gpus=2, slices=8, only=only), policy)) == [[1, 8], [3, 8]]
-    rest = Request(slices=8, only=only, exclude=frozenset({uuid(1), uuid(3)}))
+    rest = Request(slices=8, only=only - {uuid(1), uuid(3)})
     assert as_pairs(place(MIXED, rest, policy)) == [[5, 8]]
-    assert as_pairs(place(MIXED, Request(exclude=frozenset({uuid(0)}), gpus=3), policy)) == [
+    assert as_pairs(place(MIXED, Request(only=T4 - {uuid(0)}, gpus=3), policy)) == [
         [1, 16],
         [2, 16],
         [3, 16],
@@ -130,7 +128,7 @@ def test_a_gpu_with_a_holder_is_not_whole_even_if_nothing_is_taken() -> None:
 
 
 def test_a_whole_gpu_comes_with_all_its_compute_and_a_part_with_what_it_asked() -> None:
-    assert place(MIXED, Request(slices=16, model="T4")) == Placement((Share(uuid(0), 16, 100),))
+    assert place(MIXED, Request(slices=16, only=T4)) == Placement((Share(uuid(0), 16, 100),))
     assert place(MIXED, Request(slices=15, cores=30)) == Placement((Share(uuid(0), 15, 30),))
 
 
@@ -158,8 +156,32 @@ def test_slices_in_all_wait_for_the_larger_gpu_rather_than_split() -> None:
 
 def test_slices_in_all_spread_over_as_many_gpus_as_asked() -> None:
     assert as_pairs(place_slices(MIXED, 10, Request(gpus=4))) == [[0, 3], [1, 3], [2, 2], [3, 2]]
-    ignored = Request(gpus=2, slices=3, gpu_units=None)
-    assert as_pairs(place_slices(MIXED, 9, ignored)) == [[0, 5], [1, 4]]
+    assert as_pairs(place_slices(MIXED, 9, Request(gpus=2))) == [[0, 5], [1, 4]]
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        (40, [[4, 32], [5, 8]]),
+        (32, [[4, 32]]),
+        (20, [[4, 20]]),
+        (16, [[0, 16]]),
+        (3, [[0, 3]]),
+    ],
+)
+def test_whole_gpus_first_and_the_rest_on_one_more(total: int, expected: list[list[int]]) -> None:
+    answer = place(MIXED, Request(total=total, whole_first=True, cores=30))
+    assert as_pairs(answer) == expected
+    assert isinstance(answer, Placement)
+    assert [share.cores for share in answer.shares] == [
+        100 if slices == (16 if index < 4 else 32) else 30 for index, slices in expected
+    ]
+
+
+def test_the_rest_after_whole_gpus_is_taken_from_a_fragment() -> None:
+    state = MIXED.with_occupant("a", placement((2, 5)))
+    answer = place(state, Request(total=40, whole_first=True, only=T4))
+    assert as_pairs(answer) == [[0, 16], [1, 16], [2, 8]]
 
 
 def test_the_odd_slice_goes_where_it_fits() -> None:

@@ -1,8 +1,6 @@
 """Topologies that no PCIe tree explains, where the shape of the tree and the cost of a set part ways."""
 
-from fractions import Fraction
-
-from gigaslice.model import NodeState, Request, Shape, Topology
+from gigaslice.model import NodeState, Request, Topology
 from gigaslice.placement import place
 from gigaslice.placement.tree import Inner, build_tree
 from tests.unit.gigaslice.placement import oracle
@@ -52,6 +50,6 @@ def test_the_worst_link_to_the_extra_gpu_counts_before_their_sum() -> None:
     """GPUs 0 and 1 are 10 and 50 from the fragment on GPU 4, GPUs 2 and 3 are 30 and 40."""
     levels = {(0, 1): 10, (2, 3): 10, (0, 4): 10, (1, 4): 50, (2, 4): 30, (3, 4): 40}
     state = mesh(5, levels, {}, 50).with_occupant("a", placement((4, 8)))
-    request = Request(gpu_units=Fraction(5, 2), shape=Shape.REMAINDER)
+    request = Request(total=40, whole_first=True)
     assert as_pairs(place(state, request)) == [[2, 16], [3, 16], [4, 8]]
     assert oracle.place(state, request) == {2: 16, 3: 16, 4: 8}

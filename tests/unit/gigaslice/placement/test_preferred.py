@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gigaslice.errors import DeviceIdError
 from gigaslice.model import NodeState, Placement, Request, format_device_id, gpu_device_ids, parse_device_id
-from gigaslice.placement import place_slices, preferred_device_ids
-from tests.unit.gigaslice.placement.nodes import placement, uuid, vector_node
+from gigaslice.placement import preferred_device_ids
+from tests.unit.gigaslice.placement.nodes import place_slices, placement, uuid, vector_node
 from tests.unit.gigaslice.placement.test_properties import nodes
 
 

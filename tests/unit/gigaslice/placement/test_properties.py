@@ -13,19 +13,18 @@ from gigaslice.model import (
     Infeasible,
     NodeState,
     Placement,
-    Prefer,
     Request,
-    Shape,
     Share,
     Topology,
 )
-from gigaslice.placement import Policy, Waiting, best_effort, pair_score, place, place_slices, place_waiting
+from gigaslice.placement import Policy, Waiting, best_effort, pair_score, place, place_waiting
 from gigaslice.placement.subset import Search, Weights, cheapest
 from gigaslice.placement.tree import build_tree
 from tests.unit.gigaslice.placement import oracle
-from tests.unit.gigaslice.placement.nodes import make_gpu
+from tests.unit.gigaslice.placement.nodes import make_gpu, place_slices, units_request, uuid
 
 LEVELS = [10, 20, 30, 40, 50]
+LINKS_FIRST = {Policy.GAIA: False, Policy.MAX_SUM: True}
 
 
 @st.composite
@@ -68,14 +67,15 @@ def nodes(draw: st.DrawFn, max_size: int = 7, pools: int = 2) -> NodeState:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    model = draw(st.sampled_from([None, None, None, "small", "large"]))
-    prefer, cores = draw(st.sampled_from(Prefer)), draw(st.sampled_from([0, 0, 20, 70]))
+    some = st.frozensets(st.integers(0, 7).map(uuid), min_size=1)
+    only = draw(st.one_of(st.just(frozenset[str]()), st.just(frozenset[str]()), some))
+    cores = draw(st.sampled_from([0, 0, 20, 70]))
     if draw(st.integers(0, 2)) == 0:
         units = Fraction(draw(st.integers(1, 16)), draw(st.integers(1, 4)))
-        shape = draw(st.sampled_from(Shape))
-        return Request(gpu_units=units, shape=shape, model=model, cores=cores, prefer=prefer)
+        size = draw(st.sampled_from([4, 6]))
+        return units_request(units, size, whole_first=draw(st.booleans()), only=only, cores=cores)
     slices = draw(st.one_of(st.none(), st.integers(0, 7)))
-    return Request(gpus=draw(st.integers(0, 5)), slices=slices, model=model, cores=cores, prefer=prefer)
+    return Request(gpus=draw(st.integers(0, 5)), slices=slices, only=only, cores=cores)
 
 
 def by_index(state: NodeState, answer: Placement) -> dict[int, int]:
@@ -87,9 +87,10 @@ def name(state: NodeState, answer: Placement | Infeasible) -> oracle.Answer:
 
 
 @settings(max_examples=300)
-@given(nodes(), requests())
-def test_place_is_what_brute_force_finds(state: NodeState, request: Request) -> None:
-    assert name(state, place(state, request)) == oracle.place(state, request)
+@given(nodes(), requests(), st.sampled_from(LINKS_FIRST))
+def test_place_is_what_brute_force_finds(state: NodeState, request: Request, policy: Policy) -> None:
+    links_first = LINKS_FIRST[policy]
+    assert name(state, place(state, request, policy)) == oracle.place(state, request, links_first=links_first)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -97,8 +98,13 @@ def test_full_nodes_of_many_shapes_against_brute_force(seed: int) -> None:
     """Many GPUs, many ties, mostly sensible requests: what the shrinking generator above rarely builds."""
     random = Random(seed)
     for _ in range(250):
-        state, request = _crowded_node(random), _sensible_request(random)
-        assert name(state, place(state, request)) == oracle.place(state, request), (state, request)
+        state, request, policy = (
+            _crowded_node(random),
+            _sensible_request(random),
+            random.choice([*LINKS_FIRST]),
+        )
+        expected = oracle.place(state, request, links_first=LINKS_FIRST[policy])
+        assert name(state, place(state, request, policy)) == expected, (state, request, policy)
 
 
 def _crowded_node(random: Random) -> NodeState:
@@ -128,13 +134,13 @@ def _crowded_node(random: Random) -> NodeState:
 
 
 def _sensible_request(random: Random) -> Request:
-    prefer, cores = random.choice(list(Prefer)), random.choice([0, 0, 0, 50])
+    cores = random.choice([0, 0, 0, 50])
     if random.random() < 0.35:
         units = Fraction(random.choice([1, 2, 3, 5, 5, 7, 9]), random.choice([1, 2, 2, 3]))
-        shape = random.choice([Shape.EVEN, Shape.REMAINDER, Shape.REMAINDER])
-        return Request(gpu_units=units, shape=shape, cores=cores)
+        whole_first = random.choice([False, True, True])
+        return units_request(units, random.choice([4, 4, 6]), whole_first=whole_first, cores=cores)
     gpus, slices = random.choice([1, 1, 2, 2, 3, 3, 4]), random.choice([None, 1, 1, 2, 3, 4])
-    return Request(gpus=gpus, slices=slices, cores=cores, prefer=prefer)
+    return Request(gpus=gpus, slices=slices, cores=cores)
 
 
 @settings(max_examples=200)

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from gigaslice.model import Infeasible, NodeState, Placement
-from gigaslice.placement import best_effort, elastic_limits, pair_score, place, start_shortfall
+from gigaslice.allocation.start_decision import start_shortfall
+from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, Hold
+from gigaslice.limits.live_limits import limits_now
+from gigaslice.model import Infeasible, NodeState, Placement, Request
+from gigaslice.placement import best_effort, pair_score
 from gigaslice.placement.pool_state import PoolState, set_up
 from gigaslice.placement.tree import Inner, bits, build_tree
 from tests.unit.gigaslice.placement.nodes import (
@@ -13,8 +16,8 @@ from tests.unit.gigaslice.placement.nodes import (
     as_pairs,
     placement,
     uuid,
+    vector_answer,
     vector_node,
-    vector_request,
 )
 
 
@@ -25,20 +28,23 @@ def _names(cases: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=_names(VECTORS["cases"]))
 def test_case(case: dict[str, Any]) -> None:
     state = vector_node(case["topology"])
+    elastic = {step["job"]: step["req"] for step in case["steps"] if step.get("req", {}).get("elastic")}
     for step in case["steps"]:
-        state = STEPS[step["op"]](state, step)
+        if step["op"] == "limits":
+            _check_limits(state, elastic, step["expect"])
+        else:
+            state = STEPS[step["op"]](state, step)
 
 
 def _alloc(state: NodeState, step: dict[str, Any]) -> NodeState:
-    request = vector_request(step["req"])
-    answer = place(state, request)
+    answer = vector_answer(state, step["req"])
     if "infeasible" in step:
         assert isinstance(answer, Infeasible)
         assert answer.reason.value == step["infeasible"]
         return state
     assert as_pairs(answer) == step["expect"]
     assert isinstance(answer, Placement)
-    return state.with_occupant(step["job"], answer, elastic=request.elastic, max_slices=request.max_slices)
+    return state.with_occupant(step["job"], answer)
 
 
 def _preset(state: NodeState, step: dict[str, Any]) -> NodeState:
@@ -46,7 +52,7 @@ def _preset(state: NodeState, step: dict[str, Any]) -> NodeState:
 
 
 def _check_state(state: NodeState, step: dict[str, Any]) -> NodeState:
-    (pool_state,) = set_up(state, vector_request({}))
+    (pool_state,) = set_up(state, Request())
     seen = {
         "free": list(pool_state.free),
         "whole": bits(pool_state.whole),
@@ -66,20 +72,37 @@ def _cheapest(pool_state: PoolState) -> list[int]:
     return [gpu for gpu, cost in enumerate(costs) if cost == min(costs)]
 
 
-def _check_limits(state: NodeState, step: dict[str, Any]) -> NodeState:
-    limits = elastic_limits(state)
-    assert limits.keys() == step["expect"].keys()
-    for job, expected in step["expect"].items():
-        assert [[state.position(limit.gpu), limit.slices] for limit in limits[job]] == expected
-    return state
+def _check_limits(state: NodeState, elastic: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What the limits pages of the jobs say, as the node agent works it out from its allocation table."""
+    table = AllocationTable()
+    for number, one in enumerate(state.occupants, start=1):
+        holds = tuple(
+            Hold(
+                share.gpu,
+                state.gpu(share.gpu).slice_bytes,
+                tuple(f"{share.gpu}/{n}" for n in range(share.slices)),
+            )
+            for share in one.shares
+        )
+        request = elastic.get(one.job)
+        options = AllocationOptions(elastic=bool(request), max_slices=(request or {}).get("max"))
+        table = table.with_allocation(Allocation(one.job, number, 0.0, holds, "", policy=options))
+    limits = {
+        job: [
+            [state.position(gpu), memory // state.gpu(gpu).slice_bytes] for gpu, (memory, _) in of_job.items()
+        ]
+        for job, of_job in limits_now(table, state.gpus, {}).items()
+    }
+    assert limits == expected
 
 
-def _check_start_gate(state: NodeState, step: dict[str, Any]) -> NodeState:
+def _check_start(state: NodeState, step: dict[str, Any]) -> NodeState:
     others: dict[str, int] = {}
     for job, slices in step["usage"].items():
         (share,) = state.allocation(job).shares
         others[share.gpu] = state.gpu(share.gpu).bytes_of(slices)
-    assert (start_shortfall(state, step["job"], others) == ()) is step["expect"]
+    shares = state.allocation(step["job"]).shares
+    assert (start_shortfall(state, shares, others) == ()) is step["expect"]
     return state
 
 
@@ -90,8 +113,7 @@ STEPS = {
     "sick": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=False),
     "heal": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=True),
     "state": _check_state,
-    "limits": _check_limits,
-    "start_gate": _check_start_gate,
+    "start_gate": _check_start,
 }
 
 
@@ -143,7 +165,7 @@ def test_tables_of_the_gaia_paper(table: str) -> None:
         if step["op"] == "preset":
             state = _preset(state, step)
         elif step["op"] == "alloc":
-            answer = place(state, vector_request(step["req"]))
+            answer = vector_answer(state, step["req"])
             gpus = tuple(gpu for gpu, _ in as_pairs(answer))
             assert (gpus[0] if len(gpus) == 1 else gpus) in seen
             assert isinstance(answer, Placement)

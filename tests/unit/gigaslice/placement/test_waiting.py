@@ -1,20 +1,7 @@
 """Where a request waits, and what it is told it waits for."""
 
-from fractions import Fraction
-
-import pytest
-
-from gigaslice.errors import UnknownJobError
-from gigaslice.model import Infeasible, NodeState, Placement, Reason, Request, Shape, Share, Topology
-from gigaslice.placement import (
-    Limit,
-    Missing,
-    Waiting,
-    elastic_limits,
-    limit_slices,
-    place_waiting,
-    start_shortfall,
-)
+from gigaslice.model import Infeasible, NodeState, Placement, Reason, Request, Share, Topology
+from gigaslice.placement import Missing, Waiting, place_waiting
 from tests.unit.gigaslice.placement.nodes import GIB, as_pairs, make_gpu, placement, uuid, vector_node
 
 
@@ -87,62 +74,6 @@ def test_the_larger_parts_wait_where_more_is_left() -> None:
     nine = wait(node(14, 12, 16), Request(total=9, gpus=2))
     assert as_pairs(nine.placement) == [[0, 4], [1, 5]]
     assert [(lack.gpu, lack.slices) for lack in nine.missing] == [(uuid(0), 2), (uuid(1), 1)]
-    shaped = wait(node(12, 4, 16), Request(gpu_units=Fraction(3, 2), shape=Shape.REMAINDER))
+    shaped = wait(node(12, 4, 16), Request(total=24, whole_first=True))
     assert as_pairs(shaped.placement) == [[0, 8], [1, 16]]
     assert [lack.slices for lack in shaped.missing] == [4, 4]
-
-
-@pytest.mark.parametrize(
-    ("alone", "elastic", "maximum", "limit"),
-    [
-        (True, True, None, 16),
-        (True, True, 12, 12),
-        (True, True, 99, 16),
-        (False, True, 12, 4),
-        (True, False, 12, 4),
-    ],
-)
-def test_only_an_elastic_job_alone_on_its_gpu_may_grow(
-    alone: bool, elastic: bool, maximum: int | None, limit: int
-) -> None:
-    assert limit_slices(4, 16, alone=alone, elastic=elastic, max_slices=maximum) == limit
-
-
-def test_limits_are_per_gpu_in_bytes_and_lift_the_compute_share_too() -> None:
-    state = NodeState.build([make_gpu(0), make_gpu(1)], Topology.flat(2))
-    both = Placement((Share(uuid(0), 4, 30), Share(uuid(1), 4, 30)))
-    state = state.with_occupant("a", both, elastic=True, max_slices=12)
-    state = state.with_occupant("b", Placement((Share(uuid(1), 8, 50),)))
-    assert elastic_limits(state) == {
-        "a": (Limit(uuid(0), 12, 12 * GIB, 0), Limit(uuid(1), 4, 4 * GIB, 30)),
-        "b": (Limit(uuid(1), 8, 8 * GIB, 50),),
-    }
-
-
-def test_the_start_gate_counts_measured_bytes_on_every_gpu() -> None:
-    state = node(0, 0).with_occupant("a", placement((0, 8), (1, 4)))
-    assert start_shortfall(state, "a", {}) == ()
-    assert start_shortfall(state, "a", {uuid(0): 8 * GIB, uuid(1): 12 * GIB}) == ()
-    assert start_shortfall(state, "a", {uuid(0): 8 * GIB + 1, uuid(1): 16 * GIB}) == (
-        Missing(uuid(0), 1, 1),
-        Missing(uuid(1), 4, 4 * GIB),
-    )
-    with pytest.raises(UnknownJobError):
-        start_shortfall(state, "z", {})
-
-
-def test_host_memory_lent_to_a_gpu_is_room_for_the_start_gate() -> None:
-    gpu = make_gpu(0, 16, host_bytes=0)
-    lent = NodeState.build(
-        [type(gpu)(gpu.uuid, 0, "gpu", 16 * GIB, 24, GIB, host_bytes=8 * GIB)], Topology.flat(1)
-    ).with_occupant("a", placement((0, 10)))
-    assert start_shortfall(lent, "a", {uuid(0): 14 * GIB}) == ()
-
-
-def test_an_unhealthy_or_vanished_gpu_keeps_the_gate_shut_and_has_no_limit() -> None:
-    state = node(0, 0).with_occupant("a", placement((0, 8)))
-    unhealthy = state.with_health(uuid(0), healthy=False)
-    assert start_shortfall(unhealthy, "a", {}) == (Missing(uuid(0), 0, 0, unhealthy=True),)
-    gone = NodeState.build([make_gpu(1)], Topology.flat(1), state.occupants)
-    assert start_shortfall(gone, "a", {}) == (Missing(uuid(0), 8, 0, unhealthy=True),)
-    assert elastic_limits(gone) == {"a": ()}

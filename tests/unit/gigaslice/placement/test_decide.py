@@ -67,13 +67,19 @@ def test_alone_on_several_gpus_with_even_or_different_parts():
     (Request(parts=(1, 2), total=4), Reason.INVALID),
     (Request(parts=(1, 2), gpus=3), Reason.INVALID),
     (Request(parts=(1, 2), only=frozenset({"GPU-x"})), Reason.NO_MATCHING_GPU),
-    (Request(parts=(1, 2), model="A100"), Reason.NO_MATCHING_GPU),
+    (Request(parts=(1, 2), whole_first=True), Reason.INVALID),
     (Request(total=33, exclusive=True), Reason.EXCEEDS_NODE),
     (Request(total=0, exclusive=True), Reason.INVALID),
 ])  # fmt: skip
 def test_what_can_never_be(request_, reason):
     for answer in (place(node(), request_), place_waiting(node(), request_)):
         assert isinstance(answer, Infeasible) and answer.reason is reason and answer.permanent
+
+
+def test_alone_on_whole_gpus_and_on_a_part_of_one_more():
+    found = place(node(0, 1), Request(total=20, whole_first=True, exclusive=True))
+    assert sorted(sizes(found).values()) == [4, 8, 8] and uuid(1) not in sizes(found)
+    assert {share.cores for share in found.shares} == {100}
 
 
 def test_waiting_where_the_least_is_missing():

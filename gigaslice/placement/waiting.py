@@ -8,7 +8,7 @@ they have room (the start gate of Gaia's elastic quota, see `gigaslice.placement
 from dataclasses import dataclass
 
 from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Request
-from gigaslice.placement.dispatch import Options, find_options, make_placement, place
+from gigaslice.placement.dispatch import Candidates, find_candidates, make_placement, place
 from gigaslice.placement.policy import Policy
 from gigaslice.placement.pool_state import PoolState
 from gigaslice.placement.sizing import Need
@@ -45,18 +45,18 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
     now = place(state, request, policy)
     if isinstance(now, Placement):
         return Waiting(now, ())
-    options = find_options(state, request)
-    if isinstance(options, Infeasible):
-        return options
-    pool_state, parts = _least_missing(options, request.cores)
+    candidates = find_candidates(state, request)
+    if isinstance(candidates, Infeasible):
+        return candidates
+    pool_state, parts = _least_missing(candidates, request.cores)
     placement = make_placement(state, pool_state, parts, request.cores)
     lacks = [_missing(state, pool_state, gpu, parts[gpu], request.cores) for gpu in sorted(parts)]
     return Waiting(placement, tuple(lack for lack in lacks if lack is not None))
 
 
-def _least_missing(options: Options, cores: int) -> tuple[PoolState, dict[int, int]]:
+def _least_missing(candidates: Candidates, cores: int) -> tuple[PoolState, dict[int, int]]:
     best: tuple[tuple[int, int], PoolState, Need, int] | None = None
-    for pool_state, need in options:
+    for pool_state, need in candidates:
         weight = [_lack_weight(pool_state, gpu, need.most, cores) for gpu in range(len(pool_state.free))]
         after = pool_state.tree.access_cost if need.all_gpus == 1 else pool_state.opened_then_free()
         gpus = cheapest(
@@ -64,7 +64,7 @@ def _least_missing(options: Options, cores: int) -> tuple[PoolState, dict[int, i
                 pool_state.tree, pool_state.whole, pool_state.usable, need.all_gpus, Weights(weight, after)
             )
         )
-        if gpus is None:  # find_options leaves only pools with enough GPUs
+        if gpus is None:  # find_candidates leaves only pools with enough GPUs
             raise AssertionError(f"pool {pool_state.model} has fewer than {need.all_gpus} GPUs")
         key = (sum(weight[gpu] for gpu in bits(gpus)), pool_state.rank)
         if best is None or key < best[0]:

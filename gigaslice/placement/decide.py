@@ -16,13 +16,12 @@ from gigaslice.model import (
     Reason,
     Request,
     Share,
-    matches_model,
 )
-from gigaslice.placement import dispatch, pending
-from gigaslice.placement.pending import Missing, Waiting
+from gigaslice.placement import dispatch, waiting
 from gigaslice.placement.policy import Policy
 from gigaslice.placement.sizing import problem
 from gigaslice.placement.tree import bits
+from gigaslice.placement.waiting import Missing, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +63,10 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     )
 
 
-def place_slices(
-    state: NodeState, slices: int, request: Request | None = None, policy: Policy = Policy.GAIA
-) -> Placement | Infeasible:
-    """As `dispatch.place_slices`, for every request."""
-    return place(state, dispatch.in_total(slices, request), policy)
-
-
 def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Waiting | Infeasible:
     """As `waiting.place_waiting`, for every request."""
     if not request.exclusive and not request.parts:
-        return pending.place_waiting(state, request, policy)
+        return waiting.place_waiting(state, request, policy)
     now = place(state, request, policy)
     if isinstance(now, Placement):
         return Waiting(now, ())
@@ -90,9 +82,9 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
 def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
     """How each pool could serve the request on an idle node, or why none ever can."""
     if not request.parts:
-        options = dispatch.find_options(state, replace(request, exclusive=False))
-        if isinstance(options, Infeasible):
-            return options
+        candidates = dispatch.find_candidates(state, replace(request, exclusive=False))
+        if isinstance(candidates, Infeasible):
+            return candidates
         return [
             _Plan(
                 frozenset(
@@ -103,7 +95,7 @@ def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
                 (*[need.slices + 1] * need.larger, *[need.slices] * (need.gpus - need.larger))
                 + ((need.tail,) if need.tail else ()),
             )
-            for pool, need in options
+            for pool, need in candidates
         ]
     sentence = _part_problem(request)
     if sentence:
@@ -112,7 +104,6 @@ def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
     pools = [
         (pool.slices, gpus)
         for pool in state.pools()
-        if request.model is None or matches_model(pool.model, request.model)
         if (gpus := frozenset(uuid for p in pool.members if _allowed(uuid := state.gpus[p].uuid, request)))
     ]
     if not pools:
@@ -137,6 +128,8 @@ def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
 def _part_problem(request: Request) -> str | None:
     if min(request.parts) < 1:
         return "a part of less than 1 slice asked for; ask for 1 or more on each GPU"
+    if request.whole_first:
+        return "sizes for each GPU leave nothing to divide; leave whole GPUs first out"
     if request.gpus is not None and request.gpus != len(request.parts):
         return f"{len(request.parts)} sizes for {request.gpus} GPUs; say one size per GPU"
     if request.total is not None and request.total != sum(request.parts):
@@ -145,11 +138,11 @@ def _part_problem(request: Request) -> str | None:
 
 
 def _allowed(uuid: str, request: Request) -> bool:
-    return (not request.only or uuid in request.only) and uuid not in request.exclude
+    return not request.only or uuid in request.only
 
 
 def _whole(plan: _Plan, request: Request) -> Request:
-    return Request(gpus=len(plan.sizes), only=plan.only, prefer=request.prefer)
+    return Request(gpus=len(plan.sizes), only=plan.only)
 
 
 def _shared_out(whole: Placement, sizes: Sequence[int]) -> Placement:
@@ -163,7 +156,7 @@ def _shared_out(whole: Placement, sizes: Sequence[int]) -> Placement:
 
 
 def _part(size: int, gpus: frozenset[str], request: Request) -> Request:
-    return Request(gpus=1, slices=size, only=gpus, cores=request.cores, prefer=request.prefer)
+    return Request(gpus=1, slices=size, only=gpus, cores=request.cores)
 
 
 def _one_by_one(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Placement | None:
@@ -179,13 +172,13 @@ def _one_by_one(state: NodeState, plan: _Plan, request: Request, policy: Policy)
 
 def _wait(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Waiting:
     if request.exclusive:
-        whole = pending.place_waiting(state, _whole(plan, request), policy)
+        whole = waiting.place_waiting(state, _whole(plan, request), policy)
         if isinstance(whole, Infeasible):  # the plan has enough GPUs
             raise AssertionError(whole.detail)
         return Waiting(_shared_out(whole.placement, plan.sizes), whole.missing)
     left, shares, missing = plan.only, list[Share](), list[Missing]()
     for size in plan.sizes:
-        found = pending.place_waiting(state, _part(size, left, request), policy)
+        found = waiting.place_waiting(state, _part(size, left, request), policy)
         if isinstance(found, Infeasible):
             raise AssertionError(found.detail)
         shares += found.placement.shares
