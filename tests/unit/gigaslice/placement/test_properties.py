@@ -87,7 +87,7 @@ def name(state: NodeState, answer: Placement | Infeasible) -> oracle.Answer:
 
 
 @settings(max_examples=300)
-@given(nodes(), requests(), st.sampled_from(LINKS_FIRST))
+@given(nodes(), requests(), st.sampled_from([*LINKS_FIRST]))
 def test_place_is_what_brute_force_finds(state: NodeState, request: Request, policy: Policy) -> None:
     links_first = LINKS_FIRST[policy]
     assert name(state, place(state, request, policy)) == oracle.place(state, request, links_first=links_first)
