@@ -192,7 +192,7 @@ def test_sizes_per_gpu_and_gpus_of_a_kind(begin):
 
 
 def test_two_and_a_half_gpus_are_two_whole_ones_and_half_of_a_third(begin, api):
-    kubelet, agent = begin()
+    kubelet, _ = begin()
     small = kubelet.run_pod(pod("small", 6))
     spec = pod("a", 60, annotations=said({"split": "whole-first", "cores": "40"}))
     one = kubelet.run_pod(spec)
