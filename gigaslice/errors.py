@@ -1,22 +1,23 @@
-"""Every exception the agent raises on purpose, as one tree.
+"""Every exception that Gigaslice raises on purpose, as one tree.
 
     GigasliceError                  str() is one line: what is wrong and what to do about it
-    ├── InputError                  something a person, a file or a peer said cannot be used
+    ├── InputError                  input of a person, a file or a peer cannot be used
     │   ├── TopologyError           a link matrix that describes no machine
     │   │   └── TopologyTextError   the same, in `nvidia-smi topo -m` text, with its line number
-    │   ├── DeviceIdError              a device ID that is not "<GPU uuid>/<number>"
+    │   ├── DeviceIdError           a device ID that is not "<GPU uuid>/<number>"
+    │   ├── SizeError               a text that is no size in bytes
     │   └── MistakesError           several mistakes of one source, one line each
     │       ├── ConfigError         in flags, environment or configuration file
     │       └── InventoryError      in the file that lists the GPUs
     ├── MissingError                the machine lacks what is needed: a driver, a permission
     ├── SocketError                 a socket path that cannot be used
     ├── KubeletError                the kubelet does not answer, or refuses
-    ├── ControlError                the agent refuses what an administrator asks of it, or does not answer
+    ├── ControlError                the agent refuses an administrator's command, or does not answer
     ├── LockedError                 another agent serves this resource or state directory
     └── StateError                  two records of what is allocated contradict each other
         ├── UnknownGpuError         a GPU this node does not have
-        ├── UnknownJobError         a job that holds nothing here
-        ├── DuplicateJobError       a job that already holds GPUs
+        ├── UnknownOccupantError    a name that holds nothing here
+        ├── DuplicateOccupantError  a name that already holds GPUs
         ├── OvercommitError         more slices than a GPU has left
         ├── CheckpointError         the checkpoint is damaged
         ├── CheckpointVersionError  the checkpoint is of a newer agent
@@ -35,7 +36,7 @@ class GigasliceError(Exception):
 
 
 class InputError(GigasliceError):
-    """Something said from outside cannot be used; the text names it and the remedy."""
+    """Input from outside cannot be used; the text names it and the remedy."""
 
 
 class TopologyError(InputError):
@@ -84,15 +85,15 @@ class MissingError(GigasliceError):
 
 
 class SocketError(GigasliceError):
-    """A socket path that cannot be used, or that belongs to somebody else."""
+    """A socket path that cannot be used, or that belongs to another program."""
 
 
 class KubeletError(GigasliceError):
-    """The kubelet does not answer, or refuses what it is asked."""
+    """The kubelet does not answer, or refuses a call."""
 
 
 class ControlError(GigasliceError):
-    """The agent refuses what an administrator asks of it, or does not answer; nothing was changed."""
+    """The agent refuses an administrator's command, or does not answer; nothing was changed."""
 
 
 class LockedError(GigasliceError):
@@ -107,12 +108,12 @@ class UnknownGpuError(StateError):
     """A GPU this node does not have."""
 
 
-class UnknownJobError(StateError):
-    """A job that holds nothing on this node."""
+class UnknownOccupantError(StateError):
+    """A name that holds nothing on this node."""
 
 
-class DuplicateJobError(StateError):
-    """A job that already holds GPUs on this node."""
+class DuplicateOccupantError(StateError):
+    """A name that already holds GPUs on this node."""
 
 
 class OvercommitError(StateError):

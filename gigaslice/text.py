@@ -1,8 +1,8 @@
-"""Text of others, fit to be shown: one line without anything that a terminal, a log or an event would act on.
+"""Makes text from outside fit to be shown: one line without anything that a terminal, a log or an event would act on.
 
-Annotations, names and messages of tenants and peers reach terminals through `kubectl describe`, `journalctl` and this
-program's own commands. Whoever hands text on to one of these passes it through here: events (`kube.events`), log lines
-(`telemetry.logs`), errors of calls (`kubelet.servicer`, `control.server`) and lines for users (`cli`).
+Annotations, names and messages of tenants and peers reach terminals through `kubectl describe`, `journalctl` and the
+commands of this project. Every place that hands such text on passes it through here: events, log lines, errors of
+calls and the output of commands.
 """
 
 from __future__ import annotations

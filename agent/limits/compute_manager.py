@@ -24,7 +24,7 @@ import vcuda
 from agent.ledgers.trust import believed_flying
 from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.limits.compute_arbiter import Arbiter, Sighting, Verdict
+from gigaslice.limits.compute_arbiter import ComputeAllowance, ComputeArbiter, ComputeSample
 from gigaslice.model import PRIORITIES
 from gigaslice.runtime.logs import get_logger
 from vcuda import contract
@@ -68,7 +68,7 @@ class _Page:
 
 @dataclass(slots=True)
 class _GpuState:
-    arbiter: Arbiter = field(default_factory=Arbiter)
+    arbiter: ComputeArbiter = field(default_factory=ComputeArbiter)
     pages: dict[str, _Page] = field(default_factory=dict)
 
 
@@ -207,7 +207,7 @@ class ComputeManager:
             PRIORITIES[allocation.policy.priority],
         )
 
-    def _observe(self, one: _Sharer, gpu: str) -> Sighting | None:
+    def _observe(self, one: _Sharer, gpu: str) -> ComputeSample | None:
         """None for a ledger that cannot be read: its container's share is not managed, the others' are."""
         try:
             use = one.reader.read()
@@ -220,10 +220,10 @@ class ComputeManager:
             return None
         self._last[one.id, gpu] = use
         flying = believed_flying(use.flying, self._store.listed.get(one.id, {}).get(gpu))
-        return Sighting(one.share, flying, use.spent, use.waiting, one.elastic, one.weight)
+        return ComputeSample(one.share, flying, use.spent, use.waiting, one.elastic, one.weight)
 
     def _publish(
-        self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, Sighting], now: float
+        self, gpu: str, sharers: Mapping[str, _Sharer], seen: Mapping[str, ComputeSample], now: float
     ) -> None:
         state = self._gpus.setdefault(gpu, _GpuState())
         for name in seen.keys() - state.pages.keys():
@@ -231,9 +231,9 @@ class ComputeManager:
         for name in state.pages.keys() - seen.keys():
             del state.pages[name]
         published = {name: page.credit_us / 1e6 for name, page in state.pages.items()}
-        for name, verdict in state.arbiter.look(now, seen, published, self._used.get(gpu, 0.0)).items():
+        for name, allowance in state.arbiter.decide(now, seen, published, self._used.get(gpu, 0.0)).items():
             try:
-                _write(sharers[name], gpu, state.pages[name], verdict, now)
+                _write(sharers[name], gpu, state.pages[name], allowance, now)
             except vcuda.VcudaError as error:
                 self._report(sharers[name], str(error))
 
@@ -256,12 +256,12 @@ class ComputeManager:
             )
 
 
-def _write(one: _Sharer, gpu: str, page: _Page, verdict: Verdict, now: float) -> None:
-    credit = max(page.credit_us, int(verdict.credit * 1e6))
+def _write(one: _Sharer, gpu: str, page: _Page, allowance: ComputeAllowance, now: float) -> None:
+    credit = max(page.credit_us, int(allowance.credit * 1e6))
     if credit > page.credit_us and now - page.credit_at >= _CREDIT_STEP:
         vcuda.set_credit(one.page, gpu, credit)
         page.credit_us, page.credit_at = credit, now
-    lent = verdict.granted > one.share
-    if verdict.granted != page.allowed or (lent and now - page.allowed_at >= _KEEP_ALIVE):
-        vcuda.set_allowed(one.page, gpu, verdict.granted)
-        page.allowed, page.allowed_at = verdict.granted, now
+    lent = allowance.allowed > one.share
+    if allowance.allowed != page.allowed or (lent and now - page.allowed_at >= _KEEP_ALIVE):
+        vcuda.set_allowed(one.page, gpu, allowance.allowed)
+        page.allowed, page.allowed_at = allowance.allowed, now

@@ -23,7 +23,7 @@ from agent.ledgers.trust import believed_time_slices
 from agent.persistence.store import Store
 from gigaslice.allocation.host_memory import real_part
 from gigaslice.allocation.table import Allocation
-from gigaslice.limits.time_slicing import Sighting, Turns
+from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
 from gigaslice.model import Gpu
 from gigaslice.runtime.logs import get_logger
 from vcuda import contract
@@ -39,7 +39,7 @@ LEASE_MS = 1000
 class GpuTimeSlices:
     """The state of one GPU, for metrics too. seconds: in time slices so far. paging: the driver's counters."""
 
-    arbiter: Turns = field(default_factory=Turns)
+    arbiter: TimeSlicer = field(default_factory=TimeSlicer)
     holder: str | None = None
     held: frozenset[str] = frozenset()
     wanting: int = 0
@@ -93,7 +93,7 @@ class TimeSliceManager:
     @property
     def pause(self) -> float:
         """Seconds until the next poll."""
-        if any(gpu.arbiter.hurries for gpu in self.gpus.values()):
+        if any(gpu.arbiter.urgent for gpu in self.gpus.values()):
             return SOON
         return BUSY if any(not gpu.fits for gpu in self.gpus.values()) else QUIET
 
@@ -159,19 +159,19 @@ class TimeSliceManager:
                 continue
             self.held_us[allocation.id, gpu.uuid] = one.held_us
             stopped = allocation.id == state.holder and self._is_stopped(allocation)
-            seen[allocation.id] = Sighting(
+            seen[allocation.id] = TimeSliceSample(
                 one.progress,
                 one.waiting,
                 one.managed,
                 busy=one.busy > 0,
                 alive=one.alive > 0 and not stopped,
-                willing=allocation.policy.turns,
+                willing=allocation.policy.time_slicing,
             )
         state.paging = self._counters(gpu.uuid)
         moved = state.paging.moved if state.paging else None
-        decision = state.arbiter.look(now, self._room(gpu, usage), seen, moved)
+        decision = state.arbiter.decide(now, self._room(gpu, usage), seen, moved)
         state.holder, state.held = decision.holder, decision.held
-        state.wanting, state.fits = decision.wanting, decision.fits
+        state.wanting, state.fits = decision.contending, decision.fits
         self._log_mode(gpu, state)
         end = vcuda.time_slice_clock() + LEASE_MS
         for name in seen:
@@ -234,9 +234,9 @@ class TimeSliceManager:
     def _log_mode(self, gpu: Gpu, state: GpuTimeSlices) -> None:
         if state.logged_mode == state.arbiter.mode:
             return
-        if state.arbiter.mode == "turns":
+        if state.arbiter.mode == "slicing":
             self._log.info("time slicing started", gpu=gpu.uuid, containers=state.wanting)
-        elif state.logged_mode == "turns":
+        elif state.logged_mode == "slicing":
             self._log.info("time slicing stopped", gpu=gpu.uuid, fits=state.fits)
         state.logged_mode = state.arbiter.mode
 

@@ -70,7 +70,7 @@ class MetricCollector:
             values.add("gigaslice_gpu_time_slices_total", turns, uuid)
             values.add("gigaslice_gpu_time_slice_seconds_total", seconds, uuid)
         for uuid, gpu in self._time_slices.gpus.items():
-            values.add("gigaslice_gpu_time_slicing_active", int(gpu.arbiter.mode == "turns"), uuid)
+            values.add("gigaslice_gpu_time_slicing_active", int(gpu.arbiter.mode == "slicing"), uuid)
             values.add("gigaslice_gpu_working_set_resident", int(gpu.fits), uuid)
             if gpu.paging is not None:
                 values.add("gigaslice_gpu_page_faults_total", gpu.paging.faults, uuid)

@@ -2,8 +2,8 @@
 
 A GPU with lent memory has more slices than fit it. Containers that may use host memory count on all of them, but only
 their physical share is real memory, which never leaves the GPU; the others count on the GPU's own memory alone. So
-there are two views of a GPU, and a container is placed in its own: nobody without the options for it is ever placed
-beyond the GPU's own memory, and all together never beyond what it has with the lent.
+there are two views of a GPU, and a container is placed in its own: a container without the option is never placed
+beyond the GPU's own memory, and all together never beyond that and the lent memory.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def physical_share(memory_bytes: int, own: int, host: int) -> int:
     """Bytes of a quota that are real memory on a GPU with OWN bytes and HOST bytes lent.
 
     Chosen so that on a fully used GPU the real memory of all and the rest of one container fit together: then each can
-    have all its pages on the GPU while it is its turn. With p the part that is real, p x (own + host) is everybody's
-    real memory and (1 - p) x memory the rest of one.
+    have all its pages on the GPU in its time slice. With p the part that is real, p x (own + host) is the real memory
+    of all and (1 - p) x memory the rest of one.
     """
     if memory_bytes >= own + host:
         return max(least_physical(memory_bytes), 0)
@@ -65,7 +65,7 @@ def physical_share(memory_bytes: int, own: int, host: int) -> int:
 def view(
     table: AllocationTable, gpus: Sequence[Gpu], pod: str, *, host: bool, memory_bytes: int
 ) -> tuple[tuple[Gpu, ...], tuple[Occupant, ...]]:
-    """The visible and what counts on them, for a container that may use host memory (HOST) or not.
+    """The GPUs and what counts on them, as a container sees them that may use host memory (HOST) or not.
 
     memory_bytes: what it asks for in all.
     """
@@ -78,14 +78,14 @@ def view(
     for gpu in gpus:
         if not gpu.host_bytes:
             continue
-        held = [(one.job, share.slices) for one in counted for share in one.shares if share.gpu == gpu.uuid]
+        held = [(one.name, share.slices) for one in counted for share in one.shares if share.gpu == gpu.uuid]
         taken = sum(slices for _, slices in held)
-        real = sum(_real_slices(gpu, slices, physical.get(job, {})) for job, slices in held)
+        real = sum(_real_slices(gpu, slices, physical.get(name, {})) for name, slices in held)
         if host:
             room = gpu.own_slices * gpu.slice_bytes - _real_bytes(table, gpu)
             missing = gpu.slices - taken if room < least_physical(memory_bytes) else 0
         else:
-            counted = tuple(_as_real(one, gpu, physical.get(one.job, {})) for one in counted)
+            counted = tuple(_as_real(one, gpu, physical.get(one.name, {})) for one in counted)
             missing = max(0, taken - (gpu.slices - gpu.own_slices) - real)
         if missing > 0:
             more.append(Occupant(f"{REAL} {gpu.uuid}", (Share(gpu.uuid, missing),)))
@@ -122,9 +122,9 @@ def others_bytes(allocation: Allocation, gpu: Gpu, everything: int, real: int) -
 
 
 def host_promised(table: AllocationTable, gpus: Sequence[Gpu]) -> dict[str, int]:
-    """For each GPU with lent memory the bytes by which the promises of all containers in BOOK go beyond its own: what
+    """For each GPU with lent memory the bytes by which the promises of all containers in TABLE go beyond its own: what
     may have to lie on the host when all of them use what they have. Never more than the GPU was lent, for containers
-    that have passed the start gate."""
+    that the start decision has let start."""
     return {
         gpu.uuid: max(
             0, sum(one.promised.get(gpu.uuid, 0) for one in table.allocations) - gpu.bytes_of(gpu.own_slices)
@@ -143,7 +143,7 @@ def host_need(
     part in lent memory.
 
     used: bytes that living processes have, by allocation and GPU. Containers that came later and wait themselves are
-    not counted; whoever passes first has the memory.
+    not counted: the first that may start has the memory.
     """
     if not any(gpu.host_bytes and gpu.uuid in allocation.promised for gpu in gpus):
         return 0
@@ -159,8 +159,8 @@ def host_need(
 def _share_of(table: AllocationTable, allocation: Allocation, hold: Hold, gpu: Gpu) -> int:
     own = gpu.bytes_of(gpu.own_slices)
     room = own - _real_bytes(table.without([allocation.id]), gpu)
-    wanted = physical_share(hold.memory_bytes, own, gpu.bytes_of(gpu.slices - gpu.own_slices))
-    return max(least_physical(hold.memory_bytes), min(wanted, room // MIB * MIB))
+    share = physical_share(hold.memory_bytes, own, gpu.bytes_of(gpu.slices - gpu.own_slices))
+    return max(least_physical(hold.memory_bytes), min(share, room // MIB * MIB))
 
 
 def _real_bytes(table: AllocationTable, gpu: Gpu) -> int:

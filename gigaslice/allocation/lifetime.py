@@ -1,11 +1,10 @@
-"""Whether the containers of the allocation table's allocations still live: everything that is known, put together.
-Pure.
+"""Whether the containers of the allocations still live, by all evidence together. Pure.
 
-The kubelet never says that a pod has ended; it only stops to list it. It also stops to list pods that live: after its
-start it lists none for seconds, and one that has lost its checkpoint lists running containers without their devices and
-counts these as free. So what is missing from one place proves nothing while another shows life. A living process is
-life, whoever says otherwise. The API server's word on a pod comes next, then the kubelet's list. What nobody knows is
-in doubt, and stays in the allocation table until it has been in doubt for long.
+The kubelet does not report that a pod has ended; it only stops listing it. It also stops listing pods that live: after
+its start it lists none for seconds, and a kubelet that has lost its checkpoint lists running containers without their
+devices and counts these as free. So absence from one source proves nothing while another shows life. A living process
+counts before everything else, then the API server's record of the pod, then the kubelet's list. An allocation that no
+source decides is in doubt, and stays in the allocation table until it has been in doubt for long.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Standing(Enum):
 
 
 def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict[str, Standing]:
-    """The standing of every allocation of BOOK, by id. Allocations numbered ASKED_AT or later are younger than the
+    """The standing of every allocation of TABLE, by id. Allocations numbered ASKED_AT or later are younger than the
     evidence.
     """
     listing = evidence.listing or Listing(settled=False)
@@ -113,7 +112,7 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     living = {key for key, standing in found.items() if standing is Standing.ALIVE}
     for allocation in reversed(
         table.allocations
-    ):  # those who took device IDs over come before those who lent them
+    ):  # those that took device IDs over come before those that lent them
         if allocation.id not in found:
             lives = _nameless(table, allocation, listing.pods, living)
             found[allocation.id] = Standing.ALIVE if lives else Standing.DOUBTFUL
@@ -201,9 +200,9 @@ def _nameless(table: AllocationTable, allocation: Allocation, pods: frozenset[st
     """Whether the pod of an allocation that no container is known for may live: an init container, which is never
     listed.
 
-    One that has lent all its device IDs lives as long as somebody who has them; any other as long as a container that
-    took some of them right after it, or a pod of its suspects that `_cleared` does not rule out. The kubelet's list has
-    no UIDs, so a pod whose name was there before is no suspect.
+    One that has lent all its device IDs lives as long as a container that has them; any other as long as a container
+    that took some of them right after it, or a pod of its suspects that `_cleared` does not rule out. The kubelet's
+    list has no UIDs, so a pod whose name was there before is no suspect.
     """
     if allocation.suspects is None:
         return True

@@ -1,8 +1,10 @@
-"""What the allocation table should say, given what the kubelet lists, which processes live and which directories exist.
+"""What the allocation table should hold, given what the kubelet lists, which processes live and which directories
+exist.
 
-The kubelet has no deallocate call and never says which pod an Allocate was for, so both are learned from its list of
-containers. Every rule leans to keeping: a directory that a container may still start from is never given up, and
-slices that cannot be explained count as taken. Decisions only: facts in, repairs out; `store` carries them out.
+The kubelet has no deallocate call, and an Allocate does not name its pod, so both are learned from the kubelet's list
+of containers. Every rule leans to keeping: a directory that a container may still start from is never given up, and
+slices that cannot be explained count as taken. Decisions only: facts in, repairs out; `agent.persistence.store`
+carries them out.
 """
 
 from __future__ import annotations
@@ -75,12 +77,12 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What one look at the kubelet's list changes.
+    """What one pass over the kubelet's list changes.
 
-    allocation table: what it should say, released allocations left out. learned: allocations whose container became
-    known or changed. released: allocations to give up with their directories. adopted: containers nobody had a record
-    of. forgotten: allocations whose containers live, and are listed without the devices that they have. unlisted: for
-    each id, how many looks in a row have left it in doubt; the next look wants it back.
+    table: the allocation table as it should be, released allocations left out. learned: allocations whose container
+    became known or changed. released: allocations to give up with their directories. adopted: containers that no
+    record was of. forgotten: allocations whose containers live, and are listed without the devices that they have.
+    unlisted: for each id, how many passes in a row have left it in doubt; an argument of the next pass.
     """
 
     table: AllocationTable
@@ -92,7 +94,7 @@ class Review:
 
 
 def recover(table: AllocationTable, directories: Mapping[str, Allocation | None]) -> Recovery:
-    """Adds to BOOK the allocations that only DIRECTORIES know: all of them after a lost checkpoint, else at most the
+    """Adds to TABLE the allocations that only DIRECTORIES know: all of them after a lost checkpoint, else at most the
     last.
 
     An allocation that both know has the limits of the record that has seen more changes; the checkpoint may be an old
@@ -136,11 +138,11 @@ def review(
     now: float,
     answers: Iterable[Answered] = (),
 ) -> Review:
-    """Compares BOOK with one answer of the kubelet and with what else is known of its pods.
+    """Compares TABLE with one answer of the kubelet and with what else is known of its pods.
 
     young: those of its pods that have not been there for long: a new allocation is for one of them. asked_at: the
-    allocation table's next number when the question was sent; younger allocations are left for the next look. patience:
-    looks in a row that leave a container in doubt until its allocation is given up. gpus, library, now: for containers
+    allocation table's next number when the question was sent; younger allocations are left for the next pass. patience:
+    passes in a row that leave a container in doubt until its allocation is given up. gpus, library, now: for containers
     that hold devices without a record (state directory lost). answers: what the kubelet was once answered, which says
     where their files have to be; without that they count where their device IDs' names say.
     """
@@ -181,7 +183,7 @@ def review(
 
 
 def strangers(table: AllocationTable, listing: Listing) -> tuple[Listed, ...]:
-    """The listed containers that BOOK has no record of."""
+    """The listed containers that TABLE has no record of."""
     return tuple(one for one in listing.containers if allocation_of(table, one) is None)
 
 
@@ -235,9 +237,9 @@ def _forget(
 def _count_doubts(
     table: AllocationTable, listing: Listing, found: Mapping[str, Standing], before: Mapping[str, int]
 ) -> dict[str, int]:
-    """How many looks in a row have left an allocation in doubt, processes apart: it ends soon after these.
+    """How many passes in a row have left an allocation in doubt, processes apart: it ends soon after these.
 
-    A look that means nothing neither counts nor clears.
+    A pass that means nothing neither counts nor clears.
     """
     return {
         allocation.id: before.get(allocation.id, 0) + listing.settled
@@ -313,7 +315,7 @@ def rebuilt(
     """A record for a container that holds devices without one.
 
     With the answer that the kubelet has kept it gets its old id, and so its old directory, and its old GPUs. Without
-    it, the device IDs' names are the only word on the GPUs, and its files are not those that the container mounts.
+    it, the device IDs' names are the only evidence of the GPUs, and its files are not those that the container mounts.
     """
     for answer in answers:
         if answer.device_ids == one.device_ids and answer.container == one.container.container:
@@ -349,7 +351,9 @@ def from_answer(
         if len(answer.gpus) == 1:
             by_gpu = {answer.gpus[0]: sorted(answer.device_ids)}
         if set(by_gpu) != set(answer.gpus):
-            return None  # the device IDs are served from other by_uuid than their names say: how many from which?
+            return (
+                None  # the device IDs are served from other GPUs than their names say: how many from which?
+            )
         holds = tuple(Hold(gpu, by_uuid[gpu].slice_bytes, tuple(by_gpu[gpu])) for gpu in answer.gpus)
     policy = AllocationOptions(exclusive=bool(whole))
     return Allocation(
@@ -358,7 +362,9 @@ def from_answer(
 
 
 def _foreign(one: Listed, gpus: Sequence[Gpu], library: str, now: float) -> Allocation | None:
-    """A record for a container that holds devices without one: its device IDs' names are the only word on its whole."""
+    """A record for a container that holds devices without one: its device IDs' names are the only evidence of its
+    GPUs.
+    """
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
     size = {gpu.uuid: gpu.bytes_of(gpu.slices) for gpu in gpus}
     whole = [

@@ -1,8 +1,8 @@
 """The start decision: whether the GPUs of a container have room for all it was promised. Pure.
 
-The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across GPUs at random, a
-container can be admitted before its memory is free. It is admitted all the same, since a refusal at that point is for
-good, and held back here, at the one call that the kubelet repeats.
+The kubelet frees devices by its own rules: after a forced deletion, or when it picks devices across GPUs at random, it
+can admit a container before the container's memory is free. Refusing the allocation then would fail the pod for good.
+So the container is allocated, and held back at its start, the one call that the kubelet repeats.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def shortfall(
 ) -> tuple[Missing, ...]:
     """What is still missing before ALLOCATION may start; nothing means go.
 
-    NODE gives the GPUs; its allocations are not looked at. used: bytes of the living processes of every allocation, by
+    NODE gives the GPUs; its occupants do not count. used: bytes of the living processes of every allocation, by
     id and GPU. A neighbour counts with what it was promised, or with what it uses where that is more: one whose slices
     the kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
     itself and came later counts with its use only, and so does a later container of the same pod, which cannot run
     while an init container starts. A GPU that a pod has for itself is promised to it altogether, and one that
-    ALLOCATION's pod is to have for itself must be free of everybody else.
+    ALLOCATION's pod is to have for itself must be free of every other container.
     """
     others: dict[str, int] = {}
     real: dict[str, int] = {}
@@ -124,7 +124,7 @@ def describe(
     used: Mapping[str, Mapping[str, int]],
     unhealthy: Mapping[str, str] | None = None,
 ) -> str:
-    """One sentence for the pod's event: what is waited for, on which GPU, and who holds it.
+    """One sentence for the pod's event: what the container waits for, on which GPU, and which containers hold it.
 
     unhealthy: what is wrong with GPUs, where that is known.
     """

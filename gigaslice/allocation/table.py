@@ -1,7 +1,7 @@
 """The allocation table of the node: every container that was given slices, and which slices those are.
 
 An allocation is what one Allocate call handed out. The kubelet speaks in device IDs and this agent places slices
-itself, so a allocation says for each GPU which device IDs are served from it. Three rules of the kubelet shape
+itself, so an allocation says for each GPU which device IDs are served from it. Three rules of the kubelet shape
 everything here: there is no deallocate call, init containers lend their device IDs to later containers of the same pod,
 and what the kubelet has forgotten it hands out a second time while the first container runs. Values only: each change
 is a new allocation table, and nothing here reads a clock or a file.
@@ -56,7 +56,7 @@ def whole_gpu(device_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContainerRef:
-    """A container by the names people know it by."""
+    """A container by its names in the cluster."""
 
     namespace: str
     pod: str
@@ -88,8 +88,8 @@ class AllocationOptions:
 
     cores: per cent of each GPU's compute, 0 for no share; cores_elastic, priority: whether idle compute of others is
     lent, and who gets more. exclusive: its GPUs are its pod's alone. elastic: may use more while alone, up to
-    max_slices of a GPU if given. oversubscribe: may use lent host memory. turns: takes turns with others who do.
-    parts: slices of each GPU as the annotation says them, empty where it says nothing.
+    max_slices of a GPU if given. oversubscribe: may use lent host memory. time_slicing: shares a GPU that thrashes by
+    time slices. parts: slices of each GPU as the annotation says them, empty where it says nothing.
     """
 
     cores: int = 0
@@ -97,7 +97,7 @@ class AllocationOptions:
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
-    turns: bool = True
+    time_slicing: bool = True
     parts: tuple[int, ...] = ()
     cores_elastic: bool = False
     priority: str = DEFAULT_PRIORITY
@@ -111,7 +111,7 @@ class AllocationOptions:
             elastic=options.elastic,
             max_slices=options.max_slices,
             oversubscribe=options.oversubscribe,
-            turns=options.turns,
+            time_slicing=options.time_slicing,
             parts=options.parts,
             cores_elastic=options.cores_elastic,
             priority=options.priority,
@@ -125,7 +125,7 @@ class AllocationOptions:
 
 @dataclass(frozen=True, slots=True)
 class LiveLimit:
-    """What a person has made of a GPU's share since it was given; None where that is still as given."""
+    """What a resize has made of a GPU's share since it was given; None where that is still as given."""
 
     gpu: str
     memory_bytes: int | None = None
@@ -154,17 +154,18 @@ class Hold:
 class Allocation:
     """What one container was given.
 
-    id: 32 hex digits, name of its directory. number: order of the Allocate calls, never used twice. created: Unix time
-    in seconds. holds: one per GPU. library: file name that its preload line names. lent: device IDs that a later
+    id: 32 hex digits, name of its directory. number: order of the Allocate calls, never used twice. created: Unix
+    time in seconds. holds: one per GPU. library: file name that its preload line names. lent: device IDs that a later
     container of the same pod, or an unknown one, has taken over. supersedes: ids of allocations it took device IDs
     from. container: known once the kubelet has listed it. suspects: until then, the pods ("namespace/name") one of
     which it is for; None before the kubelet was asked. gone: its pod has ended by all that is known, so its slices
     count no more. forgotten: the kubelet counts its devices as free, and nothing shows that its pod has ended, so its
-    slices still count. foreign: made up for a container whose mounts are not these files: it counts, and nothing starts
-    from it. waiting: a GPU had no room for it at Allocate, and the start gate has not let it pass yet. owner: whom it
-    was made for, where that was found out during Allocate; a listed container is in `container` besides. undecided: its
-    annotations were not known, or made no sense, and the start gate looks at them again. limits: GPUs whose share was
-    changed since, at most once each. resizes: how many changes there were, so that of two records the later is known.
+    slices still count. foreign: made up for a container whose mounts are not these files: it counts, and nothing
+    starts from it. waiting: a GPU had no room for it at Allocate, and the start decision has not let it start yet.
+    owner: the container it was made for, where that was found out during Allocate; a listed container is in
+    `container` besides. undecided: its annotations were not known, or made no sense, and are read again before the
+    start. limits: GPUs whose share was changed since, at most once each. resizes: how many changes there were, so
+    that of two records the later is known.
     """
 
     id: str
@@ -208,13 +209,13 @@ class Allocation:
 
     @property
     def name(self) -> str:
-        """How people know it: its container, or its id before the kubelet has named one."""
+        """The name for people: its container, or its id before the kubelet has named one."""
         known = self.ref
         return str(known) if known else f"allocation {self.id[:8]}"
 
     @property
     def ref(self) -> ContainerRef | None:
-        """The container it is for, listed or not; None while nobody knows."""
+        """The container it is for, listed or not; None while that is not known."""
         return self.container or (self.owner.ref if self.owner else None)
 
     def is_of(self, uid: str) -> bool:
@@ -242,7 +243,7 @@ class Allocation:
 
     @cached_property
     def promised(self) -> Mapping[str, int]:
-        """Bytes of each GPU that nobody else may be promised: its quota, without slices that it has lent."""
+        """Bytes of each GPU that no other container may be promised: its quota, without slices that it has lent."""
         if not self.kept:
             return {}
         if not self.lent and not self.limits:
@@ -347,10 +348,10 @@ class AllocationTable:
         and SINCE: the least `created` of a lender: the kubelet allocates all containers of a pod at once and before it
         starts one.
         """
-        wanted = frozenset(device_ids)
+        taken = frozenset(device_ids)
         changed = []
         for allocation in self.allocations:
-            common = allocation.held & wanted
+            common = allocation.held & taken
             if not common or (before is not None and allocation.number >= before):
                 continue
             if _lends(allocation, pod, started, since):

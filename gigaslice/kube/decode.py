@@ -2,7 +2,7 @@
 
 A pod's document is some ten kilobytes of which a few dozen bytes matter: each is cut down as soon as it is complete, so
 that a list of hundreds never exists in full beside its text. Nothing is taken for what it ought to be: every value that
-goes on from here has been looked at, and whatever else stands in an answer ends in ValueError or in a pod left out.
+goes on from here has been checked, and anything else in an answer ends in ValueError or in a pod left out.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _cut(document: dict[str, Any]) -> Any:
 
 
 def _pod_or_none(document: dict[str, Any]) -> Pod | None:
-    """A pod that cannot be understood is one that nobody knows: the others must not be lost for it."""
+    """A pod that cannot be understood is left out: the others must not be lost for it."""
     try:
         return parse_pod(document)
     except ValueError:

@@ -12,7 +12,7 @@ import re
 __all__ = ["MOST", "whole"]
 
 MOST = (1 << 63) - 1
-_LONGEST = 100  # characters; the API server takes longer ones, and nobody can mean them
+_LONGEST = 100  # characters; the API server takes longer ones, and none can be meant
 _GRAMMAR = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<digits>[0-9]+)(?:\.(?P<fraction>[0-9]*))?|\.(?P<only>[0-9]+))"
     r"(?:(?P<binary>[KMGTPE]i)|(?P<decimal>[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]+))?"

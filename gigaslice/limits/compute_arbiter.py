@@ -1,15 +1,15 @@
-"""Who may use how much of a GPU's time now, and what containers get back because a neighbour had the GPU meanwhile.
+"""How much of a GPU's time each container may use now, and what it gets back for the time that neighbours had.
 
-Each container limits itself: it is charged the time that its work is under way. Two things only somebody who sees all
-containers of a GPU can know. While several have work under way, the GPU goes round among their processes, so a
-container is charged more than it got: what the others had is its credit. And the time that a container does not use can
-be lent to those that are elastic, in proportion to their weights, until its owner wants it back. Containers without a
-share are limited by nobody and say nothing of themselves; while the driver shows them at work, nothing is lent.
+Each container limits itself: it is charged the time that its work is under way. Two things show only where all
+containers of a GPU are seen. While several have work under way, the GPU goes round among their processes, so a
+container is charged more than it got: what the others had is its credit. And the time that a container does not use
+can be lent to those that are elastic, in proportion to their weights, until its owner needs it again. Containers
+without a share have no limit and report nothing; while the driver shows them at work, nothing is lent.
 
-Pure: sightings and the time go in, numbers for the limits pages come out. One ``Arbiter`` per GPU; it remembers the
-sightings before. What containers say about themselves is bounded here: nobody gains by claiming to be busy, since a
-claim only raises the credit of the others. Tests: tests/unit/gigaslice/limits/test_compute_arbiter.py,
-tests/unit/compute/test_shares.py.
+Pure: samples and the time go in, numbers for the limits pages come out. One ``ComputeArbiter`` per GPU; it remembers
+the samples before. What containers report about themselves is bounded here: no container gains by claiming to be
+busy, since a claim only raises the credit of the others. Tests: tests/unit/gigaslice/limits/test_compute_arbiter.py,
+tests/unit/gigaslice/limits/test_compute_shares.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Arbiter", "Sighting", "Verdict", "lend"]
+__all__ = ["ComputeAllowance", "ComputeArbiter", "ComputeSample", "lend"]
 
 WHOLE = 1000
 """Permille of a GPU."""
@@ -30,13 +30,21 @@ FADING = 0.6
 IDLE = 0.02
 """Part of the GPU that containers without a share may use and still count as idle."""
 LONGEST_GAP = 1.0
-"""Seconds between two looks beyond which nothing is known about the time in between."""
+"""Seconds between two samples beyond which nothing is known about the time in between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """A container on one GPU at one instant. share, weight, elastic: what it was promised. flying: its processes that
-    have work under way. spent: seconds it was charged, ever since. waiting: its launches are being held back."""
+class ComputeSample:
+    """A container on one GPU at one instant.
+
+    Attributes:
+        share: permille of the GPU's time that it was promised.
+        flying: its processes that have work under way.
+        spent: seconds it was charged, ever since.
+        waiting: its launches are being held back.
+        elastic: it may borrow time that others leave.
+        weight: how much of that it gets beside other borrowers.
+    """
 
     share: int
     flying: int
@@ -47,11 +55,13 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the container's page should say: seconds of credit ever since, and permille of the GPU's time now."""
+class ComputeAllowance:
+    """What the container's page should say: seconds of credit ever since, and permille of the GPU's time allowed
+    now.
+    """
 
     credit: float
-    granted: int
+    allowed: int
 
 
 @dataclass(slots=True)
@@ -59,9 +69,9 @@ class _Known:
     credit: float
     spent: float
     others: float
-    granted: int
+    allowed: int
     demand: float = 0.0
-    looks: int = 0
+    samples: int = 0
     busy: int = 0
 
 
@@ -88,88 +98,96 @@ def lend(demands: Mapping[str, int], borrowers: Mapping[str, int]) -> dict[str, 
     return lent
 
 
-class Arbiter:
-    """One GPU's arbiter."""
+class ComputeArbiter:
+    """Decides for one GPU."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._seen_at = 0.0
         self._lent_at = 0.0
 
-    def look(
+    def decide(
         self,
         now: float,
-        sightings: Mapping[str, Sighting],
+        samples: Mapping[str, ComputeSample],
         published: Mapping[str, float] | None = None,
         unlimited: float = 0.0,
-    ) -> dict[str, Verdict]:
-        """The verdict on each container that is seen. PUBLISHED: credit that its page has already, for one that this
-        arbiter meets for the first time (its predecessor wrote it). UNLIMITED: part of the GPU that containers without
-        a share have used lately."""
+    ) -> dict[str, ComputeAllowance]:
+        """What each of the containers may use until the next decision.
+
+        Args:
+            now: seconds that only go forward.
+            samples: the containers of the GPU that have a share.
+            published: credit that their pages have already, for containers that this arbiter meets for the first time
+                (its predecessor wrote it).
+            unlimited: part of the GPU that containers without a share have used lately.
+        """
         passed = now - self._seen_at if self._known else 0.0
         self._seen_at = now
         if not 0 <= passed <= LONGEST_GAP:
             passed = 0.0
-        self._forget(sightings)
-        flying = {name: max(0, seen.flying) for name, seen in sightings.items()}
-        everybody = sum(flying.values())
-        for name, seen in sightings.items():
-            others = _others(flying[name], everybody)
+        self._forget(samples)
+        flying = {name: max(0, sample.flying) for name, sample in samples.items()}
+        all_flying = sum(flying.values())
+        for name, sample in samples.items():
+            others = _others(flying[name], all_flying)
             known = self._known.get(name)
             if known is None:
                 credit = (published or {}).get(name, 0.0)
-                self._known[name] = _Known(credit, seen.spent, others, seen.share, float(seen.share))
+                self._known[name] = _Known(credit, sample.spent, others, sample.share, float(sample.share))
                 continue
-            charged = min(max(0.0, seen.spent - known.spent), passed)
+            charged = min(max(0.0, sample.spent - known.spent), passed)
             known.credit += charged * (known.others + others) / 2
-            known.spent, known.others = seen.spent, others
-            known.looks += 1
-            known.busy += seen.waiting or seen.flying > 0
+            known.spent, known.others = sample.spent, others
+            known.samples += 1
+            known.busy += sample.waiting or sample.flying > 0
         if now - self._lent_at >= LENDING_PERIOD or now < self._lent_at:
             self._lent_at = now
-            self._lend(sightings, unlimited)
+            self._lend(samples, unlimited)
         return {
-            name: Verdict(self._known[name].credit, min(WHOLE, max(1, self._granted(name, seen))))
-            for name, seen in sightings.items()
+            name: ComputeAllowance(self._known[name].credit, min(WHOLE, max(1, self._allowed(name, sample))))
+            for name, sample in samples.items()
         }
 
-    def _granted(self, name: str, seen: Sighting) -> int:
+    def _allowed(self, name: str, sample: ComputeSample) -> int:
         known = self._known[name]
-        return max(seen.share, known.granted) if seen.elastic else seen.share
+        return max(sample.share, known.allowed) if sample.elastic else sample.share
 
-    def _lend(self, sightings: Mapping[str, Sighting], unlimited: float) -> None:
-        """A container that is at work or held back for as much of the time as its share wants its share: that it got
-        less may be the borrowers' doing. One that is there less often cannot use more than that. One without a share
-        can use whatever there is, so its use leaves nothing to lend."""
-        for name in sightings:
+    def _lend(self, samples: Mapping[str, ComputeSample], unlimited: float) -> None:
+        """Lends what owners leave.
+
+        A container that is at work or held back for as much of the time as its share needs all of its share: that it
+        got less may be the borrowers' doing. One that is there less often cannot use more than that. One without a
+        share can use whatever there is, so its use leaves nothing to lend."""
+        for name in samples:
             known = self._known[name]
-            if known.looks:
-                known.demand = max(WHOLE * known.busy / known.looks, known.demand * FADING)
-                known.looks = known.busy = 0
+            if known.samples:
+                known.demand = max(WHOLE * known.busy / known.samples, known.demand * FADING)
+                known.samples = known.busy = 0
         demands = {
-            name: min(seen.share, round(self._known[name].demand) + MARGIN)
-            for name, seen in sightings.items()
+            name: min(sample.share, round(self._known[name].demand) + MARGIN)
+            for name, sample in samples.items()
         }
-        wanting = {
-            name: seen.weight
-            for name, seen in sightings.items()
-            if seen.elastic and self._known[name].demand > MARGIN and unlimited <= IDLE
+        borrowers = {
+            name: sample.weight
+            for name, sample in samples.items()
+            if sample.elastic and self._known[name].demand > MARGIN and unlimited <= IDLE
         }
-        lent = lend(demands, wanting)
-        for name, seen in sightings.items():
-            self._known[name].granted = max(seen.share, demands[name] + lent.get(name, 0))
+        lent = lend(demands, borrowers)
+        for name, sample in samples.items():
+            self._known[name].allowed = max(sample.share, demands[name] + lent.get(name, 0))
 
-    def _forget(self, sightings: Mapping[str, Sighting]) -> None:
-        for name in [name for name in self._known if name not in sightings]:
+    def _forget(self, samples: Mapping[str, ComputeSample]) -> None:
+        for name in [name for name in self._known if name not in samples]:
             del self._known[name]
 
 
-def _others(own: int, everybody: int) -> float:
+def _others(own: int, all_flying: int) -> float:
     """Part of the GPU that others have while this container has work under way: the GPU goes round among processes.
     For one that has none right now: what it would be if it had."""
-    return 1 - own / everybody if own else everybody / (everybody + 1)
+    return 1 - own / all_flying if own else all_flying / (all_flying + 1)
 
 
-def active(sightings: Sequence[Sighting]) -> bool:
+def active(samples: Sequence[ComputeSample]) -> bool:
     """Whether there is anything to decide: two containers that share a GPU, at least one of them busy."""
-    return len(sightings) > 1 and any(seen.flying or seen.waiting for seen in sightings)
+    return len(samples) > 1 and any(sample.flying or sample.waiting for sample in samples)

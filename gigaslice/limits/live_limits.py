@@ -1,8 +1,8 @@
 """Limits of running containers: what each may use now, whether a change fits, and what the kubelet must not give out.
 
-What a container was promised is in the allocation table; what its limits page says follows from the allocation table
-and from who is alone on a GPU. Pure: the allocation table, the GPUs and the ledgers' numbers in, decisions out, so that
-a successor decides the same.
+The allocation table has what a container was promised. What its limits page says follows from the table and from
+which containers are alone on a GPU. Pure: the table, the GPUs and the ledgers' numbers in, decisions out, so that the
+next agent decides the same.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def limits_now(
 ) -> dict[str, dict[str, tuple[int, int]]]:
     """What every limits page should say: bytes and per cent of compute (0: all of it), by allocation and GPU.
 
-    An elastic container that is alone on a GPU may use the GPU, or as much of it as it named. Alone: nobody else was
-    promised any of it, not even behind the start gate, and no living process of another container holds any of it.
+    An elastic container that is alone on a GPU may use the GPU, or as much of it as it named. Alone: no other
+    container was promised any of it, not even one whose start waits, and no living process of another container holds
+    any of it.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     holders: dict[str, set[str]] = {}
@@ -99,7 +100,7 @@ def _limit_now(allocation: Allocation, gpu: Gpu, quota: int, *, alone: bool) -> 
 
 def physical_now(allocation: Allocation, gpus: Sequence[Gpu], limits: Mapping[str, int]) -> dict[str, int]:
     """How much of each GPU's LIMITS may be the GPU's own memory: what an elastic container has beyond its quota is
-    the GPU's own too, as far as that goes, since nobody else uses it.
+    the GPU's own too, as far as that goes, since no other container uses it.
     """
     own = {gpu.uuid: gpu.bytes_of(gpu.own_slices) for gpu in gpus}
     quota = allocation.quota()
@@ -118,7 +119,7 @@ def resized(
     memory: Mapping[str, int] | None = None,
     cores: Mapping[str, int] | None = None,
 ) -> Allocation | Refusal:
-    """ALLOCATION with the MEMORY in bytes and CORES in per cent that are given for some of its by_uuid, or why not.
+    """ALLOCATION with the MEMORY in bytes and CORES in per cent that are given for some of its GPUs, or why not.
 
     Shrinking always works. Growing needs room beside what the others on the GPU were promised, or hold where that is
     more: all by_uuid or none.
@@ -155,11 +156,11 @@ def with_limits(allocation: Allocation, memory: Mapping[str, int], cores: Mappin
 
 
 def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
-    """The free device IDs that cannot be had because containers have grown beyond theirs, or have what nobody counts.
+    """The free device IDs that cannot be had because containers have grown beyond theirs, or have what is not counted.
 
     The kubelet counts device IDs, and a grown container has no more of them than before. UNCOUNTED: allocations whose
     devices the kubelet counts as free and whose pods the scheduler does not count either. Nothing else is withheld, and
-    never a device ID that somebody has: the kubelet takes a container whose devices are unhealthy for broken. Device
+    never a device ID that a container has: the kubelet takes a container whose devices are unhealthy for broken. Device
     IDs of the grown containers' GPUs come first, and of each GPU those with the largest numbers.
     """
     units_of = {gpu.uuid: gpu.slice_bytes for gpu in gpus}

@@ -1,25 +1,25 @@
-"""Whose turn it is on a GPU whose containers have more managed memory in use than it can hold.
+"""Which container may use a GPU now, where containers have more managed memory in use than the GPU can hold.
 
-Managed pages of a container that runs push out those of another; when each then needs its own again, the bus carries
-pages and nobody computes. Given one at a time for a quantum that is long against the moving, each has its pages where
-it computes. Turns cost something too, and a working set is not all that was allocated, so they are given only while
-they help:
+Managed pages of a container that runs push out those of another. When each then needs its own again, the bus carries
+pages and no container computes. With time slices that are long against the moving, each container has its pages where
+it computes. Slicing costs something too, and a working set is not all that was allocated, so time slices are given
+only while they help:
 
-* nothing happens while fewer than two containers want the GPU, or their managed memory fits beside what cannot move;
-* else queues are kept short, since what is queued runs on in whatever turn comes next, and their progress (work
-  submitted) is watched together for a window, and then, if it is not known yet, for one round of turns, which tells
-  what each does when it is alone. Together they should do as much as one after the other; if they do much less, turns
-  go on, else they end and are tried again only when progress falls, or after a long while. Where the driver counts what
-  page faults move, no turn is given while next to nothing moves: what is allocated and not used is told at once;
-* what one does alone is the best that it does for a good part of its turn: in the beginning it waits for its pages,
-  at once or bit by bit, and work that is submitted says nothing of when they came. What a turn did less than that is
-  what it lost, and a quantum is as long as it takes for that to be a small part of it; all have the longest one;
-* whoever holds the turn and does nothing, has stopped or died, loses it at once; and all do when the sets fit again.
+* Nothing happens while fewer than two containers use the GPU, or their managed memory fits beside what cannot move.
+* Otherwise queues are kept short, since queued work runs on in whatever time slice comes next. The progress of all
+  (work submitted) is watched together for a window. Where it is not known yet, one round of time slices tells what
+  each does alone. Together they should do as much as one after the other. If they do much less, slicing goes on; else
+  it ends and is tried again only when progress falls, or after a long while. Where the driver counts what page faults
+  move, no time slice is given while next to nothing moves: memory that is allocated and not used shows at once.
+* What a container does alone is the best that it does for a good part of its time slice: in the beginning it waits for
+  its pages, and submitted work says nothing of when they came. What a time slice did less than that is what it lost.
+  A quantum is as long as it takes for that to be a small part of it, and all containers have the longest one.
+* A holder that does nothing, has stopped or died loses its time slice at once. All time slices end when the sets fit.
 
-Pure: sightings and the time go in, decisions come out; one `Turns` per GPU remembers what went before. Sizes
-that containers say are bounded before they come here (`trust`). Who lies about its progress can end the turns early or
-lengthen the quanta of all, up to the longest, and so can one that really works like that; nobody gets more than its
-share of the turns. Tests: tests/unit/gigaslice/limits/test_time_slicing.py.
+Pure: samples and the time go in, decisions come out; one `TimeSlicer` per GPU remembers what went before. Sizes that
+containers report are bounded before they come here (`agent.ledgers.trust`). A container that lies about its progress
+can end the time slices early or lengthen the quanta of all, up to the longest, as one that really works like that can.
+None gets more than its share of the time slices. Tests: tests/unit/gigaslice/limits/test_time_slicing.py.
 """
 
 from __future__ import annotations
@@ -27,43 +27,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Sighting", "Turns"]
+__all__ = ["TimeSliceDecision", "TimeSliceSample", "TimeSlicer"]
 
 SETTLE, WINDOW, LONG_WINDOW = 0.5, 0.5, 10.0
 """Seconds for which containers are left together before they are watched, since pages come first; and are watched, at
 least, and at most where they should have done little work in that time."""
 ACTIVE = 1.0
-"""Seconds without work after which a container does not want the GPU any more."""
+"""Seconds without work after which a container does not use the GPU any more."""
 IDLE = 0.15
-"""Seconds without work after which a holder loses its turn; where that is more, three of its longest gaps, or what
-a change of turns costs: a host that is late must not cost more than the waiting."""
+"""Seconds without work after which a holder loses its time slice; where that is more, three of its longest gaps, or
+what a change of holders costs: a late host must not cost more than the waiting."""
 FIRST, SHORTEST, LONGEST = 1.0, 0.2, 30.0
 """Seconds of a quantum."""
 ENOUGH = 4
-"""Pieces of work that a turn has at least, since the first of them waits for the pages."""
+"""Pieces of work that a time slice has at least, since the first of them waits for the pages."""
 EMPTYING = 0.25
-"""Seconds for which nobody may submit while what others have queued still runs, before a turn begins."""
+"""Seconds for which no container may submit while queued work of others still runs, before a time slice begins."""
 STILL = 0.01
 """Part of the GPU's room that page faults move in a second where they do not matter."""
 TRIES = 4
-"""Rounds of turns for finding out what each does alone, before the containers are watched together again."""
+"""Rounds of time slices for finding out what each does alone, before the containers are watched together again."""
 LOST, UNSURE = 0.04, 0.02
 """Part of a quantum that may be lost to moving pages, and part that is no more than an error of measuring."""
 SPAN, PART = 0.5, 4
-"""Seconds of work that tell how fast it is, and at least so great a part of the turn."""
+"""Seconds of work that tell how fast it is, and at least so great a part of the time slice."""
 FASTER, SLOWER = 16.0, 0.7
-"""By how much a quantum changes at most from one turn to the next."""
+"""By how much a quantum changes at most from one time slice to the next."""
 HELPFUL = 0.8
-"""Turns go on while together the containers do less than this part of what they do in turns."""
+"""Slicing goes on while together the containers do less than this part of what they do in time slices."""
 SOON, AGAIN, AGAIN_MOST = 30.0, 60.0, 300.0
 """Seconds until what was decided is tried anew: at once in the beginning, later, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """A container on one GPU at one instant. progress: pieces of work submitted ever since. waiting: it is being held
-    back now. busy: it waits for work that is under way, or what it had queued before it was held is. managed: its bytes
-    that may move. alive: some process of it lives and has not been stopped. willing: it takes part in turns.
+class TimeSliceSample:
+    """A container on one GPU at one instant.
+
+    Attributes:
+        progress: pieces of work submitted ever since.
+        waiting: it is being held back now.
+        managed: its bytes that may move.
+        busy: it waits for work that is under way, or work that it queued before it was held still runs.
+        alive: a process of it lives and has not been stopped.
+        willing: it takes part in time slices.
     """
 
     progress: int
@@ -75,14 +81,21 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """holder: whose turn it is, None: everybody's. held: those that must wait. short: those that must not queue work
-    for long; the holder is one of them. wanting: how many want the GPU."""
+class TimeSliceDecision:
+    """What the containers of a GPU may do until the next decision.
+
+    Attributes:
+        holder: the container whose time slice it is; None where all may submit.
+        held: the containers that must wait.
+        short: the containers that must keep their queues short; the holder is one of them.
+        contending: how many containers use the GPU.
+        fits: whether their managed memory fits.
+    """
 
     holder: str | None = None
     held: frozenset[str] = frozenset()
     short: frozenset[str] = frozenset()
-    wanting: int = 0
+    contending: int = 0
     fits: bool = True
 
 
@@ -92,29 +105,29 @@ class _Known:
     worked: float  # when it last made progress
     gap: float = 0.0  # longest pause between two pieces of work, fading
     solo: float = 0.0  # progress per second when it is alone; 0: not known
-    lost: float = 0.0  # seconds that its last whole turn lost
+    lost: float = 0.0  # seconds that its last whole time slice lost
     quantum: float = FIRST
-    served: float = -1.0  # when its last turn ended
-    start: int = 0  # progress at the begin of the window or turn
+    served: float = -1.0  # when its last time slice ended
+    start: int = 0  # progress at the begin of the window or time slice
 
 
-class Turns:
+class TimeSlicer:
     """Decides for one GPU."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._mode = "free"  # "free", "together", "turns"
-        self._since = 0.0  # begin of the window, or of the turn
+        self._mode = "free"  # "free", "together", "slicing"
+        self._since = 0.0  # begin of the window, or of the time slice
         self._holder: str | None = None
-        self._course: list[tuple[float, int]] = []  # times and progress of the turn
-        self._round: dict[str, float] = {}  # normalised progress of the turns since the round began
+        self._course: list[tuple[float, int]] = []  # times and progress of the time slice
+        self._round: dict[str, float] = {}  # normalised progress of the time slices since the round began
         self._round_began = 0.0
         self._rates: dict[str, float] = {}  # of the last window
         self._watched = 0.0  # its length
         self._moved: int | None = None  # bytes that page faults have moved, as the driver counts
         self._moving: float | None = None  # of them, since the window began; None: not known
         self._again = AGAIN
-        self._given = 0.0  # when the turn was given
+        self._given = 0.0  # when the time slice was given
         self._emptying = False  # what others had queued may still run
         self._disturbed = False  # and ran for longer than was waited for
         self._settled = 0.0  # when the present mode was judged to be right
@@ -122,48 +135,56 @@ class Turns:
         self._learning = False  # this round is to tell what each does alone
         self._measuring = False  # the window is open
         self.changes = 0
-        """Turns given so far."""
+        """Time slices given so far."""
 
     @property
-    def hurries(self) -> bool:
-        """Whether the next look decides when somebody may go on: it should come soon."""
-        return self._mode == "turns" and self._emptying
+    def urgent(self) -> bool:
+        """Whether the next decision lets a container go on, and so should come soon."""
+        return self._mode == "slicing" and self._emptying
 
     @property
     def mode(self) -> str:
-        """ "free": nothing to decide; "together": watched; "turns"."""
+        """What goes on: "free", nothing to decide; "together", watched; "slicing", time slices."""
         return self._mode
 
     def quantum(self, name: str) -> float:
-        """Seconds of that container's next turn."""
+        """Seconds of that container's next time slice."""
         known = self._known.get(name)
         return known.quantum if known else FIRST
 
-    def look(self, now: float, room: int, seen: Mapping[str, Sighting], moved: int | None = None) -> Decision:
-        """What to do now. ROOM: bytes of the GPU beside all that cannot move. MOVED: bytes that page faults have moved
-        to it and away ever since, where the driver says so."""
+    def decide(
+        self, now: float, room: int, seen: Mapping[str, TimeSliceSample], moved: int | None = None
+    ) -> TimeSliceDecision:
+        """What the containers may do now.
+
+        Args:
+            now: seconds that only go forward.
+            room: bytes of the GPU beside all that cannot move.
+            seen: the containers of the GPU.
+            moved: bytes that page faults have moved to the GPU and away ever since; None where the driver is silent.
+        """
         self._note(now, seen)
         self._note_moved(moved)
-        wanting = [name for name, one in seen.items() if one.willing and self._wants(now, name, one)]
-        fits = sum(seen[name].managed for name in wanting) <= room
-        if len(wanting) < 2 or fits:
+        contending = [name for name, one in seen.items() if one.willing and self._contends(now, name, one)]
+        fits = sum(seen[name].managed for name in contending) <= room
+        if len(contending) < 2 or fits:
             self._let_go()
-            return Decision(wanting=len(wanting), fits=fits)
+            return TimeSliceDecision(contending=len(contending), fits=fits)
         if self._mode == "free":
             self._watch(now)
         if self._mode == "together":
-            self._judge_window(now, wanting, room)
-        if self._mode == "turns":
-            self._keep_turning(now, seen, wanting)
+            self._judge_window(now, contending, room)
+        if self._mode == "slicing":
+            self._keep_slicing(now, seen, contending)
         willing = frozenset(name for name, one in seen.items() if one.willing)
-        if self._mode != "turns":
-            return Decision(None, frozenset(), willing, len(wanting), fits=False)
+        if self._mode != "slicing":
+            return TimeSliceDecision(None, frozenset(), willing, len(contending), fits=False)
         if self._emptying and now - self._given < EMPTYING:
-            return Decision(None, willing, frozenset(), len(wanting), fits=False)
+            return TimeSliceDecision(None, willing, frozenset(), len(contending), fits=False)
         own = willing & {self._holder}
-        return Decision(self._holder, willing - own, own, len(wanting), fits=False)
+        return TimeSliceDecision(self._holder, willing - own, own, len(contending), fits=False)
 
-    def _note(self, now: float, seen: Mapping[str, Sighting]) -> None:
+    def _note(self, now: float, seen: Mapping[str, TimeSliceSample]) -> None:
         for name in self._known.keys() - seen.keys():
             del self._known[name]
         for name, one in seen.items():
@@ -187,7 +208,7 @@ class Turns:
             self._moving += moved - self._moved
         self._moved = moved
 
-    def _wants(self, now: float, name: str, one: Sighting) -> bool:
+    def _contends(self, now: float, name: str, one: TimeSliceSample) -> bool:
         recently = now - self._known[name].worked < ACTIVE
         return one.alive and one.managed > 0 and (one.waiting or one.busy or recently)
 
@@ -203,46 +224,48 @@ class Turns:
         for known in self._known.values():
             known.start = known.progress
 
-    def _judge_window(self, now: float, wanting: list[str], room: int) -> None:
+    def _judge_window(self, now: float, contending: list[str], room: int) -> None:
         if not self._measuring:
             if now - self._since >= SETTLE:
                 self._open_window(now)
             return
         passed = now - self._since
-        if passed < self._window(wanting):
+        if passed < self._window(contending):
             return
         self._watched = passed
         self._rates = {
-            name: (self._known[name].progress - self._known[name].start) / passed for name in wanting
+            name: (self._known[name].progress - self._known[name].start) / passed for name in contending
         }
         if self._moving is not None and self._moving < STILL * room * passed:
-            self._watch(now)  # whatever progress is, it is not pages that it waits for
-        elif any(not self._known[name].solo for name in wanting):
+            self._watch(now)  # whatever the progress is, pages are not what holds it up
+        elif any(not self._known[name].solo for name in contending):
             self._learning, self._tries = True, 0
-            self._begin_turns(now)
-        elif self._done_together(wanting) < HELPFUL:
-            self._begin_turns(now)
+            self._begin_slicing(now)
+        elif self._done_together(contending) < HELPFUL:
+            self._begin_slicing(now)
         elif now - self._settled > self._again:
             self._again = min(AGAIN_MOST, self._again * 2)
-            self._begin_turns(now)
+            self._begin_slicing(now)
         else:
             self._watch(now)
 
-    def _window(self, wanting: list[str]) -> float:
+    def _window(self, contending: list[str]) -> float:
         """Seconds in which each would do enough alone to say whether it did much less."""
-        slowest = min((self._known[name].solo for name in wanting), default=0.0)
+        slowest = min((self._known[name].solo for name in contending), default=0.0)
         return min(LONG_WINDOW, max(WINDOW, 2 * ENOUGH / slowest)) if slowest else WINDOW
 
-    def _done_together(self, wanting: list[str]) -> float:
+    def _done_together(self, contending: list[str]) -> float:
         """What the window's progress was worth, in seconds of a GPU alone per second."""
         return sum(
-            self._rates.get(name, 0.0) / self._known[name].solo for name in wanting if self._known[name].solo
+            self._rates.get(name, 0.0) / self._known[name].solo
+            for name in contending
+            if self._known[name].solo
         )
 
-    def _begin_turns(self, now: float) -> None:
-        self._mode, self._holder, self._round, self._round_began = "turns", None, {}, now
+    def _begin_slicing(self, now: float) -> None:
+        self._mode, self._holder, self._round, self._round_began = "slicing", None, {}, now
 
-    def _keep_turning(self, now: float, seen: Mapping[str, Sighting], wanting: list[str]) -> None:
+    def _keep_slicing(self, now: float, seen: Mapping[str, TimeSliceSample], contending: list[str]) -> None:
         holder = self._holder
         if holder is not None and holder in seen:
             known, one = self._known[holder], seen[holder]
@@ -250,21 +273,21 @@ class Turns:
                 self._begin_course(now, known)
                 return
             done = known.progress - known.start
-            quantum = max(self._known[name].quantum for name in {holder, *wanting})  # parts are equal
+            quantum = max(self._known[name].quantum for name in {holder, *contending})  # parts are equal
             over = now - self._since >= (quantum if done >= ENOUGH else LONGEST)
             patience = max(IDLE, 3 * known.gap, min(known.lost, ACTIVE))
             quiet = not one.busy and now - max(known.worked, self._since) > patience
             if one.alive and one.willing and one.managed and not over and not quiet:
                 return
-            self._end_turn(now, holder, full=over and one.alive and not quiet)
+            self._end_slice(now, holder, full=over and one.alive and not quiet)
         elif holder is not None:
             self._holder = None
-        if self._round_is_over(wanting) and not self._turns_help(now, wanting):
+        if self._round_is_over(contending) and not self._slicing_helps(now, contending):
             self._settled = now
             self._watch(now)
             return
-        # Who was just served and did nothing is no candidate while others wait.
-        self._give(now, min(wanting, key=lambda name: (name == holder, self._known[name].served, name)))
+        # A container that was just served and did nothing is no candidate while others wait.
+        self._give(now, min(contending, key=lambda name: (name == holder, self._known[name].served, name)))
 
     def _give(self, now: float, name: str) -> None:
         known = self._known[name]
@@ -277,15 +300,15 @@ class Turns:
         self._since, known.start = now, known.progress
         self._course = [(now, known.progress)]
 
-    def _wait_for_others(self, now: float, holder: str, seen: Mapping[str, Sighting]) -> bool:
-        """Whether what others had queued still runs: the turn has not begun then, since that takes the pages away. Only
-        in the beginning queues may be long; later, when they have been short for a while, it is not believed."""
+    def _wait_for_others(self, now: float, holder: str, seen: Mapping[str, TimeSliceSample]) -> bool:
+        """Whether what others had queued still runs: then the time slice has not begun, since that takes the pages.
+        Only in the beginning queues may be long; later, when they have been short for a while, it is not believed."""
         running = any(one.busy and one.willing for name, one in seen.items() if name != holder)
         late = now - self._given >= (LONGEST if self._learning else EMPTYING)
         self._emptying, self._disturbed = running and not late, running and late
         return self._emptying
 
-    def _end_turn(self, now: float, name: str, *, full: bool) -> None:
+    def _end_slice(self, now: float, name: str, *, full: bool) -> None:
         known = self._known[name]
         known.served, self._holder = now, None
         done, passed = known.progress - known.start, now - self._since
@@ -297,31 +320,31 @@ class Turns:
                 known.solo = rate
             elif (
                 rate > known.solo or passed >= 2 * SPAN
-            ):  # a shorter turn may have had no time without pages coming
+            ):  # a shorter one may have had no time without pages coming
                 known.solo += (rate - known.solo) / (2 if rate > known.solo else 4)
         if full and known.solo:
             before = min(self._since - self._given, EMPTYING)
             known.lost = max(0.0, before + passed * (1 - UNSURE) - done / known.solo)
-            wanted = min(max(known.lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
-            known.quantum = min(LONGEST, max(SHORTEST, wanted))
+            quantum = min(max(known.lost / LOST, known.quantum * SLOWER), known.quantum * FASTER)
+            known.quantum = min(LONGEST, max(SHORTEST, quantum))
         self._round[name] = self._round.get(name, 0.0) + (done / known.solo if known.solo else 0.0)
 
-    def _round_is_over(self, wanting: list[str]) -> bool:
-        return self._holder is None and all(name in self._round for name in wanting)
+    def _round_is_over(self, contending: list[str]) -> bool:
+        return self._holder is None and all(name in self._round for name in contending)
 
-    def _turns_help(self, now: float, wanting: list[str]) -> bool:
-        """At the end of a round. When turns have gone on for long, the containers are watched together again."""
-        if self._learning and any(not self._known[name].solo for name in wanting) and self._tries < TRIES:
+    def _slicing_helps(self, now: float, contending: list[str]) -> bool:
+        """At the end of a round. When slicing has gone on for long, the containers are watched together again."""
+        if self._learning and any(not self._known[name].solo for name in contending) and self._tries < TRIES:
             self._tries += 1
             self._round, self._round_began = {}, now
             return True
         if self._learning:
             self._learning = False
-            return self._was_slow(now, wanting)
+            return self._was_slow(now, contending)
         passed = now - self._round_began
-        in_turns = sum(self._round.values()) / passed if passed > 0 else 0.0
+        in_slices = sum(self._round.values()) / passed if passed > 0 else 0.0
         self._round, self._round_began = {}, now
-        if self._rates and self._done_together(wanting) >= HELPFUL * in_turns:
+        if self._rates and self._done_together(contending) >= HELPFUL * in_slices:
             return False
         if self._settled and now - self._settled > self._again:
             self._again = min(AGAIN_MOST, self._again * 2)
@@ -330,13 +353,13 @@ class Turns:
             self._settled = now
         return True
 
-    def _was_slow(self, now: float, wanting: list[str]) -> bool:
+    def _was_slow(self, now: float, contending: list[str]) -> bool:
         """Whether, now that it is known what each does alone, the window before tells enough: else another one must."""
-        if self._watched < self._window(wanting) or any(name not in self._rates for name in wanting):
+        if self._watched < self._window(contending) or any(name not in self._rates for name in contending):
             return False
         self._round, self._round_began = {}, now
         self._settled = now - self._again + SOON  # in that window pages may have come for the first time
-        return self._done_together(wanting) < HELPFUL
+        return self._done_together(contending) < HELPFUL
 
 
 def _fastest(course: Sequence[tuple[float, int]], span: float) -> float:

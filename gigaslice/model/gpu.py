@@ -1,8 +1,8 @@
-"""One GPU as the rest of the agent sees it, and the size of its slices.
+"""One GPU, and the size of its slices.
 
-A value: what discovery found, fixed until it looks again. Who holds which slice is `gigaslice.model.node`; how
-GPUs are linked is `gigaslice.model.topology`. A GPU is named by UUID wherever a name crosses a module or the
-network, because indices change with reboots and with `CUDA_VISIBLE_DEVICES`.
+A value: what a scan of the node found, fixed until the next scan. Which container holds how many slices is
+`gigaslice.model.node`; how GPUs are linked is `gigaslice.model.topology`. A GPU is named by UUID wherever a name
+crosses a module or the network, because indices change with reboots and with `CUDA_VISIBLE_DEVICES`.
 """
 
 import re
@@ -57,9 +57,9 @@ def matches_model(model: str, pattern: str) -> bool:
 
     Words rather than letters, so "A10" does not select an "NVIDIA A100-SXM4-80GB".
     """
-    words, wanted = _words(model), _words(pattern)
-    starts = range(len(words) - len(wanted) + 1)
-    return bool(wanted) and any(words[start : start + len(wanted)] == wanted for start in starts)
+    words, named = _words(model), _words(pattern)
+    starts = range(len(words) - len(named) + 1)
+    return bool(named) and any(words[start : start + len(named)] == named for start in starts)
 
 
 def _words(text: str) -> list[str]:

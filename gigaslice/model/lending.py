@@ -22,9 +22,9 @@ class Lending:
 
 
 def lend(gpus: Iterable[Gpu], lending: Lending, given: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """GPUS with what LENDING lends them. given: what all_gpus have been lent before, by UUID; they keep it.
+    """GPUS with what LENDING lends them. given: what GPUs have been lent before, by UUID; they keep it.
 
-    Bytes that complete no slice are lent to nobody.
+    Bytes that complete no slice are not lent.
     """
     all_gpus = tuple(gpus)
     lent = {gpu.uuid: given.get(gpu.uuid, _own(gpu, lending)) for gpu in all_gpus}

@@ -2,8 +2,8 @@
 
 The text shows one word per pair, so an NVLink count hides the PCIe level; it is then read off the affinity
 columns (same NUMA node: NODE, else SYS). NIC rows and columns carry nothing that placement uses and are
-skipped, as is everything from the legend on. Terminal underlining of the header is accepted. Pure text;
-running the program is `agent.inventory`'s business.
+skipped, as is everything from the legend on. Terminal underlining of the header is accepted. Nothing here runs
+the program.
 """
 
 import re

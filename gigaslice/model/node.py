@@ -1,15 +1,21 @@
-"""The state of one node: its GPUs, how they are joined, and who holds what.
+"""The state of one node: its GPUs, how they are joined, and what is taken of them.
 
-`NodeState` is a value. Allocating and releasing return a new one, so a decision can ask "what if" without an
-undo, and a state depends on the set of its jobs only, never on the order in which they came. It holds no
-opinion on what should happen: that is `gigaslice.placement`.
+`NodeState` is a value. Taking and releasing return a new one, so a decision can try "what if" without an undo, and a
+state depends on the set of its occupants only, never on the order in which they came. It decides nothing: that is
+`gigaslice.placement`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gigaslice.errors import DuplicateJobError, OvercommitError, StateError, UnknownGpuError, UnknownJobError
+from gigaslice.errors import (
+    DuplicateOccupantError,
+    OvercommitError,
+    StateError,
+    UnknownGpuError,
+    UnknownOccupantError,
+)
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu
 from gigaslice.model.request import Placement, Share
 from gigaslice.model.topology import Topology
@@ -17,9 +23,9 @@ from gigaslice.model.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """What one job holds. job: any name unique on the node."""
+    """What one name holds. name: any name unique on the node."""
 
-    job: str
+    name: str
     shares: tuple[Share, ...]
 
 
@@ -37,7 +43,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is taken, by position in `NodeState.gpus`: slices, compute share in per cent, jobs (sorted)."""
+    """What is taken, by position in `NodeState.gpus`: slices, compute share in per cent, occupants (sorted)."""
 
     slices: tuple[int, ...]
     cores: tuple[int, ...]
@@ -46,7 +52,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node. Build it with `build`; the fields are sorted (GPUs by index, allocations by job)."""
+    """One node. Build it with `build`; the fields are sorted (GPUs by index, allocations by name)."""
 
     gpus: tuple[Gpu, ...]
     topology: Topology
@@ -59,7 +65,7 @@ class NodeState:
         """Return a state; row i of `topology` belongs to the i-th of `gpus`, which may come in any order.
 
         Allocations are taken as recorded: one on a GPU that has vanished, or more than a GPU has since
-        slices were reconfigured, is kept and simply leaves nothing free. StateError when sizes, UUIDs or jobs
+        slices were reconfigured, is kept and simply leaves nothing free. StateError when sizes, UUIDs or occupants
         contradict.
         """
         given = tuple(gpus)
@@ -71,28 +77,28 @@ class NodeState:
         ordered = tuple(given[position] for position in order)
         if len({gpu.uuid for gpu in ordered}) != len(ordered):
             raise StateError("two GPUs have the same UUID; the driver or the inventory file lists one twice")
-        held = tuple(sorted(occupants, key=lambda occupant: occupant.job))
+        held = tuple(sorted(occupants, key=lambda occupant: occupant.name))
         for one, other in pairwise(held):
-            if one.job == other.job:
-                raise DuplicateJobError(f"job {one.job} is recorded twice")
+            if one.name == other.name:
+                raise DuplicateOccupantError(f"occupant {one.name} is recorded twice")
         in_order = order == list(range(len(given)))
         return cls(ordered, topology if in_order else topology.reordered(order), held)
 
-    def with_occupant(self, job: str, placement: Placement, *, overcommit: bool = False) -> "NodeState":
-        """Return the state after `job` took `placement`, all of it or none.
+    def with_occupant(self, name: str, placement: Placement, *, overcommit: bool = False) -> "NodeState":
+        """Return the state after `name` took `placement`, all of it or none.
 
-        UnknownGpuError, DuplicateJobError; OvercommitError where a GPU has not that much left, unless
-        `overcommit` (a placement that waits behind the start gate).
+        UnknownGpuError, DuplicateOccupantError; OvercommitError where a GPU has not that much left, unless
+        `overcommit` (a placement that waits until there is room).
         """
-        if any(occupant.job == job for occupant in self.occupants):
-            raise DuplicateJobError(f"job {job} already holds GPUs here; release it first")
+        if any(occupant.name == name for occupant in self.occupants):
+            raise DuplicateOccupantError(f"occupant {name} already holds GPUs here; release it first")
         usage = self.usage()
         for share in placement.shares:
-            self._check_share(job, share, usage, overcommit)
-        taken = Occupant(job, placement.shares)
-        return replace(self, occupants=tuple(sorted((*self.occupants, taken), key=lambda one: one.job)))
+            self._check_share(name, share, usage, overcommit)
+        taken = Occupant(name, placement.shares)
+        return replace(self, occupants=tuple(sorted((*self.occupants, taken), key=lambda one: one.name)))
 
-    def _check_share(self, job: str, share: Share, usage: Usage, overcommit: bool) -> None:
+    def _check_share(self, name: str, share: Share, usage: Usage, overcommit: bool) -> None:
         position = self.position(share.gpu)
         if overcommit:
             return
@@ -100,15 +106,15 @@ class NodeState:
         free_cores = CORES_PER_GPU - usage.cores[position]
         if share.slices > free or share.cores > free_cores:
             raise OvercommitError(
-                f"job {job} takes {share.slices} slices and {share.cores}% of {share.gpu}, "
+                f"occupant {name} takes {share.slices} slices and {share.cores}% of {share.gpu}, "
                 f"which has {free} slices and {free_cores}% left"
             )
 
-    def without(self, job: str) -> "NodeState":
-        """Return the state after `job` released everything; UnknownJobError if it holds nothing."""
-        kept = tuple(occupant for occupant in self.occupants if occupant.job != job)
+    def without(self, name: str) -> "NodeState":
+        """Return the state after `name` released everything; UnknownOccupantError if it holds nothing."""
+        kept = tuple(occupant for occupant in self.occupants if occupant.name != name)
         if len(kept) == len(self.occupants):
-            raise UnknownJobError(f"job {job} holds nothing here")
+            raise UnknownOccupantError(f"occupant {name} holds nothing here")
         return replace(self, occupants=kept)
 
     def with_health(self, uuid: str, healthy: bool) -> "NodeState":
@@ -128,12 +134,12 @@ class NodeState:
         """Return a GPU; UnknownGpuError."""
         return self.gpus[self.position(uuid)]
 
-    def allocation(self, job: str) -> Occupant:
-        """Return what a job holds; UnknownJobError."""
+    def occupant(self, name: str) -> Occupant:
+        """Return what a name holds; UnknownOccupantError."""
         for occupant in self.occupants:
-            if occupant.job == job:
+            if occupant.name == name:
                 return occupant
-        raise UnknownJobError(f"job {job} holds nothing here")
+        raise UnknownOccupantError(f"occupant {name} holds nothing here")
 
     def usage(self) -> Usage:
         """Return what is taken on every GPU. Allocations on GPUs that have vanished count nowhere."""
@@ -146,8 +152,8 @@ class NodeState:
                 if position is not None:
                     slices[position] += share.slices
                     cores[position] += share.cores
-                    holders[position].append(occupant.job)
-        return Usage(tuple(slices), tuple(cores), tuple(tuple(jobs) for jobs in holders))
+                    holders[position].append(occupant.name)
+        return Usage(tuple(slices), tuple(cores), tuple(tuple(occupants) for occupants in holders))
 
     def free(self, uuid: str) -> int:
         """Return the slices of a GPU that can be given out: none while it is unhealthy. UnknownGpuError."""

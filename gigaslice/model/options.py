@@ -3,7 +3,7 @@
 The count of slices is the resource's; annotations say how they are to be had: on how many GPUs, of which kind, alone,
 together, with what share of compute. A name with ".<container>" after it is for that container and wins. The
 names that users of HAMi and vgpu-manager know are taken too. A value that makes no sense is a mistake, and a container
-with a mistake is held back and told; a name that nobody knows is only mentioned.
+with a mistake is held back, with an event that says what to write. An unknown name is only mentioned.
 """
 
 import difflib
@@ -47,8 +47,8 @@ class RequestOptions:
     other pod gets slices of its GPUs. same_gpu: all containers of the pod are on the same GPUs. cores: per cent of
     each GPU's compute, 0 for no share. cores_elastic: idle compute of others may be used too. priority: who is lent
     more of it. elastic: may use more while alone, up to max_slices of a GPU if given. oversubscribe: may use host
-    memory that its node lends. turns: takes turns on a GPU that thrashes. mistakes: sentences about what cannot be
-    meant; notes: about what has no effect.
+    memory that its node lends. time_slicing: shares a GPU that thrashes by time slices. mistakes: sentences about
+    what cannot be meant; notes: about what has no effect.
     """
 
     gpus: int | None = None
@@ -66,7 +66,7 @@ class RequestOptions:
     elastic: bool = False
     max_slices: int | None = None
     oversubscribe: bool = False
-    turns: bool = True
+    time_slicing: bool = True
     mistakes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -141,7 +141,7 @@ class RequestOptions:
             )
         if self.cores_elastic and not self.cores:
             found.append(f"{PREFIX}cores-policy has no effect without {PREFIX}cores; write both, or neither")
-        if not self.turns and not self.oversubscribe:
+        if not self.time_slicing and not self.oversubscribe:
             found.append(
                 f"{PREFIX}time-slicing has no effect without {PREFIX}oversubscribe: time slices are for such pods"
             )
@@ -152,8 +152,8 @@ class RequestOptions:
         return tuple(found)
 
     def _kinds(self) -> str:
-        wanted = f"no GPU of type {' or '.join(self.types)}" if self.types else "no GPU"
-        return wanted + (f" other than {' and '.join(self.not_types)}" if self.not_types else "")
+        named = f"no GPU of type {' or '.join(self.types)}" if self.types else "no GPU"
+        return named + (f" other than {' and '.join(self.not_types)}" if self.not_types else "")
 
 
 def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUnit) -> RequestOptions:
@@ -225,7 +225,7 @@ def _opposites(values: dict[str, Any]) -> list[str]:
 class Annotation:
     """One row of the table: the name after the prefix, other spellings in full, and what its text means.
 
-    parse takes the text and what a slice is, returns fields of Wish, and raises ValueError with the end of a
+    parse takes the text and what a slice is, returns fields of RequestOptions, and raises ValueError with the end of a
     sentence that begins with the text.
     """
 
@@ -358,8 +358,8 @@ ANNOTATIONS: tuple[Annotation, ...] = (
                "may use more of a GPU while alone on it, up to that much of it"),
     Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
                "may go on in host memory where the node lends some"),
-    Annotation("time-slicing", (), _flag("turns"), "`false`",
-               "whether it takes turns with others where their pages push each other off the GPU"),
+    Annotation("time-slicing", (), _flag("time_slicing"), "`false`",
+               "whether it gets the GPU by time slices, in turn with others, where their pages push each other off it"),
 )  # fmt: skip
 """The table of annotations."""
 

@@ -1,6 +1,6 @@
-"""A pod of this node as the API server describes it: who it is, what its people wrote on it, and what it asks for.
+"""A pod of a node as the API server describes it: its names, its annotations, and what it asks for.
 
-A value, cut down to what the agent decides by. Where it comes from is the business of `agent.apiserver`.
+A value, cut down to what decisions need. `gigaslice.kube.decode` makes it from the API server's JSON.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """What a container asks of the GPUs, and the two answers it can get: a placement, or a reason.
 
-Requests arrive from people, so nothing is checked on construction: `gigaslice.placement.place` answers a
-senseless request with `Reason.INVALID` and a sentence. The sentence of `Infeasible` is written for whoever
-reads the pod's events.
+Requests come from people, so nothing is checked on construction: `gigaslice.placement.place` answers a
+senseless request with `Reason.INVALID` and a sentence. The sentence of `Infeasible` is for the reader of the
+pod's events.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""The two options that Gaia does not know: GPUs for one pod alone, and GPUs with different parts.
+"""Where a request goes: the way into this package for every request.
 
-Both come down to what it does know. A GPU for oneself is a whole GPU of which only a part is then taken. Different
-parts are placed one after the other, the largest first, each on a GPU that has none yet: since whatever holds a large
-part holds a smaller one too, the order cannot lead into a dead end. What asks for neither passes through.
+Requests that the Gaia paper has go to `dispatch`, or to `waiting` where there is no room. Two kinds that it has not
+are brought down to those here. An exclusive GPU is a whole GPU of which only a part is then taken. Different parts are
+placed one after the other, the largest first, each on a GPU that has none yet: a GPU that holds a large part holds a
+smaller one too, so the order cannot lead into a dead end.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class _Plan:
 
 
 def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
-    """As `dispatch.place`, for every request."""
+    """Return where to place a request on this node, or why it cannot be placed: see `dispatch.place`."""
     if not request.exclusive and not request.parts:
         return dispatch.place(state, request, policy)
     plans = _plans(state, request)
@@ -54,7 +55,7 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     )
     sizes = " and ".join(dict.fromkeys(str(size) for size in plans[0].sizes))
     what = (
-        f"{len(plans[0].sizes)} GPU that nobody else uses"
+        f"{len(plans[0].sizes)} GPU that no other pod uses"
         if request.exclusive
         else f"parts of {sizes} slices on different GPUs"
     )
@@ -64,7 +65,7 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
 
 
 def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Waiting | Infeasible:
-    """As `waiting.place_waiting`, for every request."""
+    """Return where a request waits if it does not fit now, or why it never can: see `waiting.place_waiting`."""
     if not request.exclusive and not request.parts:
         return waiting.place_waiting(state, request, policy)
     now = place(state, request, policy)
@@ -146,7 +147,7 @@ def _whole(plan: _Plan, request: Request) -> Request:
 
 
 def _shared_out(whole: Placement, sizes: Sequence[int]) -> Placement:
-    """Whole GPUs, of which only so much is taken; nobody else has anything of their compute."""
+    """Whole GPUs, of which only so much is taken, with all of their compute."""
     return Placement(
         tuple(
             Share(share.gpu, min(size, share.slices), CORES_PER_GPU)

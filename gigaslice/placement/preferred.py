@@ -1,8 +1,8 @@
 """Which device IDs to prefer, so that the kubelet's records agree with where placement will put the slices.
 
-The kubelet's choice does not bind placement: it counts device IDs only. But as long as it takes the preferred ones, the
-ids a pod holds are named after the GPUs it uses, NUMA hints are true, and what is left on each GPU is left
-in ids too. The answer is a preference: the kubelet may take other ids, and then placement decides anew.
+The kubelet's choice does not bind placement, since the kubelet only counts device IDs. But as long as it takes the
+preferred ones, the ids a pod holds are named after the GPUs it uses, NUMA hints are true, and what is left on each
+GPU is left in ids too. The answer is a preference: the kubelet may take other ids, and then placement decides anew.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

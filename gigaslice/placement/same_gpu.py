@@ -1,6 +1,6 @@
 """Where the containers of a pod that wants them on the same GPUs can be, and when they never can. Pure.
 
-What only the pod's own end could make room for must be told at once: it would wait for itself.
+A pod that only its own end could make room for gets a refusal at once: it would wait for itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The kubelet hands out device IDs by count alone, so a container can be admitted before its neighbours' memory
 is free, and failing it then would be for good. It gets GPUs all the same, and its start is held back until
-they have room (the start gate of Gaia's elastic quota, see `gigaslice.placement.elastic`).
+they have room (`gigaslice.allocation.start_decision`).
 """
 
 from dataclasses import dataclass
@@ -84,13 +84,13 @@ def _split(pool_state: PoolState, need: Need, gpus: int) -> dict[int, int]:
 
 
 def _lack(pool_state: PoolState, gpu: int, slices: int, cores: int) -> tuple[int, int]:
-    wanted_cores = CORES_PER_GPU if slices == pool_state.slices else cores
+    needed_cores = CORES_PER_GPU if slices == pool_state.slices else cores
     lacking = pool_state.used[gpu] + slices - pool_state.slices
-    return max(0, lacking), max(0, pool_state.used_cores[gpu] + wanted_cores - CORES_PER_GPU)
+    return max(0, lacking), max(0, pool_state.used_cores[gpu] + needed_cores - CORES_PER_GPU)
 
 
 def _lack_weight(pool_state: PoolState, gpu: int, slices: int, cores: int) -> int:
-    """Return what a GPU lacks as one number: sickness outweighs all slices, a slice outweighs all compute."""
+    """Return what a GPU lacks as one number: an unhealthy GPU outweighs all slices, a slice outweighs all compute."""
     lacking, lacking_cores = _lack(pool_state, gpu, slices, cores)
     compute_scale = 1 + sum(pool_state.used_cores) + CORES_PER_GPU * len(pool_state.free)
     slice_scale = 1 + sum(pool_state.used) + pool_state.slices * len(pool_state.free)

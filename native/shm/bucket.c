@@ -10,7 +10,8 @@
  * A process killed between winning and adding loses its container the earnings of one tick, about a millisecond.
  * Everything errs to the side of having less. The file is the container's own, so absurd numbers only have to be
  * harmless: a debt has a largest size, and a clock that jumped back starts again.
- * Uses no clock, no GPU. Tests: tests/unit/compute/test_bucket.py, test_window.py, test_shares.py. */
+ * Uses no clock, no GPU. Tests: tests/unit/native/test_bucket.py and test_window.py,
+ * tests/unit/gigaslice/limits/test_compute_shares.py. */
 #include "shm.h"
 
 static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }

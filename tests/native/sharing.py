@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gigaslice.limits.compute_arbiter import Arbiter, Sighting
+from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
 from tests.native.running import CLIENTS, GIB, LIBRARY, Place
 from vcuda.ledger import create_ledger, read_shares
 from vcuda.limits import GpuLimit, create_limits, set_allowed, set_credit
@@ -124,19 +124,21 @@ class Stage:
         ]
 
     def _decide(self) -> None:
-        arbiter, chance = Arbiter(), random.Random(1)
+        arbiter, chance = ComputeArbiter(), random.Random(1)
         granted: dict[Path, int] = {}
         while not self._leaving.wait(LOOK * chance.uniform(0.5, 1.5)):
             seen = {str(tenant.page): self._sighting(tenant) for tenant in list(self.tenants)}
-            for page, verdict in arbiter.look(time.monotonic(), seen).items():
-                set_credit(page, self.uuid, int(verdict.credit * 1e6))
-                if granted.get(Path(page)) != verdict.granted:
-                    set_allowed(page, self.uuid, verdict.granted)
-                    granted[Path(page)] = verdict.granted
+            for page, allowance in arbiter.decide(time.monotonic(), seen).items():
+                set_credit(page, self.uuid, int(allowance.credit * 1e6))
+                if granted.get(Path(page)) != allowance.allowed:
+                    set_allowed(page, self.uuid, allowance.allowed)
+                    granted[Path(page)] = allowance.allowed
 
-    def _sighting(self, tenant: Tenant) -> Sighting:
+    def _sighting(self, tenant: Tenant) -> ComputeSample:
         use = read_shares(tenant.ledger)[tenant.uuid]
-        return Sighting(tenant.cores * 10, use.flying, use.spent, use.waiting, tenant.elastic, tenant.weight)
+        return ComputeSample(
+            tenant.cores * 10, use.flying, use.spent, use.waiting, tenant.elastic, tenant.weight
+        )
 
     def __enter__(self) -> Stage:
         return self

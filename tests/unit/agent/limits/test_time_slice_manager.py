@@ -79,12 +79,12 @@ def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):
     assert sorted(state for state, _ in states.values()) == [1, 2]
     assert all(0 < left <= LEASE_MS for _, left in states.values())
     gpu = node.manager.gpus[uuid(0)]
-    assert gpu.arbiter.mode == "turns"
+    assert gpu.arbiter.mode == "slicing"
     assert gpu.seconds > 0 and gpu.wanting == 2 and not gpu.fits
 
 
 def test_whoever_wants_none_of_it_is_left_alone(store):
-    node = Node(store, turns=False)
+    node = Node(store, time_slicing=False)
     node.step(8, a=1, b=1)
     assert node.page("a") == node.page("b") == (0, 0)
 

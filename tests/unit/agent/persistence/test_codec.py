@@ -201,11 +201,11 @@ def test_in_a_checkpoint_of_the_third_version_all_memory_is_the_gpus_own():
     state = json.loads(with_allocation(policy={"cores": 30, "oversubscribe": True}))
     (found,) = codec.decode_table(sealed(3, json.dumps(state))).allocations
     assert found.physical == {}
-    assert found.policy.turns
+    assert found.policy.time_slicing
 
 
 def test_physical_shares_are_kept():
-    one = allocation(1, (0, range(8)), policy=AllocationOptions(oversubscribe=True, turns=False))
+    one = allocation(1, (0, range(8)), policy=AllocationOptions(oversubscribe=True, time_slicing=False))
     one = replace(one, holds=tuple(replace(hold, physical_bytes=3 * GIB) for hold in one.holds))
     found = codec.decode_allocation(codec.encode_allocation(one))
     assert found == one

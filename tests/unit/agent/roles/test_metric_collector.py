@@ -117,7 +117,7 @@ def test_turns_of_containers_that_have_ended_stay_counted(tmp_path, again):
     node.metrics._time_slices = controller
     for number in range(1, again + 1):
         controller.gpus[uuid(0)] = SimpleNamespace(
-            arbiter=SimpleNamespace(changes=3, mode="turns", hurries=False),
+            arbiter=SimpleNamespace(changes=3, mode="slicing", urgent=False),
             seconds=1.5,
             fits=True,
             paging=None,

@@ -6,83 +6,89 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.limits.compute_arbiter import Arbiter, Sighting, active, lend
+from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample, active, lend
 
 
-def looks(arbiter: Arbiter, count: int, **containers: tuple[Sighting, float]):
+def looks(arbiter: ComputeArbiter, count: int, **containers: tuple[ComputeSample, float]):
     """COUNT looks, five milliseconds apart, at containers that are charged at a constant rate."""
-    verdicts = {}
+    allowances = {}
     for turn in range(1, count + 1):
         seen = {
-            name: Sighting(
+            name: ComputeSample(
                 each.share, each.flying, turn * 0.005 * rate, each.waiting, each.elastic, each.weight
             )
             for name, (each, rate) in containers.items()
         }
-        verdicts = arbiter.look(turn * 0.005, seen)
-    return verdicts
+        allowances = arbiter.decide(turn * 0.005, seen)
+    return allowances
 
 
 def test_alone_on_a_gpu_nothing_is_given_back():
-    assert looks(Arbiter(), 201, a=(Sighting(300, 1, 0), 1.0))["a"].credit == 0
+    assert looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0))["a"].credit == 0
 
 
 def test_the_gpu_goes_round_among_processes():
-    got = looks(Arbiter(), 201, a=(Sighting(300, 1, 0), 1.0), b=(Sighting(700, 3, 0), 1.0))
+    got = looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 3, 0), 1.0))
     assert got["a"].credit == pytest.approx(0.75)
     assert got["b"].credit == pytest.approx(0.25)
 
 
 def test_who_says_it_is_busy_all_the_time_only_raises_the_credit_of_others():
-    honest = looks(Arbiter(), 201, a=(Sighting(300, 1, 0), 1.0), b=(Sighting(700, 1, 0), 1.0))
-    liar = looks(Arbiter(), 201, a=(Sighting(300, 1, 0), 1.0), b=(Sighting(700, 1000, 0), 1.0))
+    honest = looks(
+        ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 1, 0), 1.0)
+    )
+    liar = looks(
+        ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 1000, 0), 1.0)
+    )
     assert liar["a"].credit > honest["a"].credit
     assert liar["b"].credit < honest["b"].credit
 
 
 def test_a_claim_to_have_been_charged_more_than_the_time_that_passed_is_cut():
-    got = looks(Arbiter(), 201, a=(Sighting(300, 1, 0), 1e9), b=(Sighting(700, 1, 0), 1.0))
+    got = looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1e9), b=(ComputeSample(700, 1, 0), 1.0))
     assert got["a"].credit <= 0.5 + 1e-6
 
 
 def test_a_successor_goes_on_where_the_pages_are():
-    arbiter, seen = Arbiter(), {"a": Sighting(300, 1, 5.0), "b": Sighting(700, 1, 5.0)}
-    assert arbiter.look(1.0, seen, {"a": 12.5})["a"].credit == 12.5
-    assert arbiter.look(0.5, seen)["a"].credit == 12.5, "also when its clock is another"
+    arbiter, seen = ComputeArbiter(), {"a": ComputeSample(300, 1, 5.0), "b": ComputeSample(700, 1, 5.0)}
+    assert arbiter.decide(1.0, seen, {"a": 12.5})["a"].credit == 12.5
+    assert arbiter.decide(0.5, seen)["a"].credit == 12.5, "also when its clock is another"
 
 
 def test_a_long_silence_is_nobodys_credit():
-    arbiter = Arbiter()
-    arbiter.look(1.0, {"a": Sighting(300, 1, 0.0), "b": Sighting(700, 1, 0.0)})
-    got = arbiter.look(3601.0, {"a": Sighting(300, 1, 3600.0), "b": Sighting(700, 1, 3600.0)})
+    arbiter = ComputeArbiter()
+    arbiter.decide(1.0, {"a": ComputeSample(300, 1, 0.0), "b": ComputeSample(700, 1, 0.0)})
+    got = arbiter.decide(3601.0, {"a": ComputeSample(300, 1, 3600.0), "b": ComputeSample(700, 1, 3600.0)})
     assert got["a"].credit == 0
 
 
 def test_a_hard_share_is_what_it_is():
-    got = looks(Arbiter(), 100, a=(Sighting(300, 1, 0), 1.0), b=(Sighting(700, 0, 0), 0.0))
-    assert got["a"].granted == 300
+    got = looks(ComputeArbiter(), 100, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 0, 0), 0.0))
+    assert got["a"].allowed == 300
 
 
 def test_an_idle_gpu_is_lent_and_taken_back_within_a_period():
-    arbiter = Arbiter()
-    a, b = Sighting(300, 1, 0, elastic=True), Sighting(600, 0, 0)
-    assert looks(arbiter, 100, a=(a, 1.0), b=(b, 0.0))["a"].granted >= 900
+    arbiter = ComputeArbiter()
+    a, b = ComputeSample(300, 1, 0, elastic=True), ComputeSample(600, 0, 0)
+    assert looks(arbiter, 100, a=(a, 1.0), b=(b, 0.0))["a"].allowed >= 900
     now, spent = 0.5, 0.0
     for _ in range(20):
         now, spent = now + 0.005, spent + 0.005
-        got = arbiter.look(now, {"a": Sighting(300, 1, spent, elastic=True), "b": Sighting(600, 1, spent)})
-    assert got["a"].granted <= 420
+        got = arbiter.decide(
+            now, {"a": ComputeSample(300, 1, spent, elastic=True), "b": ComputeSample(600, 1, spent)}
+        )
+    assert got["a"].allowed <= 420
 
 
 def test_idle_time_goes_by_weight():
     got = looks(
-        Arbiter(),
+        ComputeArbiter(),
         100,
-        a=(Sighting(100, 1, 0, elastic=True, weight=3), 1.0),
-        b=(Sighting(100, 1, 0, elastic=True, weight=1), 1.0),
-        c=(Sighting(800, 0, 0), 0.0),
+        a=(ComputeSample(100, 1, 0, elastic=True, weight=3), 1.0),
+        b=(ComputeSample(100, 1, 0, elastic=True, weight=1), 1.0),
+        c=(ComputeSample(800, 0, 0), 0.0),
     )
-    assert got["a"].granted - 100 == pytest.approx(3 * (got["b"].granted - 100), abs=5)
+    assert got["a"].allowed - 100 == pytest.approx(3 * (got["b"].allowed - 100), abs=5)
 
 
 names = st.sampled_from("abcdef")
@@ -99,6 +105,6 @@ def test_never_more_is_lent_than_there_is(demands, weights):
 
 
 def test_there_is_something_to_decide_only_between_two():
-    busy, idle = Sighting(300, 1, 0), Sighting(300, 0, 0)
-    assert active([busy, idle]) and active([Sighting(300, 0, 0, waiting=True), idle])
+    busy, idle = ComputeSample(300, 1, 0), ComputeSample(300, 0, 0)
+    assert active([busy, idle]) and active([ComputeSample(300, 0, 0, waiting=True), idle])
     assert not active([busy]) and not active([idle, idle])

@@ -1,4 +1,4 @@
-"""Turns in simulated time: a GPU that moves pages, and containers with kernels to run."""
+"""Time slices in simulated time: a GPU that moves pages, and containers with kernels to run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gigaslice.limits import time_slicing
-from gigaslice.limits.time_slicing import Sighting, Turns
+from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
 from tests.unit.gigaslice.limits.time_slicing_rounds import (
     GIB,
     LOOK,
@@ -22,7 +22,7 @@ from tests.unit.gigaslice.limits.time_slicing_rounds import (
 
 
 def test_twice_the_gpu_costs_little_more_than_one_after_the_other():
-    alone, ours = in_sequence(pair(work=12000)), total(pair(work=12000), Turns())
+    alone, ours = in_sequence(pair(work=12000)), total(pair(work=12000), TimeSlicer())
     assert ours <= 1.15 * alone
     assert total(pair(work=100), None) > 5 * in_sequence(pair(work=100))
 
@@ -31,7 +31,7 @@ def test_twice_the_gpu_costs_little_more_than_one_after_the_other():
 @pytest.mark.parametrize("kernel", [0.005, 0.02, 0.2])
 def test_whatever_the_kernels_and_sets_are(gib, kernel):
     work = int(120 / kernel)
-    alone, ours = in_sequence(pair(gib, work, kernel)), total(pair(gib, work, kernel), Turns())
+    alone, ours = in_sequence(pair(gib, work, kernel)), total(pair(gib, work, kernel), TimeSlicer())
     assert ours <= 1.15 * alone
 
 
@@ -54,7 +54,7 @@ def test_a_host_that_is_late_costs_no_more(late, seed):
     """Looks and programs are delayed at random; the jobs one after the other suffer from it as well."""
     host = {"load": 0.002, "late": late, "seed": seed}
     alone = in_sequence(pair(work=6000, kernel=0.005), speed=200 * GIB, host=Host(**host))
-    ours = total(pair(work=6000, kernel=0.005), Turns(), speed=200 * GIB, host=Host(**host))
+    ours = total(pair(work=6000, kernel=0.005), TimeSlicer(), speed=200 * GIB, host=Host(**host))
     assert ours <= 1.15 * alone
 
 
@@ -85,7 +85,7 @@ def test_a_turn_begins_when_what_others_have_queued_is_done():
         gpu.run(LOOK)
         if gpu.decision.holder is None and gpu.decision.held:
             assert gpu.decision.held == {"a", "b"}
-            assert gpu.arbiter is not None and gpu.arbiter.hurries
+            assert gpu.arbiter is not None and gpu.arbiter.urgent
     assert not jobs[next(iter(gpu.decision.held))].queued
 
 
@@ -95,9 +95,11 @@ def test_nobody_gains_by_saying_that_its_work_still_runs():
     gpu = SimulatedGpu(jobs, speed=100 * GIB)
     honest = gpu.sighting
 
-    def lie(name: str, job: Job) -> Sighting:
+    def lie(name: str, job: Job) -> TimeSliceSample:
         one = honest(name, job)
-        return one if name == "b" else Sighting(one.progress, one.waiting, one.managed, True, one.alive)
+        return (
+            one if name == "b" else TimeSliceSample(one.progress, one.waiting, one.managed, True, one.alive)
+        )
 
     gpu.sighting = lie  # type: ignore[method-assign]
     gpu.run(300)
@@ -106,7 +108,7 @@ def test_nobody_gains_by_saying_that_its_work_still_runs():
 
 
 def test_while_everything_fits_nothing_happens():
-    arbiter = Turns()
+    arbiter = TimeSlicer()
     jobs = pair(8)
     ours = total(jobs, arbiter)
     assert ours == pytest.approx(total(pair(8), None), rel=1e-6)
@@ -142,12 +144,12 @@ def test_where_the_driver_says_that_pages_move_turns_are_as_without(speed):
 
 def test_a_count_that_begins_anew_says_nothing():
     """The last process went, and another one came: the driver's numbers are small again."""
-    arbiter, now = Turns(), 0.0
+    arbiter, now = TimeSlicer(), 0.0
     for step in range(60):
         now += LOOK
-        seen = {name: Sighting(step, False, 16 * GIB, busy=True) for name in "ab"}
-        arbiter.look(now, 16 * GIB, seen, 10 * GIB if step % 10 < 5 else 0)
-    assert arbiter.mode == "turns"
+        seen = {name: TimeSliceSample(step, False, 16 * GIB, busy=True) for name in "ab"}
+        arbiter.decide(now, 16 * GIB, seen, 10 * GIB if step % 10 < 5 else 0)
+    assert arbiter.mode == "slicing"
 
 
 def test_three_of_them_get_equal_parts():
@@ -187,7 +189,7 @@ def test_it_lets_go_when_the_sets_fit_again():
     jobs = pair(work=10**9)
     gpu = SimulatedGpu(jobs)
     gpu.run(60)
-    assert gpu.arbiter is not None and gpu.arbiter.mode == "turns"
+    assert gpu.arbiter is not None and gpu.arbiter.mode == "slicing"
     for job in jobs.values():
         job.set = job.resident = 4 * GIB
     gpu.run(2 * LOOK)
@@ -208,16 +210,16 @@ def test_a_quantum_grows_with_what_moving_costs():
 
 
 def test_one_that_wants_none_is_neither_held_nor_counted():
-    seen = {name: Sighting(100, False, 16 * GIB, willing=name != "c") for name in "abc"}
-    arbiter = Turns()
+    seen = {name: TimeSliceSample(100, False, 16 * GIB, willing=name != "c") for name in "abc"}
+    arbiter = TimeSlicer()
     held = set()
     for step in range(1, 400):
         seen = {
-            name: Sighting(100 + (step if name == "c" or arbiter.mode != "turns" else step // 2), False, 16 * GIB,
-                           willing=name != "c")
+            name: TimeSliceSample(100 + (step if name == "c" or arbiter.mode != "slicing" else step // 2), False,
+                                  16 * GIB, willing=name != "c")
             for name in "abc"
         }  # fmt: skip
-        held |= arbiter.look(step * LOOK, 16 * GIB, seen).held
+        held |= arbiter.decide(step * LOOK, 16 * GIB, seen).held
     assert "c" not in held
 
 
@@ -253,11 +255,11 @@ def test_nobody_starves(seed):
 def test_any_sightings_are_answered(seed):
     """What containers say is theirs: numbers that jump, clocks that stand still, names that come and go."""
     luck = random.Random(seed)
-    arbiter, now, stuck, given = Turns(), 0.0, 0.0, 0
+    arbiter, now, stuck, given = TimeSlicer(), 0.0, 0.0, 0
     for _ in range(500):
         before, now = now, now + luck.choice([0.0, 0.05, 0.05, 2.0])
         seen = {
-            f"c{n}": Sighting(
+            f"c{n}": TimeSliceSample(
                 luck.choice([0, 1, 2**63, luck.randrange(10**6)]),
                 luck.random() < 0.5,
                 luck.choice([0, GIB, 2**48]),
@@ -267,7 +269,7 @@ def test_any_sightings_are_answered(seed):
             )
             for n in range(luck.randint(0, 4))
         }
-        decision = arbiter.look(now, luck.choice([0, GIB, 64 * GIB]), seen)
+        decision = arbiter.decide(now, luck.choice([0, GIB, 64 * GIB]), seen)
         assert decision.holder is None or decision.holder in seen
         assert decision.holder not in decision.held
         assert decision.held <= {name for name, one in seen.items() if one.willing}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gigaslice.limits import time_slicing
-from gigaslice.limits.time_slicing import Sighting, Turns
+from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
 
 GIB = 1 << 30
 LOOK, SOON = 0.05, 0.005
@@ -82,10 +82,10 @@ class SimulatedGpu:
     jobs: dict[str, Job]
     room: int = 16 * GIB
     speed: float = 16 * GIB
-    arbiter: Turns | None = field(default_factory=Turns)
+    arbiter: TimeSlicer | None = field(default_factory=TimeSlicer)
     host: Host = field(default_factory=Host)
     now: float = 0.0
-    decision: time_slicing.Decision = field(default_factory=time_slicing.Decision)
+    decision: time_slicing.TimeSliceDecision = field(default_factory=time_slicing.TimeSliceDecision)
     turn_seconds: float = 0.0
     handovers: list[tuple[float, str | None]] = field(default_factory=list)
     moved: int = 0
@@ -104,7 +104,7 @@ class SimulatedGpu:
                 self._complete()
             if self.arbiter and self._next_look <= self.now:
                 self._look()
-                self._next_look = self.now + (SOON if self.arbiter.hurries else LOOK) + self.host.delay()
+                self._next_look = self.now + (SOON if self.arbiter.urgent else LOOK) + self.host.delay()
             for name, job in self.jobs.items():
                 while job.ready <= self.now and self._step(name, job):
                     pass
@@ -182,16 +182,16 @@ class SimulatedGpu:
         assert self.arbiter is not None
         seen = {name: self.sighting(name, job) for name, job in self.jobs.items()}
         before = self.decision.holder
-        self.decision = self.arbiter.look(self.now, self.room, seen, self.moved if self.counted else None)
+        self.decision = self.arbiter.decide(self.now, self.room, seen, self.moved if self.counted else None)
         if self.decision.holder != before:
             self.handovers.append((self.now, self.decision.holder))
         if self.decision.holder:
             self.turn_seconds += LOOK
 
-    def sighting(self, name: str, job: Job) -> Sighting:
+    def sighting(self, name: str, job: Job) -> TimeSliceSample:
         """What the job's ledger says."""
         size = job.set if job.said is None else job.said
-        return Sighting(
+        return TimeSliceSample(
             job.submitted,
             job.held_since is not None and not job.stopped,
             0 if job.finished is not None else size,
@@ -202,7 +202,7 @@ class SimulatedGpu:
         )
 
 
-def total(jobs: dict[str, Job], arbiter: Turns | None, **more: object) -> float:
+def total(jobs: dict[str, Job], arbiter: TimeSlicer | None, **more: object) -> float:
     """Seconds until the last of JOBS is done."""
     gpu = SimulatedGpu(jobs, arbiter=arbiter, **more)  # type: ignore[arg-type]
     gpu.run()

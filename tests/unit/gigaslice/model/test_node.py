@@ -4,11 +4,11 @@ import pytest
 
 from gigaslice.errors import (
     DeviceIdError,
-    DuplicateJobError,
+    DuplicateOccupantError,
     OvercommitError,
     StateError,
     UnknownGpuError,
-    UnknownJobError,
+    UnknownOccupantError,
 )
 from gigaslice.model import (
     DeviceId,
@@ -33,7 +33,7 @@ def node(size: int = 2) -> NodeState:
 def test_allocate_and_release_leave_the_old_state_alone() -> None:
     idle = node()
     busy = idle.with_occupant("a", placement((0, 4), (1, 16)))
-    assert busy.allocation("a") == Occupant("a", (Share(uuid(0), 4), Share(uuid(1), 16)))
+    assert busy.occupant("a") == Occupant("a", (Share(uuid(0), 4), Share(uuid(1), 16)))
     assert (busy.free(uuid(0)), busy.free(uuid(1)), idle.free(uuid(0))) == (12, 0, 16)
     assert busy.without("a") == idle
 
@@ -78,12 +78,12 @@ def test_more_than_is_left_is_refused_unless_it_waits(share: Share, words: str) 
 
 def test_contradictions_are_errors_that_name_the_culprit() -> None:
     state = node().with_occupant("a", placement((0, 4)))
-    with pytest.raises(DuplicateJobError, match="job a already"):
+    with pytest.raises(DuplicateOccupantError, match="occupant a already"):
         state.with_occupant("a", placement((1, 4)))
-    with pytest.raises(UnknownJobError, match="job z"):
+    with pytest.raises(UnknownOccupantError, match="occupant z"):
         state.without("z")
-    with pytest.raises(UnknownJobError, match="job z"):
-        state.allocation("z")
+    with pytest.raises(UnknownOccupantError, match="occupant z"):
+        state.occupant("z")
     with pytest.raises(UnknownGpuError, match="GPU-09"):
         state.with_occupant("b", placement((9, 4)), overcommit=True)
     with pytest.raises(UnknownGpuError, match="GPU-09"):
@@ -92,7 +92,7 @@ def test_contradictions_are_errors_that_name_the_culprit() -> None:
         NodeState.build([make_gpu(0), make_gpu(1)], Topology.flat(1))
     with pytest.raises(StateError, match="same UUID"):
         NodeState.build([make_gpu(0), make_gpu(0)], Topology.flat(2))
-    with pytest.raises(DuplicateJobError, match="job a is recorded twice"):
+    with pytest.raises(DuplicateOccupantError, match="occupant a is recorded twice"):
         NodeState.build([], Topology.flat(0), [Occupant("a", ()), Occupant("a", ())])
 
 

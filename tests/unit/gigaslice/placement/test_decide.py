@@ -50,7 +50,7 @@ def test_alone_means_a_gpu_that_nobody_has():
     assert set(sizes(place(node(1, 0, 1, 1), Request(total=3, exclusive=True)))) == {uuid(1)}
     answer = place(node(1, 1, 1, 1), Request(total=3, exclusive=True))
     assert isinstance(answer, Infeasible) and answer.reason is Reason.INSUFFICIENT_NOW
-    assert "that nobody else uses" in answer.detail
+    assert "that no other pod uses" in answer.detail
 
 
 def test_alone_on_several_gpus_with_even_or_different_parts():

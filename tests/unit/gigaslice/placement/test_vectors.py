@@ -84,9 +84,9 @@ def _check_limits(state: NodeState, elastic: dict[str, Any], expected: dict[str,
             )
             for share in one.shares
         )
-        request = elastic.get(one.job)
+        request = elastic.get(one.name)
         options = AllocationOptions(elastic=bool(request), max_slices=(request or {}).get("max"))
-        table = table.with_allocation(Allocation(one.job, number, 0.0, holds, "", policy=options))
+        table = table.with_allocation(Allocation(one.name, number, 0.0, holds, "", policy=options))
     limits = {
         job: [
             [state.position(gpu), memory // state.gpu(gpu).slice_bytes] for gpu, (memory, _) in of_job.items()
@@ -99,9 +99,9 @@ def _check_limits(state: NodeState, elastic: dict[str, Any], expected: dict[str,
 def _check_start(state: NodeState, step: dict[str, Any]) -> NodeState:
     others: dict[str, int] = {}
     for job, slices in step["usage"].items():
-        (share,) = state.allocation(job).shares
+        (share,) = state.occupant(job).shares
         others[share.gpu] = state.gpu(share.gpu).bytes_of(slices)
-    shares = state.allocation(step["job"]).shares
+    shares = state.occupant(step["job"]).shares
     assert (start_shortfall(state, shares, others) == ()) is step["expect"]
     return state
 
@@ -113,7 +113,7 @@ STEPS = {
     "sick": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=False),
     "heal": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=True),
     "state": _check_state,
-    "start_gate": _check_start,
+    "start": _check_start,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vcuda._native import ffi, lib
 
-from gigaslice.limits.compute_arbiter import Arbiter, Sighting
+from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
 
 STEP = 250_000
 """Nanoseconds of a step: programs and the GPU change turns so often, so kernels should not be shorter."""
@@ -70,7 +70,7 @@ class Container:
     elastic: bool = False
     weight: int = 1
     credit_us: int = 0
-    granted: int = 0
+    allowed: int = 0
     waiting_until: int = 0
     looked: int = 0
     unlimited: bool = False
@@ -100,7 +100,7 @@ class SimulatedGpu:
         self.busy = 0
         self._random = random.Random(seed)
         self._agent_at = agent_at
-        self._arbiter: Arbiter | None = None
+        self._arbiter: ComputeArbiter | None = None
         self._next_agent = self._next_sample = self.now
         self._samples: list[float] = []
         self._sampled = 0
@@ -236,9 +236,9 @@ class SimulatedGpu:
             self._arbiter = None
             return
         if self._arbiter is None:
-            self._arbiter = Arbiter()
+            self._arbiter = ComputeArbiter()
         seen = {
-            str(index): Sighting(
+            str(index): ComputeSample(
                 container.share * 10,
                 sum(process.flying for process in container.processes),
                 container.bucket.spent_ns / 1e9,
@@ -255,12 +255,12 @@ class SimulatedGpu:
             self._samples = [*self._samples[-2:], (served - self._sampled) / SAMPLE]
             self._sampled = served
         published = {str(index): container.credit_us / 1e6 for index, container in enumerate(self.containers)}
-        for name, verdict in self._arbiter.look(
+        for name, allowance in self._arbiter.decide(
             self.now / 1e9, seen, published, max(self._samples, default=0.0)
         ).items():
             container = self.containers[int(name)]
-            container.credit_us = int(verdict.credit * 1e6)
-            container.granted = verdict.granted
+            container.credit_us = int(allowance.credit * 1e6)
+            container.granted = allowance.allowed
 
 
 def small() -> Iterator[Work]:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.compute.gpu import MS, WORKLOADS, Container, Process, SimulatedGpu, Work, long, small
+from tests.unit.gigaslice.limits.simulated_compute import (
+    MS,
+    WORKLOADS,
+    Container,
+    Process,
+    SimulatedGpu,
+    Work,
+    long,
+    small,
+)
 
 POINTS = 2.0
 GREEDY = ["small", "long", "mixture"]
