@@ -76,7 +76,7 @@ def limit_slices(
 ) -> int:
     """Slices that a container may use of one GPU: its request, or up to the GPU while it is elastic and alone on it.
 
-    Placement and admission count the request only, so what an elastic container uses beyond it keeps nobody out.
+    Placement and admission count the request only, so what an elastic container uses beyond it keeps no other out.
     """
     if not (elastic and alone):
         return requested

@@ -21,7 +21,7 @@ Candidates = Sequence[tuple[PoolState, Need]]
 def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
     """Return where to place a request on this node, or why it cannot be placed.
 
-    Deterministic: equal states and requests get equal answers. A request for part of a GPU looks at the
+    Deterministic: equal states and requests get equal answers. A request for part of a GPU tries the
     fragments of all pools before it opens a GPU; several GPUs always come from one pool, the first that has
     them.
     """

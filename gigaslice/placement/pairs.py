@@ -1,6 +1,6 @@
 """Scores of GPU pairs and the best-effort choice over them (table 3 of the Inspur paper; NVIDIA's allocator).
 
-Best-effort is not greedy: it divides all available GPUs into sets of the wanted size, looks for the division
+Best-effort is not greedy: it divides all available GPUs into sets of the given size, looks for the division
 with the greatest total, and gives away the best set of it, so that taking {2,3} now does not cost later pairs
 of a DGX-1 their double links. GPUs that are exchangeable are counted, not named: NVSwitch machines have
 hardly any divisions.
@@ -141,12 +141,12 @@ class _Division:
         """Return the lowest GPUs among all sets that these counts stand for."""
         chosen: list[int] = []
         for members in self._exchangeable(self.forced):
-            wanted = sorted((counts[group] for group in members), reverse=True)
+            sizes = sorted((counts[group] for group in members), reverse=True)
             taken = dict.fromkeys(members, 0)
             owned = ((gpu, group) for group in members for gpu in self._groups[group])
             for gpu, group in sorted(owned):
                 taken[group] += 1
-                if all(map(le, sorted(taken.values(), reverse=True), wanted)):
+                if all(map(le, sorted(taken.values(), reverse=True), sizes)):
                     chosen.append(gpu)
                 else:
                     taken[group] -= 1
@@ -272,7 +272,7 @@ def _scores(topology: Topology) -> tuple[tuple[int, ...], ...]:
 
 
 def _groups(scores: Sequence[Sequence[int]], pool: Sequence[int], must: Sequence[int]) -> list[list[int]]:
-    """Group GPUs that score alike with everybody else; a GPU that must be included stands alone."""
+    """Group GPUs that score alike with all others; a GPU that must be included stands alone."""
     rows = {gpu: [scores[gpu][other] for other in pool] for gpu in pool}
     place = {gpu: number for number, gpu in enumerate(pool)}
 

@@ -1,8 +1,8 @@
 """The table of placement policies: for each, how one GPU is chosen and how several are.
 
 `gaia` follows the paper. The others are what people know from elsewhere: `best-effort` (NVIDIA's allocator)
-and `max-sum` (HAMi) differ from it for several GPUs only, because for one GPU they have no idea of keeping
-pairs whole; `binpack` and `spread` look at how full GPUs are and at links only to break ties.
+and `max-sum` (HAMi) differ from it for several GPUs only, because for one GPU they have no rule that keeps
+pairs whole; `binpack` and `spread` go by how full GPUs are, and by links only to break ties.
 """
 
 from collections.abc import Callable, Sequence

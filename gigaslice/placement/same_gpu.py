@@ -1,4 +1,4 @@
-"""Where the containers of a pod that wants them on the same GPUs can be, and when they never can. Pure.
+"""Where the containers of a pod with `same-gpu` can be, and when they never can. Pure.
 
 A pod that only its own end could make room for gets a refusal at once: it would wait for itself.
 """

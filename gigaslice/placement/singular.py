@@ -1,6 +1,6 @@
 """Exactly one whole GPU (Gaia Scheduler, Algorithm 3): take it from where good pairs are already broken.
 
-The paper looks at "the cousin" of a GPU in a binary tree. Parents here can be wide (NVSwitch) and a sibling
+The paper compares "the cousin" of a GPU in a binary tree. Parents here can be wide (NVSwitch) and a sibling
 can be partly used, so its rule is the first of three tiers:
 
 * A: every other GPU under the parent has nothing left, as in the paper;

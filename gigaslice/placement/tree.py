@@ -176,7 +176,7 @@ def _is_uniform(inner: tuple[Inner, ...]) -> bool:
 
 
 def _twins(cost: Matrix) -> tuple[int, ...]:
-    """Return per GPU the lowest GPU it could be exchanged with: their costs to everybody else are the same.
+    """Return per GPU the lowest GPU it could be exchanged with: their costs to all others are the same.
 
     Such GPUs hang on the same parent, because whatever is nearest to one is as near to the other.
     """

@@ -1,4 +1,4 @@
-"""The two views of a GPU with lent host memory, and what the start gate and changes of limits make of them."""
+"""The two views of a GPU with lent host memory, and what the start decision and changes of limits make of them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_host_is_one_for_all_gpus():
 @pytest.mark.parametrize("seed", range(25))
 def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
     """Containers with the options and without come, wait, start, grow, shrink, are taken over and end; the agent
-    restarts. After every step: what has passed the gate goes beyond each GPU by no more than it was lent.
+    restarts. After every step: what has been let start goes beyond each GPU by no more than it was lent.
     """
     luck = random.Random(seed)
     gpus = [gpu(luck.choice([16, 24, 80]), luck.choice([0, 1, 8, 40]), number) for number in range(2)]
@@ -200,7 +200,7 @@ def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
             at, size, host = luck.randrange(2), luck.randint(1, 24), luck.random() < 0.6
             device_ids = range(100 * number, 100 * number + size)
             policy = AllocationOptions(oversubscribe=host, elastic=luck.random() < 0.2)
-            # The kubelet's choice, whatever has room: the gate decides.
+            # The kubelet's choice, whatever has room: the start decision decides.
             one = replace(allocation(number, (at, device_ids), policy=policy), waiting=True)
             table = table.with_allocation(host_memory.split(table, one, gpus))
         elif roll < 0.6:

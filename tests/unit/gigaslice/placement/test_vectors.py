@@ -110,8 +110,8 @@ STEPS = {
     "alloc": _alloc,
     "preset": _preset,
     "release": lambda state, step: state.without(step["job"]),
-    "sick": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=False),
-    "heal": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=True),
+    "unhealthy": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=False),
+    "healthy": lambda state, step: state.with_health(uuid(step["gpu"]), healthy=True),
     "state": _check_state,
     "start": _check_start,
 }
