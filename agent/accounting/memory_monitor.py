@@ -16,6 +16,7 @@ from agent.inventory.source import Source
 from agent.ledgers import usage
 from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.yielding import with_breaks
 
@@ -73,7 +74,7 @@ class MemoryMonitor:
         self._source = source
         self._interval = interval
         self._audit = audit
-        self._problems: dict[str, str] = {}
+        self._reported = LogOnce()
         self._grew: set[str] = set()  # in the last round
         self._log = get_logger("memory_monitor")
 
@@ -132,9 +133,7 @@ class MemoryMonitor:
             for key, reading in after.items()
             if key in known
         }
-        self._problems = {
-            allocation_id: text for allocation_id, text in self._problems.items() if allocation_id in known
-        }
+        self._reported.keep(known.__contains__)
         self._grew &= known
 
     async def _readings(self, allocations: Sequence[Allocation]) -> dict[str, usage.Reading]:
@@ -214,9 +213,8 @@ class MemoryMonitor:
     def _report(self, allocation_id: str, name: str, problem: str | None) -> None:
         """Logs a problem when it begins, not every round."""
         if problem is None:
-            self._problems.pop(allocation_id, None)
-        elif self._problems.get(allocation_id) != problem:
-            self._problems[allocation_id] = problem
+            self._reported.over(allocation_id)
+        elif self._reported.new(allocation_id, problem):
             self._log.error(
                 "allocation cannot be read", allocation=allocation_id, container=name, detail=problem
             )

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from agent.apiserver.wire import Api, ApiError, within
 from gigaslice.kube.decode import GONE, Gone, parse_change, parse_list
 from gigaslice.model import Pod
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["PodWatch"]
@@ -67,7 +68,7 @@ class PodWatch:
         self._version = ""  # what has been seen; empty: nothing that a watch could go on from
         self._pods: dict[tuple[str, str], Pod] = {}
         self._news = asyncio.Event()
-        self._said = ""
+        self._reported = LogOnce()
         self._log = get_logger("kube")
 
     @property
@@ -169,7 +170,8 @@ class PodWatch:
     def _recovered(self) -> None:
         if not self.synced:
             self._log.info("pods watched", server=str(self._api.access), pods=len(self._pods))
-        self.synced, self.refused, self._said = True, False, ""
+        self.synced, self.refused = True, False
+        self._reported.over("unreachable")
         self._failures = self._refusals = 0
         self._changed()
 
@@ -181,9 +183,8 @@ class PodWatch:
         if self._failures < 3 and not self.refused and self.synced:
             return  # servers restart
         self.synced = False
-        if str(error) != self._said:
-            self._said = str(error)
-            self._log.warning("API server unreachable; using the last known pods", detail=self._said)
+        if self._reported.new("unreachable", str(error)):
+            self._log.warning("API server unreachable; using the last known pods", detail=str(error))
 
     async def _rest(self, lasted: float, wait: float) -> None:
         """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""

@@ -26,6 +26,7 @@ from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.limits.compute_arbiter import ComputeAllowance, ComputeArbiter, ComputeSample
 from gigaslice.model import PRIORITIES
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from vcuda import contract
 
@@ -98,7 +99,7 @@ class ComputeManager:
         ] = []  # the parts of GPUs that these containers used, newest last
         self._used: dict[str, float] = {}  # the largest sample by GPU
         self._gpus: dict[str, _GpuState] = {}
-        self._reported: set[str] = set()
+        self._reported = LogOnce()
         self._last: dict[tuple[str, str], vcuda.ShareUsage] = {}  # last readings, by allocation and GPU
         self._table: AllocationTable | None = None
         self._sharers: dict[str, dict[str, _Sharer]] = {}
@@ -170,7 +171,7 @@ class ComputeManager:
                 if allocation.cores_of(gpu):
                     gpus.setdefault(gpu, {})[allocation.id] = self._sharer(allocation, gpu)
         self._table = table
-        self._reported &= {allocation.id for allocation in table.allocations}
+        self._reported.keep({allocation.id for allocation in table.allocations}.__contains__)
         self._last = {key: use for key, use in self._last.items() if table.find(key[0])}
         self._sharers = {
             gpu: found
@@ -249,8 +250,7 @@ class ComputeManager:
 
     def _report(self, one: _Sharer, detail: str) -> None:
         """Logs a problem when it begins."""
-        if one.id not in self._reported:
-            self._reported.add(one.id)
+        if self._reported.new(one.id):
             self._log.warning(
                 "compute share not managed", allocation=one.id, container=one.name, detail=detail
             )

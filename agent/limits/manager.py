@@ -21,6 +21,7 @@ from gigaslice.allocation.table import Allocation, AllocationOptions, Allocation
 from gigaslice.errors import GigasliceError
 from gigaslice.limits import live_limits
 from gigaslice.model import ContainerKind, Pod, RequestOptions, SliceUnit, parse_options
+from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["LimitChange", "LimitsManager", "ResizeOutcome"]
@@ -68,7 +69,7 @@ class LimitsManager:
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
         self._interval = interval
         self._withhold = withhold
-        self._reported: dict[str, str] = {}
+        self._reported = LogOnce()
         self._applied: dict[str, tuple[Pod, AllocationOptions]] = {}
         self._refreshed: AllocationTable | None = None
         self._wake = asyncio.Event()
@@ -136,7 +137,7 @@ class LimitsManager:
             except vcuda.VcudaError as error:
                 self._report(allocation.id, "limits not written", str(error), container=allocation.name)
                 continue
-            self._reported.pop(allocation.id + "limits not written", None)
+            self._reported.over((allocation.id, "limits not written"))
             if changed:
                 now = {gpu: limits[allocation.id][gpu][0] for gpu in changed}
                 self._log.info(
@@ -260,7 +261,7 @@ class LimitsManager:
         )
         if updated == policy:
             self._applied[allocation.id] = (pod, policy)
-            self._reported.pop(allocation.id + "GPUResizeDeferred", None)
+            self._reported.over((allocation.id, "GPUResizeDeferred"))
             return
         memory: dict[str, int] = {}
         if options.parts != policy.parts:
@@ -292,14 +293,13 @@ class LimitsManager:
         if isinstance(done, live_limits.Refusal):
             self._report_annotation(pod, allocation, "GPUResizeDeferred", done.detail)
             return
-        self._reported.pop(allocation.id + "GPUResizeDeferred", None)
+        self._reported.over((allocation.id, "GPUResizeDeferred"))
         if memory and done.before.quota() != done.after.quota():
             sizes = ", ".join(f"{units.format_bytes(n)} of {gpu}" for gpu, n in done.after.quota().items())
             self._event(pod, allocation, "Normal", "GPUResizeCompleted", f"now {sizes}")
 
     def _report_annotation(self, pod: Pod, allocation: Allocation, reason: str, text: str) -> None:
-        if self._reported.get(allocation.id + reason) != text:
-            self._reported[allocation.id + reason] = text
+        if self._reported.new((allocation.id, reason), text):
             self._log.warning(
                 "annotation not applied", allocation=allocation.id, container=allocation.name, detail=text
             )
@@ -310,8 +310,7 @@ class LimitsManager:
 
     def _report(self, allocation_id: str, event: str, detail: str, **more: str) -> None:
         """Logs a problem when it begins, not every round."""
-        if self._reported.get(allocation_id + event) != detail:
-            self._reported[allocation_id + event] = detail
+        if self._reported.new((allocation_id, event), detail):
             self._log.error(event, allocation=allocation_id, detail=detail, **more)
 
     def _present(self) -> Present:
