@@ -63,7 +63,7 @@ class Parts:
     """What runs in a node agent.
 
     servicer: serves GPU memory to the kubelet. providers: the other resources. essential: parts whose failure ends the
-    agent. restarted: parts without which the others go on; by name, as in gigaslice_part_failures_total.
+    agent. restarted: parts without which the others go on; by name, as in gigaslice_component_failures_total.
     """
 
     servicer: Servicer
