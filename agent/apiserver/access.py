@@ -38,7 +38,7 @@ _UNSUPPORTED = {
     "username": "user name and password are not supported; use a token or a client certificate",
     "password": "user name and password are not supported; use a token or a client certificate",
     "proxy-url": "proxies are not supported; name a server that is reached directly",
-    "as": "acting as somebody else is not supported; use credentials of its own",
+    "as": "acting as another user is not supported; use credentials of its own",
 }
 
 

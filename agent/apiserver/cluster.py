@@ -65,7 +65,7 @@ class Cluster(Protocol):
 
 
 class NoCluster:
-    """No API server: no pod is known, and nobody is told anything."""
+    """No API server: no pod is known, and no event is sent."""
 
     expected = False
     synced = False

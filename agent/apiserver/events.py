@@ -1,8 +1,8 @@
-"""Events on pods: what people see in `kubectl describe pod`. Said once, counted when repeated, never a flood.
+"""Events on pods, as `kubectl describe pod` shows them: reported once, counted when repeated, never a flood.
 
-A sentence that changes in its details (2 GiB missing, then 1 GiB) is the same news for the same reason. What is due is
-decided by `Throttle`, which takes the time as an argument; sending is a task of its own, so that nobody who has
-something to say waits for the API server.
+A message that changes in its details (2 GiB missing, then 1 GiB) is the same event for the same reason. `Throttle`
+decides what is due and takes the time as an argument. Sending is a task of its own, so that no caller waits for the API
+server.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class PodWatch:
                 self._version = change.version
                 if change.pod is not None:
                     self._apply(change.kind, change.pod)
-                elif change.key in self._pods:  # it is something now that nobody here understands
+                elif change.key in self._pods:  # it has changed into what cannot be decoded
                     del self._pods[change.key]
                     self._changed()
 

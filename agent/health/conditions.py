@@ -1,11 +1,11 @@
-"""From what happens to a GPU to whether it may be given out: strikes, cooldown, relapses. Pure.
+"""Conditions of a GPU, and when it recovers from them: cooldown and relapses. Pure.
 
-A strike makes a GPU unhealthy at once. It is well again when nothing has struck it for the cooldown. One that falls
-unhealthy again within a day of that waits twice as long, and so on: a GPU that errs every quarter of an hour must not
-come and go with each. A state that lasts (lost, a reset is due) strikes at every look, so cooldown begins when it ends.
+A condition makes a GPU unhealthy at once. The GPU recovers when no condition was seen for the cooldown. A relapse
+within a day of that doubles the cooldown: a GPU that fails every quarter of an hour must not come and go each time. A
+condition that lasts (lost, a reset is due) is seen at every poll, so its cooldown begins when it ends.
 
-A driver that does not answer says nothing about the GPU, so silence is no strike: the GPU is out of service while it
-lasts, and back with the first answer.
+A driver that does not answer is no evidence about the GPU, so silence is no condition: the GPU gets no new containers
+while the silence lasts, and gets them again with the first answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from agent.inventory.source import Vitals
 
 __all__ = ["SILENCES", "Condition", "GpuHealth", "Silence", "settled", "silences", "standing", "struck"]
 
-_REMEMBERED = 86400.0  # seconds from a recovery in which a new strike is a relapse
+_REMEMBERED = 86400.0  # seconds from a recovery in which a new condition is a relapse
 _MOST_RELAPSES = 7  # 10 minutes become 21 hours
 SILENCES = 2
-"""Questions in a row without an answer until a GPU is out of service: a driver that is being opened anew answers the
-next one."""
+"""Polls in a row without an answer until a GPU gets no new containers: a driver that is being reopened answers the next
+poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class Condition:
 class GpuHealth:
     """One GPU. Times are Unix times in seconds.
 
-    conditions: none when it is well. since: when it fell unhealthy. last: the latest strike. relapses: how often
-    cooldown has doubled. recovered: when it last was well again. ecc: the last seen count of uncorrectable errors.
+    conditions: none while it is healthy. since: when it became unhealthy. last: when a condition was last seen.
+    relapses: how often the cooldown has doubled. recovered: when it last recovered. ecc: the last seen count of
+    uncorrectable errors.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -58,13 +59,13 @@ class GpuHealth:
         return "; ".join(condition.text for condition in self.conditions)
 
     def cooldown(self, seconds: float) -> float:
-        """How long it must be quiet when the first time needs SECONDS."""
+        """Seconds without a condition until it recovers, where the first cooldown takes SECONDS."""
         return float(seconds * 2**self.relapses)
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A GPU for which the driver did not answer. count: questions in a row. text: why, for people."""
+    """A GPU for which the driver did not answer. count: polls in a row. text: the reason, for people."""
 
     count: int
     text: str
@@ -76,7 +77,7 @@ class Silence:
 
 
 def silences(before: Mapping[str, Silence], vitals: Mapping[str, Vitals]) -> dict[str, Silence]:
-    """The silences after the driver was asked for VITALS, by UUID."""
+    """The silences after a poll that returned VITALS, by UUID."""
     return {
         uuid: Silence(before[uuid].count + 1 if uuid in before else 1, one.silent)
         for uuid, one in vitals.items()
@@ -85,7 +86,7 @@ def silences(before: Mapping[str, Silence], vitals: Mapping[str, Vitals]) -> dic
 
 
 def struck(gpu: GpuHealth, conditions: Iterable[Condition], now: float) -> GpuHealth:
-    """The GPU after AILMENTS were seen at NOW; unchanged by none."""
+    """The GPU after CONDITIONS were seen at NOW; unchanged where there are none."""
     found = {condition.code: condition for condition in conditions}
     if not found:
         return gpu
@@ -98,7 +99,7 @@ def struck(gpu: GpuHealth, conditions: Iterable[Condition], now: float) -> GpuHe
 
 
 def settled(gpu: GpuHealth, cooldown: float, now: float) -> GpuHealth:
-    """The GPU at NOW: well again when it was quiet for long enough. A clock that was set back starts anew."""
+    """The GPU at NOW: healthy once its cooldown is over. A clock that was set back restarts the cooldown."""
     if not gpu.unhealthy:
         return gpu
     if now < gpu.last:
@@ -109,10 +110,10 @@ def settled(gpu: GpuHealth, cooldown: float, now: float) -> GpuHealth:
 
 
 def standing(gpu: GpuHealth, vitals: Vitals) -> tuple[GpuHealth, tuple[Condition, ...]]:
-    """What VITALS say is wrong now, and the GPU with its counter brought up to date.
+    """The conditions that VITALS show, and the GPU with its counter brought up to date.
 
-    A count that was never seen before is where counting begins: errors of the past are no news. One that is smaller
-    than before was reset with the GPU.
+    The first count seen is the baseline: errors from before it do not count. A count that is smaller than before was
+    reset with the GPU.
     """
     if vitals.silent:
         return gpu, ()

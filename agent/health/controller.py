@@ -1,8 +1,8 @@
-"""Keeps the health of the node's GPUs: listens, asks, reads cordons, and says which GPUs may be given out.
+"""The health of the node's GPUs: waits for their errors, polls their vital signs, reads cordons, marks the inventory.
 
-Stands between the scanner, which knows what is there, and the plugin, which tells the kubelet: every inventory passes
-here and leaves with unhealthy and cordoned GPUs unhealthy, and with those for which the driver does not answer. What it
-knows outlives the agent in health.json; after a reboot the GPUs are new.
+Stands between the scanner, which finds GPUs, and the device plugin, which reports them to the kubelet: every inventory
+passes through here and leaves with those GPUs unhealthy that have a condition or a cordon, or for which the driver does
+not answer. The state outlives the agent in health.json, and is dropped after a reboot, which resets the GPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agent.health.health_files import (
     read_report,
     write_report,
 )
-from agent.health.xids import judge
+from agent.health.xids import xid_row
 from agent.inventory.source import GpuEvent, Inventory, Source
 from gigaslice.errors import StateError
 from gigaslice.model import Gpu
@@ -42,18 +42,24 @@ __all__ = ["BOOT_ID", "HealthController"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LISTEN_SECONDS = 0.5  # an end of the agent waits as long at most
-_LOOK_SECONDS = 0.5
+_REVIEW_SECONDS = 0.5
 _HANGS_SECONDS = 60.0  # without an answer of any kind
-_WELL = GpuHealth()
+_HEALTHY = GpuHealth()
 
 
 class HealthController:
     """Health of the GPUs of SOURCE, over files in STATE_DIR.
 
-    PROBATION: seconds. INTERVAL: seconds between two questions for vital signs. NOW gives Unix time. CHANGED is awaited
-    with each other inventory to work with; TOLD is called with UUID, whether it is well, and a sentence, when a GPU
-    falls unhealthy or is well again. HANGS: seconds after which a question without an answer is taken for a silent
-    driver.
+    Args:
+        source: Where events and vital signs come from.
+        state_dir: Where cordon.json and health.json are.
+        cooldown: Seconds without a condition until a GPU recovers.
+        interval: Seconds between two polls of the vital signs.
+        now: Returns Unix time.
+        changed: Awaited with every new inventory.
+        told: Called with UUID, whether the GPU is healthy, and a sentence, when a GPU becomes unhealthy or recovers.
+        boot_id: The kernel's file with the id of this boot.
+        hangs: Seconds after which a poll without an answer counts as a silent driver.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class HealthController:
         self._told = told
         self._boot = _boot_id(boot_id)
         self._hangs = hangs
-        self._asked_at: float | None = None  # by the monotonic clock; None: nobody asks
+        self._polled_at: float | None = None  # by the monotonic clock; None: no poll is under way
         self._raw: Inventory | None = None
         self._effective: Inventory | None = None
         self._stamp: tuple[int, int] | None = None
@@ -91,7 +97,7 @@ class HealthController:
         self._log = get_logger("health")
 
     def open(self, found: Inventory) -> Inventory:
-        """Takes up what is known of the GPUs of FOUND; the inventory to work with."""
+        """Reads the files, and returns the inventory FOUND with the unhealthy and cordoned GPUs marked."""
         self._raw = found
         try:
             report = read_report(self._state_dir)
@@ -110,15 +116,15 @@ class HealthController:
         return self._effective
 
     async def set_inventory(self, found: Inventory) -> None:
-        """Takes over what the scanner has found."""
+        """Takes over an inventory from the scanner."""
         self._raw = found
         await self._publish()
 
     async def run(self) -> None:
-        """Works until cancelled: asks for vital signs, looks for cordons, ends probations.
+        """Works until cancelled: polls vital signs, reads cordons, ends cooldowns.
 
-        A driver that never answers costs the vital signs and then the GPUs, and keeps nothing else from going on.
-        Raises MissingError when only another process can have an answer.
+        A driver that never answers stops the polls and then takes its GPUs out of service; all else goes on. Raises
+        MissingError when only a new process can get an answer.
         """
         tasks = [asyncio.create_task(self._keep_examining()), asyncio.create_task(self._keep_reviewing())]
         try:
@@ -136,39 +142,39 @@ class HealthController:
     async def _keep_reviewing(self) -> None:
         while True:
             await self.review()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_REVIEW_SECONDS)
 
     async def listen(self) -> None:
-        """Works until cancelled: waits for what the GPUs report."""
+        """Works until cancelled: waits for errors that the GPUs report."""
         while True:
             events = await asyncio.to_thread(self._source.events, _LISTEN_SECONDS)
             if events is None:
                 await asyncio.Event().wait()
             for event in events or ():
-                await self.heard(event)
+                await self.handle(event)
 
-    async def heard(self, event: GpuEvent) -> None:
-        """Takes note of one EVENT."""
+    async def handle(self, event: GpuEvent) -> None:
+        """Applies one EVENT."""
         if event.xid is None:
             await self._strike({event.gpu: (Condition("ecc", "an uncorrectable memory error"),)})
             return
-        row = judge(event.xid)
+        row = xid_row(event.xid)
         self.xids[event.gpu, event.xid] = self.xids.get((event.gpu, event.xid), 0) + 1
-        level = self._log.warning if row.verdict.fatal else self._log.info
-        level("xid", gpu=event.gpu, xid=row.number, meaning=row.meaning, verdict=row.verdict.value)
-        if row.verdict.fatal:
+        level = self._log.warning if row.effect.fatal else self._log.info
+        level("xid", gpu=event.gpu, xid=row.number, meaning=row.meaning, effect=row.effect.value)
+        if row.effect.fatal:
             await self._strike({event.gpu: (Condition(f"xid-{row.number}", row.text),)})
 
     async def examine(self) -> None:
-        """Asks every GPU how it is."""
-        self._asked_at = time.monotonic()
+        """Polls the vital signs of every GPU."""
+        self._polled_at = time.monotonic()
         found = await asyncio.to_thread(self._source.vitals)
-        self._asked_at = None
+        self._polled_at = None
         await self._silences(silences(self.silent, found or {}))
         strikes: dict[str, tuple[Condition, ...]] = {}
         gpus = dict(self.gpus)
         for uuid, vitals in (found or {}).items():
-            gpus[uuid], strikes[uuid] = standing(gpus.get(uuid, _WELL), vitals)
+            gpus[uuid], strikes[uuid] = standing(gpus.get(uuid, _HEALTHY), vitals)
         counted = gpus != self.gpus
         self.gpus = gpus
         await self._strike(strikes)
@@ -176,24 +182,24 @@ class HealthController:
             self._save()
 
     async def review(self) -> None:
-        """Ends probations that are over, and reads the cordons when they have changed."""
-        if self._asked_at is not None and time.monotonic() - self._asked_at > self._hangs and self._raw:
+        """Ends cooldowns that are over, and reads the cordons when their file has changed."""
+        if self._polled_at is not None and time.monotonic() - self._polled_at > self._hangs and self._raw:
             hangs = Silence(SILENCES, f"the driver has not answered for {self._hangs:g} seconds: it hangs")
             await self._silences(dict.fromkeys(self._raw.uuids, hangs))
         now = self._now()
         after = {uuid: settled(gpu, self._cooldown, now) for uuid, gpu in self.gpus.items()}
-        well = [uuid for uuid, gpu in after.items() if self.gpus[uuid].unhealthy and not gpu.unhealthy]
+        recovered = [uuid for uuid, gpu in after.items() if self.gpus[uuid].unhealthy and not gpu.unhealthy]
         changed = after != self.gpus
         self.gpus = after
-        for uuid in well:
+        for uuid in recovered:
             self._log.warning("GPU recovered", gpu=uuid)
-            self._told(uuid, True, f"{uuid} has been quiet for its cooldown and gets new containers again")
+            self._told(uuid, True, f"{uuid} had no error during its cooldown and gets new containers again")
         if self._read_cordons() or changed:
             await self._publish()
 
     def reason(self, uuid: str) -> str:
-        """Why that GPU gets no new containers; empty when nothing is known against it."""
-        gpu, cordon, silence = self.gpus.get(uuid, _WELL), self.cordons.get(uuid), self.silent.get(uuid)
+        """Why that GPU gets no new containers; empty where it gets them."""
+        gpu, cordon, silence = self.gpus.get(uuid, _HEALTHY), self.cordons.get(uuid), self.silent.get(uuid)
         parts = [gpu.text] if gpu.unhealthy else []
         if silence is not None and silence.lasting:
             parts.append(silence.text)
@@ -222,7 +228,7 @@ class HealthController:
         for uuid, conditions in strikes.items():
             if self._raw is None or uuid not in self._raw.uuids:
                 continue
-            before = after.get(uuid, _WELL)
+            before = after.get(uuid, _HEALTHY)
             gpu = after[uuid] = struck(before, conditions, now)
             fresh = [one for one in gpu.conditions if one.code not in {old.code for old in before.conditions}]
             if fresh:
@@ -230,7 +236,7 @@ class HealthController:
                 news[uuid] = text, round(gpu.cooldown(self._cooldown))
         self.gpus = after
         if news:
-            await self._publish()  # before it is told: who has heard of it finds it after a restart, too
+            await self._publish()  # before it is reported: a report is true after a restart, too
         for uuid, (text, wait) in news.items():
             self._log.error("GPU unhealthy", gpu=uuid, detail=text, cooldown_seconds=wait)
             self._told(
@@ -240,7 +246,7 @@ class HealthController:
             )
 
     async def _publish(self) -> None:
-        """Hands out the inventory to work with when it is another one, and writes down why."""
+        """Passes on the marked inventory if it has changed, and records the reasons."""
         if self._raw is None:
             return
         inventory = self._overlay(self._raw)
@@ -272,7 +278,7 @@ class HealthController:
         return replace(found, gpus=gpus, unhealthy=unhealthy, cordoned=alone)
 
     def _read_cordons(self) -> bool:
-        """Reads the file when it is another one than last time; whether that changed anything."""
+        """Reads the file if it has changed; returns whether the cordons have."""
         try:
             status = (self._state_dir / CORDON).stat()
             stamp: tuple[int, int] | None = (status.st_ino, status.st_mtime_ns)
@@ -284,7 +290,7 @@ class HealthController:
         try:
             after = read_cordons(self._state_dir)
         except StateError as error:
-            self._problem("cordons", str(error))  # what was cordoned stays so, after a start too
+            self._problem("cordons", str(error))  # the known cordons stay, after a start too
             lost = {
                 one.uuid: Cordon(one.detail.rpartition("cordoned")[2].removeprefix(": "), one.since)
                 for one in self._reported
@@ -313,7 +319,7 @@ class HealthController:
             self._problems.pop("health", None)
 
     def _gpu(self, gpu: Gpu) -> GpuRecord:
-        cordon, health = self.cordons.get(gpu.uuid), self.gpus.get(gpu.uuid, _WELL)
+        cordon, health = self.cordons.get(gpu.uuid), self.gpus.get(gpu.uuid, _HEALTHY)
         detail = self.reason(gpu.uuid) or ("" if gpu.healthy else "not there, or declared unhealthy")
         since = health.since if health.unhealthy else cordon.since if cordon else 0.0
         return GpuRecord(

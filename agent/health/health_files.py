@@ -1,10 +1,10 @@
-"""Two small files in the state directory: what people have cordoned, and what the agent found of each GPU.
+"""Two small files in the state directory: the cordons, and the health of each GPU as the agent has found it.
 
     cordon.json   written by `gigaslice cordon` and `uncordon`, read by the agent: works while no agent runs
     health.json   written by the agent, read by it at its next start, by `gigaslice status` and by the two commands
 
-Both have a version and are replaced in one step. Neither is needed for anything but what it says: one that cannot be
-read is an error in the log, never a reason to stop.
+Both have a version and are replaced in one step. A file that cannot be read is an error in the log, never a reason to
+stop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Somebody has taken a GPU out of service. since: Unix time in seconds."""
+    """An administrator has taken a GPU out of service. since: Unix time in seconds."""
 
     reason: str
     since: float
@@ -63,7 +63,7 @@ class GpuRecord:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What health.json says. boot: the kernel's boot id; another one means that the GPUs were reset."""
+    """The content of health.json. boot: the kernel's boot id; another one means that the GPUs were reset."""
 
     boot: str
     gpus: tuple[GpuRecord, ...]
@@ -96,7 +96,7 @@ def change_cordons(
 
 
 def read_report(state_dir: Path) -> Report | None:
-    """What the agent wrote last; None when it never did. Raises StateError."""
+    """The last report of the agent; None where there is none. Raises StateError."""
     path = state_dir / HEALTH
     document = _read(path)
     if document is None:

@@ -1,4 +1,4 @@
-"""What an Xid says about the GPU: one table, and a rule for numbers that are not in it. Pure.
+"""The effect of each Xid on the GPU: one table, and a rule for numbers that are not in it. Pure.
 
 Meaning and action are those of NVIDIA's catalogue (immediate action, Ampere and later), as of September 2026:
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Where the catalogue names a workflow, has no
@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["SOURCE", "XIDS", "Verdict", "Xid", "judge"]
+__all__ = ["SOURCE", "XIDS", "Xid", "XidEffect", "xid_row"]
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 
 
-class Verdict(Enum):
-    """What an Xid means for the GPU."""
+class XidEffect(Enum):
+    """What an Xid means for the health of the GPU."""
 
     NOTICE = "notice"
     """Nothing is wrong with the GPU, or another Xid says what is."""
@@ -29,23 +29,23 @@ class Verdict(Enum):
     UNHEALTHY = "unhealthy"
     """No new containers until the GPU has been quiet for the cooldown."""
     RESET = "reset"
-    """As SICK; the GPU is to be reset when it is empty."""
+    """As UNHEALTHY; the GPU is to be reset when it is empty."""
     REBOOT = "reboot"
-    """As SICK; the machine is to be started anew."""
+    """As UNHEALTHY; the machine is to be rebooted."""
 
     @property
     def fatal(self) -> bool:
         """Whether the GPU gets no new containers."""
-        return self in (Verdict.UNHEALTHY, Verdict.RESET, Verdict.REBOOT)
+        return self in (XidEffect.UNHEALTHY, XidEffect.RESET, XidEffect.REBOOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One number. action: the catalogue's immediate action; note: why the verdict is not simply that."""
+    """One number. action: the catalogue's immediate action; note: why the effect is not simply that."""
 
     number: int
     meaning: str
-    verdict: Verdict
+    effect: XidEffect
     action: str
     note: str = ""
 
@@ -53,13 +53,18 @@ class Xid:
     def text(self) -> str:
         """For people: what it is, and what mends it where something does. Says nothing about how long that takes."""
         mends = {
-            Verdict.RESET: "; a reset of the GPU when it is empty mends it",
-            Verdict.REBOOT: "; only a new start of the machine mends it",
+            XidEffect.RESET: "; a reset of the GPU when it is empty mends it",
+            XidEffect.REBOOT: "; only a new start of the machine mends it",
         }
-        return f"Xid {self.number}: {self.meaning}{mends.get(self.verdict, '')}"
+        return f"Xid {self.number}: {self.meaning}{mends.get(self.effect, '')}"
 
 
-_APP, _NOTICE, _UNHEALTHY, _RESET = Verdict.APPLICATION, Verdict.NOTICE, Verdict.UNHEALTHY, Verdict.RESET
+_APP, _NOTICE, _UNHEALTHY, _RESET = (
+    XidEffect.APPLICATION,
+    XidEffect.NOTICE,
+    XidEffect.UNHEALTHY,
+    XidEffect.RESET,
+)
 _ENGINES = {
     "copy engine error": (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
     "video decoder error": (68, 83, 84, 88, 89, 96, 97, 98),
@@ -85,7 +90,7 @@ _ROWS = (
     Xid(45, "a program was cleaned up", _NOTICE, "WORKFLOW_XID_45", "follows another error, or a killed program"),
     Xid(46, "the GPU stopped processing", _RESET, "RESET_GPU"),
     Xid(48, "double bit memory error", _RESET, "WORKFLOW_XID_48", "the workflow ends in a reset of the GPU"),
-    Xid(54, "auxiliary power is not connected", _UNHEALTHY, "CHECK_MECHANICALS", "somebody has to look at the board"),
+    Xid(54, "auxiliary power is not connected", _UNHEALTHY, "CHECK_MECHANICALS", "a technician has to check the board"),
     Xid(60, "video processor exception", _APP, "RESTART_APP"),
     Xid(62, "micro-controller halt", _RESET, "RESET_GPU"),
     Xid(63, "memory row marked for remapping", _NOTICE, "IGNORE"),
@@ -95,7 +100,7 @@ _ROWS = (
     Xid(69, "graphics engine class error", _APP, "RESTART_APP"),
     Xid(74, "NVLink error", _UNHEALTHY, "WORKFLOW_NVLINK_ERR", _NVLINK),
     Xid(78, "vGPU start error", _NOTICE, "UPDATE_SWFW", "of virtual machines; not used here"),
-    Xid(79, "the GPU has fallen off the bus", Verdict.REBOOT, "RESTART_BM"),
+    Xid(79, "the GPU has fallen off the bus", XidEffect.REBOOT, "RESTART_BM"),
     Xid(80, "corrupted data sent to the GPU", _APP, "RESTART_APP"),
     Xid(92, "many single bit memory errors", _NOTICE, "IGNORE"),
     Xid(93, "wear limit of the InfoROM", _NOTICE, "IGNORE"),
@@ -146,8 +151,8 @@ XIDS = {row.number: row for row in sorted(_ROWS, key=lambda row: row.number)}
 """By number."""
 
 
-def judge(number: int) -> Xid:
+def xid_row(number: int) -> Xid:
     """The row of NUMBER; one that the table does not have makes a GPU unhealthy, which passes by itself."""
     return XIDS.get(number) or Xid(
-        number, "unknown error", Verdict.UNHEALTHY, "CONTACT_SUPPORT", "not in this version's table"
+        number, "unknown error", XidEffect.UNHEALTHY, "CONTACT_SUPPORT", "not in this version's table"
     )

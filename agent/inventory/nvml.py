@@ -314,7 +314,7 @@ def _nvlinks(gpus: Sequence[_NvmlGpu], warnings: list[str]) -> list[list[int | N
     ):
         return [
             [0 for _ in size] for _ in size
-        ]  # nobody has links: the one failure is reported and costs nothing
+        ]  # no GPU has links then: one failure is reported, and nothing is lost
     return [[0 if i == j else count(i, j) for j in size] for i in size]
 
 

@@ -55,7 +55,7 @@ def parse(text: str, page: int) -> Paging | None:
 
 
 def read(gpu: str, root: Path = ROOT) -> Paging | None:
-    """The counters of the GPU with the UUID GPU, or None: the driver shows none, or nobody uses managed memory."""
+    """The counters of the GPU with the UUID GPU, or None: the driver shows none, or no process uses managed memory."""
     if not _UUID.fullmatch(gpu):
         return None
     for prefix in _PREFIXES:

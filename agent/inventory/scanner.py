@@ -1,6 +1,6 @@
-"""Keeps the plugin's view of the hardware fresh: scans at intervals and passes on what has changed.
+"""The inventory holder: scans the hardware at intervals, holds the last inventory, and passes on every change.
 
-A scan may block in the driver, so it runs in a thread; one that fails changes nothing, since a driver that is being
+A scan may block in the driver, so it runs in a thread. A scan that fails changes nothing: a driver that is being
 replaced or a file that is being edited must not cost the node its devices.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["Scanner"]
 
 
 class Scanner:
-    """Scans SOURCE every INTERVAL seconds after PRESENT was found, and awaits CHANGED with each other inventory."""
+    """Scans SOURCE every INTERVAL seconds; begins with PRESENT, and awaits CHANGED with every new inventory."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Scanner:
         """Works until cancelled."""
         while True:
             await asyncio.sleep(self._interval)
-            await self.look()
+            await self.scan()
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """Scans once."""
         try:
             now = merge(self._present, await asyncio.to_thread(self._source.scan))

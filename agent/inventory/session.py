@@ -1,9 +1,9 @@
-"""The driver as something that several threads use and one may close and open again.
+"""The driver session: several threads use it, and one of them may close and reopen it.
 
 A driver that was reloaded, or swapped for another, answers an open NVML with errors for good; only shutting it down and
-initialising it again helps, and no call may be under way meanwhile. So whoever calls the driver says so, and who opens
-it anew waits until nobody does, for a bounded time: a call that hangs in the driver never returns. Knows nothing of
-NVML. Tests: tests/unit/agent/inventory/test_session.py.
+initialising it again helps, and no call may be under way meanwhile. So each
+call to the driver is counted, and a thread that reopens it waits until no call is under way, for a bounded time: a call
+that hangs in the driver never returns. Contains no NVML. Tests: tests/unit/agent/inventory/test_session.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PATIENCE = 5.0  # seconds; waiting for events takes half a second
 
 
 class BusyError(Exception):
-    """Somebody's call has not come back; nothing was changed."""
+    """A call of another thread has not returned; nothing was changed."""
 
 
 class Session:
-    """OPENED and CLOSED do what their names say, and may raise."""
+    """OPENED opens the driver and CLOSED closes it; both may raise."""
 
     def __init__(
         self, opened: Callable[[], None], closed: Callable[[], None], patience: float = _PATIENCE

@@ -1,8 +1,8 @@
-"""What a source of GPUs answers, and how two answers in a row are joined.
+"""The inventory of GPUs, the interface of what it is read from, and how two scans in a row are joined.
 
 A GPU that disappears (fallen off the bus, lost to the driver) must not vanish from the node: containers hold slices
-of it, and the kubelet would forget them. It stays as an unhealthy GPU until it is back. Reading hardware is the
-business of `nvml` and `static`; this module has values, a Protocol and one pure function.
+of it, and the kubelet would forget them. It stays as an unhealthy GPU until it is back. `nvml` and
+`static` read hardware and files; this module has values, a Protocol and one pure function.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["GpuEvent", "Inventory", "Source", "Vitals", "merge"]
 class Inventory:
     """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log.
 
-    unhealthy: why those GPUs are not healthy, where that is known. cordoned: GPUs that are not healthy for no other
-    reason than that people have said so: what runs on them goes on.
+    unhealthy: the reason for each GPU that is not healthy, where it is known. cordoned: GPUs that are unhealthy only
+    because of a cordon: what runs on them goes on.
     """
 
     gpus: tuple[Gpu, ...]
@@ -38,7 +38,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """An error that a GPU reports. gpu: its UUID, empty when the driver did not say. xid: None: a memory error."""
+    """An error of a GPU. gpu: its UUID, empty where the driver does not name it. xid: None for a memory error."""
 
     gpu: str
     xid: int | None
@@ -46,10 +46,10 @@ class GpuEvent:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a GPU says of itself. uncorrectable: memory errors since its last reset, None where it does not count.
+    """The vital signs of a GPU. uncorrectable: memory errors since its last reset, None where it does not count.
 
-    recovery: what the driver asks for, in words; empty: nothing, or it cannot tell. silent: why there is no answer for
-    this GPU at all, though nobody says that it is lost; then the other fields say nothing.
+    recovery: the action that the driver asks for, in words; empty: none. silent: why the driver does not answer for
+    this GPU, which need not be lost; the other fields then have no meaning.
     """
 
     lost: bool = False
@@ -63,19 +63,19 @@ class Source(Protocol):
     """Where GPUs come from. Methods may block for as long as a driver takes and are called outside the event loop."""
 
     def scan(self) -> Inventory:
-        """Looks at the hardware again. Raises MissingError or InventoryError when there is nothing to look at."""
+        """Reads the hardware. Raises MissingError or InventoryError where there is none."""
         ...
 
     def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
-        """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where nobody measures that."""
+        """Bytes each process holds on each GPU (UUID -> host PID -> bytes), or None where it is not measured."""
         ...
 
     def process_busy(self, gpu: str) -> Mapping[int, float] | None:
-        """Part of a GPU's time that each process had in the last second or so, by host PID; None where nobody says."""
+        """Part of a GPU's time that each process had in the last second or so, by host PID; None where unknown."""
         ...
 
     def events(self, seconds: float) -> tuple[GpuEvent, ...] | None:
-        """Waits up to SECONDS for errors of the GPUs, in a thread of its own; None where nobody reports any."""
+        """Waits up to SECONDS for errors of the GPUs, in a thread of its own; None where none are reported."""
         ...
 
     def vitals(self) -> Mapping[str, Vitals] | None:
@@ -86,12 +86,12 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what the source holds; afterwards it is not used again."""
+        """Releases what the source holds. It is not used afterwards."""
         ...
 
 
 def merge(before: Inventory, now: Inventory) -> Inventory:
-    """The inventory to work with after BEFORE when a new scan answered NOW.
+    """The inventory after BEFORE when a new scan has found NOW.
 
     GPUs that are gone stay, unhealthy, with their old place in the topology. GPUs that are new are added only when
     none is gone: with both at once no common topology is known.

@@ -58,7 +58,7 @@ class StaticSource:
         return parse_inventory(raw, f"inventory {self._path}", self._slice_bytes)
 
     def process_memory(self) -> Mapping[str, Mapping[int, int]] | None:
-        """None: nobody measures GPUs that are only listed."""
+        """None: GPUs that are only listed are not measured."""
         return None
 
     def process_busy(self, gpu: str) -> Mapping[int, float] | None:
@@ -72,7 +72,7 @@ class StaticSource:
         return None
 
     def vitals(self) -> Mapping[str, Vitals] | None:
-        """None: nobody asks them."""
+        """None: they have no vital signs."""
         return None
 
     def close(self) -> None:

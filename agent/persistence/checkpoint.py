@@ -5,7 +5,7 @@ one of the two names. Surviving a power failure takes a sync besides, which cost
 a step of its own, so that a container's start can wait for it and the kubelet's admission loop does not. Between two
 syncs a power failure may take the contents of every file that was written, whatever its name: so the one synced last is
 kept until another one is, however many have come since (docs/adr/0049-what-was-synced-is-kept.md).
-What is in the file is the business of `codec`; what to do when both are damaged, of `store`.
+`codec` has the format of the file, `store` what happens when both are damaged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["CheckpointFile", "Loaded"]
 _MAX_BYTES = 64 << 20
 _PROBE_BYTES = 4096
 _ENDED = ".ended-"
-_MAX_ENDED = 32  # predecessors kept until `tidy` comes round
+_MAX_ENDED = 32  # predecessors kept until the next `tidy`
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was found: the allocation table (None: no usable file), and sentences for the log about what was damaged."""
+    """A checkpoint as read: the allocation table (None: no usable file), and sentences for the log about damage."""
 
     table: AllocationTable | None
     notes: tuple[str, ...] = ()
@@ -54,10 +54,9 @@ class CheckpointFile:
         self._synced: int | None = None  # inode of the file that was synced last
 
     def save(self, table: AllocationTable) -> None:
-        """Replaces the file by BOOK. Raises StorageError; one of the two files is then as it was.
+        """Replaces the file by TABLE. Raises StorageError; one of the two files is then as it was.
 
-        Giving up allocations is what makes room on a full disk, and has to be written first: there the predecessor
-        goes.
+        Releasing allocations makes room on a full disk, and has to be written first: there the predecessor is removed.
         """
         data = codec.encode_table(table)
         try:
@@ -66,7 +65,7 @@ class CheckpointFile:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._path.exists():
                     raise
-                self.sync()  # what is left is all there is
+                self.sync()  # the file that stays is the only one
                 self._previous.unlink(missing_ok=True)
                 self.tidy()
                 self._write(data)
@@ -180,7 +179,7 @@ class CheckpointFile:
             os.close(fd)
 
     def _fresh(self) -> int:
-        """The next file, open for writing; what is there and cannot be written goes: its name is ours."""
+        """The next file, open for writing. A file of that name that cannot be written is removed: the name is reserved."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
             return open_file(self._new, flags)
@@ -219,7 +218,7 @@ class CheckpointFile:
         which takes as long as the renaming.)
         """
         if len(self._ended) > _MAX_ENDED:
-            self.sync()  # nobody else does: else nothing could be removed
+            self.sync()  # nothing may be removed before a sync
             self.tidy()
         with self._names:
             if self._path.exists():

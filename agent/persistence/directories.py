@@ -83,7 +83,7 @@ class AllocationDirs:
                 os.rename(spare, f"{self._root}/{allocation.id}")  # noqa: PTH104  (see `CheckpointFile`)
                 self.hold(allocation.id)
                 return
-            self._ended.append(spare)  # somebody has been at it
+            self._ended.append(spare)  # another process has changed it
         fresh = self._root / (_NEW + allocation.id)
         try:
             _furnish(fresh, allocation.library)
@@ -108,7 +108,7 @@ class AllocationDirs:
             ledger = vcuda.read_ledger(path / contract.LEDGER_FILE, wait=False)
             preload = read_file(path / contract.PRELOAD_FILE, _MOST).decode("utf-8")
         except vcuda.errors.BusyError:
-            return None  # whoever keeps it from being read has it in use
+            return None  # a process that blocks reading has it in use
         except (OSError, UnicodeDecodeError, vcuda.VcudaError) as error:
             return str(error)
         wanted = bytes.fromhex(allocation.id)
@@ -305,7 +305,7 @@ def _write(path: Path | str, data: bytes, mode: int | None = None) -> None:
 
 
 def _clear_away(path: Path) -> None:
-    """Removes a directory with all that is in it, or what somebody has put in its place: rmtree would open a FIFO."""
+    """Removes a directory with all that is in it, or what stands in its place: rmtree would open a FIFO."""
     if stat.S_ISDIR(path.lstat().st_mode):
         shutil.rmtree(path)
     else:

@@ -117,12 +117,12 @@ class Store:
         self._load()
 
     def close(self) -> None:
-        """Gives the lock back. Nothing of running containers is touched."""
+        """Releases the lock. Running containers are not affected."""
         self.dirs.ledgers.close()
         self._lock.release()
 
     def commit(self, table: AllocationTable, fresh: Sequence[Allocation]) -> None:
-        """Makes the directories of FRESH allocations and then BOOK the allocation table. Raises StorageError and
+        """Makes the directories of FRESH allocations and then records TABLE. Raises StorageError, and then
         changes nothing.
         """
         made: list[Allocation] = []
@@ -138,16 +138,14 @@ class Store:
             raise
 
     def update(self, table: AllocationTable) -> None:
-        """Makes BOOK the allocation table if it differs. Raises StorageError."""
+        """Records TABLE if it differs. Raises StorageError."""
         if table != self._table:
             with self._telling():
                 self._checkpoint.save(table)
             self._set(table)
 
     def remember(self, table: AllocationTable) -> None:
-        """Makes BOOK the allocation table without writing it, for what the kubelet will say again; the next change
-        writes it.
-        """
+        """Takes over TABLE without writing it, for what the kubelet will list again; the next change writes it."""
         self._set(table)
 
     def resize(self, allocation: Allocation) -> None:
@@ -282,7 +280,7 @@ class Store:
         )
 
     def _read_now(self, allocation_id: str) -> usage.Reading:
-        """What the ledger says now, or said in the last round where its container lets nobody read without waiting."""
+        """What the ledger says now, or said in the last round where its container makes a read wait."""
         try:
             return usage.read(self.dirs.path(allocation_id), wait=False)
         except vcuda.errors.BusyError as error:
@@ -307,7 +305,7 @@ class Store:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tells of a write that fails."""
+        """Reports a write that fails."""
         try:
             yield
         except StorageError as error:
@@ -377,8 +375,8 @@ def read_only(
 ) -> tuple[AllocationTable, dict[str, usage.Reading]]:
     """The allocation table and the ledgers of a state directory, without a lock and without changing anything.
 
-    GPU_SLICES: how many each GPU has, as far as that is known: nobody has measured, and where limits change a ledger
-    counts up to the whole GPU. An allocation that ends meanwhile is left out. Raises StorageError when there is no such
+    GPU_SLICES: how many each GPU has, as far as that is known. Memory is not measured here, and where limits change, a
+    ledger counts up to the whole GPU. An allocation that ends meanwhile is left out. Raises StorageError when there is no such
     directory, CheckpointError when the checkpoint cannot be used.
     """
     if not is_directory(state_dir / ALLOCATIONS):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent import cli as agent_cli
 from agent import config
-from agent.health.xids import XIDS, Verdict
+from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS, PREFIX
@@ -119,14 +119,14 @@ def events() -> str:
 def xids() -> str:
     """Every Xid that the agent knows, by what it does about it."""
     rows = []
-    for verdict in Verdict:
-        of_it = [row for row in XIDS.values() if row.verdict is verdict]
+    for effect in XidEffect:
+        of_it = [row for row in XIDS.values() if row.effect is effect]
         by_meaning: dict[str, list[int]] = {}
         for row in of_it:
             by_meaning.setdefault(row.meaning, []).append(row.number)
         text = "; ".join(f"{', '.join(map(str, n))} {meaning}" for meaning, n in by_meaning.items())
-        rows.append((f"`{verdict.value}`", "yes" if verdict.fatal else "no", text))
-    return markdown(("verdict", "GPU unhealthy", "Xids"), rows)
+        rows.append((f"`{effect.value}`", "yes" if effect.fatal else "no", text))
+    return markdown(("effect", "GPU unhealthy", "Xids"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -42,7 +42,7 @@ class World:
         return self.manager
 
     def hear(self, gpu, xid):
-        asyncio.run(self.manager.heard(GpuEvent(uuid(gpu), xid)))
+        asyncio.run(self.manager.handle(GpuEvent(uuid(gpu), xid)))
 
     def review(self):
         asyncio.run(self.manager.review())
@@ -123,12 +123,12 @@ def test_a_gpu_that_is_not_there_stays_away_whatever_its_health(world):
 
 def test_an_event_of_a_gpu_that_is_not_ours_is_left_alone(world):
     world.hear(7, 95)
-    asyncio.run(world.manager.heard(GpuEvent("", 95)))
+    asyncio.run(world.manager.handle(GpuEvent("", 95)))
     assert world.handed_out == []
 
 
 def test_an_uncorrectable_error_without_xid_counts(world):
-    asyncio.run(world.manager.heard(GpuEvent(uuid(0), None)))
+    asyncio.run(world.manager.handle(GpuEvent(uuid(0), None)))
     assert world.healthy() == [False, True]
 
 

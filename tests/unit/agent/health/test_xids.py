@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.health.xids import XIDS, Verdict, judge
+from agent.health.xids import XIDS, XidEffect, xid_row
 
 CATALOGUE = {
     "RESTART_APP": (8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 73), 75, 76, 77, 80, *range(82, 87), 88, 89, 94,
@@ -26,37 +26,37 @@ def test_every_row_of_the_catalogue_is_there_with_its_action():
 
 def test_what_asks_for_a_restart_of_the_program_or_for_nothing_never_makes_a_gpu_unhealthy():
     harmless = [*CATALOGUE["RESTART_APP"], *CATALOGUE["IGNORE"]]
-    assert [number for number in harmless if judge(number).verdict.fatal] == []
-    assert [number for number in CATALOGUE["RESET_GPU"] if not judge(number).verdict.fatal] == [109]
+    assert [number for number in harmless if xid_row(number).effect.fatal] == []
+    assert [number for number in CATALOGUE["RESET_GPU"] if not xid_row(number).effect.fatal] == [109]
 
 
 @pytest.mark.parametrize("number", [8, 13, 31, 43, 45, 47, 65, 68, 69, 94, 109, 142, 159])
 def test_a_program_cannot_take_a_gpu_from_its_neighbours(number):
-    assert not judge(number).verdict.fatal
+    assert not xid_row(number).effect.fatal
 
 
 @pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 140, 143, 149, 158, 167, 169])
 def test_a_gpu_that_errs_gets_no_new_containers(number):
-    assert judge(number).verdict.fatal
+    assert xid_row(number).effect.fatal
 
 
 def test_a_gpu_off_the_bus_needs_the_machine():
-    assert judge(79).verdict is Verdict.REBOOT
+    assert xid_row(79).effect is XidEffect.REBOOT
 
 
 def test_an_unknown_number_makes_a_gpu_unhealthy_for_a_while():
-    assert judge(9999).verdict is Verdict.UNHEALTHY
+    assert xid_row(9999).effect is XidEffect.UNHEALTHY
 
 
 def test_the_verdict_is_the_catalogues_unless_a_note_says_why_not():
     usual = {
-        "RESTART_APP": Verdict.APPLICATION,
-        "IGNORE": Verdict.NOTICE,
-        "RESET_GPU": Verdict.RESET,
-        "RESTART_BM": Verdict.REBOOT,
+        "RESTART_APP": XidEffect.APPLICATION,
+        "IGNORE": XidEffect.NOTICE,
+        "RESET_GPU": XidEffect.RESET,
+        "RESTART_BM": XidEffect.REBOOT,
     }
     assert [
-        row.number for row in XIDS.values() if row.verdict is not usual.get(row.action) and not row.note
+        row.number for row in XIDS.values() if row.effect is not usual.get(row.action) and not row.note
     ] == []
 
 
@@ -71,6 +71,6 @@ def test_no_number_is_there_twice():
 def test_a_text_says_what_mends_it_and_not_that_time_does(number):
     row = XIDS[number]
     assert row.text.startswith(f"Xid {number}: {row.meaning}")
-    assert ("reset" in row.text.partition(row.meaning)[2]) == (row.verdict is Verdict.RESET)
-    assert ("new start of the machine" in row.text) == (row.verdict is Verdict.REBOOT)
+    assert ("reset" in row.text.partition(row.meaning)[2]) == (row.effect is XidEffect.RESET)
+    assert ("new start of the machine" in row.text) == (row.effect is XidEffect.REBOOT)
     assert "until" not in row.text and "quiet" not in row.text

@@ -13,20 +13,20 @@ def test_only_changes_are_passed_on_and_failures_change_nothing():
 
     async def main():
         scanner = Scanner(source, inventory(), 3600.0, changed)
-        await scanner.look()
+        await scanner.scan()
         assert seen == []
         source.found = InventoryError(["half written"])
-        await scanner.look()
+        await scanner.scan()
         assert seen == []
         source.found = inventory(unhealthy=(1,))
-        await scanner.look()
-        await scanner.look()
+        await scanner.scan()
+        await scanner.scan()
         assert seen == [inventory(unhealthy=(1,))]
         source.found = inventory(1)
-        await scanner.look()
+        await scanner.scan()
         assert [gpu.healthy for gpu in seen[-1].gpus] == [True, False]
         source.found = inventory()
-        await scanner.look()
+        await scanner.scan()
         assert seen[-1] == inventory()
 
     asyncio.run(main())

@@ -127,12 +127,14 @@ def work(file):
     file.tidy()
 
 
-def die_before(number, counted):
-    """Makes the process end as by a signal just before its NUMBERth call that reaches a file. COUNTED has each call."""
+def die_before(number, place):
+    """Makes the process end as by a signal just before its NUMBERth call that reaches a file; PLACE gets its name."""
+    counted, write, proof = [], os.write, os.open(place, os.O_WRONLY | os.O_CREAT)
 
     def dying(name, real):
         def call(*arguments, **keywords):
             if len(counted) == number:
+                write(proof, name.encode())
                 os._exit(KILLED)
             counted.append(name)
             return real(*arguments, **keywords)
@@ -160,7 +162,7 @@ def in_a_child(job):
 
 
 def test_dying_before_any_call_leaves_one_of_the_allocation_table_that_were_saved(tmp_path):
-    number, code = 0, KILLED
+    number, code, killed_before = 0, KILLED, []
     while code == KILLED:
         path = tmp_path / str(number) / "checkpoint.json"
         path.parent.mkdir()
@@ -168,11 +170,16 @@ def test_dying_before_any_call_leaves_one_of_the_allocation_table_that_were_save
         file.save(FIRST)
         file.save(SECOND)
 
-        def job(number=number, file=file):
-            die_before(number, [])
+        path.with_name("checkpoint.json.new").write_bytes(b"x" * 5000)  # of an agent that was killed earlier
+        place = tmp_path / f"{number}.place"
+
+        def job(number=number, file=file, place=place):
+            die_before(number, place)
             work(file)
 
         code = in_a_child(job)
+        assert bool(place.read_text()) == (code == KILLED), "a case that does not kill is the last"
+        killed_before += [place.read_text()] if code == KILLED else []
         loaded = CheckpointFile(path).load()
         assert loaded.table in (SECOND, THIRD), number
         assert loaded.notes == ()
@@ -180,7 +187,8 @@ def test_dying_before_any_call_leaves_one_of_the_allocation_table_that_were_save
         assert file.load().table == FIRST
         number += 1
     assert code == 0
-    assert number > 40, "each of them was one that killed, but the last"
+    assert len(killed_before) == number - 1 > 39, "each case killed, but the last"
+    assert set(killed_before) == set(CALLS), "a kind of call that the code does not make proves nothing"
 
 
 # --- power failures ---------------------------------------------------------------------------------------------------
