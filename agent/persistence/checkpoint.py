@@ -179,7 +179,7 @@ class CheckpointFile:
             os.close(fd)
 
     def _fresh(self) -> int:
-        """The next file, open for writing. A file of that name that cannot be written is removed: the name is reserved."""
+        """The next file, open for writing. A file there that cannot be written is removed: the name is reserved."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
             return open_file(self._new, flags)

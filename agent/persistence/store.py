@@ -376,8 +376,9 @@ def read_only(
     """The allocation table and the ledgers of a state directory, without a lock and without changing anything.
 
     GPU_SLICES: how many each GPU has, as far as that is known. Memory is not measured here, and where limits change, a
-    ledger counts up to the whole GPU. An allocation that ends meanwhile is left out. Raises StorageError when there is no such
-    directory, CheckpointError when the checkpoint cannot be used.
+    ledger counts up to the whole GPU. An allocation that ends meanwhile is left out.
+
+    Raises StorageError where there is no such directory, CheckpointError where the checkpoint cannot be used.
     """
     if not is_directory(state_dir / ALLOCATIONS):
         raise StorageError(
