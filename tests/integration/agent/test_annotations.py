@@ -204,14 +204,14 @@ def test_two_and_a_half_gpus_are_two_whole_ones_and_half_of_a_third(begin, api):
     even = kubelet.run_pod(pod("even", 24, annotations=said({"split": "whole-first"})))
     assert sizes(even.container("c0")) == [24]
     wait_until(
-        lambda: any("split has no effect" in event["message"] for event in api.events("GigasliceAnnotation")),
+        lambda: any("split has no effect" in event["message"] for event in api.events("InvalidAnnotation")),
         "a hint that it fits on one GPU",
     )
     wrong = kubelet.run_pod(pod("wrong", 2, annotations=said({"split": "whole-first", "gpus": "2"})))
     assert wrong.phase == "Pending"
     wait_until(
         lambda: any(
-            "leave one of the two out" in event["message"] for event in api.events("GigasliceAnnotation")
+            "leave one of the two out" in event["message"] for event in api.events("InvalidAnnotation")
         ),
         "what to write",
     )
