@@ -4,15 +4,16 @@
  * alternate within a tick is charged for the kernels only. A process that wakes the thread is charged as if the thread
  * had been polling all along: the poll before lies a random part of a tick back.
  * Uses stream states and the ledger's share. Tests: tests/integration/test_native_share.py. */
+#define _GNU_SOURCE
 #include "poller.h"
 
 #include "capture.h"
 #include "ledger.h"
+#include "loader.h"
 #include "log.h"
 #include "os.h"
 #include "runtime_state.h"
 #include "stream_state.h"
-#include "thread.h"
 
 enum { TICK_NS = 1000000, IDLE_POLLS = 20, SETTLE_NS = 2000000, LEAVING_MS = 100 };
 
@@ -109,7 +110,7 @@ void poller_wake(void) {
   static _Atomic uint32_t said;
   uint32_t none = 0;
   if (atomic_load(&leaving)) return;
-  if (atomic_compare_exchange_strong(&started, &none, 1) && !thread_start(run, "vcuda-share", leave)) {
+  if (atomic_compare_exchange_strong(&started, &none, 1) && !loader_start_thread(run, "vcuda-share", leave)) {
     atomic_store(&started, 0);
     if (!atomic_exchange(&said, 1))
       log_line(LOG_ERROR, "no thread can be started, so this process's compute share does not hold; raise its limit of "

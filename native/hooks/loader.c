@@ -1,12 +1,14 @@
 /* Finds the real loader functions in libc.so.6 (glibc 2.34 and later) or libdl.so.2 (before).
- * Uses no hook. Tests: tests/integration/test_native_lookup.py. */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py, test_native_share.py (the thread). */
 #define _GNU_SOURCE
 #include "loader.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "objects.h"
+#include "os.h"
 
 struct loader loader_real;
 
@@ -44,5 +46,30 @@ int loader_ready(void) {
     return 0;
   publish(&loader);
   atomic_store_explicit(&found, 1, memory_order_release);
+  return 1;
+}
+
+/* In every C library; atexit() itself is a static wrapper around it. */
+int __cxa_atexit(void (*function)(void *), void *argument, void *dso);
+extern void *__dso_handle;
+
+/* As pthread.h has it; a pthread_t is a word. */
+typedef int create_thread(unsigned long *thread, const void *attributes, void *(*body)(void *), void *argument);
+
+int loader_start_thread(void *(*body)(void *), const char *name, void (*at_exit)(void *)) {
+  unsigned long thread;
+  uint64_t mask;
+  create_thread *create = NULL;
+  if (!loader_ready()) return 0;
+  *(void **)&create = loader_real.dlsym(RTLD_DEFAULT, "pthread_create");
+  if (create == NULL) {
+    loader_real.dlerror(); /* the failure is ours, not the program's */
+    return 0;
+  }
+  os_signals_block(&mask);
+  int result = create(&thread, NULL, body, (void *)(uintptr_t)name);
+  os_signals_restore(&mask);
+  if (result != 0) return 0;
+  __cxa_atexit(at_exit, NULL, &__dso_handle);
   return 1;
 }

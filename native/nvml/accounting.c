@@ -1,6 +1,8 @@
-/* Accounting and codec sessions: what NVML keeps by PID of the machine. A program sees the entries of the container's
- * live processes, and none where the machine's PIDs are not its own. Buffer size and mode are the GPU's.
- * Charges nothing itself. Tests: tests/integration/test_native_views.py. */
+/* Accounting, codec sessions and utilisation samples: what NVML keeps by PID of the machine. A program sees the entries
+ * of the container's live processes. In a PID namespace it sees none: older drivers give the machine's PIDs there,
+ * newer ones those of processes that are not visible in it, and a stranger's may equal one of the container's
+ * (docs/adr/0017-whose-pids-nvml-shows.md). Buffer size and mode are the GPU's.
+ * Charges nothing itself. Tests: tests/integration/test_native_views.py, test_native_nvml.py. */
 #include <string.h>
 
 #include "nvml_bodies.h"
@@ -64,3 +66,32 @@ nvmlReturn_t vc_nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccount
 
 SESSIONS(nvmlDeviceGetEncoderSessions, nvmlEncoderSessionInfo_t)
 SESSIONS(nvmlDeviceGetFBCSessions, nvmlFBCSessionInfo_t)
+
+/* The number of samples that a program is told to make room for is the driver's, for all tenants. */
+nvmlReturn_t vc_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                                unsigned int *count, unsigned long long since) {
+  struct process_list own;
+  unsigned int kept = 0;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetProcessUtilization(device, samples, count, since);
+  if (result != NVML_SUCCESS || samples == NULL) return result;
+  process_list_read_comparable(device, &own);
+  for (unsigned int i = 0; i < *count; i++)
+    if (process_list_has(&own, samples[i].pid)) samples[kept++] = samples[i];
+  memset(samples + kept, 0, (*count - kept) * sizeof *samples);
+  *count = kept;
+  return kept > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t vc_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info) {
+  struct process_list own;
+  unsigned int kept = 0;
+  nvmlReturn_t result = real_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
+  if (result != NVML_SUCCESS || info->procUtilArray == NULL) return result;
+  process_list_read_comparable(device, &own);
+  nvmlProcessUtilizationInfo_v1_t *samples = info->procUtilArray;
+  for (unsigned int i = 0; i < info->processSamplesCount; i++)
+    if (process_list_has(&own, samples[i].pid)) samples[kept++] = samples[i];
+  memset(samples + kept, 0, (info->processSamplesCount - kept) * sizeof *samples);
+  info->processSamplesCount = kept;
+  return kept > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}

@@ -1,11 +1,28 @@
-/* The NVML functions that programs link with or are handed; see native/cuda/exports.c.
- * Decides no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py. */
+/* The NVML functions that programs link with or are handed (see native/cuda/exports.c), and the bodies of those that
+ * start and end NVML.
+ * Decides no numbers. Tests: tests/integration/test_native_exports.py, test_native_config.py, test_native_starts.py. */
 #include <stdatomic.h>
 
 #include "nvml_bodies.h"
 #include "driver.h"
+#include "nvml_probe.h"
 #include "runtime_state.h"
 #include "starts.h"
+
+/* The program's starts and ends of NVML. Its last end is the library's too: handles that it kept mean nothing then, as
+ * without the library. The next reading starts NVML again. */
+nvmlReturn_t vc_nvmlInit(void) { return starts_begin(real_nvml.nvmlInit); }
+
+nvmlReturn_t vc_nvmlInit_v2(void) { return starts_begin(real_nvml.nvmlInit_v2); }
+
+nvmlReturn_t vc_nvmlInitWithFlags(unsigned int flags) { return starts_begin_with(flags); }
+
+nvmlReturn_t vc_nvmlShutdown(void) {
+  int last;
+  nvmlReturn_t result = starts_end(&last);
+  if (last) nvml_probe_stop();
+  return result;
+}
 
 static runtime_passed passed;
 

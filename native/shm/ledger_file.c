@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checksum.h"
 #include "ledger_hold.h"
 #include "ledger_layout.h"
 #include "limits_layout.h"

@@ -3,7 +3,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "checksum.h"
 #include "limits_layout.h"
 #include "os.h"
 #include "shm.h"

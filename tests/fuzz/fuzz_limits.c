@@ -2,7 +2,7 @@
  * checksum and the magic right, so that what lies behind them is reached; bit 1 leaves the file at its own size instead
  * of a page's. Subject: native/shm/limits.c. */
 #define _GNU_SOURCE
-#include "checksum.h"
+#include "shm.h"
 #include "fuzz.h"
 #include "limits_layout.h"
 #include "memory_file.h"
