@@ -1,5 +1,5 @@
-/* Which part of a GPU's memory is this process's, when NVML names processes by the host's PIDs and we know only our own
- * namespace's. Pure.
+/* Which part of a GPU's memory is this process's, when NVML names processes by the host's PIDs and this process has
+ * only its own namespace's. Pure.
  * Depends on nothing. Tests: tests/native/test_growth.c. */
 #ifndef VC_BASE_GROWTH_H
 #define VC_BASE_GROWTH_H
@@ -33,9 +33,9 @@ uint64_t growth_of(uint32_t self, const struct growth_view *before, const struct
 /* Bytes that the list of a view gives for the process SELF; 0 when it is not in it. */
 uint64_t growth_held(uint32_t self, const struct growth_view *view);
 
-/* Whether the two views prove that the list names processes as SELF knows itself: it was in none of them before it made
- * its first context on the GPU, and is in it now. Being listed alone proves nothing: the list may be the host's, and
- * the number another process's there. */
+/* Whether the two views prove that the list names this process by its own PID, SELF: it was in none of them before it
+ * made its first context on the GPU, and is in it now. Being listed alone proves nothing: the list may be the host's,
+ * and the number another process's there. */
 int growth_proves(uint32_t self, const struct growth_view *before, const struct growth_view *after);
 
 #endif

@@ -33,15 +33,15 @@ void os_unmap(void *address, size_t size);
 /* Reads exactly SIZE bytes from OFFSET on; VC_ECORRUPT when the file is shorter. */
 int os_read_all(int fd, void *buffer, size_t size, uint64_t offset);
 /* The same without waiting: VC_EBUSY where the disk would have to be asked, or another process keeps the file to itself
- * by writing it (XFS reads no file that is being written). Waits where kernel or file system know no other way. */
+ * by writing it (XFS reads no file that is being written). Waits where kernel or file system have no other way. */
 int os_read_now(int fd, void *buffer, size_t size, uint64_t offset);
-/* One of the two, as the file says. */
+/* One of the two, by FILE->now. */
 int os_read_from(const struct os_file *file, void *buffer, size_t size, uint64_t offset);
 /* Makes a new file of TOTAL bytes that begins with SIZE bytes of BUFFER and is zero beyond, with permission bits MODE
  * whatever the umask is, and with all blocks allocated, so that a full disk is an error here and not a SIGBUS later.
  * The file appears complete or not at all. VC_EEXIST. */
 int os_publish(const char *path, const void *buffer, size_t size, size_t total, uint32_t mode);
-/* Makes an empty file of TOTAL bytes likewise: to be written by os_fill later, before another process knows of it. */
+/* Makes an empty file of TOTAL bytes likewise: to be written by os_fill later, before another process opens it. */
 int os_reserve(const char *path, size_t total, uint32_t mode);
 /* Writes SIZE bytes of BUFFER at the beginning of a file that os_reserve made, and makes it TOTAL bytes long where it
  * is not. It may be cut short by a sudden end. VC_ENOENT, VC_ENOSPC. */

@@ -1,6 +1,6 @@
-/* See abi.h. The rules are the driver's, as 535 to 555 follow them: the newest form that the version allows, and of those with
- * the thread's own default stream, which came with CUDA 7, whenever they are asked for and there is one. The versions are
- * those of cudaTypedefs.h.
+/* See abi.h. The rules are the driver's, as 535 to 555 follow them: the newest form that the version allows, and of
+ * those with the thread's own default stream, which came with CUDA 7, whenever they are asked for and there is one. The
+ * versions are those of cudaTypedefs.h.
  * Tests: tests/integration/test_native_proc_address.py. */
 #include "abi.h"
 
@@ -32,7 +32,7 @@ static const struct {
     {"cuStreamDestroy_v2", 4000},
 };
 
-/* Of a first form only the driver needs to know, which has given one. */
+/* A first form is in any driver that gave an address for the name. */
 static int first_version(const char *name, int form) {
   if (form == 1) return 0;
   for (size_t i = 0; i < sizeof later / sizeof *later; i++)

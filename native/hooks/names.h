@@ -32,7 +32,7 @@ _Atomic char *names_first(const struct hook *hook);
 /* NULL: not ours. Costs a few nanoseconds for names that begin like ours, less for all others. */
 const struct hook *names_find(const char *name);
 
-/* Whose name this is by its form, an enum hook_kind; -1: neither's. The CUDA driver's names have a capital
+/* The library that a name belongs to by its form, an enum hook_kind; -1: none. The CUDA driver's names have a capital
  * after "cu", those of the runtime and of libraries (cudaMalloc, cudnnCreate, cublasCreate) do not. */
 int names_owner(const char *name);
 

@@ -11,8 +11,8 @@
 /* Exported by every driver and called by nvidia-smi, declared in no header. The table begins with its size in bytes. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 
-/* Declared in cudaGL.h and cudaVDPAU.h, which need the headers of OpenGL and VDPAU. A VdpDevice is 32 bits; the pointer is
- * to VDPAU's own lookup function. */
+/* Declared in cudaGL.h and cudaVDPAU.h, which need the headers of OpenGL and VDPAU. A VdpDevice is 32 bits; the pointer
+ * is to VDPAU's own lookup function. */
 CUresult CUDAAPI cuGLCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev);
 CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev);
 CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev, unsigned int vdpau, void *lookup);

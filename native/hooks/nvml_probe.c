@@ -95,7 +95,7 @@ static void take_list(struct growth_view *view, struct growth_process *to, const
 
 _Static_assert(sizeof(struct growth_process) <= sizeof(nvmlProcessInfo_t), "see take_list()");
 
-/* Room for more than NVML has just said: others start while it is asked again. */
+/* Room for more than NVML has just counted: processes start until the next call. */
 static nvmlReturn_t list_many(nvmlDevice_t device, unsigned int count, struct growth_view *view) {
   nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
   for (int tries = 0; tries < LIST_TRIES && count < MOST_LISTED; tries++) {
@@ -182,8 +182,8 @@ static int read_gpu(uint32_t column, uint64_t *out) {
   return start_again() && read_total(column, out) == NVML_SUCCESS;
 }
 
-/* NVML has locks of its own, which a handler of the program's would meet that asks it for something while this thread
- * asks. */
+/* NVML has locks of its own: a signal handler of the program that calls NVML while this thread is inside it would wait
+ * for its own thread. */
 int nvml_probe_read(uint32_t column, struct growth_view *out) {
   uint64_t signals;
   os_signals_block(&signals);

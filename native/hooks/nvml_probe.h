@@ -19,7 +19,7 @@ int nvml_probe_is_prepared(void);
 /* Whether NVML is started: from then on a reading costs microseconds. */
 int nvml_probe_is_started(void);
 
-/* 1: *OUT is filled, until nvml_probe_drop(); 0: NVML is not loaded, or it does not know the GPU. */
+/* 1: *OUT is filled, until nvml_probe_drop(); 0: NVML is not loaded, or it has no such GPU. */
 int nvml_probe_read(uint32_t column, struct growth_view *out);
 void nvml_probe_drop(struct growth_view *view);
 

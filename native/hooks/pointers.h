@@ -40,7 +40,7 @@ void pointers_put(unsigned int kind, void *real, void *wrapper);
 /* From now on functions of KIND up to END are looked up here. */
 void pointers_publish(unsigned int kind, uintptr_t end);
 
-/* 0: no adopted driver's address. Else what pointers_at() says about it is all there is to say. */
+/* 0: no adopted driver's address. Else pointers_at() has the whole answer. */
 static inline uint32_t pointers_key(const void *address) {
   for (unsigned int kind = 0; kind < POINTER_KINDS; kind++) {
     uintptr_t length = __atomic_load_n(&pointer_spans[kind].length, __ATOMIC_ACQUIRE);

@@ -15,7 +15,7 @@
 
 _Atomic uintptr_t rebind_pages[REBIND_PAGES];
 
-static _Atomic uint64_t looked_at; /* how many objects had ever been loaded then */
+static _Atomic uint64_t checked_at; /* how many objects had ever been loaded at the last check */
 
 #if defined(__x86_64__)
 enum { TO_VARIABLE = R_X86_64_GLOB_DAT, TO_ADDRESS = R_X86_64_64 };
@@ -55,7 +55,7 @@ static int mend_reference(const struct object *object, const ElfW(Rela) *referen
 static int mend(const struct object *object, uint64_t loaded, void *data) {
   uint64_t *seen = data;
   int whole = 1;
-  if (loaded == atomic_load_explicit(&looked_at, memory_order_relaxed)) return 1; /* nothing new */
+  if (loaded == atomic_load_explicit(&checked_at, memory_order_relaxed)) return 1; /* nothing new */
   *seen = loaded;
   if (object->relocations == NULL || !has_variables(object)) return 0;
   for (size_t i = 0; i < object->relocation_count; i++) whole &= mend_reference(object, &object->relocations[i]);
@@ -70,7 +70,7 @@ void rebind_slowly(const void *caller) {
   uintptr_t page = (uintptr_t)caller >> REBIND_PAGE_BITS;
   struct object object;
   uint64_t seen = 0;
-  if (objects_each(mend, &seen) == 0) atomic_store_explicit(&looked_at, seen, memory_order_relaxed);
+  if (objects_each(mend, &seen) == 0) atomic_store_explicit(&checked_at, seen, memory_order_relaxed);
   if (objects_find_address(caller, &object) && has_variables(&object)) return;
   atomic_store_explicit(&rebind_pages[page % REBIND_PAGES], page, memory_order_relaxed);
 }

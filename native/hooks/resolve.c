@@ -1,7 +1,7 @@
 /* What dlsym and dlvsym answer. The real function is always asked first, through the program's own handle, so that a
  * handle without the symbol stays without it.
  *
- * With a handle of the program's, who asks does not matter to the C library: resolve_by_handle() calls the real
+ * With a handle of the program's, the caller does not matter to the C library: resolve_by_handle() calls the real
  * function and takes the address it gave. In a driver that is known, the address alone says which hook takes its place;
  * that costs two nanoseconds and no reading of the name. RTLD_NEXT and RTLD_DEFAULT depend on the caller: there the
  * name decides first, and the result is a function for the stub in lookup.S to jump to, or the value to return.
@@ -56,7 +56,7 @@ static int is_variable(const struct hook *hook, const void *found) {
   return found != NULL && objects_find_address(found, &object) && objects_variable(&object, names_text(hook)) == found;
 }
 
-/* What a library has that the object that asks was loaded together with; NULL: nothing but ours. */
+/* The function in a library that was loaded together with the calling object; NULL: there is none but ours. */
 static void *came_with(const struct hook *hook, const void *caller) {
   struct object object;
   if (!objects_find_address(caller, &object) || object.path[0] == 0) return NULL;
@@ -77,7 +77,7 @@ static void *ask_behind_us(const struct hook *hook, const struct lookup *lookup)
   return next;
 }
 
-/* Our own export was found, which says nothing: what would the program have found without us? RTLD_DEFAULT also
+/* Our own export was found. What would the program have found without us? RTLD_DEFAULT also
  * searches the libraries that the caller's own object came with. */
 static void *find_behind_us(const struct hook *hook, const struct lookup *lookup, const void *caller) {
   if (lookup->version == NULL && hook->kind != HOOK_LOADER && names_real(hook) != NULL &&
@@ -96,8 +96,8 @@ static void *find_behind_us(const struct hook *hook, const struct lookup *lookup
   return names_real(hook);
 }
 
-/* A library that defines the function itself and asks for the next one is a link of a chain and wants what is behind
- * it. Any other caller only wants the function. */
+/* A library that defines the function itself and looks the next one up is a link of a chain and needs what is behind
+ * it. Any other caller only needs the function. */
 static int is_link_of_chain(const struct hook *hook, const void *caller) {
   struct object object;
   return objects_find_address(caller, &object) && objects_function(&object, names_text(hook)) != NULL;

@@ -1,6 +1,6 @@
-/* What the hooks may know about the process they run in: whether limits are configured, whether they can be
+/* The state of the process that the hooks run in: whether limits are configured, whether they can be
  * used, and the ledger. The order of start-up and every decision behind these answers is in native/init.c, which
- * implements this header; the hooks know no file and no environment variable.
+ * implements this header; the hooks read no file and no environment variable.
  * Tests: tests/integration/test_native_config.py. */
 #ifndef VC_HOOKS_RUNTIME_STATE_H
 #define VC_HOOKS_RUNTIME_STATE_H
@@ -35,7 +35,7 @@ enum runtime_passage runtime_enter(void);
 /* Set before runtime_enter() answers RUNTIME_HOOK for the first time, never changed afterwards. */
 extern struct ledger *runtime_ledger __attribute__((visibility("hidden")));
 
-/* Remembers for one driver that runtime_enter() said RUNTIME_HOOK and its real functions are known, so that the
+/* Remembers for one driver that runtime_enter() answered RUNTIME_HOOK and its real functions are known, so that the
  * common case is one load. */
 typedef _Atomic int runtime_passed;
 

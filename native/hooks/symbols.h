@@ -1,7 +1,8 @@
 /* All functions in the lists: the driver's own ones, typed by NVIDIA's headers, and their names, as constants without
  * one address in them. A table of addresses costs every process that starts, whether it uses CUDA or not, a relocation
  * for each and a copy of every page that they are on.
- * Uses no hook. Tests: tests/integration/test_native_lookup.py, test_native_exports.py (how few pages are relocated). */
+ * Uses no hook. Tests: tests/integration/test_native_lookup.py, test_native_exports.py (how few pages are
+ * relocated). */
 #ifndef VC_HOOKS_SYMBOLS_H
 #define VC_HOOKS_SYMBOLS_H
 

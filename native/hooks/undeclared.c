@@ -3,7 +3,7 @@
  * The undeclared bytes of a process are what NVML gives for it, less what it has charged, less what an agent has
  * published as measured: what the agent counts already is not counted twice. They are part of the slot's charge, so
  * that old readers and an agent that subtracts declarations from measurements are right without knowing of it.
- * - A reading is believed when the slot did not change while NVML was asked. Between other threads' charges there is no
+ * - A reading is used when the slot did not change while NVML was read. Between other threads' charges there is no
  *   such moment: then the undeclared bytes may shrink, not grow. The process's charge is never less than what it holds
  *   by hooked calls (charged before the driver is asked, given back after it), so what is found is never too much.
  * - No driver call is made under the lock, only NVML's, and no thread waits long for it: a module may be loaded from a
@@ -83,7 +83,7 @@ static int measure_self(uint32_t column, uint64_t *held) {
   return view.listed ? 0 : -1;
 }
 
-/* One reading. 1: nothing was charged or given back meanwhile. Negative: nothing can be said. */
+/* One reading. 1: nothing was charged or given back meanwhile. Negative: unknown. */
 static int measure_once(uint32_t column, uint64_t counted, uint64_t *undeclared) {
   struct ledger_holding before, after;
   uint64_t held;

@@ -1,6 +1,6 @@
 /* Accounting, codec sessions and utilisation samples: what NVML keeps by PID of the machine. A program sees the entries
  * of the container's live processes. In a PID namespace it sees none: older drivers give the machine's PIDs there,
- * newer ones those of processes that are not visible in it, and a stranger's may equal one of the container's
+ * newer ones those of processes that are not visible in it, and one of another container may equal one of this
  * (docs/adr/0017-whose-pids-nvml-shows.md). Buffer size and mode are the GPU's.
  * Charges nothing itself. Tests: tests/integration/test_native_views.py, test_native_nvml.py. */
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "driver.h"
 #include "process.h"
 
-/* As in the process lists, the real function is asked into the caller's own array: only it knows what to refuse. */
+/* As in the process lists, the real function fills the caller's own array: it alone refuses arguments. */
 nvmlReturn_t vc_nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids) {
   struct process_list own;
   unsigned int kept = 0;

@@ -43,7 +43,7 @@ static inline enum passage enter_LIMITED(void) {
 
 static inline enum passage enter_ANYTIME(void) { return enter_LIMITED(); }
 
-/* What these do depends on no limit, and a process that only asks for NVML's version is not to be attached for it. */
+/* No limit matters to these, and a process that only reads NVML's version is not attached for it. */
 static inline enum passage enter_START(void) { return driver_nvml() ? PASS_HOOK : PASS_NO_DRIVER; }
 static inline enum passage enter_STARTED(void) { return enter_START(); }
 

@@ -29,7 +29,7 @@ static int read_uuid(nvmlDevice_t device, uint8_t uuid[VC_UUID_BYTES]) {
   return uuid_parse(text, uuid, &flags);
 }
 
-/* A thread that finds another one at it asks again the next time. */
+/* Where another thread holds the lock, the next call remembers it. */
 static void remember(nvmlDevice_t device, int column) {
   if (!lock_try(&gpu_lock)) return;
   unsigned int count = atomic_load_explicit(&cached, memory_order_relaxed);

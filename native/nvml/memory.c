@@ -1,4 +1,4 @@
-/* Memory of a GPU as NVML shows it: the limit is the size. The real call goes first: it knows whether NVML is
+/* Memory of a GPU as NVML shows it: the limit is the size. The real call goes first: it checks whether NVML is
  * initialised, whether the device is one, which structure versions exist, and what the device does not support.
  * Charges nothing itself. Tests: tests/integration/test_native_nvml.py. */
 #include "nvml_bodies.h"
@@ -38,7 +38,7 @@ VC_HOT nvmlReturn_t vc_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemor
   return NVML_SUCCESS;
 }
 
-/* The window through which the host reaches the GPU's memory is no container's share: its size stays, since it says
+/* The window through which the host reaches the GPU's memory is no container's share: its size stays, since it is
  * what peers can map, and what all tenants together have mapped does not show. */
 nvmlReturn_t vc_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
   nvmlBAR1Memory_t physical;

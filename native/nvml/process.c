@@ -69,7 +69,7 @@ static void put_v2(void *infos, uint32_t index, const struct ledger_process *pro
                                                                   .computeInstanceId = 0xFFFFFFFF};
 }
 
-/* CHECKED is what the real function said about the arguments when it was asked for the number alone. */
+/* CHECKED: what the real function answered to the arguments when it was called for the number alone. */
 static nvmlReturn_t fill(nvmlReturn_t checked, nvmlDevice_t device, unsigned int *count, void *infos,
                          put_process *put) {
   struct process_list list;
@@ -89,7 +89,7 @@ static nvmlReturn_t empty(nvmlReturn_t checked, unsigned int *count) {
   return NVML_SUCCESS;
 }
 
-/* Asks the real function for its number alone. */
+/* Calls the real function for its number alone. */
 #define CHECK(function)                                                      \
   unsigned int number = 0;                                                   \
   nvmlReturn_t checked = real_nvml.function(device, count == NULL ? NULL : &number, NULL); \

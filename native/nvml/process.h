@@ -21,7 +21,8 @@ void process_list_read_comparable(nvmlDevice_t device, struct process_list *out)
 
 int process_list_has(const struct process_list *list, unsigned int pid);
 
-/* First word of a process's command line, cut to SIZE - 1 characters. Returns its length, 0: there is no such process. */
+/* First word of a process's command line, cut to SIZE - 1 characters. Returns its length, 0: there is no such
+ * process. */
 size_t process_name(unsigned int pid, char *out, size_t size);
 
 #endif

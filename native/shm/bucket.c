@@ -1,11 +1,13 @@
-/* A container's bucket of GPU time: filled as time passes at the rate of its share, emptied by what its work took. A
+/* The arithmetic of a compute share: bucket, pace, and the window of a stream.
+ *
+ * A container's bucket of GPU time is filled as time passes at the rate of its share, emptied by what its work took. A
  * launch goes when the bucket is not in debt. Debt is kept, so the share is exact in the long run however long single
  * kernels are; what an idle container earns is kept for one period (200 ms) only, so no container saves up and then
  * takes the GPU.
  *
  * Three words, changed by all processes of the container at once and by none under a lock:
- * - who moves the time forward (a compare-and-swap has one winner) adds what was earned in between;
- * - who sees new credit first adds it, likewise;
+ * - the process that moves the time forward (a compare-and-swap has one winner) adds what was earned in between;
+ * - the first process that sees new credit adds it, likewise;
  * - what is spent is only added.
  * A process killed between winning and adding loses its container the earnings of one tick, about a millisecond.
  * Everything errs to the side of having less. The file is the container's own, so absurd numbers only have to be
@@ -22,7 +24,7 @@ static int swap(uint64_t *word, uint64_t seen, uint64_t next) {
 
 static const uint64_t most_ns = UINT64_C(1000000000) * VC_BUCKET_DEBT_MAX_S;
 
-/* What was earned since the last time, for the one who asks first. */
+/* What was earned since the last time; 0 for all callers but the first. */
 static uint64_t earned(struct vc_bucket *bucket, uint64_t now, uint32_t permille) {
   uint64_t last = load(&bucket->last_ns);
   if (last == now) return 0;

@@ -1,4 +1,5 @@
-/* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in ledger_charge.c.
+/* The process side of a usage ledger: attach, charge, give back, read. Lock-free; theory of operation in
+ * ledger_charge.c.
  * Uses nothing of CUDA or NVML: GPUs are columns, found by UUID.
  * Tests: tests/native/test_ledger.c, test_ledger_race.c, test_ledger_kill.c, test_ledger_step.c. */
 #ifndef VC_SHM_LEDGER_H
@@ -58,8 +59,8 @@ uint64_t ledger_host_budget(const struct ledger *ledger, uint32_t column);
 /* Charges BYTES that are held already, whether they fit or not, and nothing when the process has no slot. */
 void ledger_charge_anyway(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
-/* BYTES of what the calling process has charged end by themselves after LEDGER_LINGER_MS. 1: so it is, and OUT says
- * which. 0: there is no place to note it, or no whole 2 MiB; nothing changed. */
+/* BYTES of what the calling process has charged end by themselves after LEDGER_LINGER_MS. 1: noted, and OUT is the
+ * record. 0: there is no place to note it, or no whole 2 MiB; nothing changed. */
 enum { LEDGER_LINGER_MS = 3000 };
 struct ledger_lingering {
   uint32_t record;
@@ -82,7 +83,7 @@ struct ledger_holding {
 /* VC_ENOENT: the process has no slot (any more). */
 int ledger_holding(const struct ledger *ledger, uint32_t column, struct ledger_holding *out);
 
-/* Says how much of the process's charge was measured and not declared, for those who read the ledger. */
+/* Notes in the slot how much of the process's charge was measured and not declared, for readers of the ledger. */
 void ledger_note_undeclared(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
 /* What an agent has measured beyond the charges of all processes and published in the limits page. */
@@ -96,7 +97,7 @@ void ledger_view(struct ledger *ledger, uint32_t column, uint64_t *limit, uint64
 int ledger_learned_context(struct ledger *ledger, uint32_t column, uint64_t *bytes);
 /* Whether such a process lives, or lived, in the calling one's PID namespace, so that NVML lists this one likewise. */
 int ledger_learned_here(struct ledger *ledger);
-/* Tells the others. BYTES: a multiple of 256, at most 4 GiB; else nothing is told. */
+/* Publishes it for the others. BYTES: a multiple of 256, at most 4 GiB; else nothing happens. */
 void ledger_learn_context(struct ledger *ledger, uint32_t column, uint64_t bytes);
 
 /* Percent of the GPU's time that the container may use; 0: no limit. */
@@ -140,9 +141,9 @@ struct ledger_process {
 /* Live processes that hold memory of the GPU: writes at most MAX, returns how many there are. */
 int ledger_processes(struct ledger *ledger, uint32_t column, struct ledger_process *out, uint32_t max);
 
-/* Tells the ledger how to find out what the process really holds. Asked only when the process lost its slot (it
+/* Sets the functions that give what the process really holds. They are called only when the process lost its slot (it
  * unmapped what holds it, and another process reclaimed the slot) and registers again. MANAGED_USAGE, the part of it
- * that is managed, is asked only where the ledger is split. */
+ * that is managed, is called only where the ledger is split. */
 void ledger_set_usage(struct ledger *ledger, ledger_usage_fn usage, ledger_usage_fn managed_usage);
 
 /* In the child after fork(): the parent's slot is not ours. Async-signal-safe. */

@@ -1,29 +1,30 @@
-/* What a process may take without asking the others: part of how a charge is decided (ledger_charge.c). Where several
- * processes share a quota, reading the words of all processes twice for every charge is what a charge costs, because
- * each of these words has just been written by another one. So a process that found plenty of room reserves some of it
- * beforehand.
+/* What a process may take without reading the others' words: part of how a charge is decided (ledger_charge.c). Where
+ * several processes share a quota, reading the words of all processes twice for every charge is what a charge costs,
+ * because each of these words has just been written by another one. So a process that found plenty of room reserves
+ * some of it beforehand.
  *
  * - An allowance is a level in the owner's slot: as long as its used bytes stay at or below it, it charges by one
- *   addition to its own word and reads no other. Used bytes stay what they are: readers need not know of this.
+ *   addition to its own word and reads no other. Used bytes stay what they are, and readers are not concerned.
  * - A process that decides for itself counts each other one with its used bytes or its allowance, whichever is more. So
  *   an allowance is taken exactly as a charge is: written first, then all others are read, and taken back if it is too
  *   much.
  * - A process that finds no room revokes the allowances of all others, by one store each, and decides again. The owner
- *   adds first and reads its allowance afterwards, the revoker stores first and reads the used bytes afterwards: one
- *   of the two sees the other. Nothing is lost with a process that is killed anywhere in between, because no bytes are
+ *   adds first and reads its allowance afterwards, the revoker stores first and reads the used bytes afterwards: one of
+ *   the two sees the other. Nothing is lost with a process that is killed anywhere in between, because no bytes are
  *   moved.
  * - A refusal is decided on used bytes alone (ledger_charge.c), so a reservation refuses no other process.
  *
  * The level is only good together with what the process itself remembers of it, which it forgets before it writes a new
  * one: between writing and confirming it must not be used, not by another thread either. It carries the slot's
- * generation: a process that lost its slot meanwhile writes its level into another owner's, who must not believe it.
+ * generation: a process that lost its slot meanwhile writes its level into another owner's, to which it must mean
+ * nothing.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_allowance.c, tests/model/ledger.pml. */
 #ifndef VC_SHM_LEDGER_ALLOWANCE_H
 #define VC_SHM_LEDGER_ALLOWANCE_H
 
 #include "ledger_plane.h"
 
-/* Only in a file that says so, because libraries that know nothing of it would not count what is reserved; and where
+/* Only in a file with that feature, because libraries without it would not count what is reserved; and where
  * there is room: a GPU's allowance lies in the word of a column that a page with half as many GPUs, or fewer, does not
  * have. */
 static inline int allowances_exist(const struct ledger *ledger) { return ledger->allowances; }

@@ -77,7 +77,7 @@ static inline void raise_peak(_Atomic uint64_t *peak, uint64_t value) {
     continue;
 }
 
-/* As whom a call acts: with which slot, and the generation that it was taken at. */
+/* The owner that a call acts as: the slot, and the generation at which it was taken. */
 struct registration {
   int32_t slot;
   uint32_t generation;
@@ -202,7 +202,7 @@ static inline __attribute__((always_inline)) enum outcome decide(struct ledger *
   return CHARGED;
 }
 
-/* AS tells as which owner it was charged. */
+/* AS: the owner that was charged. */
 static inline __attribute__((always_inline)) enum outcome try_charge(struct ledger *ledger, enum plane plane,
                                                                      uint32_t column, uint64_t bytes,
                                                                      struct registration *as) {
@@ -256,7 +256,7 @@ static struct instant take_instant(const struct ledger *ledger, enum plane plane
 }
 
 /* Whether all processes lived whose bytes were counted at that instant: one that lives now, in a slot of the same
- * generation, did. Empties the slots of those who do not live. */
+ * generation, did. Empties the slots of the dead. */
 static int all_lived(struct ledger *ledger, const struct instant *then) {
   int unsure = 0;
   return ledger_reclaim(ledger, &unsure) == 0 && !unsure &&
@@ -266,9 +266,9 @@ static int all_lived(struct ledger *ledger, const struct instant *then) {
 /* Different processes wait differently long, or two that collide would collide again. */
 static void pause_for(const struct ledger *ledger, uint32_t round) {
   if (round < SPIN_ROUNDS) {
-    uint32_t who = (uint32_t)atomic_load(&ledger->slot) + thread_number * 5u;
-    uint32_t turns = 4 + (round * 7u + who * 13u) % (32u + 8u * round);
-    for (volatile uint32_t i = 0; i < turns; i++) continue;
+    uint32_t thread = (uint32_t)atomic_load(&ledger->slot) + thread_number * 5u;
+    uint32_t loops = 4 + (round * 7u + thread * 13u) % (32u + 8u * round);
+    for (volatile uint32_t i = 0; i < loops; i++) continue;
   } else if (round < YIELD_ROUNDS) {
     os_yield();
   } else {

@@ -1,6 +1,7 @@
 /* The ledger seen from outside: create, read, cut back. The reader is the node agent, the writers are the container's
- * processes, so nothing that is read here is believed: sizes are checked, the file is never mapped (one cut short under
- * a mapping kills the reader), and the only identity taken for truth is the kernel's word on who holds a slot's lock.
+ * processes, so nothing that is read here is trusted: sizes are checked, the file is never mapped (one cut short under
+ * a mapping kills the reader), and the only identity taken for truth is the owner that the kernel gives for a slot's
+ * lock.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_file.c, tests/unit/vcuda/test_ledger.py. */
 #include <stddef.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@ int ledger_check(const struct ledger_file *file, uint64_t size) {
 
 uint64_t ledger_file_bytes(void) { return sizeof(struct ledger_file); }
 
-/* Who has no share of host memory gets the older file, which every library knows. */
+/* A container without host memory gets the older file, which every library reads. */
 static uint32_t version_for(const struct vc_gpu_limit *gpus, uint32_t count) {
   for (uint32_t i = 0; i < count; i++)
     if (gpus[i].physical_bytes != 0) return LEDGER_VERSION_SPLIT;
@@ -125,7 +126,7 @@ static void read_info(const struct ledger_file *file, struct vc_ledger_info *inf
   for (uint32_t g = 0; g < file->gpu_count; g++) info->peak[g] = file->peak[g] & USED_BYTES_MASK;
 }
 
-/* How many slots there are to read: those that were ever used, as the file says, unless the kernel knows of an owner
+/* How many slots there are to read: those that were ever used, by the file's own count, unless the kernel has an owner
  * beyond them. */
 static uint32_t slots_to_read(int fd, const struct ledger_file *file) {
   uint32_t used = file->high_water < VC_MAX_SLOTS ? file->high_water : VC_MAX_SLOTS;
@@ -145,7 +146,7 @@ static int read_file(const struct os_file *file, struct ledger_file_split *copy,
   status = os_read_from(file, first->slot, *used * sizeof *first->slot, LEDGER_HEADER_BYTES);
   if (status != VC_OK || first->version == LEDGER_VERSION) return status;
   status = os_read_from(file, copy->split, *used * sizeof *copy->split, sizeof *first);
-  /* Not needed here: but who reads it without waiting finds it in memory afterwards. */
+  /* Not needed here, but a later read that does not wait for the disk finds it in memory. */
   if (status == VC_OK)
     status = os_read_from(file, copy->time_slice, sizeof copy->time_slice, offsetof(struct ledger_file_split, time_slice));
   return status;

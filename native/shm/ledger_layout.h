@@ -1,5 +1,5 @@
 /* The usage ledger as bytes: a header page and an array of slots, one per process. Frozen like the limits page. Version
- * 2 is version 1 with a second array behind it, which tells for each slot how its bytes are split between the GPU and
+ * 2 is version 1 with a second array behind it, which has for each slot how its bytes are split between the GPU and
  * the host. It is made for containers that may use host memory, and for no others. The slot's two lock bytes lie beyond
  * the data at LEDGER_LOCKS + slot and LEDGER_HOLDS + slot (ledger_hold.h): locks need no bytes there, and no read of
  * the file can meet them. Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c. */
@@ -15,7 +15,7 @@
 #define LEDGER_VERSION 1u
 #define LEDGER_VERSION_SPLIT 2u
 #define LEDGER_HEADER_BYTES 4096u
-#define LEDGER_LOCKS (UINT64_C(1) << 32) /* record locks: who owns the slot */
+#define LEDGER_LOCKS (UINT64_C(1) << 32) /* record locks: the slot's owner */
 #define LEDGER_HOLDS (UINT64_C(1) << 33) /* open-file-description locks: the owner lives */
 
 /* Word of a usage cell: 48 bits of bytes under a 16-bit count of changes. Two equal readings therefore mean that
@@ -28,15 +28,15 @@ typedef _Atomic uint64_t used_t;
 enum { LEDGER_MARKS = 16, LEDGER_LINGERING = 64 };
 
 /* Word of a slot's peak cell: 48 bits of bytes, and above them how much of the used bytes the process has not declared
- * but measured on itself, in whole units. Readers that know only the peak mask those bits away, and writers that know
- * only the peak leave them zero. Bytes that do not fit into 16 bits of units are not counted. */
+ * but measured on itself, in whole units. Older readers, which have only the peak, mask those bits away, and older
+ * writers leave them zero. Bytes that do not fit into 16 bits of units are not counted. */
 #define PEAK_BYTES_MASK USED_BYTES_MASK
 #define PEAK_UNDECLARED_SHIFT 48
 #define LEDGER_UNDECLARED_MAX (UINT64_C(0xffff) * VC_UNDECLARED_UNIT)
 
-/* A slot's word of work under way: a bit for each column, and above them when the process said so, in ticks of 4 ms
- * that wrap. What is older than LEDGER_FLIGHT_MS was said by a process that is gone, or stopped, or knows no such
- * word. */
+/* A slot's word of work under way: a bit for each column, and above them the time at which the process wrote it, in
+ * ticks of 4 ms that wrap. A word older than LEDGER_FLIGHT_MS is of a process that is gone or stopped, or that runs an
+ * older library. */
 enum { LEDGER_FLIGHT_SHIFT = 16, LEDGER_FLIGHT_TICK_MS = 4, LEDGER_FLIGHT_MS = 60 };
 
 /* A column's compute share, zero in ledgers of versions that have none. */
@@ -74,13 +74,13 @@ struct ledger_file {
   uint64_t checksum;            /* of all above */
   _Atomic uint32_t high_water;  /* slots at and above this index were never used */
   _Atomic uint32_t lingering_high; /* records at and above this index were never used */
-  uint32_t features; /* LEDGER_ALLOWANCES: written when the file is made, for libraries that all know it */
+  uint32_t features; /* LEDGER_ALLOWANCES: written when the file is made, for libraries that all have them */
   uint8_t reserved1[4];
   _Atomic uint64_t peak[VC_MAX_GPUS];
   _Atomic uint64_t lingering[LEDGER_LINGERING]; /* charges that end by themselves: ledger_linger.c */
   struct ledger_share share[VC_MAX_GPUS];
   uint8_t reserved2[LEDGER_HEADER_BYTES - 448 - 8 * LEDGER_LINGERING - (8 + 64) * VC_MAX_GPUS];
-  _Atomic uint64_t context_cost[VC_MAX_GPUS]; /* what a context takes, and who may believe it: ledger_learned.c */
+  _Atomic uint64_t context_cost[VC_MAX_GPUS]; /* what a context takes, and where that was found: ledger_learned.c */
   struct ledger_slot slot[VC_MAX_SLOTS];
 };
 
@@ -124,7 +124,7 @@ _Static_assert(VC_MAX_BYTES <= USED_BYTES_MASK / 2, "a limit plus a request fits
 /* Bytes of a file of VERSION; 0: no such version. */
 uint64_t ledger_size(uint32_t version);
 
-/* Checks the constant part of a header; its file may be larger than it says, and never smaller: SIZE bytes. */
+/* Checks the constant part of a header; its file may be larger than the size in it, never smaller: SIZE bytes. */
 int ledger_check(const struct ledger_file *file, uint64_t size);
 uint64_t ledger_checksum(const struct ledger_file *file);
 

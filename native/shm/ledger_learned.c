@@ -2,13 +2,13 @@
  * takes. Finding it out needs NVML, whose start takes many times as long as everything else this library does.
  *
  * One word per GPU: the PID namespace in which it was found, and the bytes. The bytes are the same everywhere. In that
- * namespace NVML names processes as they know themselves, which is what makes a measurement certain (hooks/undeclared.h);
+ * namespace NVML lists processes under their own PIDs, which is what makes a measurement certain (hooks/undeclared.h);
  * elsewhere that is unknown. The word is the container's to write, like the whole file: with a wrong one it deceives
  * itself, and the node agent measures.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, tests/integration/test_native_context.py. */
 #include "ledger_state.h"
 
-/* From the top: 32 bits of namespace, one that says so, 7 of nothing, 24 of grains. */
+/* From the top: 32 bits of namespace, one that marks a valid word, 7 unused, 24 of grains. */
 enum { NAMESPACE_SHIFT = 32, GRAIN = 256 };
 #define LEARNED (UINT64_C(1) << 31)
 #define GRAINS_MASK ((UINT64_C(1) << 24) - 1)

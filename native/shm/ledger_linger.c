@@ -1,11 +1,11 @@
 /* Charges that end by themselves: a process let go of memory that another process may still hold, and pays on for some
  * seconds, by when that process has been measured.
  *
- * The bytes stay in the slot's own word, so a killed process frees them like all the rest. A record in the header says
- * when they end: one word, and the process that exchanges it for 0 takes the bytes out of the slot, once. That is any
- * process of the container that reads the ledger or is about to refuse, so one that sleeps delays no other. Killed in
- * between, it leaves the bytes charged until the slot ends: too much, never too little. A record whose slot changed
- * hands means nothing.
+ * The bytes stay in the slot's own word, so a killed process frees them like all the rest. A record in the header has
+ * the time at which they end: one word, and the process that exchanges it for 0 takes the bytes out of the slot, once.
+ * That is any process of the container that reads the ledger or is about to refuse, so one that sleeps delays no other.
+ * Killed in between, it leaves the bytes charged until the slot ends: too much, never too little. A record whose slot
+ * changed hands means nothing.
  * Uses nothing of CUDA or NVML. Tests: tests/integration/test_native_lingering.py. */
 #include "ledger_state.h"
 #include "os.h"
@@ -52,7 +52,7 @@ static __attribute__((noinline)) int end(struct ledger *ledger, _Atomic uint64_t
 /* Nearly no container ever has such a charge, and every reading comes here. */
 static uint32_t records_in_use(const struct ledger *ledger) {
   uint32_t n = atomic_load_explicit(&ledger->file->lingering_high, memory_order_relaxed);
-  return n < LEDGER_LINGERING ? n : LEDGER_LINGERING; /* the file is the container's: bound what it says */
+  return n < LEDGER_LINGERING ? n : LEDGER_LINGERING; /* the file is the container's: bound its number */
 }
 
 static __attribute__((noinline, cold)) void lapse_some(struct ledger *ledger, uint32_t in_use) {

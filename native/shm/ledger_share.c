@@ -1,6 +1,6 @@
 /* The compute share's side of page and ledger: what a container may use now, its bucket, and which of its processes
- * have work under way. A process says so in a word of its slot, with the time, so that one that was killed is forgotten
- * by itself.
+ * have work under way. A process writes that into a word of its slot, with the time, so the word of a killed process
+ * goes out of date.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_share.c, tests/integration/test_native_share.py. */
 #include <stddef.h>
 #include <string.h>

@@ -1,11 +1,11 @@
-/* Who owns a slot, and who takes it over. A slot's owner holds two locks on it: one that proves that it lives, which
- * nothing but its end drops, and a record lock that tells its PID to every process that asks (ledger_hold.h). A slot
- * that is not held is emptied by a process that needs room, under the record lock.
+/* The owner of a slot, and how a slot changes hands. A slot's owner holds two locks on it: one that proves that it
+ * lives, which nothing but its end drops, and a record lock by which other processes read its PID (ledger_hold.h). A
+ * slot that is not held is emptied by a process that needs room, under the record lock.
  *
  * The record lock does not last: its process drops it by closing any descriptor of the file. So every step that changes
  * a slot is one that fails when another process was there meanwhile: emptying or taking a slot raises its generation,
  * and the owner compares generations on every charge. An owner cannot lose a held slot. One that has lost its hold (the
- * program unmapped what it does not know) and then its slot registers again with what it really holds.
+ * program unmapped the page behind it) and then its slot registers again with what it really holds.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_hold.c, test_ledger_kill.c. */
 #include "ledger_slots.h"
 
@@ -16,8 +16,8 @@ enum { SWEEP_PER_CLAIM = 8, SPARED_PER_CLAIM = 2, PASSED_PER_CLAIM = 64 };
 
 static _Thread_local char self; /* its address names the thread */
 
-/* 0: this thread has it already, and was interrupted there by a signal whose handler asks for memory: what it asks for
- * must do without. */
+/* 0: this thread has it already, and was interrupted there by a signal whose handler allocates memory: that allocation
+ * must do without the lock. */
 static int claim_lock(struct ledger *ledger) { return long_lock_take(&ledger->claiming, &self); }
 
 static void claim_unlock(struct ledger *ledger) { long_lock_give(&ledger->claiming); }
@@ -29,8 +29,8 @@ static int may_live(struct ledger *ledger, const struct ledger_slot *slot) {
 
 enum life { DEAD, ALIVE, BUSY /* its record lock is another's: that one empties or takes it */ };
 
-/* Another process's slot. *PID: of who has its record lock. When it cannot be told the slot is alive: never take what
- * may have an owner. */
+/* Another process's slot. *PID: of the process that has its record lock. Where nothing is known the slot counts as
+ * alive: a slot that may have an owner is never taken. */
 static enum life slot_life(struct ledger *ledger, uint32_t index, int32_t *pid) {
   int fd = ledger_hold_fd(&ledger->hold);
   if (fd < 0) return ALIVE;
@@ -95,7 +95,7 @@ static int raise_again(struct ledger_slot *slot, uint32_t judged) {
   return atomic_compare_exchange_strong(&slot->generation, &generation, generation + 1);
 }
 
-/* Who was found in a slot, and when. */
+/* The owner that was found in a slot, and at which generation. */
 struct finding {
   uint32_t generation; /* read first */
   int32_t pid;

@@ -6,7 +6,7 @@
 #include "ledger_state.h"
 
 /* Makes sure the calling process owns a slot whose generation is current. VC_EFULL, VC_EIO; VC_ENOMEM: this thread is
- * about to register, and a signal's handler asks. */
+ * about to register, and the caller is a signal's handler that interrupted it. */
 int ledger_own_slot(struct ledger *ledger);
 
 /* Empties what the program that this process was before exec left behind. When the ledger is attached: a program may

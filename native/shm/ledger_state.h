@@ -51,7 +51,7 @@ static inline uint64_t ledger_memory(const struct ledger *ledger, uint32_t colum
 
 static inline uint32_t ledger_slots_in_use(const struct ledger *ledger) {
   uint32_t n = atomic_load_explicit(&ledger->file->high_water, memory_order_seq_cst);
-  return n < VC_MAX_SLOTS ? n : VC_MAX_SLOTS; /* the file is the container's: bound what it says */
+  return n < VC_MAX_SLOTS ? n : VC_MAX_SLOTS; /* the file is the container's: bound its number */
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Time slices of a GPU: what the page says of them, what the processes say of themselves, and how the agent reads that.
+/* Time slices of a GPU: their state in the page, what the processes write of themselves, and how the agent reads that.
  * Clock: CLOCK_MONOTONIC, which processes in containers share with the host (one in a time namespace of its own sees
  * every slice as over, and goes on).
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger_split.c, tests/unit/vcuda/test_time_slices.py. */
@@ -8,7 +8,8 @@
 #include "ledger_state.h"
 #include "os.h"
 
-/* A thread that waits says so again and again, and may be without a processor for a while; so does one that asks. */
+/* A waiting thread writes the time again and again, and may be without a processor for a while; likewise one that
+ * polls. */
 enum { WAITING_MS = 500, ASKING_MS = 100 };
 
 uint64_t time_slice_now_ms(void) { return os_coarse_ms(); }

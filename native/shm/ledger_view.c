@@ -1,4 +1,4 @@
-/* What the ledger's process side answers to those who only read: limits, sums, processes, columns. Takes no slot.
+/* What a process reads of the ledger without a slot: the limit and the sum of a column, its processes, the columns.
  * Uses nothing of CUDA or NVML. Tests: tests/native/test_ledger.c, test_ledger_split.c. */
 #include <string.h>
 

@@ -29,13 +29,13 @@ struct limits_gpu {
 };
 
 /* What became possible later, for each GPU at the same index: words that are 0, which is never valid, were written by
- * an agent that does not know them and mean "unset". Live, except that nothing here can widen memory_bytes. */
+ * an agent without them and mean "unset". Live, except that nothing here can widen memory_bytes. */
 struct limits_share {
   sealed_t physical_bytes; /* of memory_bytes at most so much on the GPU, the rest in host memory; unset: all of it */
   sealed_t compute_policy; /* VC_COMPUTE_... and a weight */
   sealed_t allowed_permille; /* of the GPU's time at this moment: cores_percent and what is lent; unset: cores_percent */
   sealed_t credit_us;      /* of busy time that the container was charged while others had the GPU, ever since */
-  sealed_t time_slice;           /* on a GPU that is given to one container at a time: whose it is; unset: free */
+  sealed_t time_slice;           /* on a GPU that is given to one container at a time: its state; unset: free */
   uint64_t reserved[3];
 };
 

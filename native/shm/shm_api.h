@@ -18,15 +18,15 @@ struct vc_gpu_limit {
   uint32_t flags;          /* VC_GPU_… */
   uint64_t physical_bytes; /* of memory_bytes so much at most in the GPU's own memory; 0: all of it */
   uint32_t compute_policy; /* VC_COMPUTE_… and the weight */
-  uint32_t allowed_permille; /* of the GPU's time at this moment, 0: what cores_percent says; only read */
+  uint32_t allowed_permille; /* of the GPU's time at this moment, 0: cores_percent holds; only read */
   uint64_t credit_us;        /* of busy time given back ever since; only read */
 };
 
 enum { VC_GPU_MIG = 1 }; /* the UUID's text form begins with "MIG-" */
 
-/* Whose the time slice of a GPU is: the lowest two bits, below the time (milliseconds of CLOCK_MONOTONIC) at which it
+/* The state of a GPU's time slice: the lowest two bits, below the time (milliseconds of CLOCK_MONOTONIC) at which it
  * ends by itself, so that no container waits for an agent that is gone. SHORT: free, but queues are kept short, as in a
- * time slice; libraries that do not know it take it for FREE. */
+ * time slice; older libraries take it for FREE. */
 enum {
   VC_TIME_SLICE_FREE = 0,
   VC_TIME_SLICE_HELD = 1,
@@ -37,8 +37,8 @@ enum {
 /* A slice that ends later than this from now was written before the machine was started, and is over. */
 enum { VC_TIME_SLICE_LONGEST_MS = 60000 };
 
-/* How a compute share is meant. ELASTIC: idle time of others may be used. The weight, above the flags, says in which
- * proportion idle time is lent: 0 means 1. */
+/* How a compute share is meant. ELASTIC: idle time of others may be used. The weight, above the flags, is the
+ * proportion in which idle time is lent: 0 means 1. */
 enum { VC_COMPUTE_ELASTIC = 1, VC_COMPUTE_WEIGHT_SHIFT = 8, VC_COMPUTE_MAX = 65535 };
 
 struct vc_limits {
@@ -53,7 +53,7 @@ struct vc_limits {
 int limits_create(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count,
                   uint32_t mode);
 /* The same in two steps, of which the first takes all the time: a file of no page yet, and the page in it. In between
- * no other process may know of the file, since it is not written all at once. */
+ * no other process may open the file, since it is not written all at once. */
 int limits_reserve(const char *path, uint32_t mode);
 int limits_fill(const char *path, const uint8_t id[16], const struct vc_gpu_limit *gpus, uint32_t count);
 /* Reads and checks the whole page. */
@@ -64,7 +64,7 @@ int limits_set_unhooked(const char *path, const uint8_t uuid[16], uint64_t bytes
 int limits_set_cores(const char *path, const uint8_t uuid[16], uint32_t percent);
 int limits_set_physical(const char *path, const uint8_t uuid[16], uint64_t bytes);
 int limits_set_compute(const char *path, const uint8_t uuid[16], uint32_t policy);
-/* What the node's arbiter decides: permille of the GPU's time now, microseconds given back, whose the time slice is. */
+/* What the node's arbiter decides: permille of the GPU's time now, microseconds given back, the time slice. */
 int limits_set_allowed(const char *path, const uint8_t uuid[16], uint32_t permille);
 int limits_set_credit(const char *path, const uint8_t uuid[16], uint64_t microseconds);
 int limits_set_time_slice(const char *path, const uint8_t uuid[16], uint64_t time_slice);
@@ -78,7 +78,7 @@ struct vc_ledger_info {
   uint64_t peak[16]; /* largest sum over all slots that a charge has produced */
 };
 
-/* A container's compute share on one GPU, as its processes tell it: nothing of it is believed further than that. */
+/* A container's compute share on one GPU, by its processes' own account, which nothing verifies. */
 struct vc_share_usage {
   uint8_t uuid[16];
   uint64_t spent_us;     /* of the GPU's time charged ever since */
@@ -90,10 +90,10 @@ struct vc_share_usage {
 /* One process that has charged something, or did until it died. */
 struct vc_slot_usage {
   uint32_t slot;
-  int32_t pid;        /* owner's PID in the reader's PID namespace, from the kernel (F_GETLK); 0: dead, or not told */
+  int32_t pid;        /* owner's PID in the reader's PID namespace, from the kernel (F_GETLK); 0: dead, or unknown */
   int32_t alive;      /* 1: the owner lives. Without a PID it closed a descriptor of the file: it will name itself again */
-  int32_t pid_inside; /* the PID the process wrote itself: its own namespace's, and only its word */
-  uint32_t generation; /* raised whenever the slot changes hands, likewise only the container's word */
+  int32_t pid_inside; /* the PID the process wrote itself: its own namespace's, not verified */
+  uint32_t generation; /* raised whenever the slot changes hands, likewise not verified */
   uint64_t used[16];   /* declared, and undeclared bytes */
   uint64_t undeclared[16]; /* the part of used that no call declared: measured by the process itself; never above used */
   uint64_t managed[16]; /* the part of used that may lie in host memory; never more than used */
@@ -116,8 +116,8 @@ uint64_t ledger_file_bytes(void);
 int ledger_read(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
 /* The same without waiting for the disk, or for a container that writes the file all the time: VC_EBUSY instead. */
 int ledger_read_now(const char *path, struct vc_ledger_info *info, struct vc_slot_usage *slots, uint32_t max);
-/* Who holds slots, by the kernel's word alone: on a ledger whose bytes are damaged, too. Returns how many, at most
- * MAX. */
+/* The owners of slots, from the kernel's locks alone: on a ledger whose bytes are damaged, too. Returns how many, at
+ * most MAX. */
 struct vc_slot_owner {
   uint32_t slot;
   int32_t pid; /* in the reader's PID namespace */
@@ -126,13 +126,13 @@ int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
 int ledger_read_shares_now(const char *path, struct vc_share_usage *out, uint32_t max);
-/* The same of an open ledger and without waiting, for those who read again and again: a descriptor, to be given to
+/* The same of an open ledger and without waiting, for frequent readers: a descriptor, to be given to
  * ledger_close(). */
 int ledger_open_shares(const char *path);
 int ledger_read_open_shares(int fd, struct vc_share_usage *out, uint32_t max);
 void ledger_close(int fd);
 
-/* What a container with host memory does on one GPU, as its processes tell it. */
+/* What a container with host memory does on one GPU, by its processes' own account. */
 struct vc_time_slice_usage {
   uint64_t progress; /* pieces of work submitted ever since */
   uint64_t held_us;  /* its threads were held back ever since, all added up */

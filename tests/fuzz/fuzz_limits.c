@@ -6,7 +6,6 @@
 #include "fuzz.h"
 #include "limits_layout.h"
 #include "memory_file.h"
-#include "shm.h"
 
 union page {
   uint8_t bytes[LIMITS_BYTES];

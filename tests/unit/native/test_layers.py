@@ -17,14 +17,14 @@ OBJECTS = LIBRARY.parent / "native" / "release"
 @pytest.mark.parametrize("name", ["base", "shm", "table", "hooks", "cuda", "nvml"])
 def test_no_circle_of_includes(name: str) -> None:
     graph = includes(folder(name))
-    assert len(graph) > 2, "the sources were not found"
+    assert len(graph) > 1, "the sources were not found"
     assert list(circles(graph)) == []
 
 
 @pytest.mark.parametrize("name", ["base", "shm", "table", "hooks", "cuda", "nvml"])
 def test_no_circle_of_calls(name: str) -> None:
     graph = calls(folder(name), OBJECTS)
-    assert len(graph) > 2, "the objects were not found: make native"
+    assert len(graph) > 1, "the objects were not found: make native"
     assert list(circles(graph)) == []
 
 
