@@ -41,7 +41,7 @@ CONTAINER_LIBRARY_DIR = "/usr/local/lib/vcuda"
 LIMITS_FILE = "limits"
 LEDGER_FILE = "ledger"
 PRELOAD_FILE = "ld.so.preload"
-COMMAND_FILE = "command.json"  # of vcuda run: quotas.Command as JSON
+COMMAND_FILE = "command.json"  # of vcuda run: quotas.CommandRecord as JSON
 PRELOAD_LINKS = "preload"  # of vcuda run: links through which the loader finds the library
 OWNER_FILE = "owner.json"  # of an agent, optional: {"namespace": …, "pod": …, "container": …}
 

@@ -14,11 +14,11 @@ import pynvml
 
 from vcuda import errors, sizes
 
-__all__ = ["Device", "driver_version", "list_devices", "process_memory", "select_devices"]
+__all__ = ["GpuDevice", "driver_version", "list_devices", "process_memory", "select_devices"]
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class GpuDevice:
     """A GPU or MIG instance: NVML index (of the whole GPU), UUID, model name, memory in bytes."""
 
     index: int
@@ -50,19 +50,19 @@ def driver_version() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
 
 
-def list_devices() -> tuple[Device, ...]:
+def list_devices() -> tuple[GpuDevice, ...]:
     """The machine's GPUs in NVML's order. Raises NoDriverError; an empty tuple means a driver without GPUs."""
     with _nvml():
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         return tuple(_describe(index, handle) for index, handle in enumerate(handles))
 
 
-def select_devices(names: Sequence[str], present: Sequence[Device]) -> tuple[Device, ...]:
+def select_devices(names: Sequence[str], present: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
     """The devices that NAMES names by NVML index or by UUID, each once, in the order given.
 
     Raises UsageError for a name that fits none of PRESENT. MIG instances are looked up through NVML.
     """
-    chosen: list[Device] = []
+    chosen: list[GpuDevice] = []
     for text in names:
         device = _by_uuid(text, present) if "-" in text else _by_index(text, present)
         if any(device.uuid == other.uuid for other in chosen):
@@ -99,8 +99,8 @@ def _processes(uuid: str) -> dict[int, int] | None:
     return found
 
 
-def _describe(index: int, handle: object) -> Device:
-    return Device(
+def _describe(index: int, handle: object) -> GpuDevice:
+    return GpuDevice(
         index=index,
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         name=str(pynvml.nvmlDeviceGetName(handle)),
@@ -108,14 +108,14 @@ def _describe(index: int, handle: object) -> Device:
     )
 
 
-def _by_index(text: str, present: Sequence[Device]) -> Device:
+def _by_index(text: str, present: Sequence[GpuDevice]) -> GpuDevice:
     for device in present:
         if text == str(device.index):
             return device
     raise errors.UsageError(f"there is no GPU {text!r}", "", _choices(present))
 
 
-def _by_uuid(text: str, present: Sequence[Device]) -> Device:
+def _by_uuid(text: str, present: Sequence[GpuDevice]) -> GpuDevice:
     raw, flags = sizes.parse_uuid(text)
     uuid = sizes.format_uuid(raw, flags)
     for device in present:
@@ -126,7 +126,7 @@ def _by_uuid(text: str, present: Sequence[Device]) -> Device:
     raise errors.UsageError(f"there is no {uuid}", "", _choices(present))
 
 
-def _mig_instance(uuid: str, present: Sequence[Device]) -> Device:
+def _mig_instance(uuid: str, present: Sequence[GpuDevice]) -> GpuDevice:
     with _nvml():
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -136,6 +136,6 @@ def _mig_instance(uuid: str, present: Sequence[Device]) -> Device:
         return _describe(int(pynvml.nvmlDeviceGetIndex(parent)), handle)
 
 
-def _choices(present: Sequence[Device]) -> str:
+def _choices(present: Sequence[GpuDevice]) -> str:
     names = [f"{device.index} ({device.uuid})" for device in present]
     return "choose one of " + ", ".join(names) if names else "this machine has no GPU"

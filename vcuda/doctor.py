@@ -44,7 +44,7 @@ class Finding:
     remedy: str = ""
 
 
-def examine(config: settings.Settings, command: str = "") -> Iterator[Finding]:
+def examine(config: settings.UserSettings, command: str = "") -> Iterator[Finding]:
     """All findings, in an order in which an early failure explains later ones. COMMAND: a program to check."""
     yield from _check_system()
     yield from _check_nvml()
@@ -187,7 +187,7 @@ def _lock_owner(path: str) -> int:
     return int(result.stdout) if result.returncode == 0 else 0
 
 
-def _check_library(config: settings.Settings) -> Iterator[Finding]:
+def _check_library(config: settings.UserSettings) -> Iterator[Finding]:
     try:
         library = install.library_path()
     except errors.VcudaError as error:
@@ -207,7 +207,7 @@ def _check_library(config: settings.Settings) -> Iterator[Finding]:
     yield from _check_interception(config, library)
 
 
-def _check_interception(config: settings.Settings, library: Path) -> Iterator[Finding]:
+def _check_interception(config: settings.UserSettings, library: Path) -> Iterator[Finding]:
     """Runs the probe under a quota and checks whose cuMemAlloc it would call."""
     try:
         present = devices.list_devices()[:16]

@@ -26,7 +26,7 @@ from vcuda.limits import GpuLimit, LimitsPage, create_limits, read_limits
 from vcuda.sizes import format_size
 
 __all__ = [
-    "Command",
+    "CommandRecord",
     "Quota",
     "create_in",
     "find_quotas",
@@ -45,8 +45,8 @@ _DEAD_PREFIX = ".dead-"
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What ``vcuda run`` started: arguments, its PID (0 before it runs), the launcher's PID with its start time in
+class CommandRecord:
+    """What ``vcuda run`` has started: arguments, its PID (0 before it runs), the launcher's PID with its start time in
     clock ticks since boot, and when, in seconds since 1970.
     """
 
@@ -106,7 +106,8 @@ def create_in(base: Path, gpus: Sequence[GpuLimit], command: Sequence[str]) -> P
         prepared.mkdir(mode=0o700)
         _fill(prepared, gpus)
         _write_json(
-            prepared, Command(tuple(command), 0, os.getpid(), _start_time(os.getpid()) or 0, time.time())
+            prepared,
+            CommandRecord(tuple(command), 0, os.getpid(), _start_time(os.getpid()) or 0, time.time()),
         )
         prepared.chmod(_directory_mode())
         prepared.rename(final)
@@ -155,7 +156,7 @@ def open_named(directory: Path, gpus: Sequence[GpuLimit]) -> Path:
 def write_command(directory: Path, command: Sequence[str], pid: int) -> None:
     """Records that COMMAND runs as PID, by replacing the file atomically."""
     _write_json(
-        directory, Command(tuple(command), pid, os.getpid(), _start_time(os.getpid()) or 0, time.time())
+        directory, CommandRecord(tuple(command), pid, os.getpid(), _start_time(os.getpid()) or 0, time.time())
     )
 
 
@@ -235,7 +236,7 @@ def _is_quota(directory: Path) -> bool:
         return False  # no permission
 
 
-def _write_json(directory: Path, command: Command) -> None:
+def _write_json(directory: Path, command: CommandRecord) -> None:
     text = json.dumps(asdict(command)) + "\n"
     replace_file(directory / contract.COMMAND_FILE, text.encode(), suffix=str(os.getpid()))
 

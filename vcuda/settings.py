@@ -14,11 +14,11 @@ from pathlib import Path
 
 from vcuda import contract
 
-__all__ = ["Settings", "child_environment", "in_container", "not_preloadable", "read_settings"]
+__all__ = ["UserSettings", "child_environment", "in_container", "not_preloadable", "read_settings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class UserSettings:
     """Where this user's quota directories are, the one this process runs under if any, and what children inherit."""
 
     base_directory: Path
@@ -26,14 +26,14 @@ class Settings:
     environment: Mapping[str, str]
 
 
-def read_settings() -> Settings:
+def read_settings() -> UserSettings:
     """Settings of the calling process.
 
     Quota directories are in ``$XDG_RUNTIME_DIR/vcuda`` where that directory exists and belongs to the user (under sudo
     it may belong to another one), and in ``/tmp/vcuda-<uid>`` otherwise. Root's are there too where other users may
     not enter the first: a program that root starts may change its user (su, gosu, a server that drops privileges).
     """
-    return Settings(
+    return UserSettings(
         base_directory=_base_directory(os.environ.get("XDG_RUNTIME_DIR", "")),
         own_directory=_own_directory(os.environ.get(contract.ENV_DIR, "")),
         environment=dict(os.environ),
@@ -41,7 +41,7 @@ def read_settings() -> Settings:
 
 
 def child_environment(
-    settings: Settings, *, library: Path, directory: Path, visible_devices: str | None = None
+    settings: UserSettings, *, library: Path, directory: Path, visible_devices: str | None = None
 ) -> dict[str, str]:
     """Environment of a command that runs with LIBRARY loaded under the quota of DIRECTORY.
 

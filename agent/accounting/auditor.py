@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from agent.accounting.findings import (
+from agent.accounting.attribution import (
     LibraryBypass,
     Survey,
     credible_owners,
@@ -77,13 +77,13 @@ class Auditor:
     def with_found_pids(
         self, readings: Mapping[str, Reading], processes: tuple[ProcessInfo, ...], claimed: Collection[int]
     ) -> Mapping[str, Reading]:
-        """Returns READINGS with the PIDs of owners that no lock names: see `findings.with_found_pids`."""
+        """Returns READINGS with the PIDs of owners that no lock names: see `attribution.with_found_pids`."""
         return with_found_pids(readings, processes, claimed)
 
     def owners(
         self, claims: Mapping[int, Collection[str]], processes: tuple[ProcessInfo, ...]
     ) -> Mapping[int, str]:
-        """Returns the allocation IDs of the processes that hold slots: see `findings.credible_owners`."""
+        """Returns the allocation IDs of the processes that hold slots: see `attribution.credible_owners`."""
         return credible_owners(claims, processes, self._store.table.allocations, self._pods())
 
     def audit(

@@ -93,7 +93,7 @@ class CpuBinder:
             self._bind(allocation, pids, near)
 
     def _is_elsewhere(self, allocation: Allocation, pid: int) -> bool:
-        """Whether a process with a slot in ALLOCATION's ledger runs in another pod: see `findings.credible_owners`."""
+        """Whether a process with a slot of ALLOCATION runs in another pod: see `attribution.credible_owners`."""
         place = parse(_cgroup(self._proc, pid)) if allocation.owner else None
         return place is not None and allocation.owner is not None and place.uid != allocation.owner.uid
 

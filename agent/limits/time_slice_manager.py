@@ -79,7 +79,7 @@ class TimeSliceManager:
         ] = {}  # `totals` of GPUs whose containers have ended
         self._used: dict[str, Mapping[str, vcuda.TimeSliceUsage]] = {}  # last readings, by allocation
         self._polled_at = now()
-        self._log = get_logger("turns")
+        self._log = get_logger("time_slices")
 
     async def run(self) -> None:
         """Works until cancelled; then no container waits any more."""

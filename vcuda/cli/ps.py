@@ -162,7 +162,7 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _directories(named: list[Path], config: settings.Settings) -> list[Path]:
+def _directories(named: list[Path], config: settings.UserSettings) -> list[Path]:
     if named:
         return [found for directory in named for found in _below(directory)]
     found = [*quotas.find_quotas(Path(contract.HOST_ALLOCATIONS)), *quotas.find_quotas(config.base_directory)]
@@ -180,7 +180,7 @@ def _below(directory: Path) -> list[Path]:
     return quotas.find_quotas(directory)
 
 
-def _scan(directories: list[Path], config: settings.Settings) -> _Snapshot:
+def _scan(directories: list[Path], config: settings.UserSettings) -> _Snapshot:
     seen: list[quotas.Quota] = []
     failed: list[tuple[Path, str]] = []
     for directory in directories:
@@ -192,7 +192,7 @@ def _scan(directories: list[Path], config: settings.Settings) -> _Snapshot:
     return _Snapshot(time.time(), tuple(seen), tuple(failed), _measured(seen, config))
 
 
-def _measured(seen: Sequence[quotas.Quota], config: settings.Settings) -> Mapping[str, Mapping[int, int]]:
+def _measured(seen: Sequence[quotas.Quota], config: settings.UserSettings) -> Mapping[str, Mapping[int, int]]:
     """NVML's bytes for the GPUs with running processes; empty where the library would answer instead of NVML."""
     gpus = {
         gpu.uuid
@@ -357,7 +357,7 @@ def _print_table(snapshot: _Snapshot) -> None:
         print("no container or command has a quota here")
 
 
-def _watch(parsed: argparse.Namespace, config: settings.Settings, seconds: float) -> NoReturn:
+def _watch(parsed: argparse.Namespace, config: settings.UserSettings, seconds: float) -> NoReturn:
     """Repeats the scan: a live table in a terminal, else one output after the other."""
     from rich.console import Console
     from rich.live import Live

@@ -211,7 +211,7 @@ def test_ps_as_json(
     }
 
 
-def test_ps_of_a_ledger_with_the_gpu_of_somebody_else(
+def test_ps_of_a_ledger_with_the_gpu_of_another_container(
     run: Callable[..., subprocess.CompletedProcess[str]], quota: Callable[[str], Path]
 ) -> None:
     directory = quota("hostile")

@@ -123,7 +123,7 @@ def test_a_share_is_read_again_and_again(tmp_path: Path) -> None:
     path.write_bytes(whole)
     assert readers[0].read() == nothing
     path.unlink()
-    assert readers[0].read() == nothing, "the file is still there for whoever has it"
+    assert readers[0].read() == nothing, "the file is still there for the process that has it open"
     readers[0].close()
     with pytest.raises(vcuda.VcudaError, match="no such file"):
         readers[0].read()

@@ -1,4 +1,4 @@
-"""LD_PRELOAD's entry: found by glibc's loader, whatever it calls its library directory, and by nobody else's."""
+"""LD_PRELOAD's entry: found by glibc's loader, whatever it calls its library directory, and by no other."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def test_otherwise_it_is_the_library_itself(
     if trouble == "closed":
         (tmp_path / "preload").touch()
     else:
-        monkeypatch.setattr(preload, "_FOLDERS", ("usr-lib-of-somebody",))
+        monkeypatch.setattr(preload, "_FOLDERS", ("usr-lib-of-another",))
     assert preload.entry_for(LIBRARY, tmp_path) == LIBRARY

@@ -1,4 +1,4 @@
-"""Quota directories: made whole, joined only on equal terms, removed only when nobody can need them."""
+"""Quota directories: made whole, joined only on equal terms, removed only when no process can need them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_directory_that_cannot_be_made(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_a_base_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_base_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").touch()
@@ -96,7 +96,7 @@ def test_only_roots_directories_can_be_entered_by_others(
     monkeypatch.setattr(quotas.os, "geteuid", lambda: user)
     directory = quotas.create_in(base, gpus, ["x"])
     assert directory.stat().st_mode & 0o777 == mode
-    assert len(directory.name.rpartition("-")[2]) == 24, "whoever may enter the base has to know the name"
+    assert len(directory.name.rpartition("-")[2]) == 24, "a user who may enter the base has to know the name"
     assert (directory / "limits").stat().st_mode & 0o777 == 0o644
     assert (directory / "ledger").stat().st_mode & 0o777 == 0o666
 

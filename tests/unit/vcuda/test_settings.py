@@ -14,7 +14,7 @@ LIBRARY = Path("/opt/lib/libvcuda.so")
 
 
 def environment(given: dict[str, str], **extra: str) -> dict[str, str]:
-    config = settings.Settings(Path("/run/x"), None, given)
+    config = settings.UserSettings(Path("/run/x"), None, given)
     return settings.child_environment(config, library=LIBRARY, directory=Path("/q"), **extra)
 
 
@@ -30,7 +30,7 @@ def test_the_runtime_directory_when_it_is_ours(tmp_path: Path, monkeypatch: pyte
         (1000, 0o700, 1000, True),
         (1000, 0o711, 1000, True),
         (0, 0o700, 1000, False),
-        (0, 0o700, 0, False),  # whoever a program of root's becomes could not enter
+        (0, 0o700, 0, False),  # the user that a program of root's becomes could not enter
         (0, 0o711, 0, True),
         (1000, 0o755, 0, False),
     ],

@@ -1,4 +1,4 @@
-"""Turns through the bindings."""
+"""Time slices through the bindings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.unit.vcuda.conftest import GPU_A
 GPU_C = "GPU-6e1b0000-0000-4000-8000-00000000000c"
 
 
-def test_a_ledger_without_host_memory_has_no_turns(tmp_path):
+def test_a_ledger_without_host_memory_has_no_time_slices(tmp_path):
     gpus = [vcuda.GpuLimit(GPU_A, 8 << 30)]
     vcuda.create_ledger(tmp_path / "ledger", bytes(16), gpus)
     assert vcuda.read_time_slices(tmp_path / "ledger", [GPU_A]) == {}
 
 
-def test_what_nobody_did_is_nothing(tmp_path):
+def test_an_unused_ledger_reads_zero(tmp_path):
     gpus = [vcuda.GpuLimit(GPU_A, 8 << 30, physical_bytes=4 << 30), vcuda.GpuLimit(GPU_C, 8 << 30)]
     vcuda.create_ledger(tmp_path / "ledger", bytes(16), gpus)
     nothing = vcuda.TimeSliceUsage(0, waiting=False, busy=0, alive=0, managed=0, real=0, held_us=0)

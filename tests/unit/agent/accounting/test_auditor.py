@@ -137,13 +137,13 @@ def test_a_little_too_much_is_let_pass(tmp_path, above, evicted):
     assert ("evicted" in world.cluster.events[1][3]) == bool(evicted), "no threat that is not meant"
 
 
-def test_within_its_quota_nobody_is_evicted(tmp_path):
+def test_within_its_quota_no_pod_is_evicted(tmp_path):
     world = World(tmp_path, "evict", grace=0)
     world.rounds(10, 8 * GIB)
     assert world.cluster.evicted == []
 
 
-def test_a_dry_run_asks_and_ends_nobody(tmp_path):
+def test_a_dry_run_asks_and_evicts_no_pod(tmp_path):
     world = World(tmp_path, "dry-run", grace=0)
     world.rounds(5)
     world.now += 300
@@ -177,7 +177,7 @@ def test_a_pod_that_went_by_itself_is_no_eviction_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize(("over_limit", "evicted"), [(False, []), (True, [POD])])
-def test_a_limit_lowered_below_use_ends_nobody_unless_the_policy_says_so(tmp_path, over_limit, evicted):
+def test_a_limit_lowered_below_use_evicts_no_pod_unless_the_policy_says_so(tmp_path, over_limit, evicted):
     world = World(tmp_path, "evict", grace=0, over_limit=over_limit)
     process = ProcessUsage(0, 11, 11, 1, {uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, 0, "p")
     world.reading = Reading({uuid(0): 6 * GIB}, {uuid(0): 6 * GIB}, (process,), limits={uuid(0): 4 * GIB})

@@ -72,7 +72,7 @@ class Audit:
         return {self.world.allocation.id: {GPU: self.count}}
 
 
-def unhooked(tmp_path, monkeypatch, before, after):
+def published(tmp_path, monkeypatch, before, after):
     vcuda.create_limits(tmp_path / contract.LIMITS_FILE, bytes(16), [vcuda.GpuLimit(GPU, 8 * GIB)])
     world = World(tmp_path, before, after)
     monkeypatch.setattr(usage, "read", world.read)
@@ -81,11 +81,11 @@ def unhooked(tmp_path, monkeypatch, before, after):
 
 
 def test_memory_that_is_freed_while_the_driver_answers_is_not_published(tmp_path, monkeypatch):
-    assert unhooked(tmp_path, monkeypatch, 5 * GIB, 0) == 0
+    assert published(tmp_path, monkeypatch, 5 * GIB, 0) == 0
 
 
-def test_memory_that_nobody_declares_is_published(tmp_path, monkeypatch):
-    assert unhooked(tmp_path, monkeypatch, 4 * GIB, 4 * GIB) == GIB
+def test_undeclared_memory_is_published(tmp_path, monkeypatch):
+    assert published(tmp_path, monkeypatch, 4 * GIB, 4 * GIB) == GIB
 
 
 def test_memory_without_the_library_counts_in_full(tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_only_who_was_measured_is_read_twice(tmp_path, monkeypatch):
     assert vcuda.read_limits(tmp_path / "a" / contract.LIMITS_FILE).gpus[0].undeclared_bytes == GIB
 
 
-def test_a_process_that_came_while_the_driver_answered_is_nobodys_stranger(tmp_path, monkeypatch):
+def test_a_process_that_came_while_the_driver_answered_has_its_library(tmp_path, monkeypatch):
     again, owners = reads_again(tmp_path, monkeypatch, {"c": (31,)}, {11: GIB, 31: GIB})
     assert again == ["a", "b", "c"]
     assert owners[31] == "c"
@@ -242,7 +242,7 @@ def test_a_process_of_another_container_is_not_had_by_holding_its_number(store, 
         assert store.measured == {victim.id: {uuid(0): 3 * GIB}, liar.id: {uuid(0): 0}}
 
 
-def test_an_owner_that_lost_its_record_lock_is_no_stranger(store, tmp_path):
+def test_an_owner_that_lost_its_record_lock_has_its_library(store, tmp_path):
     """What it has declared is not held against its container a second time."""
     mine = allocation(1, (0, range(8)), library=store.library, owner=Owner("1" * 32, "default", "a", "c0"))
     store.commit(store.table.with_allocation(mine), [mine])

@@ -18,7 +18,7 @@ def test_mounted_allocations_are_found_removed_ones_too(tmp_path):
     assert find_mounted({B}, tmp_path).mounted == {B}
 
 
-def test_seeing_nobody_means_something_only_where_others_are_seen(tmp_path):
+def test_an_empty_scan_counts_only_where_others_are_seen(tmp_path):
     make(tmp_path, 7, cgroup=f"0::/kubepods/pod{UID}/{ID}\n")
     (tmp_path / "self").symlink_to("7")
     assert find_mounted({A}, tmp_path) == Presence(frozenset(), others=False)
@@ -26,5 +26,5 @@ def test_seeing_nobody_means_something_only_where_others_are_seen(tmp_path):
     assert find_mounted({A}, tmp_path) == Presence(frozenset(), others=True)
 
 
-def test_a_missing_proc_shows_nobody(tmp_path):
+def test_a_missing_proc_shows_no_process(tmp_path):
     assert find_mounted({A}, tmp_path / "none") == Presence()

@@ -70,7 +70,7 @@ def leased(path):
     child.communicate()
 
 
-def test_nobody_gets_a_lease_of_a_ledger_that_is_held(path, ledgers):
+def test_no_process_gets_a_lease_of_a_ledger_that_is_held(path, ledgers):
     ledgers.hold("a", path)
     assert ledgers.held("a")
     child, answer = lease(path)
@@ -78,7 +78,7 @@ def test_nobody_gets_a_lease_of_a_ledger_that_is_held(path, ledgers):
     assert int(answer) == errno.EAGAIN
 
 
-def test_nobody_executes_a_ledger_that_is_held(path, ledgers):
+def test_no_process_executes_a_ledger_that_is_held(path, ledgers):
     ledgers.hold("a", path)
     path.chmod(0o755)
     with pytest.raises(OSError) as caught:
@@ -97,7 +97,7 @@ def test_an_open_under_a_lease_does_not_wait_and_comes_when_it_ends(path, ledger
     assert vcuda.read_ledger(path).version == 1
 
 
-def test_while_an_open_waits_nobody_takes_a_lease_anew(path, ledgers, leased):
+def test_while_an_open_waits_no_process_takes_a_lease_anew(path, ledgers, leased):
     ledgers.hold("a", path)
     until(lambda: any(thread.name == "lease" for thread in threading.enumerate()))
     leased.communicate()  # ends
@@ -204,7 +204,7 @@ def test_one_that_is_held_later_is_watched_too_and_a_released_one_no_more(path, 
     assert path.stat().st_size == 1 << 30
 
 
-def test_stores_through_a_mapping_wake_nobody(path, ledgers):
+def test_stores_through_a_mapping_wake_no_thread(path, ledgers):
     import mmap
 
     async def run():
@@ -222,7 +222,7 @@ def test_stores_through_a_mapping_wake_nobody(path, ledgers):
 
 
 def test_the_agents_own_thread_does_not_wait_for_a_cut(path, ledgers, monkeypatch):
-    """A container that writes all the time holds the file's lock; whoever cuts it waits."""
+    """A container that writes all the time holds the file's lock; the thread that cuts it waits."""
     free = threading.Event()
     monkeypatch.setattr(vcuda, "trim_open_ledger", lambda fd: free.wait() and False)
 
@@ -240,7 +240,7 @@ def test_the_agents_own_thread_does_not_wait_for_a_cut(path, ledgers, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "symlink", "nothing"])
-def test_what_is_no_ledger_is_not_held_and_hangs_nobody(tmp_path, path, ledgers, kind):
+def test_what_is_no_ledger_is_not_held_and_blocks_no_thread(tmp_path, path, ledgers, kind):
     path.rename(tmp_path / "real")
     if kind == "fifo":
         os.mkfifo(path)

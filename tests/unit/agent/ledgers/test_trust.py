@@ -40,7 +40,7 @@ def lacking(store, one):
     return start_decision.shortfall(store.table, one, node, present)
 
 
-def test_a_slot_that_says_64_tib_holds_nobody_back(store, victim_and_liar):
+def test_a_slot_that_says_64_tib_holds_no_container_back(store, victim_and_liar):
     victim, liar = victim_and_liar
     with HostileLedger(store.dirs.path(liar.id)) as ledger:
         ledger.hold(0)
@@ -278,4 +278,4 @@ def test_of_an_allocation_that_has_ended_nameless_slots_count_as_measured(measur
     most, seen = Ceiling({uuid(0): 9 * GIB}, {uuid(0): 9 * GIB}), {uuid(0): measured}
     assert believed(reading, most, seen).used == {uuid(0): 4 * GIB}
     assert believed(reading, most, seen, ended=True).used == {uuid(0): counted}
-    assert believed(reading, most, None, ended=True).used == {uuid(0): 4 * GIB}, "nobody measures"
+    assert believed(reading, most, None, ended=True).used == {uuid(0): 4 * GIB}, "without a measurement"

@@ -26,7 +26,7 @@ def test_the_dead_and_strangers_count_nothing():
     assert undeclared_bytes([], [Process(0, {"A": 1})], {"A": {0: 50, 7: 5}}, ["A"]) == {"A": 0}
 
 
-def test_what_is_freed_or_taken_during_the_measurement_is_not_held_against_anybody():
+def test_what_is_freed_or_taken_during_the_measurement_does_not_count_as_undeclared():
     freed = [Process(10, {"A": 800})], [Process(10, {"A": 0})]
     taken = [Process(10, {"A": 0})], [Process(10, {"A": 800})]
     for before, after in (freed, taken):
@@ -40,7 +40,7 @@ process_lists = st.dictionaries(
 
 
 @given(process_lists, st.dictionaries(st.sampled_from("AB"), st.dictionaries(st.integers(1, 20), sizes)))
-def test_declared_and_unhooked_together_are_the_larger_of_the_two_per_process(declared, measured):
+def test_declared_and_undeclared_together_are_the_larger_of_the_two_per_process(declared, measured):
     processes = [Process(pid, used) for pid, used in declared.items()]
     found = undeclared_bytes(processes, processes, measured, ["A", "B"])
     assert set(found) == set(measured)

@@ -42,7 +42,7 @@ def page(node, allocation):
 
 
 class Busy:
-    """Says what a container's processes would: work under way, and what it was charged."""
+    """Reports what a container's processes would: work under way, and what it was charged."""
 
     def __init__(self, monkeypatch):
         self.uses = {}
@@ -67,7 +67,7 @@ def test_a_node_without_shares_is_left_alone(node, manager):
     assert page(node, node.store.table.allocations[0]).allowed_permille == 0
 
 
-def test_one_container_with_a_hard_share_needs_nobody(node, manager):
+def test_one_container_with_a_hard_share_is_not_polled(node, manager):
     node.admit("one", range(4), cores="30")
     assert manager.poll() >= 1
 
@@ -86,7 +86,7 @@ def test_neighbours_are_given_back_what_the_other_had(node, manager, monkeypatch
     busy, allocations = Busy(monkeypatch), node.store.table.allocations
     for _ in range(100):
         busy.charge(0.005, *allocations)
-        assert manager.poll() <= 0.005, "looked at often while there is work"
+        assert manager.poll() <= 0.005, "polled often while there is work"
     for allocation in allocations:
         assert page(node, allocation).credit_us == pytest.approx(250_000, rel=0.1)
         assert page(node, allocation).allowed_permille == allocation.policy.cores * 10
@@ -151,7 +151,7 @@ def test_nothing_is_lent_while_one_without_a_share_is_at_work(node, monkeypatch)
     )
     manager = ComputeManager(node.store, Clock(), lambda gpu: parts if gpu == uuid(0) else None)
 
-    def granted(answers):
+    def allowed(answers):
         for _ in range(answers):
             manager.add_sample(manager.measure_unlimited(manager._unlimited))
             for _ in range(40):
@@ -159,12 +159,12 @@ def test_nothing_is_lent_while_one_without_a_share_is_at_work(node, monkeypatch)
                 manager.poll()
         return page(node, borrower).allowed_permille
 
-    assert granted(3) >= 900, "the GPU's other processes are nobody's"
+    assert allowed(3) >= 900, "the GPU's other processes belong to no container"
     parts[4711] = 0.4
-    assert granted(1) == 300
+    assert allowed(1) == 300
     parts[4711] = 0.0
-    assert granted(1) == 300, "the driver samples seldom"
-    assert granted(3) >= 900
+    assert allowed(1) == 300, "the driver samples seldom"
+    assert allowed(3) >= 900
 
 
 def test_a_driver_that_cannot_say_what_processes_do_changes_nothing(node, monkeypatch):

@@ -94,7 +94,7 @@ def test_gpus_of_two_nodes_leave_both(tmp_path, sleeper, cpus):
     assert os.sched_getaffinity(sleeper) == set(cpus[:2])
 
 
-def test_without_a_known_node_nobody_is_bound(tmp_path, sleeper, cpus):
+def test_without_a_known_node_no_process_is_bound(tmp_path, sleeper, cpus):
     write_node(tmp_path, 0, f"{cpus[0]}\n")
     binder = CpuBinder(
         Ledgers([sleeper], (0, range(2))), lambda: inventory(numa=(None,)), 1.0, sysfs=tmp_path
@@ -103,7 +103,7 @@ def test_without_a_known_node_nobody_is_bound(tmp_path, sleeper, cpus):
     assert os.sched_getaffinity(sleeper) == set(cpus)
 
 
-def test_processes_that_have_ended_disturb_nobody(tmp_path, sleeper, cpus):
+def test_processes_that_have_ended_disturb_no_other(tmp_path, sleeper, cpus):
     write_node(tmp_path, 0, f"{cpus[0]}\n")
     pids = [1 << 30, sleeper, (1 << 30) - 1]
     asyncio.run(CpuBinder(Ledgers(pids, (0, range(2))), inventory, 1.0, sysfs=tmp_path).round())

@@ -26,7 +26,7 @@ GPU = "gigaslice.io/vgpu-memory"
 
 
 class Node:
-    """Store, allocator and keeper as the agent joins them; the test is kubelet and API server."""
+    """Store, allocator and manager as the agent joins them; the test is kubelet and API server."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -274,7 +274,7 @@ def test_elastic_can_be_switched_while_it_runs(node):
     assert node.page(one) == (8, 0)
 
 
-def test_a_page_that_cannot_be_written_is_said_once_and_stops_nobody(node, capsys):
+def test_a_page_that_cannot_be_written_is_reported_once_and_stops_no_other(node, capsys):
     one = node.admit("a", range(8), elastic="true")
     other = node.admit("b", range(8), gpu=1, elastic="true")
     (node.store.dirs.path(one) / contract.LIMITS_FILE).unlink()
@@ -320,7 +320,7 @@ def test_a_container_starts_when_the_host_has_what_all_need(host_node):
     assert host_node.may_start(third) is None
 
 
-def test_nobody_grows_into_host_memory_that_is_not_there(host_node):
+def test_no_container_grows_into_host_memory_that_is_not_there(host_node):
     allocation = host_node.admit("one", range(8), oversubscribe="true")
     host_node.left = 3 * GIB
     refused = host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB))
@@ -349,7 +349,7 @@ def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
     assert len(node.shown) == 8
     node.cluster.synced = False
     node.round()
-    assert node.shown == frozenset(), "nobody knows"
+    assert node.shown == frozenset(), "unknown"
     node.cluster.synced = True
     node.store.update(node.store.table.without([key]))
     node.round()

@@ -1,4 +1,4 @@
-"""Pages say what was decided, as leases, and nobody is forgotten in one."""
+"""Pages say what was decided, as leases, and no container is forgotten in one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Node:
         self.progress = dict.fromkeys(names, 1)
 
     def page(self, name):
-        """State and milliseconds left of a container's turn."""
+        """State and milliseconds left of a container's time slice."""
         (allocation_id,) = (key for key, value in self.names.items() if value == name)
         raw = (self.store.dirs.path(allocation_id) / contract.LIMITS_FILE).read_bytes()
         at = 64 + 16 * 64 + 32
@@ -72,7 +72,7 @@ class Node:
 def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):
     node = Node(store)
     node.step(0.5, a=1, b=1)
-    assert {node.page(name)[0] for name in "ab"} == {3}, "queues are short before anybody waits"
+    assert {node.page(name)[0] for name in "ab"} == {3}, "queues are short before a container waits"
     assert all(0 < node.page(name)[1] <= LEASE_MS for name in "ab")
     node.step(8, a=1, b=1)
     states = {name: node.page(name) for name in "ab"}
@@ -83,7 +83,7 @@ def test_one_has_the_turn_and_the_others_wait_for_a_lease(store):
     assert gpu.seconds > 0 and gpu.wanting == 2 and not gpu.fits
 
 
-def test_whoever_wants_none_of_it_is_left_alone(store):
+def test_a_container_that_opted_out_is_left_alone(store):
     node = Node(store, time_slicing=False)
     node.step(8, a=1, b=1)
     assert node.page("a") == node.page("b") == (0, 0)
@@ -135,10 +135,10 @@ def test_looks_follow_what_there_is_to_decide(store):
     for _ in range(40):
         node.step(0.05, a=1, b=1)
         pauses.add(node.manager.pause)
-    assert SOON in pauses, "before a turn begins"
+    assert SOON in pauses, "before a time slice begins"
 
 
-def test_a_dead_holder_holds_nobody(store):
+def test_a_dead_holder_blocks_no_container(store):
     node = Node(store)
     node.step(8, a=1, b=1)
     holder = next(name for name in "ab" if node.page(name)[0] == 2)
@@ -204,7 +204,7 @@ def test_it_frees_everybody_when_it_is_cancelled(store):
     assert [node.page(name)[0] for name in "ab"] == [0, 0]
 
 
-def test_nobody_brings_turns_upon_others_by_what_he_says_he_has(store):
+def test_no_container_causes_time_slicing_by_false_claims(store):
     """Two whose working sets fit the GPU go on together, whatever a third says of its own."""
     node = Node(store, "abc")
     for name in "ab":

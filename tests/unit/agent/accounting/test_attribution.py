@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.accounting.cgroups import Place
-from agent.accounting.findings import (
+from agent.accounting.attribution import (
     credible_owners,
     examine,
     owner_of,
     undeclared_overuse,
     with_found_pids,
 )
+from agent.accounting.cgroups import Place
 from agent.accounting.processes import ProcessInfo
 from agent.ledgers.usage import Reading
 from gigaslice.allocation.table import ContainerRef, Hold, Owner, whole_gpu_device_id
@@ -48,7 +48,7 @@ def test_of_several_containers_the_mounted_one_is_meant():
     assert owner_of(seen(place=Place(UID, TWO), mounted=second.id), [first, second], PODS, {}) == second.id
 
 
-def test_when_nobody_can_tell_nobody_is_blamed():
+def test_an_unclear_owner_is_none():
     first, second = of(1), of(2, container="c1", device_ids=range(8, 12))
     assert owner_of(seen(place=Place(UID, TWO)), [first, second], PODS, {}) is None
 
@@ -110,7 +110,7 @@ def test_on_a_whole_gpu_nothing_is_too_much():
     assert (survey.without_library, survey.bypasses) == ({mine.id: {uuid(0): 25 * GIB}}, ())
 
 
-def test_who_has_ended_while_it_was_measured_blames_nobody():
+def test_a_process_of_an_ended_allocation_is_attributed_to_none():
     """Its process was in a ledger before the measurement, and beside it one that was not; then it was given up."""
     ended = of(1)
     processes = (seen(10, Place(UID, ONE)), seen(11, Place(UID, ONE)))
@@ -147,24 +147,26 @@ def test_of_two_who_have_a_process_the_one_that_it_has_mounted_is_right():
     assert credible_owners(both, [seen(place=Place(UID, ONE))], [first, second], PODS) == {}
 
 
-def reading(used, limit=8 * GIB, excess=0, pid=10, **more):
-    process = ProcessUsage(0, pid, 1, 1, {uuid(0): used}, {uuid(0): used}, 0, "p", {uuid(0): excess})
+def reading(used, limit=8 * GIB, undeclared=0, pid=10, **more):
+    process = ProcessUsage(0, pid, 1, 1, {uuid(0): used}, {uuid(0): used}, 0, "p", {uuid(0): undeclared})
     return Reading({uuid(0): used}, {}, (process,), limits={uuid(0): limit}, **more)
 
 
 @pytest.mark.parametrize(
-    ("used", "excess", "held", "found"),
+    ("used", "undeclared", "held", "found"),
     [
         (GIB, 0, 60 * GIB, 52 * GIB),
         (60 * GIB, 59 * GIB, 60 * GIB, 52 * GIB),  # what it measured on itself no call declared either
-        (60 * GIB, 0, 60 * GIB, 52 * GIB),  # nobody ever allowed it to declare that much
+        (60 * GIB, 0, 60 * GIB, 52 * GIB),  # it was never allowed to declare that much
         (8 * GIB, 0, 9 * GIB, 0),  # a context, on top of a quota that is used up
-        (GIB, 0, 8 * GIB, 0),  # within its limit, whoever took it
+        (GIB, 0, 8 * GIB, 0),  # within its limit, whichever call allocated it
         (8 * GIB, 0, 0, 0),  # reserved, and not used yet
     ],
 )
-def test_what_a_process_with_a_slot_holds_undeclared_is_too_much_beyond_the_limit(used, excess, held, found):
-    over = undeclared_overuse(of(1), reading(used, excess=excess), {uuid(0): {10: held, 11: GIB}})
+def test_what_a_process_with_a_slot_holds_undeclared_is_too_much_beyond_the_limit(
+    used, undeclared, held, found
+):
+    over = undeclared_overuse(of(1), reading(used, undeclared=undeclared), {uuid(0): {10: held, 11: GIB}})
     assert over == ({uuid(0): found} if found else {})
 
 
@@ -175,7 +177,7 @@ def test_what_was_declared_under_a_larger_limit_is_no_overuse():
         == {}
     )
     over = undeclared_overuse(lowered, reading(8 * GIB, limit=2 * GIB), {uuid(0): {10: 20 * GIB}})
-    assert over == {uuid(0): 12 * GIB}, "but what nobody declared is"
+    assert over == {uuid(0): 12 * GIB}, "but undeclared bytes are"
 
 
 def test_each_process_may_have_its_context():
