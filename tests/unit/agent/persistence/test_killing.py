@@ -12,7 +12,12 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.mark.parametrize(
     ("mode", "seed", "rounds"),
-    [("kill", 1, 150), ("kill", 2, 150), ("full", 3, 60), ("read-only", 4, 60)],
+    [
+        ("kill", 1, 150),
+        pytest.param("kill", 2, 150, marks=pytest.mark.long),
+        ("full", 3, 60),
+        ("read-only", 4, 60),
+    ],
 )
 def test_no_answer_is_lost_and_nothing_counts_twice(tmp_path, mode, seed, rounds):
     command = [

@@ -208,7 +208,9 @@ def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
     assert (ours.served() - before) / 4e7 == pytest.approx(share, abs=2 * POINTS)
 
 
-@pytest.mark.parametrize("kernel_ms", [300, 1000, 2000])
+@pytest.mark.parametrize(
+    "kernel_ms", [300, *(pytest.param(one, marks=pytest.mark.long) for one in (1000, 2000))]
+)
 def test_kernels_of_seconds_are_paid_for_in_the_long_run(kernel_ms):
     one = Container(30, [Process(itertools.repeat((kernel_ms * MS, 0)))])
     gpu = SimulatedGpu([one, container(70, "long")])
