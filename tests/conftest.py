@@ -1,7 +1,7 @@
-"""What every test may rely on: an environment without the settings of whoever runs it.
+"""What every test may rely on: an environment without the settings of the shell that runs it.
 
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are
-gone before the first import of the code under test. Signals that whoever runs the tests ignores (nohup, a job in the
+gone before the first import of the code under test. Signals that the calling shell ignores (nohup, a job in the
 background of a script) would be ignored by every program that a test starts. Tests start hundreds of interpreters:
 their compiled code is kept below build/, also where the environment forbids that elsewhere. Examples that hypothesis
 thinks of may take as long as they do: nothing is asserted about time.

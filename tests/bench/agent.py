@@ -5,11 +5,11 @@ at the kubelet's end of the socket. Once more both together for pods with annota
 answer; asking for the list is the kubelet's time. Over the socket the agent runs as a process of its own with an
 inventory file, registered with a kubelet stand-in and watching 110 pods of an API server stand-in. Allocations are
 given back in between, as a node with a steady load of pods does. Memory and processor are those of an agent with its
-default intervals, 40 containers that run, and somebody who scrapes its metrics every 15 seconds.
+default intervals, 40 containers that run, and a client that scrapes its metrics every 15 seconds.
 
-What is not the agent's at the socket is timed beside it, in turns: a server of the same kind that answers messages of
-the same sizes and does nothing (`echo.py`), and the question that the agent asks the kubelet's list, which a stand-in
-in Python answers. Requests are put into bytes before the clock starts: the kubelet is not written in Python.
+What is not the agent's at the socket is timed beside it, alternately: a server of the same kind that answers messages
+of the same sizes and does nothing (`echo.py`), and the question that the agent asks the kubelet's list, which a
+stand-in in Python answers. Requests are put into bytes before the clock starts: the kubelet is not written in Python.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def measure_code(directory: Path) -> tuple[list[float], list[float]]:
         gone = [
             allocation.id for allocation in store.table.allocations if allocation.gone or allocation.forgotten
         ]
-        store.update(store.table.without(gone))  # as the next look at the kubelet's list would
+        store.update(store.table.without(gone))  # as the next poll of the kubelet's list would
         for allocation_id in gone:
             store.dirs.remove(allocation_id)
         store.tidy()
@@ -238,8 +238,8 @@ def measure_calls(prefer: Call, allocate: Call, idle: Call, listed: Call, device
     """The same over the socket. Pauses now and then, so that the agent releases what was given back."""
     rng, found = random.Random(2), Calls()
     free, held = list(device_ids), list[list[str]]()
-    for size, turn in zip(load(), range(ROUNDS), strict=False):
-        if turn % 10 == 9:
+    for size, number in zip(load(), range(ROUNDS), strict=False):
+        if number % 10 == 9:
             time.sleep(0.5)
         while held and (len(free) < 200 or len(held) > 40):
             free += held.pop(rng.randrange(len(held)))
@@ -322,7 +322,7 @@ def main() -> None:
         with KubeApi() as kube, FakeKubelet(directory / "k", runtime=Runtime("plain"), api=kube) as kubelet:
             kubelet.pod_resources.limit = RateLimit(
                 time.monotonic(), 1e6
-            )  # else a turn would wait for its turn
+            )  # else a round would wait for the limiter
             for number in range(110):  # as many as a node may have
                 kube.put(pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
             command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]

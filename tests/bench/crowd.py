@@ -1,7 +1,7 @@
 """Many processes at once on one quota, paired with as many that have none.
 
 All allocate and free at the same time; the figure is wall time by operations of one process, so a lock held by a
-process that does not run shows in it. Printed is the median over turns, native and hooked in alternating order.
+process that does not run shows in it. Printed is the median over rounds, native and hooked in alternating order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.fakedriver.env import driver_env
 
 CROWDS = (1, 2, 8)
 OPERATIONS = 20000
-TURNS = 15
+ROUNDS = 15
 
 
 def wall(sides: list[Side], size: int) -> float:
@@ -33,13 +33,13 @@ def wall(sides: list[Side], size: int) -> float:
 
 
 def measure(crowd: int, env: dict[str, str], hooked: dict[str, str]) -> tuple[float, float, float]:
-    """Medians of both sides and of the ratio within a turn."""
+    """Medians of both sides and of the ratio within a round."""
     groups = [[Side(env) for _ in range(crowd)], [Side(hooked) for _ in range(crowd)]]
     times: tuple[list[float], list[float]] = ([], [])
     for group in groups:
         wall(group, 4096)  # slots are taken, pages are there
-    for turn in range(TURNS):
-        for index in (0, 1) if turn % 2 else (1, 0):
+    for number in range(ROUNDS):
+        for index in (0, 1) if number % 2 else (1, 0):
             times[index].append(wall(groups[index], 4096))
     for side in groups[0] + groups[1]:
         side.close()

@@ -1,9 +1,9 @@
 """Paired timings of the vCUDA library on the simulated driver.
 
 Two copies of build/bench/driver_bench live side by side, one plain and one under the library. In each of many short
-turns both run the same command one after the other (in alternating order, on the same processor), so that what the
+rounds both run the same command one after the other (in alternating order, on the same processor), so that what the
 machine does to one it does to the other. Processors of virtual machines run at two speeds, by what their host has to do
-besides: the figures are medians of the faster half of each side's turns. Printed are both, their ratio and the
+besides: the figures are medians of the faster half of each side's rounds. Printed are both, their ratio and the
 difference.
 """
 
@@ -25,7 +25,7 @@ from vcuda import GpuLimit, create_ledger, create_limits, library_path
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "build/bench/driver_bench"
 MACHINE = "one-h200"
-TURNS = 81
+ROUNDS = 81
 # Label, command of the harness, size, count.
 REST = (
     ("cuMemCreate+cuMemRelease 2 MiB", "create_release", 2 << 20, 50000),
@@ -83,8 +83,8 @@ def paired(plain: Side, hooked: Side, command: str, size: int, count: int) -> tu
     """Both sides, and their ratio."""
     sides = (plain, hooked)
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(TURNS):
-        for side in (0, 1) if turn % 2 else (1, 0):
+    for number in range(ROUNDS):
+        for side in (0, 1) if number % 2 else (1, 0):
             times[side].append(sides[side].time(command, size, count))
     native, ours = map(quartile, times)
     return native, ours, ours / native
@@ -97,7 +97,7 @@ def quartile(times: list[float]) -> float:
 
 def only(side: Side, command: str, size: int, count: int) -> float:
     """The same of a command that has no plain counterpart."""
-    return quartile([side.time(command, size, count) for _ in range(TURNS)])
+    return quartile([side.time(command, size, count) for _ in range(ROUNDS)])
 
 
 def hooked_env(env: dict[str, str], directory: Path, uuid: str, **more: int) -> dict[str, str]:
@@ -125,10 +125,10 @@ def gpu_uuid(env: dict[str, str]) -> str:
     ).stdout.strip()
 
 
-def starts(env: dict[str, str], hooked: dict[str, str], count: int, turns: int, *argv: str) -> list[float]:
-    """COUNT processes at once, TURNS times: see start_pairs() in driver_bench.c for the eight numbers."""
+def starts(env: dict[str, str], hooked: dict[str, str], count: int, rounds: int, *argv: str) -> list[float]:
+    """COUNT processes at once, ROUNDS times: see start_pairs() in driver_bench.c for the eight numbers."""
     env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
-    return harness_numbers(env, "start", str(count), str(turns), hooked["LD_PRELOAD"], *argv)
+    return harness_numbers(env, "start", str(count), str(rounds), hooked["LD_PRELOAD"], *argv)
 
 
 def harness_numbers(env: dict[str, str], *argv: str) -> list[float]:
@@ -137,10 +137,10 @@ def harness_numbers(env: dict[str, str], *argv: str) -> list[float]:
     return [float(number) for number in output.split()]
 
 
-def first_calls(env: dict[str, str], hooked: dict[str, str], turns: int) -> list[float]:
+def first_calls(env: dict[str, str], hooked: dict[str, str], rounds: int) -> list[float]:
     """cuInit, context and first allocation, timed inside the process: see calls_pairs() in driver_bench.c."""
     env = env | {key: value for key, value in hooked.items() if key != "LD_PRELOAD"}
-    return harness_numbers(env, "calls", str(turns), hooked["LD_PRELOAD"])
+    return harness_numbers(env, "calls", str(rounds), hooked["LD_PRELOAD"])
 
 
 def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
@@ -170,13 +170,13 @@ def start_table(env: dict[str, str], hooked: dict[str, str]) -> Table:
         ),
         *("", ""),
     )
-    for label, count, turns, argv in (
+    for label, count, rounds, argv in (
         ("/bin/true", 1, 1500, ("/bin/true",)),
         ("a process that does that and ends", 1, 400, (str(HARNESS), "first")),
         ("300 of these at once", 300, 9, (str(HARNESS), "first")),
         ("300 that compute for 20 ms besides", 300, 3, (str(HARNESS), "first", "20")),
     ):
-        native, ours, more, ratio, _, _, cpu_more, cpu_ratio = starts(env, hooked, count, turns, *argv)
+        native, ours, more, ratio, _, _, cpu_more, cpu_ratio = starts(env, hooked, count, rounds, *argv)
         processes.add_row(
             *(label, f"{native:.0f}", f"{ours:.0f}", f"{more:+.0f}", f"{ratio:.2f}"),
             *(f"{cpu_more:+.0f}", f"{cpu_ratio:.2f}"),

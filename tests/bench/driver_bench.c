@@ -43,7 +43,7 @@ static double now_ns(void) {
   return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-/* Time that this thread itself ran: other programs' turns on the machine do not count, nor do a library's threads. */
+/* Time that this thread itself ran: other programs' time on the machine does not count, nor do a library's threads. */
 static double now_cpu_ns(void) {
   struct timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -250,7 +250,7 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Microseconds that processes of ours took: by the clock, and on a processor (other programs' turns do not count). */
+/* Microseconds that processes of ours took: by the clock, and on a processor (other programs' time does not count). */
 struct cost {
   double wall, cpu;
 };
@@ -289,34 +289,34 @@ static char **with_preload(const char *preload) {
   return with;
 }
 
-static void print_medians(double (*time)[2], int turns) {
+static void print_medians(double (*time)[2], int rounds) {
   double *sorted[4]; /* plain, hooked, difference, ratio */
-  for (int i = 0; i < 4; i++) sorted[i] = calloc((size_t)turns, sizeof *sorted[i]);
-  for (int i = 0; i < turns; i++) {
+  for (int i = 0; i < 4; i++) sorted[i] = calloc((size_t)rounds, sizeof *sorted[i]);
+  for (int i = 0; i < rounds; i++) {
     sorted[0][i] = time[i][0];
     sorted[1][i] = time[i][1];
     sorted[2][i] = time[i][1] - time[i][0];
     sorted[3][i] = time[i][1] / time[i][0];
   }
-  for (int i = 0; i < 4; i++) qsort(sorted[i], (size_t)turns, sizeof *sorted[i], by_value);
-  for (int i = 0; i < 4; i++) printf("%.3f ", sorted[i][turns / 2]);
+  for (int i = 0; i < 4; i++) qsort(sorted[i], (size_t)rounds, sizeof *sorted[i], by_value);
+  for (int i = 0; i < 4; i++) printf("%.3f ", sorted[i][rounds / 2]);
 }
 
-/* `driver_bench start COUNT TURNS PRELOAD PROGRAM [ARGS]`: starts COUNT times PROGRAM at once, alternately plain and with
- * LD_PRELOAD. Prints medians over the turns: microseconds plain, with, difference and ratio within a turn, all by the
+/* `driver_bench start COUNT ROUNDS PRELOAD PROGRAM [ARGS]`: starts COUNT times PROGRAM at once, alternately plain and with
+ * LD_PRELOAD. Prints medians over the rounds: microseconds plain, with, difference and ratio within a round, all by the
  * clock, then the same four of processor time. */
-static int start_pairs(int count, int turns, const char *preload, char **argv) {
+static int start_pairs(int count, int rounds, const char *preload, char **argv) {
   char **with = with_preload(preload);
-  double(*wall)[2] = calloc((size_t)turns, sizeof *wall), (*cpu)[2] = calloc((size_t)turns, sizeof *cpu);
-  for (int i = 0; i < turns; i++)
+  double(*wall)[2] = calloc((size_t)rounds, sizeof *wall), (*cpu)[2] = calloc((size_t)rounds, sizeof *cpu);
+  for (int i = 0; i < rounds; i++)
     for (int side = 0; side < 2; side++) {
       int hooked = side ^ (i % 2);
       struct cost cost = start_many(count, argv, hooked ? with : environ);
       wall[i][hooked] = cost.wall;
       cpu[i][hooked] = cost.cpu;
     }
-  print_medians(wall, turns);
-  print_medians(cpu, turns);
+  print_medians(wall, rounds);
+  print_medians(cpu, rounds);
   printf("\n");
   return 0;
 }
@@ -333,20 +333,20 @@ static double calls_of(char **argv, char **environment, int from) {
   return us;
 }
 
-/* `driver_bench calls TURNS PRELOAD`: medians as start_pairs() prints them, of the first calls alone. */
-static int calls_pairs(char *program, int turns, const char *preload) {
+/* `driver_bench calls ROUNDS PRELOAD`: medians as start_pairs() prints them, of the first calls alone. */
+static int calls_pairs(char *program, int rounds, const char *preload) {
   char **with = with_preload(preload), number[16];
   char *argv[] = {program, "first", "0", number, NULL};
-  double(*time)[2] = calloc((size_t)turns, sizeof *time);
+  double(*time)[2] = calloc((size_t)rounds, sizeof *time);
   int ends[2];
   check(pipe(ends), "pipe");
   snprintf(number, sizeof number, "%d", ends[1]);
-  for (int i = 0; i < turns; i++)
+  for (int i = 0; i < rounds; i++)
     for (int side = 0; side < 2; side++) {
       int hooked = side ^ (i % 2);
       time[i][hooked] = calls_of(argv, hooked ? with : environ, ends[0]);
     }
-  print_medians(time, turns);
+  print_medians(time, rounds);
   printf("\n");
   return 0;
 }

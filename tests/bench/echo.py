@@ -1,4 +1,4 @@
-"""A gRPC server of the agent's kind that does nothing: what a call costs before anybody has thought about it.
+"""A gRPC server of the agent's kind that does nothing: what a call costs before any work is done for it.
 
 `python -m tests.bench.echo SOCKET`: every call of the device plugin's name is answered with as many bytes as its
 request's first eight say in decimal digits. Ends when its standard input does. Used by `agent.py` beside the agent.
@@ -20,7 +20,7 @@ async def _answer(request: bytes, _context: object) -> bytes:
 
 
 async def main(socket: str) -> None:
-    """Serves until nobody wants it any more."""
+    """Serves until standard input ends."""
     server = grpc.aio.server()
     method = grpc.unary_unary_rpc_method_handler(_answer)  # type: ignore[arg-type]
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))

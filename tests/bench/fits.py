@@ -24,8 +24,8 @@ from pathlib import Path
 
 from tests.bench.time_slices import Node
 
-NATIVE, SHARED, NOBODY, OVER = range(4)
-"""Whose turn it is to compute, as the programs read it."""
+NATIVE, SHARED, NONE, OVER = range(4)
+"""Who may compute, as the programs read it."""
 SETTLING, WINDOW = 0.04, 0.16  # seconds: not counted, and counted
 KERNELS = {"20us": 200, "200us": 20, "2ms": 2}
 """How long kernels take, and how many a job queues before it waits for them: work for 4 ms."""
@@ -48,8 +48,8 @@ good(cuda.cuModuleLoadData(ref(module), b"image"))
 good(cuda.cuModuleGetFunction(ref(function), module, b"work_" + each))
 print("ready", flush=True)
 done = 0
-while (turn := board[0]) != 3:
-    if turn != who:
+while (computing := board[0]) != 3:
+    if computing != who:
         time.sleep(0.001)
         continue
     for _ in range(queued):
@@ -62,17 +62,17 @@ while (turn := board[0]) != 3:
 
 @dataclass
 class Board:
-    """A page that programs and bench share: whose turn it is, then each job's count of kernels."""
+    """A page that programs and bench share: who may compute, then each job's count of kernels."""
 
     memory: mmap.mmap
 
-    def turn(self, who: int) -> None:
+    def let(self, who: int) -> None:
         """From now on WHO computes."""
         self.memory[0] = who
 
     def rate(self, who: int) -> float:
         """Kernels a second of the two jobs of WHO, in one window."""
-        self.turn(who)
+        self.let(who)
         time.sleep(SETTLING)
         first, begin = self._counts(who), time.monotonic()
         time.sleep(WINDOW)
@@ -90,7 +90,7 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file:
         board = Board(mmap.mmap(file.fileno(), 4096))
-    board.turn(NOBODY)
+    board.let(NONE)
 
     def arguments(number: int, who: int) -> list[str]:
         return [str(path), str(number), str(who), each, str(KERNELS[each])]
@@ -116,7 +116,7 @@ def measure(node: Node, directory: Path, each: str, pairs: int) -> list[float]:
                 if any(rates.values()):  # else the machine itself stood still
                     ratios.append(rates[NATIVE] / rates[SHARED] if rates[SHARED] else inf)
     finally:
-        board.turn(OVER)
+        board.let(OVER)
         for process in plain:
             process.wait(30)
             assert process.stdout is not None

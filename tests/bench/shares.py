@@ -63,15 +63,15 @@ def rows(seconds: float) -> Iterator[str]:
         yield f"| {case.name} | {got} |\n"
 
 
-def launch_cost(turns: int = 9, seconds: float = 0.2) -> str:
-    """What a launch costs more under a share that does not bind: paired turns, median."""
+def launch_cost(rounds: int = 9, seconds: float = 0.2) -> str:
+    """What a launch costs more under a share that does not bind: paired rounds, median."""
     with tempfile.TemporaryDirectory() as directory, Stage(Path(directory), arbiter=False) as stage:
         tenant = stage.tenant(99)
         plain = stage.place.plain_env()
         shared = plain | {"LD_PRELOAD": str(LIBRARY), "VCUDA_DIR": str(tenant.directory)}
         command = [str(CLIENTS / "load"), "stream", "nothing", "0", "0", str(seconds)]
         more = []
-        for _ in range(turns):
+        for _ in range(rounds):
             took = []
             for env in (plain, shared):
                 done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

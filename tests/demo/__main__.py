@@ -33,7 +33,7 @@ def once(report: Report, arguments: argparse.Namespace, seed: int) -> None:
                     report.block("The end of the agent's log", stage.log_tail(30))
     except (DemoError, StartError, TimeoutError) as error:
         report.claim("the demo runs to its end", False, str(error))
-    except Exception as error:  # noqa: BLE001 - a program answered what nobody expected: that claim does not hold
+    except Exception as error:  # noqa: BLE001 - a program gave an unexpected answer: that claim does not hold
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
         report.claim("the demo runs to its end", False, text)

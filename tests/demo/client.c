@@ -54,8 +54,8 @@ static void give(unsigned long long unused) {
   printf("ok %d\n", freed);
 }
 
-/* CUDA's first card in NVML: the two number cards differently when not all are visible to CUDA. */
-static nvmlReturn_t same_card(nvmlDevice_t *device) {
+/* CUDA's first GPU in NVML: the two number GPUs differently when not all are visible to CUDA. */
+static nvmlReturn_t same_gpu(nvmlDevice_t *device) {
   CUuuid id;
   if (cuDeviceGetUuid(&id, 0)) return NVML_ERROR_UNKNOWN;
   char text[48] = "GPU-", *end = text + 4;
@@ -66,7 +66,7 @@ static nvmlReturn_t same_card(nvmlDevice_t *device) {
   return nvmlDeviceGetHandleByUUID(text, device);
 }
 
-/* The card as NVML shows it: total, used, then the PIDs that use it. */
+/* The GPU as NVML shows it: total, used, then the PIDs that use it. */
 static void view(unsigned long long unused) {
   (void)unused;
   nvmlDevice_t device;
@@ -74,7 +74,7 @@ static void view(unsigned long long unused) {
   nvmlProcessInfo_t processes[64];
   unsigned int found = 64;
   nvmlReturn_t result = nvmlInit();
-  if (!result) result = same_card(&device);
+  if (!result) result = same_gpu(&device);
   if (!result) result = nvmlDeviceGetMemoryInfo(device, &memory);
   if (!result) result = nvmlDeviceGetComputeRunningProcesses(device, &found, processes);
   if (result) {

@@ -172,7 +172,7 @@ class Stage:
         return Client(process)
 
     def run_in(self, pod: Pod, *command: str) -> str:
-        """Output of a program of somebody else's in the pod's container."""
+        """Output of a third-party program in the pod's container."""
         process = self.kubelet.exec(pod, command)
         try:
             code = process.wait(30)

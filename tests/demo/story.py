@@ -70,8 +70,8 @@ class Story:
         if self.stage.machine.real:
             time.sleep(1.0)
 
-    def near(self, seen: int, wanted: int) -> bool:
-        return abs(seen - wanted) <= self.slack
+    def near(self, seen: int, expected: int) -> bool:
+        return abs(seen - expected) <= self.slack
 
     def fill(self, program: Client, free: int) -> tuple[int, int]:
         """(code, bytes) of one allocation of FREE or, on a real GPU, as little less as the driver agrees to."""
@@ -97,12 +97,12 @@ class Story:
         """Two pods side by side on one GPU, the third where there is room."""
         report, sizes = self.report, self.sizes
         report.title("Two pods")
-        wanted = [("a", sizes.first), ("b", sizes.second)]
+        asked = [("a", sizes.first), ("b", sizes.second)]
         # Without namespaces the environment is all there is, and a second word in it would be an error.
         raised = {"VCUDA_MEMORY_LIMIT": "1000GiB"} if self.stage.runtime.mode != "plain" else {}
         if sizes.elsewhere:
-            wanted.append(("c", sizes.elsewhere))
-        for name, slices in wanted:
+            asked.append(("c", sizes.elsewhere))
+        for name, slices in asked:
             report.step(f"pod {name} asks for {RESOURCE}: {slices}")
             self.pods[name] = self.stage.pod(name, slices, raised if name == "b" else {})
             self.programs[name] = self.stage.main_program(self.pods[name])
@@ -160,7 +160,7 @@ class Story:
         report.claim(text, seen <= both + self.slack, f"{size(seen)} in use on the GPU")
 
     def views(self) -> None:
-        """NVML, by three programs, shows the pod's GPU and nobody else."""
+        """NVML, by three programs, shows the pod's GPU and no other process."""
         report = self.report
         report.title("Inside the pods: NVML")
         rows = []

@@ -34,8 +34,8 @@ static uint32_t free_large_count;
 _Alignas(64) static _Atomic int spin;
 
 static void lock(void) {
-  for (unsigned turn = 0; __builtin_expect(atomic_exchange_explicit(&spin, 1, memory_order_acquire), 0);) do
-      state_spin(turn++);
+  for (unsigned spins = 0; __builtin_expect(atomic_exchange_explicit(&spin, 1, memory_order_acquire), 0);) do
+      state_spin(spins++);
     while (atomic_load_explicit(&spin, memory_order_relaxed));
 }
 static void unlock(void) { atomic_store_explicit(&spin, 0, memory_order_release); }
@@ -180,11 +180,11 @@ static void drop_pages(CUdeviceptr base, const struct block *block) {
   else madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
-CUresult arena_give(CUdeviceptr address, int (*wanted)(const struct block *block), struct block *block) {
+CUresult arena_give(CUdeviceptr address, int (*accepts)(const struct block *block), struct block *block) {
   CUdeviceptr base = 0;
   lock();
   int64_t number = locate(address, &base);
-  if (number < 0 || base != address || blocks[number].kind == BLOCK_FREE || !wanted(&blocks[number])) {
+  if (number < 0 || base != address || blocks[number].kind == BLOCK_FREE || !accepts(&blocks[number])) {
     unlock();
     return CUDA_ERROR_INVALID_VALUE;
   }

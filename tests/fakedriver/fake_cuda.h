@@ -108,8 +108,8 @@ struct block {
 CUresult arena_take(uint64_t size, struct block block, CUdeviceptr *address);
 /* Block around ADDRESS or NULL; *BASE is where it begins. Only for owners: no lock is kept. */
 struct block *arena_find(CUdeviceptr address, CUdeviceptr *base);
-/* Takes the block that begins at ADDRESS if WANTED agrees and gives its address range back; *BLOCK is what it was. */
-CUresult arena_give(CUdeviceptr address, int (*wanted)(const struct block *block), struct block *block);
+/* Takes the block that begins at ADDRESS if ACCEPTS agrees and gives its address range back; *BLOCK is what it was. */
+CUresult arena_give(CUdeviceptr address, int (*accepts)(const struct block *block), struct block *block);
 void arena_each(void (*visit)(CUdeviceptr address, struct block *block, void *arg), void *arg);
 int arena_contains(CUdeviceptr address);
 

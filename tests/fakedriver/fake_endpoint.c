@@ -78,7 +78,7 @@ CUresult cuLogicalEndpointCreate(CUlogicalEndpointId id, const CUlogicalEndpoint
   if (object) {
     object->multicast = 1;
     object->size = prop->size;
-    object->devices_wanted = alone ? 1 : prop->multicast.numDevices;
+    object->devices_required = alone ? 1 : prop->multicast.numDevices;
     object->devices = alone ? 1u << device_gpu[prop->unicast.device] : 0;
     endpoints[id].object = object;
   } else if (!result) {
@@ -95,7 +95,7 @@ CUresult cuLogicalEndpointAddDevice(CUlogicalEndpointId id, CUdevice device) {
   vmm_lock();
   struct memory *object = find(id);
   int failed =
-      !object || object->devices & bit || (unsigned)__builtin_popcount(object->devices) == object->devices_wanted;
+      !object || object->devices & bit || (unsigned)__builtin_popcount(object->devices) == object->devices_required;
   if (!failed) object->devices |= bit;
   vmm_unlock();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -165,7 +165,7 @@ CUresult cuLogicalEndpointQuery(CUlogicalEndpointId id, cuuint32_t count, int *s
   vmm_lock();
   for (cuuint32_t i = 0; i < count; i++) {
     const struct memory *object = find(id + i);
-    if (!object || (unsigned)__builtin_popcount(object->devices) < object->devices_wanted) *status = 0;
+    if (!object || (unsigned)__builtin_popcount(object->devices) < object->devices_required) *status = 0;
   }
   vmm_unlock();
   return CUDA_SUCCESS;

@@ -184,7 +184,7 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
   return CUDA_SUCCESS;
 }
 
-/* Copies FOUND of *COUNT wanted entries; a NULL list asks for the number. Entries beyond FOUND become NULL. */
+/* Copies FOUND of *COUNT requested entries; a NULL list asks for the number. Entries beyond FOUND become NULL. */
 static CUresult answer(CUgraphNode *list, size_t *count, const CUgraphNode *found, size_t number) {
   if (list)
     for (size_t i = 0; i < *count; i++) list[i] = i < number ? found[i] : NULL;

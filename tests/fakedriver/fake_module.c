@@ -130,26 +130,26 @@ static uint64_t time_in_name(const char *name) {
   return last && isdigit((unsigned char)last[1]) && machine_parse_time(last + 1, &ns) == 0 ? ns : 0;
 }
 
-struct wanted {
+struct search {
   const void *owner;
   const char *name;
   CUfunction found;
 };
 static void match(void *item, void *arg) {
   CUfunction function = item;
-  struct wanted *wanted = arg;
+  struct search *search = arg;
   const void *owner = function->library ? (const void *)function->library : (const void *)function->module;
-  if (owner == wanted->owner && !strcmp(function->name, wanted->name)) wanted->found = function;
+  if (owner == search->owner && !strcmp(function->name, search->name)) search->found = function;
 }
 
 /* The same function each time it is asked for. */
 static CUresult function_of(CUmodule module, CUlibrary library, const char *text, const char *name, CUfunction *out) {
   if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
   if (!*name || !has_name(text, name)) return CUDA_ERROR_NOT_FOUND;
-  struct wanted wanted = {.owner = library ? (const void *)library : (const void *)module, .name = name};
+  struct search search = {.owner = library ? (const void *)library : (const void *)module, .name = name};
   pthread_mutex_lock(&mutex);
-  handle_each(&functions, match, &wanted);
-  CUfunction function = wanted.found;
+  handle_each(&functions, match, &search);
+  CUfunction function = search.found;
   char *copy = function ? NULL : strdup(name);
   if (!function && copy && (function = handle_new(&functions))) {
     function->module = module;

@@ -37,7 +37,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out, const CUmulticastO
   if (object) {
     object->multicast = 1;
     object->size = prop->size;
-    object->devices_wanted = prop->numDevices;
+    object->devices_required = prop->numDevices;
     object->prop.requestedHandleTypes = (CUmemAllocationHandleType)prop->handleTypes;
   }
   vmm_unlock();
@@ -58,7 +58,7 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice devi
   vmm_lock();
   struct memory *object = check(handle);
   int failed =
-      !object || object->devices & bit || (unsigned)__builtin_popcount(object->devices) == object->devices_wanted;
+      !object || object->devices & bit || (unsigned)__builtin_popcount(object->devices) == object->devices_required;
   if (!failed) object->devices |= bit;
   vmm_unlock();
   return failed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -72,7 +72,7 @@ CUresult multicast_bind(struct memory *object, CUdevice device, uint64_t offset,
   if (offset > object->size || size > object->size - offset) return CUDA_ERROR_INVALID_VALUE;
   if (memory_offset > memory->size || size > memory->size - memory_offset) return CUDA_ERROR_INVALID_VALUE;
   if (device >= 0 && (!device_valid(device) || device_gpu[device] != memory->gpu)) return CUDA_ERROR_INVALID_DEVICE;
-  if (!(object->devices >> memory->gpu & 1) || (unsigned)__builtin_popcount(object->devices) < object->devices_wanted)
+  if (!(object->devices >> memory->gpu & 1) || (unsigned)__builtin_popcount(object->devices) < object->devices_required)
     return CUDA_ERROR_INVALID_DEVICE;
   for (struct binding *other = object->bindings; other; other = other->next)
     if (other->gpu == memory->gpu && other->offset < offset + size && offset < other->offset + other->size)

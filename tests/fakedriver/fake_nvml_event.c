@@ -73,7 +73,7 @@ static nvmlDevice_t device_of(unsigned gpu) {
   return NULL;
 }
 
-/* The next event the set wants; 0: none yet. */
+/* The next event that the set asked for; 0: none yet. */
 static int next_event(nvmlEventSet_t set, nvmlEventData_t *out) {
   uint64_t count = atomic_load(&fake_state->event_count);
   if (count - set->seen > FAKE_EVENTS) set->seen = count - FAKE_EVENTS; /* too late for the oldest */

@@ -75,14 +75,14 @@ static void add_pending(CUmemoryPool pool, const void *stream, uint64_t until, u
   pool->pending_bytes += bytes;
 }
 
-static void take_pending(CUmemoryPool pool, const void *stream, uint64_t wanted) {
-  for (int i = 0; i < POOL_PENDING && wanted && pool->pending_bytes; i++) {
+static void take_pending(CUmemoryPool pool, const void *stream, uint64_t requested) {
+  for (int i = 0; i < POOL_PENDING && requested && pool->pending_bytes; i++) {
     struct pending *entry = &pool->pending[i];
     if (entry->stream != stream && !time_is_over(pool->gpu, entry->until)) continue;
-    uint64_t taken = wanted < entry->bytes ? wanted : entry->bytes;
+    uint64_t taken = requested < entry->bytes ? requested : entry->bytes;
     entry->bytes -= taken;
     pool->pending_bytes -= taken;
-    wanted -= taken;
+    requested -= taken;
   }
 }
 

@@ -114,12 +114,12 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     *reuse = *(int *)value != 0;
     return CUDA_SUCCESS;
   }
-  uint64_t wanted = *(cuuint64_t *)value;
+  uint64_t given = *(cuuint64_t *)value;
   if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-    pool->threshold = wanted;
+    pool->threshold = given;
     return CUDA_SUCCESS;
   }
-  if (wanted != 0) return CUDA_ERROR_INVALID_VALUE; /* high-water marks can be reset, nothing more */
+  if (given != 0) return CUDA_ERROR_INVALID_VALUE; /* high-water marks can be reset, nothing more */
   if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool->reserved_high = pool->reserved;
   else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool->used_high = pool->used;
   else return CUDA_ERROR_INVALID_VALUE;

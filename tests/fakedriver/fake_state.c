@@ -86,13 +86,13 @@ static void rebuild_sum(unsigned gpu) {
 
 static void gpu_lock(unsigned index, uint64_t word) {
   struct fake_gpu_state *gpu = &fake_state->gpu[index];
-  for (unsigned turn = 1;; turn++) {
+  for (unsigned spins = 1;; spins++) {
     uint64_t seen = atomic_load_explicit(&gpu->lock, memory_order_relaxed);
     if (!seen &&
         atomic_compare_exchange_weak_explicit(&gpu->lock, &seen, word, memory_order_acquire, memory_order_relaxed))
       return;
-    state_spin(turn);
-    if (turn % 65536 == 0 && seen && holder_died(seen, word, gpu) &&
+    state_spin(spins);
+    if (spins % 65536 == 0 && seen && holder_died(seen, word, gpu) &&
         atomic_compare_exchange_strong(&gpu->lock, &seen, word)) {
       rebuild_sum(index);
       return;
@@ -101,11 +101,11 @@ static void gpu_lock(unsigned index, uint64_t word) {
 }
 
 void state_lock(_Atomic uint64_t *lock) {
-  for (unsigned turn = 1;; turn++) {
+  for (unsigned spins = 1;; spins++) {
     uint64_t seen = atomic_load_explicit(lock, memory_order_relaxed);
     if (!seen && atomic_compare_exchange_weak(lock, &seen, own_lock_word)) return;
-    state_spin(turn);
-    if (turn % 65536 == 0 && seen && state_slot_pid((unsigned)(seen & 0xffff) - 1) < 0 &&
+    state_spin(spins);
+    if (spins % 65536 == 0 && seen && state_slot_pid((unsigned)(seen & 0xffff) - 1) < 0 &&
         atomic_compare_exchange_strong(lock, &seen, own_lock_word))
       return;
   }
@@ -146,9 +146,9 @@ static void change_resident(unsigned gpu, unsigned slot, uint64_t bytes, int in)
 static uint64_t page_out(unsigned gpu, uint64_t bytes, int own_too) {
   uint64_t gone = 0;
   unsigned high = atomic_load(&fake_state->slot_high);
-  for (unsigned turn = 0; turn <= high && gone < bytes; turn++) {
-    unsigned i = turn < high ? turn : (unsigned)own_slot;
-    if ((turn < high) == ((int)i == own_slot) || (turn == high && !own_too)) continue;
+  for (unsigned step = 0; step <= high && gone < bytes; step++) {
+    unsigned i = step < high ? step : (unsigned)own_slot;
+    if ((step < high) == ((int)i == own_slot) || (step == high && !own_too)) continue;
     uint64_t there = atomic_load(&fake_state->slot[i].resident[gpu]), left = bytes - gone;
     uint64_t some = there < left ? there : left;
     change_resident(gpu, i, some, 0);

@@ -110,12 +110,12 @@ int state_claim_slot(void);
 /* Slot of this process or NULL. */
 struct fake_slot *state_own_slot(void);
 
-/* One time slice of waiting for a lock that is held for nanoseconds: the holder may also have lost its processor. */
-static inline void state_spin(unsigned turn) {
+/* One round of waiting for a lock that is held for nanoseconds: the holder may also have lost its processor. */
+static inline void state_spin(unsigned spins) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-  if (turn % 16 == 15) sched_yield();
+  if (spins % 16 == 15) sched_yield();
 }
 
 /* Takes BYTES of GPU's memory for this process (needs a slot). -1: not enough, even after dead processes' memory

@@ -59,7 +59,7 @@ int memory_back(struct memory *memory) {
 }
 
 struct search {
-  struct stat wanted;
+  struct stat status;
   struct memory *found;
 };
 
@@ -67,13 +67,13 @@ static void compare(void *item, void *arg) {
   struct memory *memory = item;
   struct search *search = arg;
   struct stat status;
-  if (memory->references && memory->fd >= 0 && !fstat(memory->fd, &status) && status.st_ino == search->wanted.st_ino)
+  if (memory->references && memory->fd >= 0 && !fstat(memory->fd, &status) && status.st_ino == search->status.st_ino)
     search->found = memory;
 }
 
 struct memory *memory_of_file(int fd) {
   struct search search = {.found = NULL};
-  if (fstat(fd, &search.wanted)) return NULL;
+  if (fstat(fd, &search.status)) return NULL;
   handle_each(&memories, compare, &search);
   return search.found;
 }
@@ -181,10 +181,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
 }
 
 static void find_mapping(struct range *range, void *arg) {
-  struct range *wanted = arg;
-  if (range->kind == RANGE_MAPPED && range->base < wanted->base + wanted->size &&
-      wanted->base < range->base + range->size)
-    wanted->flags = 1;
+  struct range *asked = arg;
+  if (range->kind == RANGE_MAPPED && range->base < asked->base + asked->size &&
+      asked->base < range->base + range->size)
+    asked->flags = 1;
 }
 
 CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {

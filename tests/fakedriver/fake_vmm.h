@@ -17,7 +17,7 @@ struct memory {
   int fd; /* -1: the bytes were not touched yet */
   uint32_t references, mappings; /* mappings: of all kinds, also into arrays and multicast objects */
   int host, multicast;
-  unsigned devices, devices_wanted; /* of a multicast object: bit mask, number */
+  unsigned devices, devices_required; /* of a multicast object: bit mask, number */
   struct binding *bindings;
   struct fake_share *share; /* who else refers to it, once exported or imported */
   CUmemAllocationProp prop;

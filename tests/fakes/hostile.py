@@ -17,7 +17,7 @@ from vcuda import contract, sizes
 __all__ = ["HostileLedger", "checksum"]
 
 _LOCKS = 1 << 32
-_SLOTS, _SLOT, _SPLIT, _TURN = 4096, 320, 4096 + 1024 * 320, 4096 + 2 * 1024 * 320
+_SLOTS, _SLOT, _SPLIT, _TIME_SLICES = 4096, 320, 4096 + 1024 * 320, 4096 + 2 * 1024 * 320
 _HOLD = """
 import fcntl, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
@@ -79,7 +79,7 @@ class HostileLedger:
         with self.path.open("rb") as file:
             head = bytearray(file.read(304))
         if version:
-            struct.pack_into("<II", head, 8, version, _SPLIT if version == 1 else _TURN + 1024)
+            struct.pack_into("<II", head, 8, version, _SPLIT if version == 1 else _TIME_SLICES + 1024)
         if identity is not None:
             head[24:40] = identity
         if uuids is not None:
@@ -105,9 +105,9 @@ class HostileLedger:
         self.write(at + 128, struct.pack("<Q", managed))
         self.write(at + 256, struct.pack("<I", busy))
 
-    def turn(self, progress: int, held_us: int, waiting_ms: int = 0) -> None:
-        """What the first column says of turns."""
-        self.write(_TURN, struct.pack("<QQQ", progress, held_us, waiting_ms))
+    def time_slice(self, progress: int, held_us: int, waiting_ms: int = 0) -> None:
+        """What the first column says of time slices."""
+        self.write(_TIME_SLICES, struct.pack("<QQQ", progress, held_us, waiting_ms))
 
     def garbage(self) -> None:
         """A header of noise; the locks stay."""

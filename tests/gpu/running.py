@@ -1,6 +1,6 @@
 """Programs of a case: each in a session of its own with its output in files, ended whole when its time is over.
 
-Output goes to files since a grandchild that keeps a pipe open would hold up whoever reads it. A program that hangs is
+Output goes to files since a grandchild that keeps a pipe open would hold up its reader. A program that hangs is
 asked for its Python stacks (SIGABRT, faulthandler) before its group is killed. What even that does not end, because it
 stands in the driver, is left behind and named.
 """

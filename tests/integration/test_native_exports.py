@@ -86,5 +86,5 @@ def test_the_lists_name_every_version_of_a_family():
         "nvmlDeviceGetGraphicsRunningProcesses": ["", "_v2", "_v3"],
         "nvmlDeviceGetMPSComputeRunningProcesses": ["", "_v2", "_v3"],
     }
-    wanted = {name + suffix for name, suffixes in families.items() for suffix in suffixes}
-    assert wanted - listed == set()
+    required = {name + suffix for name, suffixes in families.items() for suffix in suffixes}
+    assert required - listed == set()

@@ -91,7 +91,7 @@ def test_taking_down_and_making_again_at_the_limit_is_never_refused(place):
         place.program("1GiB", **other_quota(place)) as importer,
     ):
         base = exporter(f"d.reserve({BLOCK})")
-        for turn in range(12):
+        for number in range(12):
             handle, fd = shared(exporter)
             taken = taken_in(importer, exporter, fd)
             assert exporter(f"d.map({base}, {BLOCK}, {handle})") == SUCCESS
@@ -101,7 +101,7 @@ def test_taking_down_and_making_again_at_the_limit_is_never_refused(place):
                 (exporter, f"d.unmap({base}, {BLOCK})"),
             ]
             for program, end in (
-                ends[turn % 3 :] + ends[: turn % 3]
+                ends[number % 3 :] + ends[: number % 3]
             ):  # the importer is first, last, in the middle
                 assert program(end) == SUCCESS
 

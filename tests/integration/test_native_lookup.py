@@ -138,7 +138,7 @@ print(user.next_user_lookup(b"cuNoSuchFunction"))
 """
 
 
-def test_a_library_that_only_wants_the_next_function_gets_ours(place, python):
+def test_a_library_that_only_asks_for_the_next_function_gets_ours(place, python):
     done = place.run(
         python,
         "-c",

@@ -75,10 +75,10 @@ def test_process_lists_show_own_processes_with_their_pids(place, python):
         stranger.ready()
         first.do("alloc a", 123 * MIB)
         gpu = snapshot(place, "1GiB", python)[0]
-    wanted = {(first.process.pid, CONTEXT + 123 * MIB), (second.process.pid, CONTEXT)}
+    expected = {(first.process.pid, CONTEXT + 123 * MIB), (second.process.pid, CONTEXT)}
     for name, entries in gpu["lists"].items():
         found = {tuple(entry) for entry in entries}
-        assert found == (wanted if name.startswith("Compute") else set()), name
+        assert found == (expected if name.startswith("Compute") else set()), name
     assert len(gpu["names"]) == 2
     assert all(name.endswith("/client") for name in gpu["names"])
     assert sum(used for _, used in gpu["lists"]["Compute"]) == gpu["one"][1]

@@ -694,13 +694,13 @@ def test_the_ledger_follows_whatever_a_program_does(pools, seed):
     peer = here.peer()
     peer("globals().update(kernel=function('work_300us'))")
     model = Model(peer, seed)
-    for turn in range(300):
+    for number in range(300):
         model.step()
         used = peer("used()")
-        assert CONTEXT + sum(model.live.values()) <= used <= limit, turn
-        if turn % 20 == 0:
+        assert CONTEXT + sum(model.live.values()) <= used <= limit, number
+        if number % 20 == 0:
             assert peer("call('cuCtxSynchronize')") == 0
-            assert peer("used()") == here.physical(), turn
+            assert peer("used()") == here.physical(), number
     assert model.refused > 0
     assert here.peak() <= limit
     for address in model.live:

@@ -287,10 +287,10 @@ def test_a_full_gpu_refuses_and_the_quota_gets_its_bytes_back(place):
 START_TOGETHER = """
 import ctypes, threading
 cuda = ctypes.CDLL("libcuda.so.1")
-gate, codes = threading.Barrier(8), []
+barrier, codes = threading.Barrier(8), []
 def start():
     context, block = ctypes.c_void_p(), ctypes.c_uint64()
-    gate.wait()
+    barrier.wait()
     codes.append(cuda.cuInit(0))
     codes.append(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
     codes.append(cuda.cuCtxSetCurrent(context))

@@ -161,11 +161,11 @@ def first_runtime() -> str:
     )
 
 
-ASAN = "verify_asan_link_order=0:detect_leaks=0"  # it wants to be first in the list, whatever is preloaded
+ASAN = "verify_asan_link_order=0:detect_leaks=0"  # it must be first in the list, whatever is preloaded
 TSAN = "report_bugs=0"  # it sees the driver's stores to shared memory without their order
 
 
-def test_the_address_sanitizer_wants_to_come_first(place):
+def test_the_address_sanitizer_must_come_first(place):
     """Says what docs/limits.md says, and that its remedies are some."""
     alone = start(place, CLIENTS / "ways-asan", "simple", ASAN_OPTIONS="detect_leaks=0")
     assert "does not come first in initial library list" in alone.stderr

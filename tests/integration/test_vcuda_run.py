@@ -86,7 +86,7 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Pope
     started: list[subprocess.Popen[str]] = []
 
     def fresh() -> None:
-        for number in FORWARDED:  # whoever runs the tests may ignore some of them (nohup), which is inherited
+        for number in FORWARDED:  # a shell may ignore some of them (nohup), which is inherited
             signal.signal(number, signal.SIG_DFL)
 
     def call(*words: str | Path) -> subprocess.Popen[str]:
@@ -165,7 +165,7 @@ def test_a_share_of_the_time(run: Run) -> None:
 
 
 def test_two_children_share_the_quota(run: Run) -> None:
-    """Both want 5 of 8 GiB at the same time: exactly one gets them, whoever is first."""
+    """Both ask for 5 of 8 GiB at the same time: exactly one gets them, the first."""
     script = f"""
 import subprocess, sys
 command = [sys.executable, "-c", {CLIENT!r}, "{5 * GIB}"]

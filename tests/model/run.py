@@ -288,13 +288,13 @@ def main() -> int:
         print("model: skipped, spin is not installed (apt install spin)")
         return 0
     every = [*HOLDS, *FINDS]
-    wanted = [
+    cases_to_run = [
         c for c in every if "all" in args.cases or c.name in args.cases or ("quick" in args.cases and c.quick)
     ]
     if unknown := set(args.cases) - {c.name for c in every} - {"quick", "all"}:
         sys.exit(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(c.name for c in every)}")
     rows, wrong = {}, 0
-    for case in wanted:
+    for case in cases_to_run:
         with tempfile.TemporaryDirectory() as folder:
             result = explore(case, Path(folder))
         rows[case.name] = row(case, result)
@@ -302,7 +302,7 @@ def main() -> int:
         print(rows[case.name], flush=True)
     if args.write and not wrong:
         PAGE.write_text(page(rows))
-    print(f"model: {len(wanted) - wrong} as they must be, {wrong} not")
+    print(f"model: {len(cases_to_run) - wrong} as they must be, {wrong} not")
     return 1 if wrong else 0
 
 

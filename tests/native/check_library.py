@@ -97,7 +97,7 @@ def start_up_mistakes(library: Path) -> Iterator[str]:
     if "TEXTREL" in tool("readelf", "-d", str(library)):
         yield "has text relocations"
     if re.search(r"GNU_STACK.*E\s", tool("readelf", "-lW", str(library))):
-        yield "wants an executable stack"
+        yield "needs an executable stack"
 
 
 PAGE = 4096

@@ -104,9 +104,9 @@ def mistakes(plain: list[Lookup], limited: list[Lookup]) -> Iterator[str]:
     ]:
         yield "the library changed a question, a code or a function"
     for found in limited:
-        wanted = "-" if found.symbol == "-" else OURS if found.symbol in hooked else DRIVERS
-        if found.file != wanted:
-            yield f"{found.question} was answered with {found.symbol} of {found.file}, not of {wanted}"
+        expected = "-" if found.symbol == "-" else OURS if found.symbol in hooked else DRIVERS
+        if found.file != expected:
+            yield f"{found.question} was answered with {found.symbol} of {found.file}, not of {expected}"
     if not any(found.file == OURS for found in limited):
         yield "no function of the library was handed out"
 
@@ -175,7 +175,7 @@ def report(trials: list[Trial]) -> str:
     lines += [
         "",
         "“None” are functions that the simulated driver has not, graphics for the most part. The runtime stops after",
-        "these lookups there: it then wants private tables of NVIDIA's driver, which only NVIDIA can fill. So what",
+        "these lookups there: it then asks for private tables of NVIDIA's driver, which only NVIDIA can fill. So what",
         "`cudaMalloc` does with the functions is tested on a GPU, by `make test-gpu`.",
         "",
     ]

@@ -21,7 +21,7 @@ from vcuda.ledger import create_ledger, read_shares
 from vcuda.limits import GpuLimit, create_limits, set_allowed, set_credit
 from vcuda.sizes import format_uuid
 
-LOOK = 0.005
+INTERVAL = 0.005
 """Seconds between two passes of the arbiter, on average."""
 
 Work = tuple[str, ...]
@@ -126,7 +126,7 @@ class Stage:
     def _decide(self) -> None:
         arbiter, chance = ComputeArbiter(), random.Random(1)
         granted: dict[Path, int] = {}
-        while not self._leaving.wait(LOOK * chance.uniform(0.5, 1.5)):
+        while not self._leaving.wait(INTERVAL * chance.uniform(0.5, 1.5)):
             seen = {str(tenant.page): self._sighting(tenant) for tenant in list(self.tenants)}
             for page, allowance in arbiter.decide(time.monotonic(), seen).items():
                 set_credit(page, self.uuid, int(allowance.credit * 1e6))

@@ -89,7 +89,7 @@ TEST(race_processes_never_over) {
   CHECK_EQ(fixture_used(ledger, 0), 0);
 }
 
-/* Eight processes want the last piece at the same instant: exactly one gets it, in every round. */
+/* Eight processes ask for the last piece at the same instant: exactly one gets it, in every round. */
 TEST(race_last_piece_has_one_winner) {
   struct shared *shared = shared_new();
   pid_t children[8];

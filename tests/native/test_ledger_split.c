@@ -177,7 +177,7 @@ TEST(split_lost_slot_registers_both_parts) {
   CHECK_EQ(used_bytes(ledger->file->slot[own].used[0]), 5 * GIB);
 }
 
-static void set_turn(uint64_t state, uint64_t end_ms) {
+static void set_time_slice(uint64_t state, uint64_t end_ms) {
   CHECK_EQ(limits_set_time_slice(test_path("limits"), gpu_a, state | end_ms << VC_TIME_SLICE_SHIFT), 0);
 }
 
@@ -186,20 +186,20 @@ TEST(split_time_slices_end_by_themselves) {
   struct ledger *ledger = fixture_attach();
   uint64_t now = time_slice_now_ms();
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
-  set_turn(VC_TIME_SLICE_HELD, now + 10000);
+  set_time_slice(VC_TIME_SLICE_HELD, now + 10000);
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_HELD);
   CHECK_EQ(ledger_time_slice(ledger, 1), VC_TIME_SLICE_FREE);
-  set_turn(VC_TIME_SLICE_YOURS, now + 10000);
+  set_time_slice(VC_TIME_SLICE_YOURS, now + 10000);
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_YOURS);
-  set_turn(VC_TIME_SLICE_SHORT, now + 10000);
+  set_time_slice(VC_TIME_SLICE_SHORT, now + 10000);
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_SHORT);
-  set_turn(VC_TIME_SLICE_FREE, now + 10000);
+  set_time_slice(VC_TIME_SLICE_FREE, now + 10000);
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
-  set_turn(VC_TIME_SLICE_HELD, now - 1);
+  set_time_slice(VC_TIME_SLICE_HELD, now - 1);
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
-  set_turn(VC_TIME_SLICE_HELD, now + 1000 * 1000); /* from before the machine was started */
+  set_time_slice(VC_TIME_SLICE_HELD, now + 1000 * 1000); /* from before the machine was started */
   CHECK_EQ(ledger_time_slice(ledger, 0), VC_TIME_SLICE_FREE);
-  set_turn(VC_TIME_SLICE_HELD, now + 40);
+  set_time_slice(VC_TIME_SLICE_HELD, now + 40);
   while (ledger_time_slice(ledger, 0) == VC_TIME_SLICE_HELD) continue;
 }
 

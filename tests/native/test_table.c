@@ -158,12 +158,12 @@ TEST(table_threads) {
 
 /* Many small duels, each of which begins with an empty table. */
 static struct table duel;
-static _Atomic int turn;
+static _Atomic int arrived;
 
 static void *duelist(void *data) {
   struct table_entry found, old, e = entry(0x40000000000 + (uint64_t)(uintptr_t)data * 256, 7, 0, 1);
-  atomic_fetch_add(&turn, 1);
-  while (atomic_load(&turn) < 2) continue;
+  atomic_fetch_add(&arrived, 1);
+  while (atomic_load(&arrived) < 2) continue;
   for (int i = 0; i < 200; i++) {
     CHECK_EQ(table_put(&duel, &e, &old), 0);
     CHECK_EQ(table_take(&duel, e.key, &found), 1);
@@ -175,7 +175,7 @@ TEST(table_first_entries_of_two_threads) {
   for (int i = 0; i < 100; i++) {
     pthread_t thread;
     memset(&duel, 0, sizeof duel);
-    atomic_store(&turn, 0);
+    atomic_store(&arrived, 0);
     CHECK_EQ(pthread_create(&thread, NULL, duelist, (void *)1), 0);
     duelist((void *)2);
     pthread_join(thread, NULL);

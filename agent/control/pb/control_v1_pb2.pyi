@@ -36,11 +36,11 @@ class ResizeRequest(_message.Message):
     container: _builtins.str
     """may be empty when the pod has one container with slices"""
     gpu: _builtins.str
-    """UUID; empty: each card of the container"""
+    """UUID; empty: each GPU of the container"""
     memory_bytes: _builtins.int
-    """of each such card"""
+    """of each such GPU"""
     cores: _builtins.int
-    """per cent of each such card's compute; 0: no share"""
+    """per cent of each such GPU's compute; 0: no share"""
     def __init__(
         self,
         *,
@@ -92,7 +92,7 @@ Global___ResizeResponse: _TypeAlias = ResizeResponse  # noqa: Y015
 
 @_typing.final
 class Limit(_message.Message):
-    """One card of the container, before and after."""
+    """One GPU of the container, before and after."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Resize(self, request, context):
-        """Changes what a running container may use, at once. NOT_FOUND: no such container or card here. FAILED_PRECONDITION:
+        """Changes what a running container may use, at once. NOT_FOUND: no such container or GPU here. FAILED_PRECONDITION:
         no room, or a container that cannot be changed; INVALID_ARGUMENT: a request that makes no sense. Nothing has
         changed then, and the message is one sentence for the person who asked.
         """

@@ -35,7 +35,7 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Resize: _grpc.UnaryUnaryMultiCallable[_control_v1_pb2.ResizeRequest, _control_v1_pb2.ResizeResponse]
-    """Changes what a running container may use, at once. NOT_FOUND: no such container or card here. FAILED_PRECONDITION:
+    """Changes what a running container may use, at once. NOT_FOUND: no such container or GPU here. FAILED_PRECONDITION:
     no room, or a container that cannot be changed; INVALID_ARGUMENT: a request that makes no sense. Nothing has
     changed then, and the message is one sentence for the person who asked.
     """
@@ -44,7 +44,7 @@ class ControlStub:
 class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Resize: _aio.UnaryUnaryMultiCallable[_control_v1_pb2.ResizeRequest, _control_v1_pb2.ResizeResponse]  # type: ignore[assignment]
-    """Changes what a running container may use, at once. NOT_FOUND: no such container or card here. FAILED_PRECONDITION:
+    """Changes what a running container may use, at once. NOT_FOUND: no such container or GPU here. FAILED_PRECONDITION:
     no room, or a container that cannot be changed; INVALID_ARGUMENT: a request that makes no sense. Nothing has
     changed then, and the message is one sentence for the person who asked.
     """
@@ -56,7 +56,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_v1_pb2.ResizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_v1_pb2.ResizeResponse, _abc.Awaitable[_control_v1_pb2.ResizeResponse]]:
-        """Changes what a running container may use, at once. NOT_FOUND: no such container or card here. FAILED_PRECONDITION:
+        """Changes what a running container may use, at once. NOT_FOUND: no such container or GPU here. FAILED_PRECONDITION:
         no room, or a container that cannot be changed; INVALID_ARGUMENT: a request that makes no sense. Nothing has
         changed then, and the message is one sentence for the person who asked.
         """

@@ -33,7 +33,7 @@ def pod_document(
     """A pod of containers c0, c1, …; init containers i0, …; sidecars s0, …, each with what it asks for."""
 
     def containers(
-        letter: str, wanted: tuple[Mapping[str, int], ...], **more: object
+        letter: str, requested: tuple[Mapping[str, int], ...], **more: object
     ) -> list[dict[str, Any]]:
         return [
             {
@@ -42,7 +42,7 @@ def pod_document(
                 "resources": {"limits": {key: str(count) for key, count in one.items()}},
                 **more,
             }
-            for number, one in enumerate(wanted)
+            for number, one in enumerate(requested)
         ]
 
     metadata: dict[str, Any] = {
@@ -356,7 +356,7 @@ class KubeApi:
                 return 201, {"status": {"allowed": (asked["verb"], name) not in self.refused_rights}}
             if parts[-1] == "eviction":
                 self.evicted.append(body)
-                return self.eviction_status, {"kind": "Status", "message": "as the test wants it"}
+                return self.eviction_status, {"kind": "Status", "message": "as the test set it"}
             if self.event_denial:
                 return self.event_denial, {"kind": "Status", "message": "no events, says the test"}
             if method == "POST" and parts[-1] == "events":

@@ -19,9 +19,9 @@ TOPOLOGY = "TopologyAffinityError"
 
 def shortage(pod: Pod, allocatable: Mapping[str, int], bound: Sequence[Pod]) -> list[str]:
     """Resources of which the node has too few left for POD."""
-    wanted = {name for container in pod.spec.all_containers for name in container.resources}
+    requested = {name for container in pod.spec.all_containers for name in container.resources}
     short = []
-    for name in sorted(wanted):
+    for name in sorted(requested):
         used = sum(other.spec.requests(name) for other in bound)
         if pod.spec.requests(name) > allocatable.get(name, 0) - used:
             short.append(name)

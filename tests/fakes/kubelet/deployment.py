@@ -39,8 +39,8 @@ class Deployment(threading.Thread):
         try:
             while not self.halt.wait(_POLL_S):
                 with self._lock:
-                    self._look()
-        except BaseException as error:  # noqa: BLE001  (shown by whoever ends it)
+                    self._pass()
+        except BaseException as error:  # noqa: BLE001  (shown by the thread that ends it)
             self.error = error
 
     def replace(self, count: int = 1) -> None:
@@ -63,7 +63,7 @@ class Deployment(threading.Thread):
             raise self.error
         return self.failed
 
-    def _look(self) -> None:
+    def _pass(self) -> None:
         now = time.monotonic()
         for pod in [pod for pod in self.pods if pod.phase == FAILED]:
             self.failed.append(pod.message)

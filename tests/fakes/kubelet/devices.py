@@ -46,7 +46,7 @@ class RequestOptions:
     pod: Pod
     spec: ContainerSpec
     resource: str
-    wanted: int
+    requested: int
     affinity: int | None  # NUMA mask
     reusable: frozenset[str]  # lent by init containers that will have ended by then
 
@@ -144,17 +144,19 @@ class DeviceManager:
             hints = [self._hints(pod, spec, r, n) for r, n in spec.resources.items() if r in self.known]
         return topology.merge(policy, self.nodes, hints)
 
-    def _hints(self, pod: Pod, spec: ContainerSpec, resource: str, wanted: int) -> list[topology.Hint] | None:
+    def _hints(
+        self, pod: Pod, spec: ContainerSpec, resource: str, requested: int
+    ) -> list[topology.Hint] | None:
         placed = {
             ident: tuple(node.ID for node in device.topology.nodes if node.ID in self.nodes)
             for ident, device in self.known[resource].items()
         }
         mine = self.held.get(pod.uid, {}).get(spec.name, {}).get(resource)
         if mine is not None:
-            return topology.resource_hints(self.nodes, placed, mine.ids, set(), wanted)
+            return topology.resource_hints(self.nodes, placed, mine.ids, set(), requested)
         free = self.healthy.get(resource, set()) - self.allocated.get(resource, set())
         return topology.resource_hints(
-            self.nodes, placed, free, self._reusable(pod).get(resource, set()), wanted
+            self.nodes, placed, free, self._reusable(pod).get(resource, set()), requested
         )
 
     def _reusable(self, pod: Pod) -> dict[str, set[str]]:
@@ -168,10 +170,10 @@ class DeviceManager:
         resources = [(r, n) for r, n in spec.resources.items() if n > 0]
         self.rng.shuffle(resources)  # the order of a Go map
         self.collect()
-        for resource, wanted in resources:
+        for resource, requested in resources:
             if not started:
                 lent = frozenset(reusable.get(resource, ()))
-                self._allocate_one(RequestOptions(pod, spec, resource, wanted, affinity, lent))
+                self._allocate_one(RequestOptions(pod, spec, resource, requested, affinity, lent))
         with self.lock:
             self._write_checkpoint()
             init = next((c for c in pod.spec.init_containers if c.name == spec.name), None)
@@ -203,7 +205,7 @@ class DeviceManager:
             containers.setdefault(options.spec.name, {})[resource] = held
 
     def _choose(self, options: RequestOptions) -> set[str]:
-        resource, wanted = options.resource, options.wanted
+        resource, requested = options.resource, options.requested
         with self.lock:
             mine = self.held.get(options.pod.uid, {}).get(options.spec.name, {}).get(resource)
             held = set(mine.ids) if mine else set()
@@ -218,9 +220,9 @@ class DeviceManager:
                     "previously allocated devices are no longer healthy; "
                     f"cannot allocate unhealthy devices {resource}"
                 )
-            if len(held) == wanted:
+            if len(held) == requested:
                 return set()
-            draw = Draw(self.rng, self.allocated.setdefault(resource, set()), wanted)
+            draw = Draw(self.rng, self.allocated.setdefault(resource, set()), requested)
             if draw.take(set(options.reusable)):
                 return draw.taken
             available = self.healthy[resource] - self.allocated[resource]
@@ -231,17 +233,17 @@ class DeviceManager:
                 )
             aligned, unaligned, neutral = self._by_affinity(resource, available, options.affinity)
         if draw.needed < len(aligned):
-            preferred = self._preferred(resource, aligned | draw.taken, draw.taken, wanted)
+            preferred = self._preferred(resource, aligned | draw.taken, draw.taken, requested)
             steps: tuple[set[str], ...] = (preferred & aligned, aligned)
         elif draw.take(aligned):
             return draw.taken
         else:
-            preferred = self._preferred(resource, available | draw.taken, draw.taken, wanted)
+            preferred = self._preferred(resource, available | draw.taken, draw.taken, requested)
             steps = (preferred & available, unaligned, neutral)
         with self.lock:
             if any(draw.take(step) for step in steps):
                 return draw.taken
-        raise AdmissionError(f"unexpectedly allocated less resources than required. Requested: {wanted}")
+        raise AdmissionError(f"unexpectedly allocated less resources than required. Requested: {requested}")
 
     def _by_affinity(
         self, resource: str, available: set[str], affinity: int | None
@@ -285,9 +287,9 @@ class DeviceManager:
         """EndpointError when a plugin that asked for it does not let the container start."""
         with self.lock:
             held = dict(self.held.get(pod.uid, {}).get(spec.name, {}))
-        for resource, wanted in spec.resources.items():
+        for resource, requested in spec.resources.items():
             endpoint = self.endpoints.get(resource)
-            if wanted and endpoint is not None:
+            if requested and endpoint is not None:
                 ids = sorted(held[resource].ids) if resource in held else []
                 if endpoint.options.pre_start_required and not ids:
                     raise EndpointError(f"no devices found allocated in local cache for pod {pod.uid}")
@@ -350,10 +352,10 @@ class DeviceManager:
 class Draw:
     """Collects WANTED devices from one set after the other, at random within a set, marking them as in use."""
 
-    def __init__(self, rng: random.Random, in_use: set[str], wanted: int) -> None:
+    def __init__(self, rng: random.Random, in_use: set[str], requested: int) -> None:
         self.rng = rng
         self.in_use = in_use
-        self.needed = wanted
+        self.needed = requested
         self.taken: set[str] = set()
 
     def take(self, source: set[str]) -> bool:

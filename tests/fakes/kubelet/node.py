@@ -161,7 +161,7 @@ class FakeKubelet:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Ends the kubelet process. Containers keep running, files stay, nobody restarts anything."""
+        """Ends the kubelet process. Containers keep running, files stay, nothing is restarted."""
         kubelet = self._now
         kubelet.loop.halt.set()
         kubelet.manager.changed.set()

@@ -31,7 +31,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """One pod. bind=True is a pod with nodeName set: no scheduler has looked at it."""
+    """One pod. bind=True is a pod with nodeName set: no scheduler has seen it."""
 
     name: str
     containers: tuple[ContainerSpec, ...] = (ContainerSpec(),)
@@ -58,12 +58,12 @@ class PodSpec:
         running = sum(c.resources.get(resource, 0) for c in self.containers)
         peak = 0
         for container in self.init_containers:
-            wanted = container.resources.get(resource, 0)
+            requested = container.resources.get(resource, 0)
             if container.sidecar:
-                running += wanted
+                running += requested
                 peak = max(peak, sum(c.resources.get(resource, 0) for c in self.init_containers if c.sidecar))
             else:
-                peak = max(peak, wanted)
+                peak = max(peak, requested)
         return max(running, peak)
 
 
@@ -160,7 +160,7 @@ class Pod:
             self.changed.notify_all()
 
     def notify(self) -> None:
-        """Wakes everybody who waits for something about this pod."""
+        """Wakes every thread that waits for something about this pod."""
         with self.changed:
             self.changed.notify_all()
 

@@ -86,7 +86,7 @@ class Endpoint:
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     def pre_start(self, ids: Sequence[str], timeout_s: float) -> None:
-        """Only when the plugin asked for it; a stopped endpoint remembers what its plugin wanted."""
+        """Only when the plugin asked for it; a stopped endpoint remembers what its plugin asked for."""
         if not self.options.pre_start_required:
             return
         with _named("PreStartContainer"):
@@ -106,7 +106,7 @@ def _named(call: str) -> Iterator[None]:
 
 
 class Handler(Protocol):
-    """Who wants to know (the device manager)."""
+    """Who is told (the device manager)."""
 
     def connected(self, resource: str, endpoint: Endpoint) -> None: ...
     def devices(self, resource: str, devices: Sequence[pb.Device]) -> None: ...
@@ -165,7 +165,7 @@ class Registry(rpc.RegistrationServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:  # noqa: N802
         """Checks, dials back and asks for the options, all before the plugin gets its answer."""
-        if self.stopping:  # a process that has ended answers nobody
+        if self.stopping:  # a process that has ended answers no call
             context.abort(grpc.StatusCode.UNAVAILABLE, "the kubelet has ended")
         if request.version != API_VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet.'

@@ -125,11 +125,11 @@ def inside(job):
         mount("proc", "/proc", "proc", 2 | 4 | 8)
         private = set()
         sources = [os.open(m["source"], os.O_PATH) for m in job["mounts"]]
-        for source, wanted in sorted(
+        for source, asked in sorted(
             zip(sources, job["mounts"], strict=True), key=lambda pair: pair[1]["target"].count("/")
         ):
-            prepare(wanted["target"], stat.S_ISDIR(os.fstat(source).st_mode), private)
-            bind(f"/proc/self/fd/{source}", wanted["target"], wanted["read_only"])
+            prepare(asked["target"], stat.S_ISDIR(os.fstat(source).st_mode), private)
+            bind(f"/proc/self/fd/{source}", asked["target"], asked["read_only"])
         for source in sources:
             os.close(source)
     os.setsid()
@@ -140,7 +140,7 @@ def inside(job):
 def wait(child, lifeline):
     """Exit code of CHILD, which does not outlive the LIFELINE's other end."""
     ends = [lifeline]
-    with contextlib.suppress(OSError, AttributeError):  # an old or restricted kernel: look every 20 ms
+    with contextlib.suppress(OSError, AttributeError):  # an old or restricted kernel: poll every 20 ms
         ends.append(os.pidfd_open(child))
     poll = None if len(ends) == 2 else 0.02
     while True:

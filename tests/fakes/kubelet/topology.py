@@ -36,7 +36,7 @@ def resource_hints(
     placed: Mapping[str, tuple[int, ...]],
     free: Set[str],
     reusable: Set[str],
-    wanted: int,
+    requested: int,
 ) -> list[Hint] | None:
     """Hints for WANTED of the devices PLACED (id -> nodes, empty without topology); None: no opinion.
 
@@ -45,19 +45,19 @@ def resource_hints(
     """
     if not any(placed.values()):
         return None
-    if len(free | reusable) < wanted:
+    if len(free | reusable) < requested:
         return []
     smallest = len(nodes)
     found = []
     for mask in masks(nodes):
         size = mask.bit_count()
-        if size < smallest and sum(on(mask, where) for where in placed.values()) >= wanted:
+        if size < smallest and sum(on(mask, where) for where in placed.values()) >= requested:
             smallest = size
         lent = [placed.get(device, ()) for device in reusable]
         if not all(on(mask, where) for where in lent if where):
             continue
         spare = sum(on(mask, placed.get(device, ())) for device in free - reusable)
-        if spare + sum(1 for where in lent if where) >= wanted:
+        if spare + sum(1 for where in lent if where) >= requested:
             found.append(mask)
     return [Hint(mask, mask.bit_count() == smallest) for mask in found]
 

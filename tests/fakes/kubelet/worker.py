@@ -65,7 +65,7 @@ class Worker(threading.Thread):
         self.retry_at: dict[str, float] = {}
 
     def run(self) -> None:
-        """Looks at the pod again and again, as the kubelet does; decisions depend on the pod's state alone."""
+        """Syncs the pod again and again, as the kubelet does; decisions depend on the pod's state alone."""
         while not self.halt.is_set():
             if self.pod.deleting.is_set() or self.pod.terminal:
                 self._end()
@@ -78,18 +78,18 @@ class Worker(threading.Thread):
     def _due(self) -> list[Container]:
         """The containers that should run now and do not."""
         now = time.monotonic()
-        wanted = []
+        starting = []
         for container in self.pod.init_containers:
             if container.spec.sidecar:
-                wanted.append(container)
+                starting.append(container)
                 if container.runs == 0:
                     break  # what follows waits until it has started
             elif container.exit_code != 0 or container.running:
-                wanted.append(container)
+                starting.append(container)
                 break  # what follows waits until it has succeeded
         else:
-            wanted += [c for c in self.pod.containers if self._restarts(c)]
-        due = [c for c in wanted if not c.running]
+            starting += [c for c in self.pod.containers if self._restarts(c)]
+        due = [c for c in starting if not c.running]
         for container in due:
             self._note_exit(container)
         return [

@@ -62,7 +62,7 @@ def pointers(world: World, found: Found) -> str:
 
 @case("A", 12, "all_lead_to_the_library", "dlsym_leads_to_the_library")
 def lookups(world: World, found: Found) -> str:
-    """Under the library every hooked function that the driver has is the library's, whoever is asked."""
+    """Under the library every hooked function that the driver has is the library's, whichever lookup is used."""
     env = world.limited(VCUDA_CORES="99")  # with a share nothing is left to the driver
     got = world.run(env, "pointers.py", names_file(world))
     missed = [one for one in got["stray"] if "vcuda" not in one[3]]

@@ -1,6 +1,6 @@
 """A, the last part: what the library adds to a call, in pairs. Two programs run side by side, one plain, one
-limited, and take turns, so that both meet the same GPU and the same machine; the figure is the median of the
-turns' ratios.
+limited, and alternate, so that both meet the same GPU and the same machine; the figure is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.gpu.cases.assumptions import ask
 from tests.gpu.running import Program
 from tests.gpu.world import CaseError, Found, World, case
 
-# What, how often in a turn.
+# What, how often in a round.
 CALLS = (
     ("alloc_4k", 2000),
     ("alloc_2m", 500),
@@ -50,7 +50,7 @@ class Side:
 
 
 def compare(
-    world: World, found: Found, sides: dict[str, dict[str, str]], turns: int
+    world: World, found: Found, sides: dict[str, dict[str, str]], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """call -> side -> [p50, p99, ratio to the first side]."""
     running = {name: Side(world, name, env) for name, env in sides.items()}
@@ -58,8 +58,8 @@ def compare(
     try:
         for call, count in CALLS:
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-            for turn in range(turns):
-                for name in list(running) if turn % 2 else list(reversed(running)):
+            for number in range(rounds):
+                for name in list(running) if number % 2 else list(reversed(running)):
                     times[name].append(running[name].time(call, max(20, world.count(count, count // 50))))
             table[call] = {
                 name: [
@@ -91,7 +91,7 @@ def call_costs(world: World, found: Found) -> str:
         "share": world.limited("b", VCUDA_CORES="99"),
     }
     table = compare(world, found, sides, world.count(9, 3))
-    # Twice a call is no claim about speed: it is where something is wrong, such as a look at NVML at each call.
+    # Twice a call is no claim about speed: it is where something is wrong, such as a reading of NVML at each call.
     ratios = {call: table[call]["limited"][2] for call in ("alloc_4k", "alloc_2m", "alloc_256m", "async_1m")}
     micro = {call: table[call]["limited"][0] - table[call]["plain"][0] for call in ratios}
     found.check(
@@ -114,7 +114,7 @@ def call_costs(world: World, found: Found) -> str:
     "processes_cost_the_same",
     "own_pid_is_listed",
     "bytes_are_told",
-    "a_look_is_cheap",
+    "a_reading_is_cheap",
 )
 def nvml_cost(world: World, found: Found) -> str:
     """What NVML's calls cost beside 1, 16 and 64 processes."""

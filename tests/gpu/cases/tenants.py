@@ -65,16 +65,18 @@ def race(world: World, found: Found) -> str:
         }
         running = together(world, words)
         groups = [",".join(str(running[f"{quota}{n}"].pid) for n in range(4)) for quota in ("a", "b")]
-        looks = []
-        for turn in range(rounds):
-            (Path(folder) / str(turn)).touch()
+        readings = []
+        for step in range(rounds):
+            (Path(folder) / str(step)).touch()
             for one in running.values():
-                one.wait_for(f"frozen {turn}", min(30, world.left()))
-            looks.append(world.run(world.plain(), "watch_gpu.py", *groups, prefix=f"look {turn} ")["held"])
+                one.wait_for(f"frozen {step}", min(30, world.left()))
+            readings.append(
+                world.run(world.plain(), "watch_gpu.py", *groups, prefix=f"reading {step} ")["held"]
+            )
         (Path(folder) / "end").touch()
         answers = results(world, running)
     taken, refused = (sum(whole(one, key) for one in answers.values()) for key in ("taken", "refused"))
-    most, least = max(map(max, looks)), min(map(min, looks))
+    most, least = max(map(max, readings)), min(map(min, readings))
     # What the driver rounds in four processes is not in the library's hands to the byte.
     found.check(
         "never_over", most <= world.limit + 4 * 8 * BLOCK, f"at most {gib(most)} of {gib(world.limit)}"
@@ -88,7 +90,7 @@ def race(world: World, found: Found) -> str:
     after = {quota: free_now(world, quota) for quota in ("a", "b")}
     lost = max(abs(before[quota] - after[quota]) for quota in before)
     found.check("nothing_lost", lost <= 4 * BLOCK, {"before": before, "after": after})
-    return f"{taken} taken, {refused} refused; in {rounds} looks {gib(least)} to {gib(most)} of {gib(world.limit)}"
+    return f"{taken} taken, {refused} refused; in {rounds} readings {gib(least)} to {gib(most)} of {gib(world.limit)}"
 
 
 @contextlib.contextmanager
@@ -130,7 +132,7 @@ def spin(
 
 
 def spun(world: World, found: Found, check: str, had: dict[str, float], wished: dict[str, int]) -> None:
-    """Nobody had more than his share; a rehearsal judges only that each had something."""
+    """No client had more than its share; a rehearsal judges only that each had something."""
     over = {name: percent for name, percent in had.items() if percent > wished[name] + POINTS}
     found.check(check, min(had.values()) > 0 and (world.options.short or not over), had)
 

@@ -49,9 +49,9 @@ class Gpu:
     def __init__(self):
         self.nvml = Nvml()
         self.context = False
-        self.last = self.look()
+        self.last = self.reading()
 
-    def look(self):
+    def reading(self):
         """(own, all, free by CUDA)."""
         own = self.nvml.processes().get(os.getpid(), 0)
         return own, self.nvml.used(), free() if self.context else 0
@@ -61,7 +61,7 @@ class Gpu:
         begun = time.perf_counter_ns()
         answer = action()
         took = (time.perf_counter_ns() - begun) // 1000
-        now = self.look()
+        now = self.reading()
         quota = self.last[2] - now[2] if self.last[2] else 0
         steps[name] = [now[0] - self.last[0], now[1] - self.last[1], quota, took]
         say(**{f"step {name}": steps[name]})
@@ -189,7 +189,7 @@ def main(blas):
     context = gpu.step("context", open_context)
     after = os.getpid() in gpu.nvml.processes()
     check("a_context_makes_it_listed", (before, after) == (False, True), [before, after])
-    gpu.context, gpu.last = True, gpu.look()
+    gpu.context, gpu.last = True, gpu.reading()
     say(total=memory()[1])
     gpu.step("1 byte", lambda: blocks(1, 1))
     gpu.step("31 x 64 KiB", lambda: blocks(31, 64 << 10))

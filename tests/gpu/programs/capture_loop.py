@@ -1,6 +1,6 @@
 """Captures, instantiates, launches and destroys graphs for SECONDS, while another thread launches, allocates and asks.
 
-Every answer must be 0; a capture that somebody else's call has spoilt is one that is not.
+Every answer must be 0; a capture that another thread's call has spoilt is one that is not.
 """
 
 import ctypes
@@ -77,10 +77,10 @@ def capture(work, stream, mode, memory):
 other = threading.Thread(target=beside)
 other.start()
 kernel, line, end = Launch(20_000, "work_20us"), new_stream(), time.monotonic() + seconds
-turn = 0
+number = 0
 while time.monotonic() < end and len(wrong) < 20:
-    capture(kernel, line, (GLOBAL, OWN_THREAD, RELAXED)[turn % 3], turn % 2 == 1)
-    turn += 1
+    capture(kernel, line, (GLOBAL, OWN_THREAD, RELAXED)[number % 3], number % 2 == 1)
+    number += 1
 stop.set()
 other.join()
 say(wrong=wrong, **rounds)

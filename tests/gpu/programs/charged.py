@@ -92,16 +92,16 @@ class Pair:
         assert ours.recv(16) == b"ready"
         open_context()
         self.nvml = Nvml(uuid())
-        self.base = self.look()
+        self.base = self.reading()
 
-    def look(self):
+    def reading(self):
         """(exporter, importer, all)."""
         seen = self.nvml.processes()
         return [seen.get(os.getpid(), 0), seen.get(self.process.pid, 0), self.nvml.used()]
 
     def grown(self, name):
         """The same since the start."""
-        now = [a - b for a, b in zip(self.look(), self.base, strict=True)]
+        now = [a - b for a, b in zip(self.reading(), self.base, strict=True)]
         say(**{name: now})
         return now
 

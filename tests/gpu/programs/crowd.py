@@ -19,13 +19,13 @@ while code == 0 and len(blocks) < total // BLOCK:
         blocks.append(address)
 say(ready=True, code=code, blocks=len(blocks), wanted=total // BLOCK)
 probe, wrong, begun = (ctypes.c_ubyte * 4096)(), 0, time.monotonic()
-for turn in range(rounds):
+for step in range(rounds):
     for number, address in enumerate(blocks):
-        call("cuMemsetD8_v2", u64(address), (number + turn) % 251, size_t(BLOCK))
+        call("cuMemsetD8_v2", u64(address), (number + step) % 251, size_t(BLOCK))
     synchronize()
     for number, address in enumerate(blocks):
         call("cuMemcpyDtoH_v2", probe, u64(address + BLOCK - 4096), size_t(4096))
-        wrong += bytes(probe) != bytes([(number + turn) % 251]) * 4096
+        wrong += bytes(probe) != bytes([(number + step) % 251]) * 4096
 say(seconds=round(time.monotonic() - begun, 3), wrong=wrong)
 for address in blocks:
     release(address)

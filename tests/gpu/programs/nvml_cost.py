@@ -43,7 +43,7 @@ def pair():
 
 
 def calls_of(nvml):
-    """Name -> call: what the library asks at each look, what the agent asks in its rounds."""
+    """Name -> call: what the library asks at each reading, what the agent asks in its rounds."""
     lib, device, room = nvml.lib, nvml.device, ctypes.create_string_buffer(1 << 16)
     infos, count = (ProcessInfo * 128)(), ctypes.c_uint(128)
     name, errors = uuid().encode(), ctypes.c_ulonglong()
@@ -127,9 +127,14 @@ def main(counts):
         check_own_pid_is_listed=[mine is not None, mine],
         check_bytes_are_told=[mine is not None and mine > 0, mine],
     )
-    look = alone["processes"][0] + alone["memory"][0]
+    reading = alone["processes"][0] + alone["memory"][0]
     pair_cost = alone["allocation pair of 2 MiB"][0]
-    say(check_a_look_is_cheap=[look < 20 * pair_cost, f"a look {look} ns, a pair of 2 MiB {pair_cost} ns"])
+    say(
+        check_a_reading_is_cheap=[
+            reading < 20 * pair_cost,
+            f"a reading {reading} ns, a pair of 2 MiB {pair_cost} ns",
+        ]
+    )
     done()
 
 

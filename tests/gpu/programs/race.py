@@ -2,7 +2,7 @@
 FOLDER, ROUNDS.
 
 Round N begins when FOLDER/N is there, lasts SECONDS and ends with everything held as it is (`frozen`), so
-that what all hold can be looked at. Every refusal must be 2, and everything that was taken is given back at
+that what all hold can be measured. Every refusal must be 2, and everything that was taken is given back at
 the end.
 """
 
@@ -27,7 +27,7 @@ class Racer:
         kind, what, _ = self.held.pop(number)
         release(what) if kind == 0 else call("cuMemRelease", u64(what))
 
-    def turn(self):
+    def step(self):
         """Takes one or gives one."""
         if self.held and (len(self.held) > 60 or self.chance.random() < 0.45):
             self.give(self.chance.randrange(len(self.held)))
@@ -51,7 +51,7 @@ for number in range(int(sys.argv[4])):
         time.sleep(0.002)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        racer.turn()
+        racer.step()
     say(**{f"frozen {number}": sum(one[2] for one in racer.held)})
 while not (folder / "end").exists():
     time.sleep(0.002)

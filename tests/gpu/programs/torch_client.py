@@ -34,13 +34,13 @@ def step(rows):
     return loss
 
 
-for turn in range(10):
-    step(64 * (turn % 8 + 1))
+for number in range(10):
+    step(64 * (number % 8 + 1))
 loss = float(step(512))
 steps, begun = 0, time.monotonic()
 while time.monotonic() - begun < seconds:
-    for turn in range(8):
-        step(64 * (turn + 1))
+    for number in range(8):
+        step(64 * (number + 1))
     torch.cuda.synchronize()
     steps += 8
 say(rate=steps / (time.monotonic() - begun), loss=loss, peak=torch.cuda.max_memory_reserved())

@@ -1,6 +1,6 @@
 """A node under load whose agent is killed again and again, whose kubelet restarts, and whose sockets are wiped.
 
-Pods come and go in a thread of their own. After each kill, while nobody can change anything, what is on disk is
+Pods come and go in a thread of their own. After each kill, while nothing can change, what is on disk is
 compared with what runs: every running container's allocation is in the allocation table and whole, no GPU is promised
 twice, and no container was restarted or ended. `Breeze` kills the agent's process behind its front, and has successors
 take over, on a node that reports its slices as seldom as a real one: there no pod may fail. `make test-kills` runs both
@@ -119,8 +119,8 @@ class Storm:
             assert directory.name in known, f"{one}: its allocation is lost"
             page = vcuda.read_limits(directory / contract.LIMITS_FILE)
             assert vcuda.read_ledger(directory / contract.LEDGER_FILE).allocation_id == page.allocation_id
-            wanted = container.spec.resources[RESOURCE]
-            assert sum(gpu.memory_bytes for gpu in page.gpus) == wanted * GIB, f"{one}: another limit"
+            requested = container.spec.resources[RESOURCE]
+            assert sum(gpu.memory_bytes for gpu in page.gpus) == requested * GIB, f"{one}: another limit"
             for gpu in page.gpus:
                 promised[gpu.uuid] = promised.get(gpu.uuid, 0) + gpu.memory_bytes
             assert container.restarts == 0, f"{one}: restarted"
@@ -189,7 +189,7 @@ class Storm:
                     elif self._pods:
                         ending = self._pods.pop(rng.randrange(len(self._pods)))
                         self.node.delete_pod(ending)
-        except BaseException as error:  # noqa: BLE001  (shown by whoever waits for the storm)
+        except BaseException as error:  # noqa: BLE001  (shown by the caller that waits for the storm)
             self.failure = error
 
     def _bury(self) -> None:
@@ -203,7 +203,7 @@ class Storm:
 
 
 class Breeze(Storm):
-    """The agent dies and is replaced, its front and its container do not: nobody may notice."""
+    """The agent dies and is replaced, its front and its container do not: no pod may notice."""
 
     level = "info"
 
@@ -230,7 +230,7 @@ class Breeze(Storm):
                 self.agent.kill_worker()
                 self.kills += 1
             self.check()
-            if number % 3 == 2:  # one that never gets to serve is away for longer than anybody waits
+            if number % 3 == 2:  # one that never gets to serve is away for longer than any caller waits
                 wait_until(lambda: self.deployment.running() == 8, "all pods of the deployment")
             if self.failure:
                 raise self.failure

@@ -31,7 +31,7 @@ def limits_of(container):
 
 
 def held(agent):
-    """Slices by GPU, of everybody who has not ended."""
+    """Slices by GPU, of every container that has not ended."""
     found = {}
     for row in agent.status():
         if row["state"] != "ended":
@@ -191,8 +191,8 @@ def test_any_mix_of_pods_is_counted_right(directory, policy, seed):
                 continue
             assert made.phase in ("Running", "Pending"), (made, made.message)
             alive.append(made)
-        # A pod that came and went between two looks at the kubelet's list stays counted, nameless, until the kubelet
-        # shows its devices as free; everybody who lives is known, and nobody else by name.
+        # A pod that came and went between two polls of the kubelet's list stays counted, nameless, until the kubelet
+        # shows its devices as free; every running pod is known, and no other by name.
         alive_names = {one.name for one in alive}
         wait_until(
             lambda: {row["pod"] for row in agent.status()} - {None} == alive_names,

@@ -32,7 +32,7 @@ def api():
 
 @pytest.fixture
 def begin(directory, api):
-    """Starts a node of CARDS GPUs of 24 GiB on two NUMA nodes; the agent knows its pods."""
+    """Starts a node of CARDS GPUs of 24 GiB on two NUMA nodes, with its pods in the API server."""
     started = []
 
     def start(policy="none", gpus=4, seed=7, gib=24):

@@ -45,11 +45,11 @@ class Caller:
                     self.free |= self.answered.pop(self.rng.choice(sorted(self.answered)))
                     continue
                 size = self.rng.randint(1, min(6, len(self.free)))
-                wanted = api.ContainerPreferredAllocationRequest(
+                preference = api.ContainerPreferredAllocationRequest(
                     available_deviceIDs=sorted(self.free), allocation_size=size
                 )
                 preferred = stub.GetPreferredAllocation(
-                    api.PreferredAllocationRequest(container_requests=[wanted]), timeout=20
+                    api.PreferredAllocationRequest(container_requests=[preference]), timeout=20
                 )
                 (first,) = preferred.container_responses
                 device_ids = set(first.deviceIDs)
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_a_newer_agent_is_refused_and_nothing_is_harmed(node, ag
 
 
 def test_a_state_directory_that_was_lost(node, agent):
-    """The kubelet replays answers that name directories nobody knows any more."""
+    """The kubelet replays answers that name directories that the new agent has no record of."""
     import shutil
 
     running = node.run_pod(pod("a", 8))

@@ -67,7 +67,7 @@ occupants = st.builds(
     ),
     st.lists(id_lists, max_size=3),
 )
-starts = st.builds(lambda wanted: api.PreStartContainerRequest(devices_ids=wanted), id_lists)
+starts = st.builds(lambda ids: api.PreStartContainerRequest(devices_ids=ids), id_lists)
 
 
 def changed(request, at, cut, put):
@@ -112,7 +112,7 @@ class Listed:
 
 
 async def send(channel, method, raw):
-    """The answer's bytes, or the code of the error. A stream is looked at once."""
+    """The answer's bytes, or the code of the error. A stream is read at once."""
     path = f"/v1beta1.DevicePlugin/{method}"
     try:
         if method == "ListAndWatch":
@@ -174,7 +174,7 @@ def test_no_message_kills_the_agent_or_spoils_its_allocation_table(directory, li
 
 
 def converse(directory, library, cluster, calls):
-    """Sends CALLS to an agent that knows the pods of CLUSTER, and looks at its allocation tables after each."""
+    """Sends CALLS to an agent that has listed the pods of CLUSTER, and checks its allocation tables after each."""
     start_module._PATIENCE, patience = 0.02, start_module._PATIENCE
     answers = {
         "GetDevicePluginOptions": api.DevicePluginOptions,

@@ -1,4 +1,4 @@
-"""With CUDA programs on the simulated driver: discovery, usage, measured memory and the start gate."""
+"""With CUDA programs on the simulated driver: discovery, usage, measured memory and the start decision."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_after_a_forced_deletion_memory_of_the_old_processes_is_waited_for(gpu_n
             for e in second.events
             if e.kind == "Warning"
         ),
-        "the gate's refusal",
+        "the refusal",
     )
     assert not second.container("c0").running
     left_over.kill()
@@ -134,8 +134,8 @@ def test_a_directory_is_kept_while_a_process_is_attached(gpu_node, agent, progra
     gpu_node.delete_pod(first)
     other = gpu_node.run_pod(pod("b", 2))
     wait_until(lambda: rows_of(agent, "b"), "the name")
-    looks = 20
-    for _ in range(looks):
+    polls = 20
+    for _ in range(polls):
         agent.status()
     assert directory.exists()
     assert other.phase == "Running"

@@ -206,7 +206,7 @@ def test_a_successor_that_is_asked_to_end_leaves_nothing(node, agent, successor)
     assert agent.terminate() == 0
 
 
-def test_a_start_gate_that_waits_is_handed_over(node, agent, successor):
+def test_a_start_decision_that_waits_is_handed_over(node, agent, successor):
     """A PreStartContainer under way is asked again of the successor, and the kubelet does not notice."""
     running = node.run_pod(pod("a", 4))
     assert allocation_dir(running.container("c0")).is_dir()

@@ -71,13 +71,13 @@ def test_a_lost_kubelet_checkpoint_promises_nothing_twice(node, agent):
     new = [node.run_pod(pod(f"new{number}", 6)) for number in range(5)]
     assert [one.phase for one in new] == ["Running"] * 5
     assert max(promised(old, *new).values()) <= 24 * GIB
-    time.sleep(2.0)  # several looks
+    time.sleep(2.0)  # several polls
     assert (allocation_dir(old.container("c0")) / contract.LIMITS_FILE).exists()
     assert {row["pod"] for row in agent.status()} == {"old", *(one.name for one in new)}
 
 
 def test_what_does_not_fit_beside_it_waits_until_it_has_ended(node, agent):
-    """A pod that no scheduler has looked at: the kubelet has room by its own count."""
+    """A pod that no scheduler has seen: the kubelet has room by its own count."""
     old = node.run_pod(pod("old", 24))
     other = node.run_pod(pod("other", 12))
     named(agent)
@@ -120,8 +120,8 @@ def test_empty_lists_after_a_kubelet_restart_count_for_nothing(slow_node, agent)
     assert (directory / contract.LIMITS_FILE).is_file()
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays(node, agent, looks):
+@pytest.mark.parametrize("polled", [False, True])
+def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays(node, agent, polled):
     running = node.run_pod(pod("a", 8))
     directory, gpu = allocation_dir(running.container("c0")), gpu_of(running.container("c0"))
     named(agent)
@@ -129,7 +129,7 @@ def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays
     shutil.rmtree(agent.state)
     agent.start()
     node.wait_allocatable(RESOURCE, 48, PATIENCE)
-    if looks:
+    if polled:
         named(agent)
     running.container("c0").process.kill()
     wait_until(lambda: running.container("c0").restarts and running.container("c0").running, "the restart")
@@ -142,8 +142,8 @@ def test_a_lost_state_directory_comes_back_at_the_paths_that_the_kubelet_replays
     assert (row["allocation"], row["pod"]) == (directory.name, "a")
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_without_the_kubelets_checkpoint_such_a_start_is_refused(node, agent, looks):
+@pytest.mark.parametrize("polled", [False, True])
+def test_without_the_kubelets_checkpoint_such_a_start_is_refused(node, agent, polled):
     running = node.run_pod(pod("a", 8))
     named(agent)
     agent.kill()
@@ -155,7 +155,7 @@ def test_without_the_kubelets_checkpoint_such_a_start_is_refused(node, agent, lo
     checkpoint.unlink()
     agent.start()
     wait_until(lambda: node.allocatable().get(RESOURCE) == 48 and rpc_answers(agent), "registration")
-    if looks:
+    if polled:
         named(agent)
     running.container("c0").process.kill()
     refused = lambda: [one for one in running.events if "delete the pod" in one.message]  # noqa: E731

@@ -26,7 +26,7 @@ from tests.integration.agent.conftest import (
 from tests.native.running import LIBRARY, OUT_OF_MEMORY, SUCCESS, Client
 from vcuda import contract
 
-WANTS_HOST = {"gigaslice.io/oversubscribe": "true"}
+OVERSUBSCRIBED = {"gigaslice.io/oversubscribe": "true"}
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def started(kubelet, name, count=1, **more):
 
 def test_three_jobs_of_8_gib_run_on_a_gpu_of_16(node):
     kubelet, agent, driver = node
-    containers = [started(kubelet, f"job{n}", annotations=WANTS_HOST) for n in range(3)]
+    containers = [started(kubelet, f"job{n}", annotations=OVERSUBSCRIBED) for n in range(3)]
     programs = [program(driver, container) for container in containers]
     try:
         for one in programs:
@@ -122,13 +122,13 @@ def test_without_the_annotation_a_pod_waits_for_the_gpus_own_memory(node):
     assert page.gpus[0].physical_bytes == 0
 
 
-def test_the_agent_gives_turns_and_nobody_misses_it(small_node):
-    """Two containers of 4 GiB on a GPU of 4: the agent gives turns, is killed in the middle, and comes back.
+def test_the_agent_gives_time_slices_and_no_program_misses_it(small_node):
+    """Two containers of 4 GiB on a GPU of 4: the agent gives time slices, is killed in the middle, and comes back.
 
-    When turns are worth it is tested without a clock, in tests/unit/gigaslice/limits/test_time_slicing.py.
+    When time slices are worth it is tested without a clock, in tests/unit/gigaslice/limits/test_time_slicing.py.
     """
     kubelet, agent, driver = small_node
-    containers = [started(kubelet, f"job{n}", 4, annotations=WANTS_HOST) for n in range(2)]
+    containers = [started(kubelet, f"job{n}", 4, annotations=OVERSUBSCRIBED) for n in range(2)]
     jobs = []
     try:
         for container in containers:

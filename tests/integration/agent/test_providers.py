@@ -101,7 +101,7 @@ def test_whole_gpus_are_counted_after_the_loss_of_the_state(both, agent):
 
 
 def test_slices_that_the_kubelet_hands_out_before_it_knows_wait(both, agent):
-    """A race between the two lists: the kubelet takes a GPU's slices that were healthy when it last looked."""
+    """A race between the two lists: the kubelet takes a GPU's slices that were healthy at its last poll."""
     whole = both.run_pod(gpus("whole", 2))
     wait_both(both, 0, 2)
     slices = {f"{uuid(n)}/{k}" for n in range(2) for k in range(24)}
@@ -109,7 +109,8 @@ def test_slices_that_the_kubelet_hands_out_before_it_knows_wait(both, agent):
         both.manager.healthy[RESOURCE] = set(slices)
     late = both.create_pod(replace(pod("late", 8), bind=True))
     wait_until(
-        lambda: any("waiting for" in event["detail"] for event in agent.events("start delayed")), "the gate"
+        lambda: any("waiting for" in event["detail"] for event in agent.events("start delayed")),
+        "the start decision",
     )
     assert late.phase == "Pending"
     both.delete_pod(whole)

@@ -182,7 +182,7 @@ def test_a_kubelet_socket_that_is_none_is_waited_for(kubelet, agent):
 
 
 def test_a_kubelet_that_refuses_is_asked_again(kubelet, agent):
-    """Somebody listens on kubelet.sock and answers nothing useful; later the kubelet is there."""
+    """A server listens on kubelet.sock and answers nothing useful; later the kubelet is there."""
     kubelet.plugin_directory.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(kubelet.kubelet_socket))

@@ -60,7 +60,7 @@ def holdings(agent):
 
 
 def kept(agent):
-    """Every file that something depends on; what is made ahead in hidden directories is anybody's to clear away."""
+    """Every file that something depends on; any process may clear hidden directories away."""
     return {
         path: path.read_bytes()
         for path in sorted(agent.state.rglob("*.json*"))

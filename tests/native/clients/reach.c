@@ -27,8 +27,8 @@ static void *must(void *found, const char *what) {
   return found;
 }
 
-void reach_start(const char *wanted) {
-  mode = wanted;
+void reach_start(const char *way) {
+  mode = way;
   if (!strcmp(mode, "linked")) return;
   int scope = strcmp(mode, "default") ? RTLD_LOCAL : RTLD_GLOBAL;
   handle = must(dlopen("libcuda.so.1", RTLD_NOW | scope), "libcuda.so.1");

@@ -16,7 +16,7 @@ enum { PART = 2 << 20, THREADS = 4 };
 static long rounds;
 static CUdeviceptr area;                    /* one place for each thread, and a common one */
 static CUmemGenericAllocationHandle handle; /* of the round */
-static _Atomic long turn[2], won[4];
+static _Atomic long reached[2], won[4];
 static CUcontext context;
 static size_t before; /* free bytes */
 
@@ -42,8 +42,8 @@ static size_t free_bytes(void) {
 
 /* Both threads leave this at the same moment, again and again. */
 static void meet(int side, long round) {
-  atomic_store(&turn[side], round);
-  while (atomic_load(&turn[!side]) < round) sched_yield();
+  atomic_store(&reached[side], round);
+  while (atomic_load(&reached[!side]) < round) sched_yield();
 }
 
 /* Lets the other side go first, more or less. */

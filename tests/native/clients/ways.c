@@ -72,12 +72,12 @@ static void own_namespace(const char *file) {
   say(use_driver(by_handle));
 }
 
-/* Two driver libraries, as with cuda-compat, asked in time slice: all calls must reach one of them. */
+/* Two driver libraries, as with cuda-compat, asked alternately: all calls must reach one of them. */
 static void *second;
 
-static void *by_turns(const char *name) {
-  static int turn;
-  return dlsym(turn++ % 2 ? second : handle, name);
+static void *alternately(const char *name) {
+  static int calls;
+  return dlsym(calls++ % 2 ? second : handle, name);
 }
 
 static void two_drivers(const char *file) {
@@ -85,7 +85,7 @@ static void two_drivers(const char *file) {
   void *early = dlsym(handle, "cuDeviceGetCount");
   second = dlopen(file, RTLD_NOW);
   if (second == NULL) fprintf(stderr, "%s\n", dlerror()), exit(9);
-  say(use_driver(by_turns));
+  say(use_driver(alternately));
   say(dlsym(second, "cuDeviceGetCount") == early ? "one driver" : "two drivers");
   say(dlsym(second, "cuNoSuchFunction") == NULL && dlerror() != NULL ? "nothing more" : "something");
 }

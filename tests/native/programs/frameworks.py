@@ -33,25 +33,25 @@ def good(answer):
 
 
 def properties(device: int, exportable: bool = False, rdma: bool = False) -> cuda.CUmemAllocationProp:
-    wanted = cuda.CUmemAllocationProp()
-    wanted.type = PINNED
-    wanted.location.type = ON_DEVICE
-    wanted.location.id = device
+    request = cuda.CUmemAllocationProp()
+    request.type = PINNED
+    request.location.type = ON_DEVICE
+    request.location.id = device
     if exportable:
-        wanted.requestedHandleTypes = POSIX_FD
-    wanted.allocFlags.gpuDirectRDMACapable = int(rdma)
-    return wanted
+        request.requestedHandleTypes = POSIX_FD
+    request.allocFlags.gpuDirectRDMACapable = int(rdma)
+    return request
 
 
 def access(address: int, size: int, *devices: int) -> None:
-    wanted = []
+    request = []
     for device in devices:
         one = cuda.CUmemAccessDesc()
         one.location.type = ON_DEVICE
         one.location.id = device
         one.flags = READ_WRITE
-        wanted.append(one)
-    good(cuda.cuMemSetAccess(address, size, wanted, len(wanted)))
+        request.append(one)
+    good(cuda.cuMemSetAccess(address, size, request, len(request)))
 
 
 def granularity(device: int) -> int:
@@ -326,10 +326,10 @@ class Nccl:
 
     def nvls(self, size: int) -> tuple[int, object, int, int]:
         """A team of one, with memory bound to it and both mapped: size, team and the two addresses."""
-        wanted = cuda.CUmulticastObjectProp()
-        wanted.numDevices, wanted.size, wanted.handleTypes = 1, size, int(POSIX_FD)
-        size = wanted.size = rounded(size, int(good(cuda.cuMulticastGetGranularity(wanted, TEAM_MINIMUM))))
-        team = good(cuda.cuMulticastCreate(wanted))
+        request = cuda.CUmulticastObjectProp()
+        request.numDevices, request.size, request.handleTypes = 1, size, int(POSIX_FD)
+        size = request.size = rounded(size, int(good(cuda.cuMulticastGetGranularity(request, TEAM_MINIMUM))))
+        team = good(cuda.cuMulticastCreate(request))
         good(cuda.cuMulticastAddDevice(team, self.device))
         try:
             memory = self.alloc(size)

@@ -149,8 +149,8 @@ class Driver:
 
     def create(self, size: int, properties: Prop | None = None) -> tuple[int, int]:
         handle = c_uint64(UNTOUCHED)
-        wanted = properties or prop()
-        code = self.cuda.cuMemCreate(byref(handle), c_size_t(size), byref(wanted), c_ulonglong(0))
+        request = properties or prop()
+        code = self.cuda.cuMemCreate(byref(handle), c_size_t(size), byref(request), c_ulonglong(0))
         return code, handle.value
 
     def release(self, handle: int) -> int:
@@ -176,8 +176,8 @@ class Driver:
         )
 
     def access(self, address: int, size: int, device: int = 0) -> int:
-        wanted = Access(Location(DEVICE, device), 3)
-        return int(self.cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(wanted), c_size_t(1)))
+        request = Access(Location(DEVICE, device), 3)
+        return int(self.cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(request), c_size_t(1)))
 
     def unmap(self, address: int, size: int) -> int:
         return int(self.cuda.cuMemUnmap(c_uint64(address), c_size_t(size)))
@@ -212,21 +212,21 @@ class Driver:
 
     def external(self, fd: int, size: int) -> int:
         """cuImportExternalMemory, which takes the descriptor over."""
-        wanted, made = ExternalMemory(type=1, fd=fd, size=size), c_void_p()
-        self.good(self.cuda.cuImportExternalMemory(byref(made), byref(wanted)))
+        request, made = ExternalMemory(type=1, fd=fd, size=size), c_void_p()
+        self.good(self.cuda.cuImportExternalMemory(byref(made), byref(request)))
         return made.value or 0
 
     def external_buffer(self, external: int, size: int) -> int:
-        wanted, made = ExternalBuffer(offset=0, size=size), c_uint64()
-        self.good(self.cuda.cuExternalMemoryGetMappedBuffer(byref(made), c_void_p(external), byref(wanted)))
+        request, made = ExternalBuffer(offset=0, size=size), c_uint64()
+        self.good(self.cuda.cuExternalMemoryGetMappedBuffer(byref(made), c_void_p(external), byref(request)))
         return made.value
 
     # --- multicast
 
     def multicast(self, size: int, devices: int = 1, handle_types: int = 0) -> tuple[int, int]:
         handle = c_uint64(UNTOUCHED)
-        wanted = MulticastProp(devices, size, handle_types, 0)
-        return self.cuda.cuMulticastCreate(byref(handle), byref(wanted)), handle.value
+        request = MulticastProp(devices, size, handle_types, 0)
+        return self.cuda.cuMulticastCreate(byref(handle), byref(request)), handle.value
 
     def add_device(self, team: int, device: int) -> int:
         return int(self.cuda.cuMulticastAddDevice(c_uint64(team), device))
@@ -272,8 +272,8 @@ class Driver:
         number = c_uint(UNTOUCHED)
         assert self.cuda.cuLogicalEndpointIdReserve(byref(number), c_uint(1)) == 0
         kind, value = (1, device) if device is not None else (2, devices)
-        wanted = EndpointProp(kind, value or 0, size, 0, 0)
-        return self.cuda.cuLogicalEndpointCreate(number, byref(wanted)), number.value
+        request = EndpointProp(kind, value or 0, size, 0, 0)
+        return self.cuda.cuLogicalEndpointCreate(number, byref(request)), number.value
 
     def join_endpoint(self, number: int, device: int) -> int:
         return int(self.cuda.cuLogicalEndpointAddDevice(c_uint(number), c_int(device)))

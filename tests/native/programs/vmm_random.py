@@ -116,10 +116,10 @@ class Model:
     def create(self) -> None:
         device = self.random.choice((0, 0, 1, 1, None))
         size = self.random.choice((1, 1, 2, 3, 5)) * PART
-        wanted = prop(device or 0, 1 if device is not None else HOST, handle_types=1, usage=TILE_POOL)
+        request = prop(device or 0, 1 if device is not None else HOST, handle_types=1, usage=TILE_POOL)
         refused = self.fails("cuMemCreate")
         fits = device is None or self.charged(device) + self.contexts[device] + size <= QUOTA[device]
-        code, handle = self.driver.create(size, wanted)
+        code, handle = self.driver.create(size, request)
         if refused and fits:
             check((code, handle) == (INJECTED, UNTOUCHED), "an ordered failure")
         elif not fits:

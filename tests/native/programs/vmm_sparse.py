@@ -77,12 +77,12 @@ class Array:
         depth = {"3d": 3 * 16, "layers": 3}.get(shape, 0)
         flags = DEFERRED if self.deferred else SPARSE | (LAYERED if shape == "layers" else 0)
         width, height = (self.tiles[axis] * self.extent[axis] for axis in (0, 1))
-        wanted = Descriptor(width, height, depth, FLOAT, 1, flags)
+        request = Descriptor(width, height, depth, FLOAT, 1, flags)
         made = c_void_p()
         if self.mipmapped:
-            code = cuda.cuMipmappedArrayCreate(byref(made), byref(wanted), 3)
+            code = cuda.cuMipmappedArrayCreate(byref(made), byref(request), 3)
         else:
-            code = cuda.cuArray3DCreate_v2(byref(made), byref(wanted))
+            code = cuda.cuArray3DCreate_v2(byref(made), byref(request))
         assert code == 0, (shape, code)
         self.handle = made.value or 0
 

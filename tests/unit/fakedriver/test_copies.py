@@ -52,14 +52,14 @@ def test_between_devices(small):
 
 def test_fills(small):
     peer, first, _ = started(small)
-    for name, value, wanted in (
+    for name, value, expected in (
         ("cuMemsetD8_v2", 0x1234, "34343434"),
         ("cuMemsetD16_v2", 0x1234, "34123412"),
         ("cuMemsetD32_v2", 0x1234, "34120000"),
         ("cuMemsetD32_v2_ptds", 0x4321, "21430000"),
     ):
         assert peer(f"call({name!r}, c_uint64({first}), c_uint({value}), c_size_t(8))") == 0
-        assert peer(f"read({first}, 4)") == wanted
+        assert peer(f"read({first}, 4)") == expected
     assert peer(f"call('cuMemsetD16_v2', c_uint64({first + 1}), 0, c_size_t(1))") == 1
     peer(f"good('cuMemsetD8_v2', c_uint64({first}), 0, c_size_t(64))")
     assert (

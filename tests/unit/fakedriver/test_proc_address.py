@@ -131,10 +131,10 @@ def test_error_names(small):
         (2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
         (201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"),
     ):
-        for call, wanted in (("cuGetErrorName", name), ("cuGetErrorString", text)):
+        for call, expected in (("cuGetErrorName", name), ("cuGetErrorString", text)):
             assert (
                 peer(f"[p := ctypes.c_char_p(), good({call!r}, {code}, byref(p)), p.value.decode()][2]")
-                == wanted
+                == expected
             )
     assert peer("[p := ctypes.c_char_p(b''), call('cuGetErrorName', 4711, byref(p)), p.value][1:]") == [
         1,

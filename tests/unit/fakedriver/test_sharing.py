@@ -20,7 +20,7 @@ from tests.unit.fakedriver.client import *
 context(0)
 random.seed(int(sys.argv[1]))
 held, most = [], 0
-for turn in range(4000):
+for number in range(4000):
     address = alloc(GIB)
     if address > 0:
         held.append(address)

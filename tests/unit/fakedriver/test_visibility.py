@@ -17,7 +17,7 @@ def test_all_by_default(all_uuids):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("0", [0]),
         ("3,1", [3, 1]),
@@ -27,9 +27,9 @@ def test_all_by_default(all_uuids):
         ("1, 5", [1, 5]),
     ],
 )
-def test_cuda_visible_devices_by_index(machine, all_uuids, text, wanted):
+def test_cuda_visible_devices_by_index(machine, all_uuids, text, expected):
     peer = machine("pcie-8").peer(CUDA_VISIBLE_DEVICES=text)
-    assert peer("uuids()") == [all_uuids[index] for index in wanted]
+    assert peer("uuids()") == [all_uuids[index] for index in expected]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "none", "8", "0,0", "3,1,3"])

@@ -78,7 +78,7 @@ def test_a_dead_payer_pays_no_more(small, peers):
     assert small.state()["gpus"][0]["used"] == CONTEXT
 
 
-def test_a_team_wants_all_its_devices_and_binds_each_part_once(small, peers):
+def test_a_team_needs_all_its_devices_and_binds_each_part_once(small, peers):
     peer = peers()
     code, team = peer(f"d.multicast({4 * PART}, 2)")
     assert code == 0
@@ -110,7 +110,7 @@ def test_a_handle_is_no_handle_after_its_last_reference(small, peers):
     assert peer(f"d.map({base + PART}, {PART}, {memory})") == 0
 
 
-def test_an_endpoint_is_one_devices_or_wants_all_of_them(small, peers):
+def test_an_endpoint_is_one_devices_or_needs_all_of_them(small, peers):
     peer = peers()
     code, alone = peer(f"d.endpoint({2 * PART}, device=0)")
     assert code == 0

@@ -325,11 +325,11 @@ def test_the_pod_being_admitted_is_listed_without_devices(ready):
     kubelet.run_pod(PodSpec("none", (ContainerSpec("c"),)))
     seen = []
 
-    def look(ids, context):
+    def inspect(ids, context):
         seen.append(list_pods(kubelet))
         return one.answer(ids, context)
 
-    one.on_allocate = look
+    one.on_allocate = inspect
     kubelet.run_pod(
         PodSpec("new", (wants(3, "a"), wants(1, "b")), init_containers=(wants(1, "i"),), bind=True)
     )
@@ -439,13 +439,13 @@ def test_allocate_has_no_deadline(ready):
 
 def test_a_slow_allocate_holds_up_every_other_pod(ready):
     kubelet, one = ready()
-    gate = threading.Event()
-    one.on_allocate = lambda ids, context: gate.wait(30) and one.answer(ids, context)
+    released = threading.Event()
+    one.on_allocate = lambda ids, context: released.wait(30) and one.answer(ids, context)
     first = kubelet.create_pod(PodSpec("p", (wants(1),)))
     first.wait_for(lambda pod: "Allocate" in one.order)
     second = kubelet.create_pod(PodSpec("q", (ContainerSpec("c"),)))
     with pytest.raises(TimeoutError):
         second.wait("Running", 0.3)
-    gate.set()
+    released.set()
     second.wait("Running")
     assert first.wait("Running").phase == "Running"

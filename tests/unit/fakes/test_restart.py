@@ -139,11 +139,11 @@ def test_pre_start_errors_are_retried_and_hold_up_nobody_else(ready):
     kubelet, one = ready(pre_start=True)
     failing = [True]
 
-    def gate(ids, context):
+    def hold(ids, context):
         if failing[0] and len(ids) == 4:
             context.abort(grpc.StatusCode.UNAVAILABLE, "waiting for 3 GiB")
 
-    one.on_pre_start = gate
+    one.on_pre_start = hold
     pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
     assert (pod.phase, pod.container().waiting) == ("Pending", "CreateContainerConfigError")
     text = (
@@ -161,12 +161,12 @@ def test_a_pre_start_that_hangs_is_given_up_and_retried(ready):
     kubelet, one = ready(pre_start=True)
     import threading
 
-    gate = threading.Event()
-    one.on_pre_start = lambda ids, context: gate.wait(5)
+    released = threading.Event()
+    one.on_pre_start = lambda ids, context: released.wait(5)
     pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
     assert pod.container().waiting == "CreateContainerConfigError"
     assert "DeadlineExceeded" in pod.events[-1].message
-    gate.set()
+    released.set()
     pod.wait("Running")
 
 
@@ -275,12 +275,12 @@ def test_the_list_is_empty_right_after_a_start_and_complete_later(ready):
     seen = []
     served = kubelet_podresources.PodResources.start
 
-    def look_at_once(resources):
+    def list_at_once(resources):
         served(resources)
         seen.append(list_pods(kubelet))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kubelet_podresources.PodResources, "start", look_at_once)
+        patch.setattr(kubelet_podresources.PodResources, "start", list_at_once)
         kubelet.start()
     assert seen == [{}]
     assert list_pods(kubelet) == {"p": ids}, "and nothing was taken back by the question"

@@ -41,8 +41,8 @@ def test_a_row_names_what_exists(row: list[str]) -> None:
 
 def test_every_check_of_group_a_has_its_row() -> None:
     named = {name for row in ROWS for name in shown_by(row)}
-    wanted = {f"{one.id}/{check}" for one in cases.ALL.values() if one.group == "A" for check in one.checks}
-    assert wanted - named == set()
+    required = {f"{one.id}/{check}" for one in cases.ALL.values() if one.group == "A" for check in one.checks}
+    assert required - named == set()
 
 
 def test_every_case_declares_what_it_judges_and_says_what_it_shows() -> None:

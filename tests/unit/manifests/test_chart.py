@@ -281,7 +281,7 @@ def test_nobody_may_evict_where_no_setting_evicts(tmp_path, values):
     "extraEnv: [{name: GIGASLICE_OVERUSE, value: evict}]", "extraEnv: [{name: GIGASLICE_CONFIG, value: /c}]",
 ])  # fmt: skip
 def test_the_right_to_evict_comes_with_the_setting(tmp_path, values):
-    """A dry run needs it too: the API server goes through its permissions. What a settings file says nobody knows."""
+    """A dry run needs it too: the API server goes through its permissions. A settings file cannot be read then."""
     documents = with_values(tmp_path, values)
     evicts = rights(documents)
     for document in documents.values():

@@ -1,4 +1,4 @@
-"""Programs on a simulated GPU that is used twice over, with the agent's turns: few pages move, and nobody hangs."""
+"""Programs on a simulated GPU that is used twice over, with time slices: few pages move, none hangs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def end(node, jobs):
         node.end(job)
 
 
-def test_pages_move_a_tenth_as_much_with_turns(node):
+def test_pages_move_a_tenth_as_much_with_time_slices(node):
     jobs = begin(node)
     try:
         plain = per_kernel(node, jobs, 40)
@@ -92,7 +92,7 @@ def test_where_everything_fits_nothing_is_held(node):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_holder_that_dies_or_stops_loses_its_turn(node, number):
+def test_a_holder_that_dies_or_stops_loses_its_time_slice(node, number):
     jobs = begin(node)
     try:
         with node.manager() as manager:
@@ -122,8 +122,8 @@ def test_without_its_agent_everybody_goes_on(node):
         end(node, jobs)
 
 
-def test_two_keepers_in_a_row_agree_with_what_they_find(node):
-    """An agent restarted in the middle of a turn: the next one starts anew, and nobody waits for the old one."""
+def test_two_managers_in_a_row_agree_with_what_they_find(node):
+    """An agent restarted in the middle of a time slice: the next starts anew, and no program waits for the old one."""
     jobs = begin(node)
     try:
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_two_keepers_in_a_row_agree_with_what_they_find(node):
         end(node, jobs)
 
 
-def test_each_of_two_gpus_has_its_own_turns():
+def test_each_of_two_gpus_has_its_own_time_slices():
     """One GPU thrashes, the other does not. A container on both waits on the one and goes on on the other."""
     with tempfile.TemporaryDirectory(prefix="gs-") as directory:
         node = Node(Path(directory), gpus=2)
