@@ -254,13 +254,13 @@ def node(kubelet, agent):
     return kubelet
 
 
-def wants(count, name="main", **more):
+def asking(count, name="main", **more):
     return ContainerSpec(name, {RESOURCE: count}, **more)
 
 
 def pod(name, *counts, **more):
     """A pod of containers c0, c1, … with so many slices each."""
-    return PodSpec(name, tuple(wants(count, f"c{number}") for number, count in enumerate(counts)), **more)
+    return PodSpec(name, tuple(asking(count, f"c{number}") for number, count in enumerate(counts)), **more)
 
 
 def allocation_dir(container) -> Path:

@@ -14,11 +14,11 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
+    asking,
     gpu_of,
     inventory_text,
     pod,
     wait_until,
-    wants,
 )
 from vcuda import contract
 
@@ -98,11 +98,11 @@ def test_init_containers_lend_and_the_pod_is_not_counted_twice(node, agent):
     spec = PodSpec(
         "p",
         init_containers=(
-            wants(4, "i0", command=("true",)),
-            wants(2, "i1", command=("true",)),
-            wants(3, "side", sidecar=True),
+            asking(4, "i0", command=("true",)),
+            asking(2, "i1", command=("true",)),
+            asking(3, "side", sidecar=True),
         ),
-        containers=(wants(3, "a"), wants(2, "b")),
+        containers=(asking(3, "a"), asking(2, "b")),
     )
     running = node.create_pod(spec)
     wait_until(lambda: running.container("b").running, "the pod")
@@ -115,7 +115,7 @@ def test_init_containers_lend_and_the_pod_is_not_counted_twice(node, agent):
 
 
 def test_an_init_container_with_all_the_slices(node, agent):
-    spec = PodSpec("p", init_containers=(wants(24, "i0", command=("true",)),), containers=(wants(24, "a"),))
+    spec = PodSpec("p", init_containers=(asking(24, "i0", command=("true",)),), containers=(asking(24, "a"),))
     running = node.create_pod(spec)
     wait_until(lambda: running.container("a").running, "the pod")
     other = node.run_pod(pod("other", 24))
@@ -130,7 +130,7 @@ def test_an_init_container_with_all_the_slices(node, agent):
 def test_an_init_container_of_a_waiting_pod_keeps_its_directory(node, agent):
     """It is never listed, and looks unused for as long as an image takes to arrive."""
     spec = PodSpec(
-        "p", init_containers=(wants(4, "i0", command=("sleep", "2")),), containers=(wants(2, "a"),)
+        "p", init_containers=(asking(4, "i0", command=("sleep", "2")),), containers=(asking(2, "a"),)
     )
     running = node.create_pod(spec)
     wait_until(lambda: running.container("i0").running, "the init container")
@@ -140,7 +140,7 @@ def test_an_init_container_of_a_waiting_pod_keeps_its_directory(node, agent):
 
 
 def test_a_crashing_container_gets_the_same_again_without_being_allocated(node, agent):
-    running = node.create_pod(PodSpec("p", (wants(8, command=("false",)),)))
+    running = node.create_pod(PodSpec("p", (asking(8, command=("false",)),)))
     wait_until(lambda: running.container().restarts >= 3, "restarts")
     assert len(agent.events("allocated")) == 1
 

@@ -15,11 +15,11 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
+    asking,
     gpu_of,
     inventory_text,
     pod,
     wait_until,
-    wants,
 )
 from vcuda import contract
 
@@ -151,8 +151,8 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     kubelet, agent = begin()
     spec = PodSpec(
         "p",
-        (wants(3, "c0"), wants(2, "c1"), ContainerSpec("none")),
-        init_containers=(wants(4, "i0", command=("true",)), wants(2, "s0", sidecar=True)),
+        (asking(3, "c0"), asking(2, "c1"), ContainerSpec("none")),
+        init_containers=(asking(4, "i0", command=("true",)), asking(2, "s0", sidecar=True)),
         annotations=said({"same-gpu": "true", "cores.c1": "30"}),
     )
     one = kubelet.run_pod(spec)
@@ -256,8 +256,8 @@ def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
     kubelet, agent = begin()
     spec = PodSpec(
         "p",
-        (wants(2, "c0"),),
-        init_containers=(wants(4, "i0", command=("true",)),),
+        (asking(2, "c0"),),
+        init_containers=(asking(4, "i0", command=("true",)),),
         annotations=said({"exclusive": "true"}),
     )
     kubelet.run_pod(spec).wait("Running", PATIENCE)

@@ -15,7 +15,7 @@ from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.unit.fakes.plugin import RESOURCE, device, gpus
 
 
-def wants(count, name="main", **arguments):
+def asking(count, name="main", **arguments):
     return ContainerSpec(name, {RESOURCE: count}, **arguments)
 
 
@@ -42,7 +42,7 @@ def list_pods(kubelet):
 
 def test_preferred_then_allocate_container_by_container(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4, "a"), wants(2, "b"))))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4, "a"), asking(2, "b"))))
     assert pod.phase == "Running"
     assert one.order == ["Preferred", "Allocate", "Preferred", "Allocate"]
     assert [size for _, _, size in one.named("Preferred")] == [4, 2]
@@ -54,14 +54,14 @@ def test_preferred_then_allocate_container_by_container(ready):
 
 def test_preferred_is_asked_even_when_all_are_needed(ready):
     kubelet, one = ready(gpus(1, 3))
-    kubelet.run_pod(PodSpec("p", (wants(3),)))
+    kubelet.run_pod(PodSpec("p", (asking(3),)))
     assert one.order == ["Preferred", "Allocate"]
 
 
 def test_no_call_for_a_plugin_that_does_not_offer_it(ready):
     kubelet, one = ready()
     kubelet.manager.endpoints[RESOURCE].options.get_preferred_allocation_available = False
-    kubelet.run_pod(PodSpec("p", (wants(3),)))
+    kubelet.run_pod(PodSpec("p", (asking(3),)))
     assert one.order == ["Allocate"]
 
 
@@ -80,7 +80,7 @@ def test_what_is_missing_of_a_preferred_set_is_drawn_at_random_across_gpus(ready
     one.on_preferred = lambda *_: answer
     seen = set()
     for number in range(12):
-        pod = kubelet.run_pod(PodSpec(f"p{number}", (wants(4),)))
+        pod = kubelet.run_pod(PodSpec(f"p{number}", (asking(4),)))
         ids = kubelet.device_ids(pod, RESOURCE)
         assert len(ids) == 4
         assert kept <= ids
@@ -95,7 +95,7 @@ def test_of_a_preferred_set_that_is_too_long_a_random_part_is_taken(ready):
     one.on_preferred = lambda *_: [f"1-{n}" for n in range(8)]
     seen = set()
     for number in range(8):
-        pod = kubelet.run_pod(PodSpec(f"p{number}", (wants(3),)))
+        pod = kubelet.run_pod(PodSpec(f"p{number}", (asking(3),)))
         seen.add(frozenset(kubelet.device_ids(pod, RESOURCE)))
         kubelet.delete_pod(pod)
     assert all(ident.startswith("1-") for ids in seen for ident in ids)
@@ -106,7 +106,7 @@ def test_the_same_seed_draws_the_same(ready, node, plugin, tmp_path):
     def drawn(seed):
         kubelet, one = ready(seed=seed)
         one.on_preferred = lambda *_: []
-        ids = kubelet.device_ids(kubelet.run_pod(PodSpec("p", (wants(5),))), RESOURCE)
+        ids = kubelet.device_ids(kubelet.run_pod(PodSpec("p", (asking(5),))), RESOURCE)
         kubelet.close()
         one.stop()
         (kubelet.plugin_directory / "kubelet_internal_checkpoint").unlink()
@@ -118,7 +118,7 @@ def test_the_same_seed_draws_the_same(ready, node, plugin, tmp_path):
 def test_an_error_in_preferred_fails_the_pod_for_good(ready):
     kubelet, one = ready()
     one.on_preferred = lambda a, m, s, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     assert (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError")
     assert (
         "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unimplemented"
@@ -130,7 +130,7 @@ def test_an_error_in_preferred_fails_the_pod_for_good(ready):
 def test_an_error_in_allocate_is_the_pods_message_and_frees_at_once(ready):
     kubelet, one = ready()
     one.on_allocate = lambda ids, context: context.abort(grpc.StatusCode.FAILED_PRECONDITION, "never fits")
-    pod = kubelet.run_pod(PodSpec("p", (wants(24),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(24),)))
     expected = (
         "Pod was rejected: Allocate failed due to rpc error: "
         "code = FailedPrecondition desc = never fits, which is unexpected"
@@ -138,39 +138,39 @@ def test_an_error_in_allocate_is_the_pods_message_and_frees_at_once(ready):
     assert (pod.phase, pod.reason, pod.message) == ("Failed", "UnexpectedAdmissionError", expected)
     assert pod.events[-1].message == expected
     one.on_allocate = one.answer
-    assert kubelet.run_pod(PodSpec("q", (wants(24),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("q", (asking(24),))).phase == "Running"
     assert one.order.count("Allocate") == 2  # the failed pod was not tried again
 
 
 def test_an_empty_answer_leaks_until_a_pod_is_collected(ready):
     kubelet, one = ready()
     one.on_allocate = lambda ids, context: pb.AllocateResponse()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     assert "no containers return in allocation response" in pod.message
     one.on_allocate = one.answer
-    pod = kubelet.run_pod(PodSpec("q", (wants(24),)))
+    pod = kubelet.run_pod(PodSpec("q", (asking(24),)))
     assert (
         f"requested number of devices unavailable for {RESOURCE}. Requested: 24, Available: 20" in pod.message
     )
-    small = kubelet.run_pod(PodSpec("r", (wants(1),)))
+    small = kubelet.run_pod(PodSpec("r", (asking(1),)))
     kubelet.delete_pod(small)
-    assert kubelet.run_pod(PodSpec("s", (wants(24),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("s", (asking(24),))).phase == "Running"
 
 
 def test_pods_wait_for_room_and_get_it(ready):
     kubelet, _ = ready()
-    first = kubelet.run_pod(PodSpec("first", (wants(20),)))
-    second = kubelet.run_pod(PodSpec("second", (wants(8),)))
+    first = kubelet.run_pod(PodSpec("first", (asking(20),)))
+    second = kubelet.run_pod(PodSpec("second", (asking(8),)))
     assert (second.phase, second.reason) == ("Pending", "Unschedulable")
     assert second.message == f"0/1 nodes are available: 1 Insufficient {RESOURCE}."
-    assert kubelet.run_pod(PodSpec("third", (wants(4),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("third", (asking(4),))).phase == "Running"
     kubelet.delete_pod(first)
     second.wait("Running")
 
 
 def test_a_bound_pod_is_not_counted_first(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2000),), bind=True))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2000),), bind=True))
     assert (
         f"requested number of devices unavailable for {RESOURCE}. Requested: 2000, Available: 24"
         in pod.message
@@ -189,7 +189,7 @@ def test_pods_are_admitted_one_by_one(ready):
         return one.answer(ids, context)
 
     one.on_allocate = slow
-    pods = [kubelet.create_pod(PodSpec(f"p{n}", (wants(2),))) for n in range(8)]
+    pods = [kubelet.create_pod(PodSpec(f"p{n}", (asking(2),))) for n in range(8)]
     for pod in pods:
         pod.wait("Running")
     assert worst[0] == 1
@@ -218,8 +218,8 @@ def test_init_containers_lend_their_devices_and_sidecars_keep_theirs(ready):
     kubelet, one = ready()
     spec = PodSpec(
         "p",
-        (wants(3, "c3"), wants(2, "c4")),
-        init_containers=(wants(4, "i0"), wants(2, "i1"), wants(3, "side", sidecar=True)),
+        (asking(3, "c3"), asking(2, "c4")),
+        init_containers=(asking(4, "i0"), asking(2, "i1"), asking(3, "side", sidecar=True)),
     )
     pod = kubelet.create_pod(spec)
     for name in ("i0", "i1"):
@@ -240,7 +240,7 @@ def test_init_containers_lend_their_devices_and_sidecars_keep_theirs(ready):
 def test_a_failing_init_container_of_a_never_pod_fails_it(ready):
     kubelet, _ = ready()
     pod = kubelet.create_pod(
-        PodSpec("p", (wants(1),), init_containers=(wants(1, "i"),), restart_policy="Never")
+        PodSpec("p", (asking(1),), init_containers=(asking(1, "i"),), restart_policy="Never")
     )
     pod.wait_for(lambda pod: pod.container("i").running)
     pod.container("i").process.finish(3)
@@ -258,7 +258,7 @@ def nodes_of(ids):
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_a_request_that_one_node_can_serve_is_offered_that_node_only(ready, policy):
     kubelet, one = ready(gpus(4, 8, numa=True), policy=policy)
-    pod = kubelet.run_pod(PodSpec("p", (wants(8),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(8),)))
     ((available, _, _),) = one.named("Preferred")
     assert len(available) == 16
     assert nodes_of(available) == nodes_of(kubelet.device_ids(pod, RESOURCE)) == {0}
@@ -267,7 +267,7 @@ def test_a_request_that_one_node_can_serve_is_offered_that_node_only(ready, poli
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_a_whole_node_is_taken_without_a_question(ready, policy):
     kubelet, one = ready(gpus(4, 8, numa=True), policy=policy)
-    pod = kubelet.run_pod(PodSpec("p", (wants(16),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(16),)))
     assert one.order == ["Allocate"]
     assert nodes_of(kubelet.device_ids(pod, RESOURCE)) == {0}
 
@@ -284,12 +284,12 @@ def test_a_whole_node_is_taken_without_a_question(ready, policy):
 def test_eight_when_each_node_has_six_left(ready, policy, phase):
     kubelet, _ = ready(gpus(4, 8, numa=True), policy=policy)
     if policy == "none":
-        first = kubelet.run_pod(PodSpec("first", (wants(20),)))
+        first = kubelet.run_pod(PodSpec("first", (asking(20),)))
     else:
-        first = kubelet.run_pod(PodSpec("first", (wants(10, "a"),)))
-        kubelet.run_pod(PodSpec("second", (wants(10, "b"),)))
+        first = kubelet.run_pod(PodSpec("first", (asking(10, "a"),)))
+        kubelet.run_pod(PodSpec("second", (asking(10, "b"),)))
     assert first.phase == "Running"
-    pod = kubelet.run_pod(PodSpec("p", (wants(8),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(8),)))
     assert pod.phase == phase
     if phase == "Failed":
         assert pod.reason == "TopologyAffinityError"
@@ -307,12 +307,12 @@ def test_eight_when_each_node_has_six_left(ready, policy, phase):
 )
 def test_more_than_one_node_has(ready, policy, phase):
     kubelet, _ = ready(gpus(4, 8, numa=True), policy=policy)
-    assert kubelet.run_pod(PodSpec("p", (wants(20),))).phase == phase
+    assert kubelet.run_pod(PodSpec("p", (asking(20),))).phase == phase
 
 
 def test_without_topology_there_is_no_opinion(ready):
     kubelet, one = ready(policy="single-numa-node")
-    assert kubelet.run_pod(PodSpec("p", (wants(20),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("p", (asking(20),))).phase == "Running"
     assert one.order == ["Preferred", "Allocate"]
 
 
@@ -321,7 +321,7 @@ def test_without_topology_there_is_no_opinion(ready):
 
 def test_the_pod_being_admitted_is_listed_without_devices(ready):
     kubelet, one = ready()
-    kubelet.run_pod(PodSpec("old", (wants(2),)))
+    kubelet.run_pod(PodSpec("old", (asking(2),)))
     kubelet.run_pod(PodSpec("none", (ContainerSpec("c"),)))
     seen = []
 
@@ -331,7 +331,7 @@ def test_the_pod_being_admitted_is_listed_without_devices(ready):
 
     one.on_allocate = inspect
     kubelet.run_pod(
-        PodSpec("new", (wants(3, "a"), wants(1, "b")), init_containers=(wants(1, "i"),), bind=True)
+        PodSpec("new", (asking(3, "a"), asking(1, "b")), init_containers=(asking(1, "i"),), bind=True)
     )
     held = [
         {pod.name: {c.name: len(c.devices) for c in pod.containers} for pod in answer.pod_resources}
@@ -347,7 +347,7 @@ def test_the_pod_being_admitted_is_listed_without_devices(ready):
 
 def test_one_entry_per_device_with_its_node(ready):
     kubelet, _ = ready([device("a", 1), device("b")])
-    kubelet.run_pod(PodSpec("p", (wants(2),)))
+    kubelet.run_pod(PodSpec("p", (asking(2),)))
     (pod,) = list_pods(kubelet).pod_resources
     entries = {tuple(d.device_ids): [n.ID for n in d.topology.nodes] for d in pod.containers[0].devices}
     assert entries == {("a",): [1], ("b",): []}
@@ -355,7 +355,7 @@ def test_one_entry_per_device_with_its_node(ready):
 
 def test_get_and_allocatable(ready):
     kubelet, _ = ready(gpus(1, 4))
-    kubelet.run_pod(PodSpec("p", (wants(1),), namespace="ns"))
+    kubelet.run_pod(PodSpec("p", (asking(1),), namespace="ns"))
     with grpc.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel:
         stub = resources_rpc.PodResourcesListerStub(channel)
         found = stub.Get(resources.GetPodResourcesRequest(pod_name="p", pod_namespace="ns")).pod_resources
@@ -379,7 +379,7 @@ def test_calls_beyond_the_rate_are_refused(ready):
 
 def test_freed_devices_are_noticed_at_the_next_allocation_or_list(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     kubelet.delete_pod(pod)
     assert len(kubelet.manager.allocated[RESOURCE]) == 4
     list_pods(kubelet)
@@ -388,18 +388,18 @@ def test_freed_devices_are_noticed_at_the_next_allocation_or_list(ready):
 
 def test_a_pod_that_ended_frees_although_it_is_not_deleted(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(24),), restart_policy="Never"))
+    pod = kubelet.run_pod(PodSpec("p", (asking(24),), restart_policy="Never"))
     pod.container().process.finish(0)
     pod.wait("Succeeded")
-    assert kubelet.run_pod(PodSpec("q", (wants(24),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("q", (asking(24),))).phase == "Running"
 
 
 def test_force_delete_frees_before_the_program_has_ended(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(24),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(24),)))
     process, ids = pod.container().process, kubelet.device_ids(pod, RESOURCE)
     kubelet.delete_pod(pod, force=True)
-    again = kubelet.run_pod(PodSpec("q", (wants(24),)))
+    again = kubelet.run_pod(PodSpec("q", (asking(24),)))
     assert again.phase == "Running"
     assert kubelet.device_ids(again, RESOURCE) == ids
     pod.wait_for(lambda pod: pod.ended.is_set())
@@ -408,7 +408,7 @@ def test_force_delete_frees_before_the_program_has_ended(ready):
 
 def test_a_crash_looping_pod_keeps_its_devices_and_is_not_allocated_again(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     ids = kubelet.device_ids(pod, RESOURCE)
     for runs in (1, 2, 3):
         pod.wait_for(lambda pod, runs=runs: pod.container().runs == runs and pod.container().running)
@@ -421,7 +421,7 @@ def test_a_crash_looping_pod_keeps_its_devices_and_is_not_allocated_again(ready)
 
 def test_unhealthy_and_vanished_devices_of_a_running_pod(ready):
     kubelet, one = ready(gpus(1, 4))
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     one.push([device("0-0", health="Unhealthy"), *gpus(1, 4)[2:]])
     kubelet.wait_allocatable(RESOURCE, 2)
     assert kubelet.resource_health(pod, RESOURCE) == {"0-0": "Unhealthy", "0-1": "Healthy"}
@@ -433,7 +433,7 @@ def test_allocate_has_no_deadline(ready):
     kubelet, one = ready()
     left = []
     one.on_allocate = lambda ids, context: left.append(context.time_remaining()) or one.answer(ids, context)
-    kubelet.run_pod(PodSpec("p", (wants(1),)))
+    kubelet.run_pod(PodSpec("p", (asking(1),)))
     assert left[0] is None or left[0] > 10**6
 
 
@@ -441,7 +441,7 @@ def test_a_slow_allocate_holds_up_every_other_pod(ready):
     kubelet, one = ready()
     released = threading.Event()
     one.on_allocate = lambda ids, context: released.wait(30) and one.answer(ids, context)
-    first = kubelet.create_pod(PodSpec("p", (wants(1),)))
+    first = kubelet.create_pod(PodSpec("p", (asking(1),)))
     first.wait_for(lambda pod: "Allocate" in one.order)
     second = kubelet.create_pod(PodSpec("q", (ContainerSpec("c"),)))
     with pytest.raises(TimeoutError):

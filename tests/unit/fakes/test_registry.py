@@ -29,7 +29,7 @@ def refused(plugin, **arguments):
     return caught.value.details()
 
 
-def wants(count, name="main", **arguments):
+def asking(count, name="main", **arguments):
     return ContainerSpec(name, {RESOURCE: count}, **arguments)
 
 
@@ -142,7 +142,7 @@ def test_second_registration_ends_with_neither(node, plugin):
     eventually(lambda: len(kubelet.registry.stream_ends) == 2)
     assert new.order.count("Watch") == 1
     assert kubelet.registry.registrations == [RESOURCE, RESOURCE]
-    pod = kubelet.run_pod(PodSpec("p", bind=True, containers=(wants(1),)))
+    pod = kubelet.run_pod(PodSpec("p", bind=True, containers=(asking(1),)))
     assert "no healthy devices present" in pod.message
 
 
@@ -156,7 +156,7 @@ def test_when_the_newer_one_ends_the_older_pushes_for_a_stopped_endpoint(node, p
     kubelet.wait_allocatable(RESOURCE, 0)
     old.push(gpus(2, 8))
     kubelet.wait_allocatable(RESOURCE, 16)
-    pod = kubelet.run_pod(PodSpec("p", containers=(wants(1),)))
+    pod = kubelet.run_pod(PodSpec("p", containers=(asking(1),)))
     assert (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError")
     assert f"endpoint {RESOURCE} has been stopped" in pod.message
 
@@ -177,7 +177,7 @@ def test_unlinked_socket_of_a_connected_plugin_goes_on_working(node, plugin):
     plugin(kubelet).start()
     kubelet.wait_allocatable(RESOURCE, 24)
     (kubelet.plugin_directory / "p.sock").unlink()
-    assert kubelet.run_pod(PodSpec("p", containers=(wants(2),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("p", containers=(asking(2),))).phase == "Running"
 
 
 def test_options_that_cannot_be_had_refuse_the_registration(node, plugin):

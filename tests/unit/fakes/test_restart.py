@@ -16,7 +16,7 @@ from tests.fakes.kubelet import podresources as kubelet_podresources
 from tests.unit.fakes.plugin import RESOURCE
 
 
-def wants(count, name="main", **arguments):
+def asking(count, name="main", **arguments):
     return ContainerSpec(name, {RESOURCE: count}, **arguments)
 
 
@@ -36,7 +36,7 @@ def ready(node, plugin):
 
 def test_checkpoint_has_the_kubelets_shape(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     document = json.loads((kubelet.plugin_directory / "kubelet_internal_checkpoint").read_text())
     assert set(document) == {"Data", "Checksum"}
     (entry,) = document["Data"]["PodDeviceEntries"]
@@ -49,7 +49,7 @@ def test_checkpoint_has_the_kubelets_shape(ready):
 
 def test_restart_replays_what_was_allocated(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(20),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(20),)))
     process, ids = pod.container().process, kubelet.device_ids(pod, RESOURCE)
     kubelet.restart()
     assert pod.container().process is process
@@ -58,14 +58,14 @@ def test_restart_replays_what_was_allocated(ready):
     one.stop()
     one.start()
     kubelet.wait_allocatable(RESOURCE, 24)
-    assert kubelet.run_pod(PodSpec("q", (wants(8),))).reason == "Unschedulable"
-    assert kubelet.run_pod(PodSpec("r", (wants(4),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("q", (asking(8),))).reason == "Unschedulable"
+    assert kubelet.run_pod(PodSpec("r", (asking(4),))).phase == "Running"
     assert one.order.count("Allocate") == 2
 
 
 def test_a_damaged_checkpoint_is_left_aside(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     kubelet.stop()
     path = kubelet.plugin_directory / "kubelet_internal_checkpoint"
     path.write_text(path.read_text().replace('"0-1"', '"0-2"'))
@@ -76,7 +76,7 @@ def test_a_damaged_checkpoint_is_left_aside(ready):
 
 def test_container_restarts_from_the_kept_answer_while_the_plugin_is_away(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     one.stop()
     kubelet.wait_allocatable(RESOURCE, 0)
     pod.container().process.finish(1)
@@ -86,7 +86,7 @@ def test_container_restarts_from_the_kept_answer_while_the_plugin_is_away(ready)
 
 def test_reboot_without_the_plugin_fails_the_pod(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     kubelet.reboot()
     assert (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError")
     assert "no healthy devices present" in pod.message
@@ -94,7 +94,7 @@ def test_reboot_without_the_plugin_fails_the_pod(ready):
 
 def test_reboot_with_a_quick_plugin_keeps_the_pod(ready, node, plugin):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2),)))
     ids = kubelet.device_ids(pod, RESOURCE)
     admitted_after = kubelet.registry.__class__.start
 
@@ -113,7 +113,7 @@ def test_reboot_with_a_quick_plugin_keeps_the_pod(ready, node, plugin):
 
 def test_containers_outlive_the_kubelet_but_nobody_restarts_them(ready):
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(2, "a"), wants(1, "b"))))
+    pod = kubelet.run_pod(PodSpec("p", (asking(2, "a"), asking(1, "b"))))
     kubelet.stop()
     pod.container("a").process.finish(1)
     with pytest.raises(TimeoutError):
@@ -126,7 +126,7 @@ def test_containers_outlive_the_kubelet_but_nobody_restarts_them(ready):
 
 def test_pre_start_comes_before_each_start_with_the_containers_ids(ready):
     kubelet, one = ready(pre_start=True)
-    pod = kubelet.run_pod(PodSpec("p", (wants(4, "a"), wants(2, "b"))))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4, "a"), asking(2, "b"))))
     pod.wait_for(lambda pod: all(c.running for c in pod.containers))
     assert one.order == ["Preferred", "Allocate", "Preferred", "Allocate", "PreStart", "PreStart"]
     assert [len(ids) for (ids,) in one.named("PreStart")] == [4, 2]
@@ -144,14 +144,14 @@ def test_pre_start_errors_are_retried_and_hold_up_nobody_else(ready):
             context.abort(grpc.StatusCode.UNAVAILABLE, "waiting for 3 GiB")
 
     one.on_pre_start = hold
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     assert (pod.phase, pod.container().waiting) == ("Pending", "CreateContainerConfigError")
     text = (
         "Error: device plugin PreStartContainer rpc failed with err: "
         "rpc error: code = Unavailable desc = waiting for 3 GiB"
     )
     assert (pod.events[-1].kind, pod.events[-1].reason, pod.events[-1].message) == ("Warning", "Failed", text)
-    assert kubelet.run_pod(PodSpec("q", (wants(2),))).phase == "Running"
+    assert kubelet.run_pod(PodSpec("q", (asking(2),))).phase == "Running"
     failing[0] = False
     pod.wait("Running")
     assert one.order.count("PreStart") >= 3
@@ -163,7 +163,7 @@ def test_a_pre_start_that_hangs_is_given_up_and_retried(ready):
 
     released = threading.Event()
     one.on_pre_start = lambda ids, context: released.wait(5)
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     assert pod.container().waiting == "CreateContainerConfigError"
     assert "DeadlineExceeded" in pod.events[-1].message
     released.set()
@@ -172,7 +172,7 @@ def test_a_pre_start_that_hangs_is_given_up_and_retried(ready):
 
 def test_with_pre_start_a_restart_waits_for_the_plugin(ready):
     kubelet, one = ready(pre_start=True)
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     one.stop()
     kubelet.wait_allocatable(RESOURCE, 0)
     pod.container().process.finish(1)
@@ -188,7 +188,7 @@ def test_with_pre_start_a_restart_waits_for_the_plugin(ready):
 def test_the_pods_variables_beat_the_plugins_and_those_the_images(ready):
     kubelet, one = ready()
     one.response.envs.update({"K": "plugin", "I": "plugin"})
-    spec = wants(1, env={"K": "pod"}, image_env={"I": "image", "J": "image"})
+    spec = asking(1, env={"K": "pod"}, image_env={"I": "image", "J": "image"})
     pod = kubelet.run_pod(PodSpec("p", (spec,)))
     assert pod.container().launch.env == {"THING": "yes", "K": "pod", "I": "plugin", "J": "image"}
 
@@ -212,7 +212,7 @@ def test_the_pods_mount_lies_over_the_plugins(ready, tmp_path):
     kubelet, one = ready()
     one.response.mounts.add(container_path="/etc/x", host_path=str(tmp_path / "plugin"), read_only=True)
     one.response.mounts.add(container_path="/etc/y", host_path=str(tmp_path / "y"), read_only=True)
-    pod = kubelet.run_pod(PodSpec("p", (wants(1, mounts={"/etc/x": str(tmp_path / "pod")}),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(1, mounts={"/etc/x": str(tmp_path / "pod")}),)))
     found = {bind.target: (bind.source, bind.read_only) for bind in pod.container().launch.mounts}
     assert found == {"/etc/x": (str(tmp_path / "pod"), False), "/etc/y": (str(tmp_path / "y"), True)}
 
@@ -221,7 +221,7 @@ def test_a_missing_device_node_is_a_container_error_that_is_retried(ready, tmp_p
     kubelet, one = ready()
     path = tmp_path / "nvidia0"
     one.response.devices.add(container_path="/dev/nvidia0", host_path=str(path), permissions="rw")
-    pod = kubelet.run_pod(PodSpec("p", (wants(1),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(1),)))
     assert pod.container().waiting == "CreateContainerError"
     assert pod.events[-1].message == f"Error: lstat {path}: no such file or directory"
     path.touch()
@@ -268,7 +268,7 @@ def list_pods(kubelet):
 def test_the_list_is_empty_right_after_a_start_and_complete_later(ready):
     """As recorded: nothing when kubelet.sock is there, all of it 1.5 s later."""
     kubelet, _ = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     ids = kubelet.device_ids(pod, RESOURCE)
     assert list_pods(kubelet) == {"p": ids}
     kubelet.stop()
@@ -288,7 +288,7 @@ def test_the_list_is_empty_right_after_a_start_and_complete_later(ready):
 
 def test_without_its_checkpoint_running_pods_are_bare_and_their_devices_free(ready):
     kubelet, one = ready()
-    pod = kubelet.run_pod(PodSpec("p", (wants(4),)))
+    pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     ids = kubelet.device_ids(pod, RESOURCE)
     kubelet.stop()
     (kubelet.plugin_directory / "kubelet_internal_checkpoint").unlink()
@@ -298,8 +298,8 @@ def test_without_its_checkpoint_running_pods_are_bare_and_their_devices_free(rea
     kubelet.wait_allocatable(RESOURCE, 24)
     assert list_pods(kubelet) == {"p": set()}
     assert pod.container().running
-    assert kubelet.run_pod(PodSpec("all", (wants(24),))).reason == "Unschedulable", "the scheduler counts p"
-    twenty = kubelet.run_pod(PodSpec("twenty", (wants(20),)))
+    assert kubelet.run_pod(PodSpec("all", (asking(24),))).reason == "Unschedulable", "the scheduler counts p"
+    twenty = kubelet.run_pod(PodSpec("twenty", (asking(20),)))
     assert twenty.phase == "Running"
     assert kubelet.device_ids(twenty, RESOURCE) & ids, "handed out a second time"
     pod.container().process.finish(1)
@@ -308,7 +308,7 @@ def test_without_its_checkpoint_running_pods_are_bare_and_their_devices_free(rea
 def test_a_list_during_an_allocation_can_lose_its_reservation(ready):
     """What the kubelet counts anew, because a pod has ended meanwhile, leaves out what is not recorded yet."""
     kubelet, one = ready()
-    ended = kubelet.run_pod(PodSpec("ended", (wants(1),)))
+    ended = kubelet.run_pod(PodSpec("ended", (asking(1),)))
 
     def slow(ids, context):
         if len(ids) == 4:
@@ -317,7 +317,7 @@ def test_a_list_during_an_allocation_can_lose_its_reservation(ready):
         return one.answer(ids, context)
 
     one.on_allocate = slow
-    first = kubelet.run_pod(PodSpec("first", (wants(4),)))
-    second = kubelet.run_pod(PodSpec("second", (wants(20),)))
+    first = kubelet.run_pod(PodSpec("first", (asking(4),)))
+    second = kubelet.run_pod(PodSpec("second", (asking(20),)))
     assert (first.phase, second.phase) == ("Running", "Running")
     assert kubelet.device_ids(first, RESOURCE) & kubelet.device_ids(second, RESOURCE)

@@ -13,7 +13,7 @@ DEBT_MAX = lib.VC_BUCKET_DEBT_MAX_S * 10**9
 
 
 def bucket(permille: int = 300):
-    """One that was looked at a moment ago."""
+    """One that was read a moment ago."""
     made = ffi.new("struct vc_bucket *")
     lib.bucket_fill(made, START, permille, 0)
     return made

@@ -104,7 +104,7 @@ def test_an_ended_container_is_not_meant_while_another_one_lives():
 
 
 def test_on_a_whole_gpu_nothing_is_too_much():
-    """What holds it is known, for the start gate; there is no library to pass by and no limit to exceed."""
+    """What holds it is known, for the start decision; there is no library to pass by and no limit to exceed."""
     mine = replace(of(1), holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),))
     survey = examine({uuid(0): {10: 25 * GIB}}, {}, [seen(place=Place(UID, ONE))], [mine], PODS)
     assert (survey.without_library, survey.bypasses) == ({mine.id: {uuid(0): 25 * GIB}}, ())

@@ -39,7 +39,7 @@ class Node:
         return parse_pod(pod_document(name, *wanted, init=init, annotations=full, uid=f"uid-{name}"))
 
     def admit(self, pod, prefer=True, lent=frozenset()):
-        """Allocations of all its containers in turn."""
+        """Allocations of all its containers, one after the other."""
         allocations = []
         for container in pod.asking(GPU):
             requester = Requester(pod, container)

@@ -107,7 +107,7 @@ def test_an_insecure_server_is_not_checked():
 
 @pytest.mark.parametrize("broken", ["", "\n", "two\nlines\n", "\u00e9"])
 def test_a_file_without_a_token_is_as_one_that_cannot_be_read(tmp_path, broken):
-    """It may just be written anew; a header could not be made of it, and nobody expects that."""
+    """It may just be written anew; a header could not be made of it, and no caller expects that."""
     (tmp_path / "token").write_text(broken)
     with pytest.raises(OSError, match="has no token in it"):
         Access("h", 1, token_file=tmp_path / "token").authorization()
@@ -192,7 +192,7 @@ PIEyzaLHI7rTbqA4jotU9cr0aP9WpfetaSo60dG/PUGUjfTxbXKYj0VpjcDK6sIc
 oJMVkuAVRQJ7UcamtP2k/78zVLBdkhUNNpPHU9Yjx/zc+FFd8lQ=
 -----END ENCRYPTED PRIVATE KEY-----
 """
-"""Of a certificate that nobody trusts; its passphrase is SECRET."""
+"""Of a certificate that no client trusts; its passphrase is SECRET."""
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
 MIIBbzCCARWgAwIBAgIUDIEnqi0FPE+yBGDR2I4BBDzDutUwCgYIKoZIzj0EAwIw

@@ -338,7 +338,7 @@ def changed(document, place, value):
 
 
 def check(pod):
-    """What everybody may rely on who is given a pod."""
+    """What every reader of a pod may rely on."""
     assert all(isinstance(one, str) and one for one in (pod.namespace, pod.name, pod.uid, pod.phase))
     assert path_of(pod.namespace, pod.name) == f"/{pod.namespace}/{pod.name}"
     assert isinstance(pod.controlled, bool) and isinstance(pod.ending, bool)

@@ -103,7 +103,7 @@ def test_a_version_that_is_forgotten_brings_a_new_list(server, watching):
         server.drop_watches()
         server.remove("default", "old")
         server.put(pod_document("new"))
-        server.history.clear()  # nobody tells that "old" is gone
+        server.history.clear()  # no event tells that "old" is gone
         server.forget()
         server.hanging = False
         await until(lambda: names(watch) == {"new"})
@@ -217,9 +217,7 @@ def test_a_token_that_is_just_being_written_is_waited_for(server, watching, tmp_
 
 
 @pytest.mark.parametrize("token", ["a token\n", "s3cr3t\r\nX: y", "s3cr3t\x00"])
-def test_a_token_that_no_header_can_carry_ends_nothing_and_is_shown_to_nobody(
-    server, tmp_path, token, capsys
-):
+def test_a_token_that_no_header_can_carry_ends_nothing_and_is_never_shown(server, tmp_path, token, capsys):
     """h11 quotes what it refuses. A kubeconfig with such a token is refused; this is for whatever comes another way."""
     access = replace(find_access(server.kubeconfig(tmp_path), "")[0], token_file=None, token=token)
 

@@ -44,8 +44,8 @@ def allocate(*token_sets):
     )
 
 
-def pre_start(wanted):
-    return api.PreStartContainerRequest(devices_ids=sorted(wanted))
+def pre_start(request):
+    return api.PreStartContainerRequest(devices_ids=sorted(request))
 
 
 async def until_one_waits(starts):
@@ -102,14 +102,14 @@ def test_a_stream_that_the_kubelet_drops_is_noticed(call):
 
 def test_preference_and_allocation_agree(call, store):
     async def story(stub, parts):
-        wanted = api.PreferredAllocationRequest(
+        request = api.PreferredAllocationRequest(
             container_requests=[
                 api.ContainerPreferredAllocationRequest(
                     available_deviceIDs=all_device_ids(inventory()), allocation_size=8
                 )
             ]
         )
-        (preferred,) = (await stub.GetPreferredAllocation(wanted)).container_responses
+        (preferred,) = (await stub.GetPreferredAllocation(request)).container_responses
         assert len(preferred.deviceIDs) == 8
         (answer,) = (await stub.Allocate(allocate(preferred.deviceIDs))).container_responses
         gpu = preferred.deviceIDs[0].rpartition("/")[0]
@@ -123,22 +123,22 @@ def test_preference_and_allocation_agree(call, store):
     call(story)
 
 
-@pytest.mark.parametrize("wanted", [
+@pytest.mark.parametrize("lists", [
     {"available_deviceIDs": ["nonsense"], "allocation_size": 1},
     {"available_deviceIDs": [], "allocation_size": 3},
     {"available_deviceIDs": ["x/1"], "must_include_deviceIDs": ["x/1", "x/2"], "allocation_size": 1},
     {"available_deviceIDs": ["GPU-x/1", "GPU-x/2"], "allocation_size": 1},
     {"available_deviceIDs": [f"{uuid(0)}/1"], "allocation_size": -5},
 ])  # fmt: skip
-def test_no_preference_is_ever_an_error(call, wanted):
+def test_no_preference_is_ever_an_error(call, lists):
     async def story(stub, parts):
         request = api.PreferredAllocationRequest(
-            container_requests=[api.ContainerPreferredAllocationRequest(**wanted)]
+            container_requests=[api.ContainerPreferredAllocationRequest(**lists)]
         )
         (answer,) = (await stub.GetPreferredAllocation(request)).container_responses
         assert set(answer.deviceIDs) <= {
-            *wanted["available_deviceIDs"],
-            *wanted.get("must_include_deviceIDs", []),
+            *lists["available_deviceIDs"],
+            *lists.get("must_include_deviceIDs", []),
         }
         assert not (await stub.GetPreferredAllocation(api.PreferredAllocationRequest())).container_responses
 
@@ -218,7 +218,7 @@ def test_a_start_waits_a_while_and_lets_pass_when_there_is_room(call, store):
         waiting = asyncio.ensure_future(stub.PreStartContainer(pre_start(late)))
         await until_one_waits(parts.starts)
         assert not waiting.done()
-        await stub.GetDevicePluginOptions(api.Empty())  # everybody else goes on meanwhile
+        await stub.GetDevicePluginOptions(api.Empty())  # every other call goes on meanwhile
         store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
         await waiting
 
@@ -342,20 +342,20 @@ def test_a_waiting_allocation_stays_so_in_the_allocation_table_until_it_starts(c
 
 
 def test_an_allocation_asked_again_is_the_one_that_was_recorded(store, allocator, gpus):
-    """The call's age tells an allocation that was made during it from one that somebody else had before."""
+    """The call's age tells an allocation that was made during it from one that another container had before."""
     plugin = gpu_memory(store, allocator, gpus).provider
-    wanted = [device_ids(0, 4)]
+    request = [device_ids(0, 4)]
 
     async def story():
-        first = await plugin.allocate(wanted)
-        assert await plugin.allocate_again(wanted, age=0.5) == first
+        first = await plugin.allocate(request)
+        assert await plugin.allocate_again(request, age=0.5) == first
         assert len(store.table.allocations) == 1
         other = await plugin.allocate_again([device_ids(1, 4)], age=0.5)
         assert other != first and len(store.table.allocations) == 2
-        again = await plugin.allocate_again(wanted, age=0.5)
+        again = await plugin.allocate_again(request, age=0.5)
         assert again != first, "not the newest: given back and asked for anew"
         allocator._now = lambda: 1700000100.0
-        later = await plugin.allocate_again(wanted, age=0.5)
+        later = await plugin.allocate_again(request, age=0.5)
         assert later != again, "from before the call: a pod that has ended had it"
 
     asyncio.run(story())

@@ -88,12 +88,12 @@ def pod(name, count, controlled=False, **annotations):
     )
 
 
-def allocate(wanted):
-    return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(wanted))])
+def allocate(chosen):
+    return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(chosen))])
 
 
-def pre_start(wanted):
-    return api.PreStartContainerRequest(devices_ids=sorted(wanted))
+def pre_start(chosen):
+    return api.PreStartContainerRequest(devices_ids=sorted(chosen))
 
 
 async def prefer(stub, size):
@@ -118,11 +118,11 @@ def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call,
     cluster.put(pod("a", 8, gpus="2"))
 
     async def story(stub):
-        wanted = await prefer(stub, 8)
-        assert {device_id.rpartition("/")[0] for device_id in wanted} == {uuid(0), uuid(1)}
-        (answer,) = (await stub.Allocate(allocate(wanted))).container_responses
+        chosen = await prefer(stub, 8)
+        assert {device_id.rpartition("/")[0] for device_id in chosen} == {uuid(0), uuid(1)}
+        (answer,) = (await stub.Allocate(allocate(chosen))).container_responses
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
     (text,) = cluster.said("GPUAllocated")
@@ -145,14 +145,14 @@ def test_a_mistake_is_said_at_once_and_the_start_waits_for_its_correction(call, 
     cluster.put(pod("a", 2, cores="lots"))
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         (text,) = cluster.said("InvalidAnnotation")
         assert 'gigaslice.io/cores: "lots" must be a whole number from 0 to 100' in text
-        assert text == await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert text == await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert cluster.said("WaitingForGPU") == [text]
         cluster.put(pod("a", 2, cores="20"))
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
 
@@ -161,9 +161,9 @@ def test_an_annotation_that_is_nearly_one_is_mentioned(call, cluster):
     cluster.put(pod("a", 2, exklusive="true"))
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
-        await stub.PreStartContainer(pre_start(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
     assert 'did you mean "gigaslice.io/exclusive"?' in cluster.said("InvalidAnnotation")[0]
@@ -173,10 +173,10 @@ def test_a_pod_that_the_watch_shows_too_late_starts_with_what_it_wanted(call, cl
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         assert store.table.allocations[0].undecided
-        starting = asyncio.ensure_future(stub.PreStartContainer(pre_start(wanted)))
+        starting = asyncio.ensure_future(stub.PreStartContainer(pre_start(chosen)))
         await asyncio.sleep(0.3)
         assert not starting.done()
         cluster.put(pod("late", 2, exclusive="true", cores="30"))
@@ -194,14 +194,14 @@ def test_one_that_must_be_made_anew_is_evicted_if_something_makes_it_anew(
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         cluster.put(pod("late", 2, gpus="2"))
-        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert cluster.evicted == [], "nothing would bring a bare pod back"
         cluster.put(pod("late", 2, gpus="2", controlled=True))
         for _ in range(2):
-            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert len(cluster.evicted) == 1
         assert cluster.said("EvictionPending")
 
@@ -216,10 +216,10 @@ def test_what_a_start_decides_is_on_the_disk_before_the_container_starts(
     monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         cluster.put(pod("late", 2, cores="30"))
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
     assert not store.table.allocations[0].undecided and store.table.allocations[0].policy.cores == 30
@@ -234,18 +234,18 @@ def test_a_container_that_waited_for_room_starts_after_that_is_on_the_disk(
     monkeypatch.setattr(store, "sync", lambda: (synced.append(store.table), sync()))
 
     async def story(stub):
-        for name, size, wanted in (
+        for name, size, chosen in (
             ("a", 18, device_ids(0, *range(18))),
             ("b", 18, device_ids(1, *range(18))),
             ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
         ):
             cluster.put(pod(name, size))
-            await stub.Allocate(allocate(wanted))
+            await stub.Allocate(allocate(chosen))
             kubelet.holding["default", name] = frozenset({"c0"})
-        assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert "waiting for" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert not synced, "nothing is decided that a disk would have to keep"
         store.update(store.table.without([store.table.allocations[0].id]))
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
     assert not any(allocation.waiting for allocation in store.table.allocations)
@@ -262,10 +262,10 @@ def test_a_container_whose_devices_go_to_another_while_the_disk_is_slow_does_not
         sync()
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         monkeypatch.setattr(store, "sync", slow)
-        assert "to another one" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert "to another one" in await refusal(stub.PreStartContainer(pre_start(chosen)))
 
     cluster.expected = False
     call(story)
@@ -289,16 +289,16 @@ def test_an_eviction_that_is_refused_is_asked_for_again(call, cluster, kubelet, 
     cluster.evict = evict
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         cluster.put(pod("late", 2, gpus="2", controlled=True))
-        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert asked == [True], "not ten times a second"
         assert not cluster.said("EvictionPending"), "no event announces what does not come"
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61.0, thread_time=time.thread_time)
         monkeypatch.setattr(start_module, "time", later)
         for _ in range(2):
-            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+            assert "delete the pod" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert asked == [True, True, False], "again, and not for one that is ending"
         assert cluster.said("EvictionPending")
 
@@ -312,11 +312,11 @@ def test_annotations_that_stay_unknown_are_waited_for_a_while_only(
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
-        assert "annotations" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
+        assert "annotations" in await refusal(stub.PreStartContainer(pre_start(chosen)))
         monkeypatch.setattr(AllocationService, "age", lambda self, allocation: 61.0)
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
 
     call(story)
     assert not store.table.allocations[0].undecided
@@ -326,10 +326,10 @@ def test_an_api_server_that_refuses_us_holds_nobody_back(call, cluster, kubelet,
     kubelet.hidden = [("default", "late")]
 
     async def story(stub):
-        wanted = await prefer(stub, 2)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 2)
+        await stub.Allocate(allocate(chosen))
         cluster.expected = False
-        await stub.PreStartContainer(pre_start(wanted))
+        await stub.PreStartContainer(pre_start(chosen))
         await stub.Allocate(allocate(device_ids(1, 5)))
         assert not store.table.allocations[-1].undecided
 
@@ -340,15 +340,15 @@ def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet,
     monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
 
     async def story(stub):
-        for name, size, wanted in (
+        for name, size, chosen in (
             ("a", 18, device_ids(0, *range(18))),
             ("b", 18, device_ids(1, *range(18))),
             ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
         ):
             cluster.put(pod(name, size))
-            await stub.Allocate(allocate(wanted))
+            await stub.Allocate(allocate(chosen))
             kubelet.holding["default", name] = frozenset({"c0"})
-        text = await refusal(stub.PreStartContainer(pre_start(wanted)))
+        text = await refusal(stub.PreStartContainer(pre_start(chosen)))
         assert text.startswith("waiting for 2 GiB of GPU-") and "default/a/c0 (18 GiB)" in text
         assert cluster.said("WaitingForGPU") == [text]
 
@@ -375,10 +375,10 @@ def test_devices_of_a_living_pod_that_the_kubelet_hands_out_again_leave_it_what_
         assert (first.forgotten, first.gone, sum(first.promised.values())) == (True, False, 18 << 30)
         assert not second.waiting
         cluster.put(pod("c", 10))
-        wanted = await prefer(stub, 10)
-        await stub.Allocate(allocate(wanted))
+        chosen = await prefer(stub, 10)
+        await stub.Allocate(allocate(chosen))
         assert store.table.allocations[-1].waiting
-        assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(wanted)))
+        assert "GiB of" in await refusal(stub.PreStartContainer(pre_start(chosen)))
 
     start_module._PATIENCE, before = 0.1, start_module._PATIENCE
     try:

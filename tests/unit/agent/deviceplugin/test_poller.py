@@ -222,7 +222,7 @@ def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, clust
     mounted = set()
     poller = Poller(
         store, allocator, kubelet, 3600.0, lambda: 1.0, cluster=cluster,
-        present=lambda wanted: Presence(frozenset(mounted & set(wanted)), others=True),
+        present=lambda asked: Presence(frozenset(mounted & set(asked)), others=True),
     )  # fmt: skip
     (one,) = allocator.allocate([device_ids(0, 1, 2)])
     kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)

@@ -33,12 +33,12 @@ def until(front, condition):
 
 
 def test_a_new_kubelet_does_not_pay_for_the_failures_of_the_one_before(place):
-    """A socket is there a moment before somebody listens; the attempt that falls into it is repeated soon."""
+    """A socket is there a moment before a process listens; the attempt that falls into it is repeated soon."""
     _, endpoint, directory = place
     for failures in (1, 2, 3):
         with socket.socket(socket.AF_UNIX) as dead:
             if failures == 1:
-                dead.bind(str(directory / "kubelet.sock"))  # and nobody listens, as after a kill
+                dead.bind(str(directory / "kubelet.sock"))  # and no process listens, as after a kill
             endpoint._register()
         assert endpoint._failures == failures
     (directory / "kubelet.sock").unlink()

@@ -115,7 +115,7 @@ def test_patience_ends(place, monkeypatch):
     with pytest.raises(grpc.RpcError) as caught:
         future.result(30)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert list(stream) == [], "the kubelet sees that nobody is there"
+    assert list(stream) == [], "the kubelet sees that no plugin is there"
     until = time.monotonic() + 30
     while (directory / "p.sock").exists() and time.monotonic() < until:
         time.sleep(0.01)  # the front tells the kubelet first

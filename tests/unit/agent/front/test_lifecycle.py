@@ -29,7 +29,7 @@ OLD, NEW = "old kubelet", "new kubelet"
         (Facts(serving=False, kubelet=NEW, told=OLD), Action.SERVE),
         # wiped while a stream is open: serve anew, do not register
         (Facts(serving=False, kubelet=NEW, told=NEW, streams=1), Action.SERVE),
-        # the kubelet's socket is gone: whoever has a stream keeps it, nobody else can be told
+        # the kubelet's socket is gone: a client that has a stream keeps it, no other can be told
         (Facts(serving=True, kubelet=None, told=OLD, streams=1, idle=9.0), Action.REST),
         (Facts(serving=True, kubelet=None, told=OLD, idle=9.0), Action.REST),
         # refused: pauses that grow, but not for another kubelet

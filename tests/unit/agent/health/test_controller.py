@@ -1,4 +1,4 @@
-"""The keeper over a source whose GPUs the test holds, on a clock that it holds too."""
+"""The controller over a source whose GPUs the test holds, on a clock that it holds too."""
 
 import asyncio
 import threading
@@ -77,7 +77,7 @@ def test_an_unhealthy_gpu_is_handed_out_as_unhealthy_with_the_reason(world):
 
 
 def test_it_is_written_down_before_it_is_told(world):
-    """Whoever has heard of it and kills the agent finds it unhealthy after the start."""
+    """A client that has heard of it and kills the agent finds it unhealthy after the start."""
     written = []
     world.manager._told = lambda uuid, *_: written.append(read_report(world.directory).health[uuid].unhealthy)
     world.hear(1, 95)

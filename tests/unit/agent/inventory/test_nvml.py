@@ -427,7 +427,7 @@ def test_a_library_that_stays_the_old_one_ends_the_process(reloaded):
         source.vitals()
 
 
-def test_one_gpu_that_does_not_answer_costs_the_others_one_look(reloaded, monkeypatch):
+def test_one_gpu_that_does_not_answer_costs_the_others_one_scan(reloaded, monkeypatch):
     driver, source = reloaded
     driver.fails["nvmlDeviceGetMemoryInfo", 1] = pynvml.NVML_ERROR_UNKNOWN
     for _ in range(10):
@@ -472,7 +472,7 @@ def test_a_call_that_hangs_keeps_the_driver_from_being_opened_anew_and_nothing_e
         driver.reload(pynvml.NVML_ERROR_UNKNOWN)
         assert all(one.silent for one in source.vitals().values())
         source.close()
-        assert driver.started == 1, "nobody shuts it down under a call"
+        assert driver.started == 1, "nothing shuts it down under a call"
     finally:
         hangs.set()
         thread.join()

@@ -18,7 +18,7 @@ from vcuda import ProcessUsage
 
 
 @pytest.mark.parametrize(
-    ("present", "near", "wanted"),
+    ("present", "near", "expected"),
     [
         ({0, 1, 2, 3}, {2, 3}, {2, 3}),
         ({1, 2}, {2, 3}, {2}),
@@ -27,8 +27,10 @@ from vcuda import ProcessUsage
         ({0, 1}, set(), None),
     ],
 )
-def test_a_set_of_cpus_gets_smaller_or_stays(present, near, wanted):
-    assert narrowed(frozenset(present), frozenset(near)) == (None if wanted is None else frozenset(wanted))
+def test_a_set_of_cpus_gets_smaller_or_stays(present, near, expected):
+    assert narrowed(frozenset(present), frozenset(near)) == (
+        None if expected is None else frozenset(expected)
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ class Node:
 
     def pod(self, name, *requests, init=(), **annotations):
         full = {"gigaslice.io/" + key.replace("_", "-"): text for key, text in annotations.items()}
-        wanted = [{GPU: count} for count in requests]
+        asked = [{GPU: count} for count in requests]
         init = tuple({GPU: count} for count in init)
-        document = pod_document(name, *wanted, init=init, annotations=full, uid=f"uid-{name}")
+        document = pod_document(name, *asked, init=init, annotations=full, uid=f"uid-{name}")
         return self.cluster.put(parse_pod(document))
 
     def admit(self, name, numbers, gpu=0, container=0, **annotations):
@@ -244,7 +244,7 @@ def test_another_pod_of_the_same_name_changes_nothing(node):
 
 
 def test_what_has_not_changed_is_not_looked_at_for_everybody_who_waits(node, monkeypatch):
-    """Each container at the start gate asks for it ten times a second."""
+    """Each container at its start decision asks for it ten times a second."""
     node.admit("a", range(8), elastic="true")
     read, real = [], node.store.reading
     monkeypatch.setattr(node.store, "reading", lambda key: read.append(key) or real(key))

@@ -58,7 +58,7 @@ class Node:
         return value & 3, (value >> 2) - vcuda.time_slice_clock() if value else 0
 
     def step(self, seconds, **rates):
-        """Looks every 50 ms for so long; containers that are not held work at their rate."""
+        """Polls every 50 ms for so long; containers that are not held work at their rate."""
         for _ in range(round(seconds / 0.05)):
             self.now += 0.05
             for name, rate in rates.items():
@@ -158,7 +158,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for(store):
     assert node.page("b")[0] == 0
 
 
-def test_every_gpu_has_its_own_turns(store):
+def test_every_gpu_has_its_own_time_slices(store):
     """A container on two GPUs waits on the one that thrashes and goes on on the other."""
     gpus = tuple(Gpu(uuid(n), n, "L4", 16 * GIB, 64, GIB, host_bytes=48 * GIB) for n in range(2))
     found = Inventory(gpus, Topology.flat(2))

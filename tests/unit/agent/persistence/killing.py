@@ -76,8 +76,8 @@ class Kubelet:
         return Listing(tuple(rows), frozenset(f"ns/{key[:8]}" for key in self.answered))
 
 
-def look(store: Store, kubelet: Kubelet) -> None:
-    """One regular look of the poller, without its patience: what nobody lists is over."""
+def poll(store: Store, kubelet: Kubelet) -> None:
+    """One regular pass of the poller, without its patience: an allocation that is not listed is over."""
     found = review(
         store.table,
         Evidence(kubelet.listing),
@@ -96,7 +96,7 @@ def work(state: Path, library: Path, kubelet: Kubelet, rng: random.Random, say: 
     """An agent's work: start, learn and give up, resize, allocate, sync."""
     store = Store(state, library)
     store.open()
-    look(store, kubelet)
+    poll(store, kubelet)
     for allocation in store.table.allocations[:2]:
         size = rng.randint(1, len(allocation.device_ids)) * GIB // 2
         say(resizing=allocation.id, bytes=size)
@@ -155,7 +155,7 @@ def check(state: Path, library: Path, kubelet: Kubelet) -> None:
     assert len(numbers) == len(set(numbers)) and table.next_number > max(numbers, default=0)
     half = [path.name for path in (state / "allocations").iterdir() if path.name.startswith(".")]
     assert half == [], half
-    look(store, kubelet)
+    poll(store, kubelet)
     assert {allocation.id for allocation in store.table.allocations} == set(kubelet.answered), (
         "something stays for ever"
     )

@@ -1,4 +1,4 @@
-"""Something else under a name of the state directory: nobody waits for it, and whoever meets it goes on or says so."""
+"""Something else under a name of the state directory: no process waits for it; what meets it goes on or reports it."""
 
 from __future__ import annotations
 

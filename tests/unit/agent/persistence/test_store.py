@@ -80,7 +80,7 @@ def test_only_one_agent_at_a_time(make):
 def test_a_lost_checkpoint_costs_nothing(make, tmp_path):
     first = make()
     fill(first, allocation(1, (0, range(8))), allocation(2, (1, range(4))))
-    first.apply(look(first, Listed(REF, allocation(1, (0, range(8))).device_ids)))
+    first.apply(reconciled(first, Listed(REF, allocation(1, (0, range(8))).device_ids)))
     table = first.table
     first.close()
     for name in ("checkpoint.json", "checkpoint.json.previous"):
@@ -113,7 +113,7 @@ def test_a_damaged_directory_waits_for_the_next_start_of_its_container(make):
     assert second.dirs.problem(one) is None
 
 
-def test_a_damaged_directory_that_processes_use_starts_nobody(make, monkeypatch):
+def test_a_damaged_directory_that_processes_use_starts_no_container(make, monkeypatch):
     """Without its preload line the container would run without limits."""
     store = make()
     fill(store, allocation(1, (0, range(8))))
@@ -144,7 +144,7 @@ def test_a_commit_that_fails_changes_nothing(make, monkeypatch):
     assert set(store.dirs.read_all()) == {table.allocations[0].id}
 
 
-def look(store, *listed, patience=3):
+def reconciled(store, *listed, patience=3):
     return review(
         store.table,
         Evidence(Listing(listed)),
@@ -165,7 +165,7 @@ def test_a_review_is_carried_out(make):
         allocation(2, (1, range(4)), container=ContainerRef("default", "q", "main")),
     )
     fill(store, one, two)
-    store.apply(look(store, Listed(REF, one.device_ids), patience=1))
+    store.apply(reconciled(store, Listed(REF, one.device_ids), patience=1))
     assert [found.container for found in store.table.allocations] == [REF]
     assert store.dirs.read_all()[one.id].container == REF
     assert not store.dirs.path(two.id).exists()
@@ -173,7 +173,7 @@ def test_a_review_is_carried_out(make):
 
 def test_a_stranger_gets_a_directory(make):
     store = make()
-    store.apply(look(store, Listed(REF, allocation(1, (0, range(8))).device_ids)))
+    store.apply(reconciled(store, Listed(REF, allocation(1, (0, range(8))).device_ids)))
     (found,) = store.table.allocations
     assert store.dirs.problem(found) is None
 

@@ -149,7 +149,7 @@ def test_probes_and_metrics_are_answered_meanwhile(logs):
 
 @pytest.fixture
 def hanging(monkeypatch):
-    """An event: while it is not set, looks do not come back. Nothing is waited for longer than it must be."""
+    """An event: while it is not set, scans do not come back. Nothing is waited for longer than it must be."""
     monkeypatch.setattr(gpu_wait, "_QUICK_SECONDS", 0.0)
     monkeypatch.setattr(gpu_wait, "_LOG_SECONDS", 0.02)
     going_on = threading.Event()
@@ -232,7 +232,7 @@ def test_asked_to_end_while_it_hangs_it_ends(hanging, logs, first):
     helper.start()
     assert node.wait.until_found(first) is None
     helper.join()
-    assert not hanging.is_set(), "nobody waited for the driver"
+    assert not hanging.is_set(), "nothing waited for the driver"
 
 
 def test_a_quick_first_look_is_not_waited_for_by_anybody():

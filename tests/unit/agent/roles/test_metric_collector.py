@@ -1,4 +1,4 @@
-"""What Prometheus is told over the life of containers: counters rise, whoever keeps their numbers."""
+"""What Prometheus is told over the life of containers: counters rise, whichever process keeps their numbers."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_the_host_needs_what_all_promises_go_beyond_the_gpu():
     used = {one.id: {uuid(0): 8 * GIB}, two.id: {uuid(0): 8 * GIB}, three.id: {uuid(0): 3 * GIB}}
     assert host_memory.host_need(table, three, used, [found]) == 5 * GIB, "3 GiB lie there already"
     waits = table.replaced([replace(three, waiting=True)])
-    assert host_memory.host_need(waits, two, {}, [found]) == 0, "whoever waits behind has to look for itself"
+    assert host_memory.host_need(waits, two, {}, [found]) == 0, "one that waits behind has to see to itself"
     assert host_memory.host_need(waits, waits.allocations[2], {}, [found]) == 8 * GIB
 
 

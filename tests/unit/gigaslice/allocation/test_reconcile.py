@@ -27,7 +27,7 @@ def table(*allocations):
     return result
 
 
-def look(
+def reconcile_once(
     found,
     *containers,
     pods=(),
@@ -63,11 +63,11 @@ def look(
     )
 
 
-def look_often(found, *containers, times=10, **more):
+def reconcile_often(found, *containers, times=10, **more):
     unlisted = {}
     released = []
     for _ in range(times):
-        result = look(found, *containers, unlisted=unlisted, **more)
+        result = reconcile_once(found, *containers, unlisted=unlisted, **more)
         found, unlisted = result.table, result.unlisted
         released += [one.number for one in result.released]
     return found, released
@@ -75,11 +75,13 @@ def look_often(found, *containers, times=10, **more):
 
 def test_names_are_learned_from_equal_device_ids():
     found = table(allocation(1, (0, range(4))), allocation(2, (1, range(4))))
-    result = look(found, listed("a", device_ids(0, 0, 1, 2, 3)), listed("b", device_ids(1, 0, 1, 2, 3)))
+    result = reconcile_once(
+        found, listed("a", device_ids(0, 0, 1, 2, 3)), listed("b", device_ids(1, 0, 1, 2, 3))
+    )
     assert [one.name for one in result.table.allocations] == ["default/a/main", "default/b/main"]
     assert len(result.learned) == 2
     assert (
-        look(
+        reconcile_once(
             result.table, listed("a", device_ids(0, 0, 1, 2, 3)), listed("b", device_ids(1, 0, 1, 2, 3))
         ).learned
         == ()
@@ -91,20 +93,20 @@ def test_an_init_containers_equal_set_does_not_get_the_apps_name():
         allocation(1, (0, range(4)), lent=device_ids(0, 0, 1, 2, 3)),
         allocation(2, (0, range(4)), supersedes=(f"{1:032x}",)),
     )
-    result = look(table(init, app), listed("p", device_ids(0, 0, 1, 2, 3)))
+    result = reconcile_once(table(init, app), listed("p", device_ids(0, 0, 1, 2, 3)))
     assert [one.container for one in result.table.allocations] == [None, ref("p")]
 
 
 def test_an_answer_older_than_an_allocation_does_not_name_it():
     found = table(allocation(1, (0, range(4))))
-    assert look(found, listed("old", device_ids(0, 0, 1, 2, 3)), asked_at=1).learned == ()
+    assert reconcile_once(found, listed("old", device_ids(0, 0, 1, 2, 3)), asked_at=1).learned == ()
 
 
 def test_a_container_that_is_no_longer_listed_is_given_up_after_patience():
     found = table(allocation(1, (0, range(4)), container=ref("p")))
-    first = look(found)
-    second = look(first.table, unlisted=first.unlisted)
-    third = look(second.table, unlisted=second.unlisted)
+    first = reconcile_once(found)
+    second = reconcile_once(first.table, unlisted=first.unlisted)
+    third = reconcile_once(second.table, unlisted=second.unlisted)
     assert [len(one.released) for one in (first, second, third)] == [0, 0, 1]
     assert third.table.allocations == ()
 
@@ -114,37 +116,37 @@ def test_being_listed_in_between_restores_patience():
     seen = listed("p", device_ids(0, 0, 1, 2, 3))
     unlisted = {}
     for containers in ((), (), (seen,), (), (), (seen,), (), ()):
-        result = look(found, *containers, unlisted=unlisted)
+        result = reconcile_once(found, *containers, unlisted=unlisted)
         found, unlisted = result.table, result.unlisted
     assert len(found.allocations) == 1
 
 
 def test_a_living_process_keeps_its_allocation_however_long():
     found = table(allocation(1, (0, range(4)), container=ref("p")))
-    kept, released = look_often(found, alive=found.allocations)
+    kept, released = reconcile_often(found, alive=found.allocations)
     assert (len(kept.allocations), released) == (1, [])
 
 
 def test_one_that_was_never_listed_is_kept_while_a_pod_lives_that_it_can_be_for():
     """A plain init container, which the kubelet does not list; its pod may need minutes for an image."""
-    kept, released = look_often(table(allocation(1, (0, range(4)))), pods=["default/p", "default/q"])
+    kept, released = reconcile_often(table(allocation(1, (0, range(4)))), pods=["default/p", "default/q"])
     assert (len(kept.allocations), released) == (1, [])
-    kept, released = look_often(kept, pods=["default/q", "default/later"])
+    kept, released = reconcile_often(kept, pods=["default/q", "default/later"])
     assert (len(kept.allocations), released) == (1, [])
-    kept, released = look_often(kept, pods=["default/later"])
+    kept, released = reconcile_often(kept, pods=["default/later"])
     assert (kept.allocations, released) == ((), [1])
 
 
 def test_pods_that_were_there_long_before_do_not_keep_it():
-    kept, _ = look_often(
+    kept, _ = reconcile_often(
         table(allocation(1, (0, range(4)))), pods=["system/old", "default/p"], young=["default/p"]
     )
     assert len(kept.allocations) == 1
-    assert look_often(kept, pods=["system/old"])[1] == [1]
+    assert reconcile_often(kept, pods=["system/old"])[1] == [1]
 
 
 def test_a_pod_that_came_and_went_between_two_looks_is_given_up():
-    assert look_often(table(allocation(1, (0, range(4)))), pods=["system/old"], young=[])[1] == [1]
+    assert reconcile_often(table(allocation(1, (0, range(4)))), pods=["system/old"], young=[])[1] == [1]
 
 
 def test_a_later_pod_that_took_none_of_its_device_ids_does_not_keep_it():
@@ -154,7 +156,7 @@ def test_a_later_pod_that_took_none_of_its_device_ids_does_not_keep_it():
         allocation(2, (0, range(4)), supersedes=(f"{1:032x}",)),
     )
     other = allocation(3, (1, range(4)))
-    kept, released = look_often(table(init, app, other), listed("other", other.device_ids))
+    kept, released = reconcile_often(table(init, app, other), listed("other", other.device_ids))
     assert ([one.number for one in kept.allocations], released) == ([3], [1, 2])
 
 
@@ -162,11 +164,11 @@ def test_an_earlier_pod_keeps_it_only_if_it_was_allocated_just_before():
     """An init container may follow a sidecar of its pod."""
     sidecar, unknown = allocation(1, (0, range(2))), allocation(2, (1, range(4)))
     running = listed("p", sidecar.device_ids)
-    assert look_often(table(sidecar, unknown), running)[1] == []
-    assert look_often(table(sidecar, replace(unknown, created=unknown.created + 60)), running)[1] == [2]
+    assert reconcile_often(table(sidecar, unknown), running)[1] == []
+    assert reconcile_often(table(sidecar, replace(unknown, created=unknown.created + 60)), running)[1] == [2]
     between = allocation(2, (0, range(10, 12)))
     last = replace(unknown, id=f"{3:032x}", number=3)
-    assert look_often(
+    assert reconcile_often(
         table(sidecar, between, last), running, listed("q", between.device_ids), young=["default/p"]
     )[1] == [3]
 
@@ -174,68 +176,68 @@ def test_an_earlier_pod_keeps_it_only_if_it_was_allocated_just_before():
 def test_the_pod_that_took_its_device_ids_keeps_it():
     init = allocation(1, (0, range(8)), lent=device_ids(0, 0, 1))
     first = allocation(2, (0, range(2)), supersedes=(init.id,))
-    kept, released = look_often(table(init, first), listed("p", first.device_ids))
+    kept, released = reconcile_often(table(init, first), listed("p", first.device_ids))
     assert (len(kept.allocations), released) == (2, [])
-    assert look_often(kept)[1] == [1, 2]
+    assert reconcile_often(kept)[1] == [1, 2]
 
 
 def test_the_pod_that_took_its_device_ids_keeps_it_under_a_name_that_was_there_before():
     """A StatefulSet's next pod has the name of the one before. Its init container waits for an image."""
     init = allocation(1, (0, range(8)), lent=device_ids(0, 0, 1))
     first = allocation(2, (0, range(2)), supersedes=(init.id,))
-    kept, released = look_often(table(init, first), listed("db-0", first.device_ids), young=[])
+    kept, released = reconcile_often(table(init, first), listed("db-0", first.device_ids), young=[])
     assert (len(kept.allocations), released) == (2, [])
-    assert look_often(kept)[1] == [1, 2]
+    assert reconcile_often(kept)[1] == [1, 2]
 
 
 def test_who_took_its_device_ids_much_later_does_not_keep_it():
     init = allocation(1, (0, range(8)), lent=device_ids(0, 0, 1))
     other = allocation(2, (0, range(2)), supersedes=(init.id,), created=init.created + 60)
-    kept, released = look_often(table(init, other), listed("q", other.device_ids), young=[])
+    kept, released = reconcile_often(table(init, other), listed("q", other.device_ids), young=[])
     assert ([one.number for one in kept.allocations], released) == ([2], [1])
 
 
 def test_an_allocation_younger_than_the_answer_suspects_nobody_yet():
     found = table(allocation(1, (0, range(4))))
-    assert look(found, asked_at=1, pods=["default/p"]).table == found
+    assert reconcile_once(found, asked_at=1, pods=["default/p"]).table == found
 
 
 def test_an_init_container_ends_with_the_container_that_took_its_device_ids():
     init = allocation(1, (0, range(4)), lent=device_ids(0, 0, 1))
     app = allocation(2, (0, range(2)), container=ref("p"), supersedes=(init.id,))
-    kept, released = look_often(table(init, app), listed("p", device_ids(0, 0, 1)))
+    kept, released = reconcile_often(table(init, app), listed("p", device_ids(0, 0, 1)))
     assert len(kept.allocations) == 2
-    kept, released = look_often(table(init, app))
+    kept, released = reconcile_often(table(init, app))
     assert (kept.allocations, released) == ((), [1, 2])
 
 
 def test_an_init_containers_living_process_keeps_it_and_it_ends_when_that_is_dead():
     init = allocation(1, (0, range(4)), lent=device_ids(0, 0, 1))
     app = allocation(2, (0, range(2)), container=ref("p"), supersedes=(init.id,))
-    kept, _ = look_often(table(init, app), alive=[init])
+    kept, _ = reconcile_often(table(init, app), alive=[init])
     assert [(one.number, one.forgotten) for one in kept.allocations] == [(1, True)]
-    kept, released = look_often(kept)
+    kept, released = reconcile_often(kept)
     assert released == [1]
 
 
 def test_one_whose_device_ids_are_free_is_given_up_though_it_was_never_listed():
     found = table(replace(allocation(1, (0, range(4))), gone=True))
-    assert look_often(found)[1] == [1]
+    assert reconcile_often(found)[1] == [1]
 
 
 def test_a_container_without_a_record_counts_where_its_device_ids_say():
-    result = look(AllocationTable(), listed("p", device_ids(0, 0, 1), device_ids(1, 5)))
+    result = reconcile_once(AllocationTable(), listed("p", device_ids(0, 0, 1), device_ids(1, 5)))
     (one,) = result.adopted
     assert {hold.gpu: len(hold.device_ids) for hold in one.holds} == {uuid(0): 2, uuid(1): 1}
     assert (one.number, one.container) == (1, ref("p"))
-    again = look(result.table, listed("p", device_ids(0, 0, 1), device_ids(1, 5)))
+    again = reconcile_once(result.table, listed("p", device_ids(0, 0, 1), device_ids(1, 5)))
     assert again.adopted == ()
-    assert look_often(again.table)[1] == [1]
+    assert reconcile_often(again.table)[1] == [1]
 
 
 def test_a_whole_gpu_without_a_record_counts_as_one():
     device_id = whole_gpu_device_id(uuid(1))
-    result = look(AllocationTable(), Listed(ref("p"), frozenset({device_id})))
+    result = reconcile_once(AllocationTable(), Listed(ref("p"), frozenset({device_id})))
     (one,) = result.adopted
     assert (one.whole, one.policy.exclusive) == (True, True)
     assert one.holds == (Hold(uuid(1), 24 * GIB, (device_id,)),)
@@ -250,13 +252,16 @@ def test_a_whole_gpu_of_a_pod_does_not_clear_it_of_slices():
         allocation(2, (1, range(1)), created=init.created + 3600),
         holds=(Hold(uuid(1), 24 * GIB, (device_id,)),),
     )
-    kept, released = look_often(table(init, app), Listed(ref("p"), frozenset({device_id})))
+    kept, released = reconcile_often(table(init, app), Listed(ref("p"), frozenset({device_id})))
     assert ([one.number for one in kept.allocations], released) == ([1, 2], [])
-    assert look_often(kept)[1] == [1, 2]
+    assert reconcile_often(kept)[1] == [1, 2]
 
 
 def test_a_container_with_devices_of_other_nodes_is_no_business_of_ours():
-    assert look(AllocationTable(), Listed(ref("p"), frozenset({"GPU-x/1", "odd"}))).table == AllocationTable()
+    assert (
+        reconcile_once(AllocationTable(), Listed(ref("p"), frozenset({"GPU-x/1", "odd"}))).table
+        == AllocationTable()
+    )
 
 
 def test_a_lost_checkpoint_is_rebuilt_from_the_directories():
@@ -280,7 +285,7 @@ def test_an_allocation_that_was_made_and_never_recorded_is_taken_over():
     older, newer = found.table.allocations
     assert (older.forgotten, older.gone, older.promised) == (True, False, {uuid(0): 4 * GIB})
     assert newer.held == fresh.device_ids
-    assert look_often(found.table, listed("q", fresh.device_ids))[1] == [1], (
+    assert reconcile_often(found.table, listed("q", fresh.device_ids))[1] == [1], (
         "until nothing shows that it lives"
     )
 
@@ -339,7 +344,7 @@ def test_a_review_gives_up_nothing_that_is_listed_or_alive(found, data):
     alive = [one for one in found.allocations if data.draw(st.booleans())]
     patience = data.draw(st.integers(1, 3))
     unlisted = {one.id: data.draw(st.integers(0, 5)) for one in found.allocations}
-    result = look(found, *containers, alive=alive, unlisted=unlisted, patience=patience)
+    result = reconcile_once(found, *containers, alive=alive, unlisted=unlisted, patience=patience)
     meant = {one.id for container in containers if (one := allocation_of(found, container))}
     for one in result.released:
         assert one.id not in {living.id for living in alive}
@@ -354,7 +359,7 @@ def test_a_review_gives_up_nothing_that_is_listed_or_alive(found, data):
 
 @given(histories())
 def test_a_node_that_goes_quiet_ends_empty(found):
-    kept, _ = look_often(found, times=12)
+    kept, _ = reconcile_often(found, times=12)
     assert kept.allocations == ()
 
 
@@ -382,10 +387,10 @@ def test_of_a_pod_that_is_over_what_its_processes_hold_counts_and_no_longer_what
         allocation(1, (0, range(4)), container=ref("a")),
         allocation(2, (1, range(4)), container=ref("b")),
     )
-    found, released = look_often(table(ended, used), attached=[ended], alive=[used], times=9)
+    found, released = reconcile_often(table(ended, used), attached=[ended], alive=[used], times=9)
     assert released == []
     assert found.find(ended.id).gone
     assert not found.find(used.id).gone, "it runs, has used no GPU yet, and still may"
     for more in ({"settled": False}, {"times": 2}, {"pods": ["default/a"]}):
-        found, released = look_often(table(ended), attached=[ended], **more)
+        found, released = reconcile_often(table(ended), attached=[ended], **more)
         assert released == [] and not found.find(ended.id).gone, more

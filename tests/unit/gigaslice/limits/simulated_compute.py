@@ -2,8 +2,8 @@
 
 The controller is the C code that the library runs (``native/shm/bucket.c``), the arbiter the agent's.
 What surrounds them in reality, threads, events and files, is modelled here in steps: a GPU that goes round among the
-processes that have work, a thread per process that looks at random instants about once a millisecond whether work is
-under way, an agent that looks about every five milliseconds. Deterministic for a seed.
+processes that have work, a thread per process that polls at random instants about once a millisecond whether work is
+under way, an agent that polls about every five milliseconds. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vcuda._native import ffi, lib
 from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
 
 STEP = 250_000
-"""Nanoseconds of a step: programs and the GPU change turns so often, so kernels should not be shorter."""
+"""Nanoseconds of a step: programs and the GPU alternate so often, so kernels should not be shorter."""
 TICK = 1_000_000
 PATIENCE = 250_000_000
 AGENT = 5_000_000
@@ -50,7 +50,7 @@ class Process:
     pacing: bool = False
     held_since: int | None = None
     company: int = 0
-    look_at: int = 0
+    poll_at: int = 0
     flying: bool = False
     worked_ns: int = 0
     served: int = 0
@@ -72,14 +72,14 @@ class Container:
     credit_us: int = 0
     allowed: int = 0
     waiting_until: int = 0
-    looked: int = 0
+    polled: int = 0
     unlimited: bool = False
     """It has no share, and the agent knows of it what the driver samples."""
     bucket: Any = field(default_factory=lambda: ffi.new("struct vc_bucket *"))
 
     def permille(self) -> int:
         """What the limits page says now."""
-        return self.granted or self.share * 10
+        return self.allowed or self.share * 10
 
     def served(self) -> int:
         """Nanoseconds of the GPU that it had."""
@@ -105,7 +105,7 @@ class SimulatedGpu:
         self._samples: list[float] = []
         self._sampled = 0
         for container in containers:
-            container.looked = self.now
+            container.polled = self.now
             for process in container.processes:
                 process.begins += self.now
                 if process.ends is not None:
@@ -118,7 +118,7 @@ class SimulatedGpu:
             self._programs()
             self._gpu()
             self.now += STEP
-            self._look()
+            self._pass()
             if self.now >= self._next_agent:
                 self._next_agent = self.now + self._random.randrange(AGENT // 2, AGENT * 3 // 2)
                 self._agent()
@@ -154,7 +154,7 @@ class SimulatedGpu:
             process.next_work = next(process.work, None)
             if process.next_work is None:
                 return False
-        if not self._gate(container, process):
+        if not self._throttle(container, process):
             return False
         length, then = process.next_work
         process.queue.append([length])
@@ -168,7 +168,7 @@ class SimulatedGpu:
             process.busy_until_idle = True
         return True
 
-    def _gate(self, container: Container, process: Process) -> bool:
+    def _throttle(self, container: Container, process: Process) -> bool:
         if process.held_since is None:
             process.held_since = self.now
         if not process.pacing:
@@ -214,19 +214,19 @@ class SimulatedGpu:
             for process in working:
                 process.worked_ns = STEP - left
 
-    def _look(self) -> None:
+    def _pass(self) -> None:
         """Each process's thread: marks, and at a random instant of every tick whether there is work under way."""
         for container, process in self._alive():
             while process.marks and process.finished >= process.marks[0][0]:
                 _, outstanding, since = process.marks.popleft()
                 lib.window_passed(process.window, outstanding, self.now - since)
-            if self.now < process.look_at:
+            if self.now < process.poll_at:
                 continue
-            process.look_at = self.now + self._random.randrange(TICK * 3 // 4, TICK * 5 // 4)
+            process.poll_at = self.now + self._random.randrange(TICK * 3 // 4, TICK * 5 // 4)
             flying = bool(process.queue) or self._random.randrange(STEP) < process.worked_ns
             before, process.flying = process.flying, flying
             now_flying = sum(other.flying for other in container.processes)
-            passed, container.looked = self.now - container.looked, self.now
+            passed, container.polled = self.now - container.polled, self.now
             spend = lib.poll_charge(passed, before, flying, process.company, now_flying, TICK)
             process.company = now_flying
             lib.bucket_spend(container.bucket, spend)
@@ -260,7 +260,7 @@ class SimulatedGpu:
         ).items():
             container = self.containers[int(name)]
             container.credit_us = int(allowance.credit * 1e6)
-            container.granted = allowance.allowed
+            container.allowed = allowance.allowed
 
 
 def small() -> Iterator[Work]:

@@ -9,35 +9,35 @@ from hypothesis import strategies as st
 from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample, active, lend
 
 
-def looks(arbiter: ComputeArbiter, count: int, **containers: tuple[ComputeSample, float]):
-    """COUNT looks, five milliseconds apart, at containers that are charged at a constant rate."""
+def passes(arbiter: ComputeArbiter, count: int, **containers: tuple[ComputeSample, float]):
+    """COUNT passes, five milliseconds apart, at containers that are charged at a constant rate."""
     allowances = {}
-    for turn in range(1, count + 1):
+    for step in range(1, count + 1):
         seen = {
             name: ComputeSample(
-                each.share, each.flying, turn * 0.005 * rate, each.waiting, each.elastic, each.weight
+                each.share, each.flying, step * 0.005 * rate, each.waiting, each.elastic, each.weight
             )
             for name, (each, rate) in containers.items()
         }
-        allowances = arbiter.decide(turn * 0.005, seen)
+        allowances = arbiter.decide(step * 0.005, seen)
     return allowances
 
 
 def test_alone_on_a_gpu_nothing_is_given_back():
-    assert looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0))["a"].credit == 0
+    assert passes(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0))["a"].credit == 0
 
 
 def test_the_gpu_goes_round_among_processes():
-    got = looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 3, 0), 1.0))
+    got = passes(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 3, 0), 1.0))
     assert got["a"].credit == pytest.approx(0.75)
     assert got["b"].credit == pytest.approx(0.25)
 
 
 def test_who_says_it_is_busy_all_the_time_only_raises_the_credit_of_others():
-    honest = looks(
+    honest = passes(
         ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 1, 0), 1.0)
     )
-    liar = looks(
+    liar = passes(
         ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 1000, 0), 1.0)
     )
     assert liar["a"].credit > honest["a"].credit
@@ -45,7 +45,7 @@ def test_who_says_it_is_busy_all_the_time_only_raises_the_credit_of_others():
 
 
 def test_a_claim_to_have_been_charged_more_than_the_time_that_passed_is_cut():
-    got = looks(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1e9), b=(ComputeSample(700, 1, 0), 1.0))
+    got = passes(ComputeArbiter(), 201, a=(ComputeSample(300, 1, 0), 1e9), b=(ComputeSample(700, 1, 0), 1.0))
     assert got["a"].credit <= 0.5 + 1e-6
 
 
@@ -63,14 +63,14 @@ def test_a_long_silence_is_nobodys_credit():
 
 
 def test_a_hard_share_is_what_it_is():
-    got = looks(ComputeArbiter(), 100, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 0, 0), 0.0))
+    got = passes(ComputeArbiter(), 100, a=(ComputeSample(300, 1, 0), 1.0), b=(ComputeSample(700, 0, 0), 0.0))
     assert got["a"].allowed == 300
 
 
 def test_an_idle_gpu_is_lent_and_taken_back_within_a_period():
     arbiter = ComputeArbiter()
     a, b = ComputeSample(300, 1, 0, elastic=True), ComputeSample(600, 0, 0)
-    assert looks(arbiter, 100, a=(a, 1.0), b=(b, 0.0))["a"].allowed >= 900
+    assert passes(arbiter, 100, a=(a, 1.0), b=(b, 0.0))["a"].allowed >= 900
     now, spent = 0.5, 0.0
     for _ in range(20):
         now, spent = now + 0.005, spent + 0.005
@@ -81,7 +81,7 @@ def test_an_idle_gpu_is_lent_and_taken_back_within_a_period():
 
 
 def test_idle_time_goes_by_weight():
-    got = looks(
+    got = passes(
         ComputeArbiter(),
         100,
         a=(ComputeSample(100, 1, 0, elastic=True, weight=3), 1.0),

@@ -77,7 +77,7 @@ def test_a_neighbour_that_pauses_leaves_others_their_share_and_gets_no_more_than
 def test_without_an_agent_nobody_gets_more_than_its_share():
     got = shares([container(30, "small"), container(70, "mixture")], agent_at=lambda now: False)
     assert got[0] <= 30 + POINTS and got[1] <= 70 + POINTS
-    assert min(got) > 10, "and nobody starves"
+    assert min(got) > 10, "and no process starves"
 
 
 def test_an_agent_that_was_away_comes_back_to_the_shares():
@@ -136,14 +136,14 @@ def test_what_was_lent_is_taken_back_within_200_ms(work):
 @pytest.mark.parametrize("work", ["small", "mixture"])
 def test_nothing_is_lent_while_one_without_a_share_is_at_work(work):
     borrower = container(20, work, elastic=True)
-    guest = Container(100, [Process(small(), begins=3_000 * MS, ends=8_000 * MS)], unlimited=True)
-    gpu = SimulatedGpu([borrower, guest])
+    newcomer = Container(100, [Process(small(), begins=3_000 * MS, ends=8_000 * MS)], unlimited=True)
+    gpu = SimulatedGpu([borrower, newcomer])
     gpu.run(3)
     assert borrower.served() / 3e7 > 85, "it had the GPU"
     gpu.run(1.2)  # the driver samples twice a second
-    before = [borrower.served(), guest.served()]
+    before = [borrower.served(), newcomer.served()]
     gpu.run(3)
-    got = [(each.served() - base) / 3e7 for each, base in zip((borrower, guest), before, strict=True)]
+    got = [(each.served() - base) / 3e7 for each, base in zip((borrower, newcomer), before, strict=True)]
     assert got[0] <= 20 + POINTS and got[1] >= 75
     gpu.run(3)
     before = [borrower.served()]
@@ -175,7 +175,7 @@ pieces = st.lists(
     st.integers(0, 9),
 )
 def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], seed):
-    """Nobody gets more than its share by any pattern of work, nobody with work to do is left without, and no launch
+    """No container gets more than its share by any pattern of work, none with work to do is left without, and no launch
     is held for much longer than its share demands."""
     total = sum(share for share, _, _ in plan)
     containers = [

@@ -193,7 +193,7 @@ def test_what_neither_kubelet_nor_scheduler_counts_is_withheld():
     assert len(found) == 6 and all(device_id.startswith(uuid(0)) for device_id in found)
     late = allocation(3, (0, range(2)))
     again = live_limits.withheld(table(left, other, late), gpus, uncounted={left.id})
-    assert len(again) == 6 and not again & late.device_ids, "never what somebody has"
+    assert len(again) == 6 and not again & late.device_ids, "never what another container has"
 
 
 class Kubelet:

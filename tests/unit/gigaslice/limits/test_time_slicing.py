@@ -11,7 +11,7 @@ from gigaslice.limits import time_slicing
 from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
 from tests.unit.gigaslice.limits.time_slicing_rounds import (
     GIB,
-    LOOK,
+    PASS,
     Host,
     Job,
     SimulatedGpu,
@@ -38,7 +38,7 @@ def test_whatever_the_kernels_and_sets_are(gib, kernel):
 @pytest.mark.parametrize("ahead", [1, 20])
 @pytest.mark.parametrize("speed", [600, 100, 40, 10])
 def test_whatever_the_bus_is(speed, ahead):
-    """Pages that come within a look, and pages that take seconds; queues that are long when it begins."""
+    """Pages that come within a pass, and pages that take seconds; queues that are long when it begins."""
     kernel = 0.01 if speed > 20 else 0.05
     gpu = SimulatedGpu(pair(kernel=kernel, work=10**9, ahead=ahead), speed=speed * GIB)
     gpu.run(240)  # what is queued in the beginning takes up to two minutes
@@ -51,7 +51,7 @@ def test_whatever_the_bus_is(speed, ahead):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("late", [0.1, 0.5])
 def test_a_host_that_is_late_costs_no_more(late, seed):
-    """Looks and programs are delayed at random; the jobs one after the other suffer from it as well."""
+    """Passes and programs are delayed at random; the jobs one after the other suffer from it as well."""
     host = {"load": 0.002, "late": late, "seed": seed}
     alone = in_sequence(pair(work=6000, kernel=0.005), speed=200 * GIB, host=Host(**host))
     ours = total(pair(work=6000, kernel=0.005), TimeSlicer(), speed=200 * GIB, host=Host(**host))
@@ -68,7 +68,7 @@ def test_kernels_of_different_lengths():
     assert served >= 400 / 1.2
 
 
-def test_queues_are_kept_short_before_there_are_turns():
+def test_queues_are_kept_short_before_there_are_time_slices():
     jobs = pair(work=10**9, ahead=50)
     gpu = SimulatedGpu(jobs)
     gpu.run(0.2)
@@ -82,7 +82,7 @@ def test_a_turn_begins_when_what_others_have_queued_is_done():
     gpu.run(60)
     before = gpu.decision
     while gpu.decision.holder == before.holder:
-        gpu.run(LOOK)
+        gpu.run(PASS)
         if gpu.decision.holder is None and gpu.decision.held:
             assert gpu.decision.held == {"a", "b"}
             assert gpu.arbiter is not None and gpu.arbiter.urgent
@@ -90,7 +90,7 @@ def test_a_turn_begins_when_what_others_have_queued_is_done():
 
 
 def test_nobody_gains_by_saying_that_its_work_still_runs():
-    """A container that says so without end costs the others a quarter of a second for each turn, and no more."""
+    """A container that says so without end costs the others a quarter of a second for each time slice, and no more."""
     jobs = pair(work=10**9)
     gpu = SimulatedGpu(jobs, speed=100 * GIB)
     honest = gpu.sighting
@@ -120,7 +120,7 @@ def test_sets_that_are_allocated_and_not_used_are_given_no_turns_for_long():
     jobs = pair(8, work=6000, said=16 * GIB)
     gpu = SimulatedGpu(jobs)
     gpu.run()
-    assert gpu.turn_seconds < 0.3 * gpu.now
+    assert gpu.time_slice_seconds < 0.3 * gpu.now
     assert max(job.finished or 1e9 for job in jobs.values()) <= 1.1 * total(pair(8, work=6000), None)
 
 
@@ -146,7 +146,7 @@ def test_a_count_that_begins_anew_says_nothing():
     """The last process went, and another one came: the driver's numbers are small again."""
     arbiter, now = TimeSlicer(), 0.0
     for step in range(60):
-        now += LOOK
+        now += PASS
         seen = {name: TimeSliceSample(step, False, 16 * GIB, busy=True) for name in "ab"}
         arbiter.decide(now, 16 * GIB, seen, 10 * GIB if step % 10 < 5 else 0)
     assert arbiter.mode == "slicing"
@@ -166,7 +166,7 @@ def test_a_holder_that_does_nothing_loses_its_turn_at_once(end):
     gpu = SimulatedGpu(jobs)
     gpu.run(60)
     for _ in range(10000):
-        gpu.run(LOOK)
+        gpu.run(PASS)
         if gpu.decision.holder == "a":
             break
     assert gpu.decision.holder == "a"
@@ -192,7 +192,7 @@ def test_it_lets_go_when_the_sets_fit_again():
     assert gpu.arbiter is not None and gpu.arbiter.mode == "slicing"
     for job in jobs.values():
         job.set = job.resident = 4 * GIB
-    gpu.run(2 * LOOK)
+    gpu.run(2 * PASS)
     assert (gpu.decision.holder, gpu.decision.held) == (None, frozenset())
 
 
@@ -219,7 +219,7 @@ def test_one_that_wants_none_is_neither_held_nor_counted():
                                   16 * GIB, willing=name != "c")
             for name in "abc"
         }  # fmt: skip
-        held |= arbiter.decide(step * LOOK, 16 * GIB, seen).held
+        held |= arbiter.decide(step * PASS, 16 * GIB, seen).held
     assert "c" not in held
 
 
@@ -227,7 +227,7 @@ def test_one_that_wants_none_is_neither_held_nor_counted():
     "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 25))]
 )
 def test_no_job_starves(seed):
-    """Random jobs that come, pause, stop and die: whoever waits runs within one long round."""
+    """Random jobs that come, pause, stop and die: each that waits runs within one long round."""
     luck = random.Random(seed)
     jobs: dict[str, Job] = {}
     gpu = SimulatedGpu(jobs, room=16 * GIB, speed=luck.choice([8, 16, 60]) * GIB)
@@ -277,7 +277,7 @@ def test_any_sightings_are_answered(seed):
         assert decision.held <= {name for name, one in seen.items() if one.willing}
         assert decision.short <= {name for name, one in seen.items() if one.willing}
         assert not decision.held & decision.short
-        nobody = not decision.held or decision.holder is not None
-        stuck = 0.0 if nobody or arbiter.changes != given else stuck + now - before
+        free = not decision.held or decision.holder is not None
+        stuck = 0.0 if free or arbiter.changes != given else stuck + now - before
         given = arbiter.changes
-        assert stuck <= time_slicing.EMPTYING + 2.0, "everybody waits, and nobody knows for what"
+        assert stuck <= time_slicing.EMPTYING + 2.0, "every container waits, and for none"

@@ -1,9 +1,9 @@
-"""A GPU that moves pages, in simulated time: containers with kernels, the agent's looks, and a host that is late.
+"""A GPU that moves pages, in simulated time: containers with kernels, the agent's passes, and a host that is late.
 
 What the library does is modelled as it is: progress is counted when work is submitted, not when it is done; a
-container that waits for its work says that it is busy; while there are turns queues are kept short; whoever was held
-fetches its pages when its turn comes. Looks, and what programs do between two kernels, can be delayed as on a host with
-too few processors. Deterministic for a seed.
+container that waits for its work says that it is busy; while there are time slices queues are kept short; one that
+was held fetches its pages when its time slice comes. Passes, and what programs do between two kernels, can be delayed
+as on a host with too few processors. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gigaslice.limits import time_slicing
 from gigaslice.limits.time_slicing import TimeSlicer, TimeSliceSample
 
 GIB = 1 << 30
-LOOK, SOON = 0.05, 0.005
+PASS, SOON = 0.05, 0.005
 QUEUE = 0.02
-"""Seconds of work that a container may have queued while there are turns."""
+"""Seconds of work that a container may have queued while there are time slices."""
 FETCH = 3
 """So much faster than pages that kernels wait for come those that are fetched at once."""
 
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass
 class Host:
-    """How late things are. load: probability that a look or a step of a program is delayed; late: seconds, at most."""
+    """How late things are. load: probability that a pass or a step of a program is delayed; late: seconds, at most."""
 
     load: float = 0.0
     late: float = 0.0
@@ -86,25 +86,25 @@ class SimulatedGpu:
     host: Host = field(default_factory=Host)
     now: float = 0.0
     decision: time_slicing.TimeSliceDecision = field(default_factory=time_slicing.TimeSliceDecision)
-    turn_seconds: float = 0.0
+    time_slice_seconds: float = 0.0
     handovers: list[tuple[float, str | None]] = field(default_factory=list)
     moved: int = 0
     counted: bool = False
     """Whether the driver tells what it moves."""
-    _next_look: float = 0.0
+    _next_pass: float = 0.0
     _running: str | None = None
     _ends: float = 0.0
     _last: str = ""
 
     def run(self, seconds: float = 1e9) -> None:
-        """Lets time pass, until everybody has finished at most."""
+        """Lets time pass, until every container has finished at most."""
         end = self.now + seconds
         while self.now < end and any(job.unfinished for job in self.jobs.values()):
             if self._running is not None and self._ends <= self.now:
                 self._complete()
-            if self.arbiter and self._next_look <= self.now:
-                self._look()
-                self._next_look = self.now + (SOON if self.arbiter.urgent else LOOK) + self.host.delay()
+            if self.arbiter and self._next_pass <= self.now:
+                self._pass()
+                self._next_pass = self.now + (SOON if self.arbiter.urgent else PASS) + self.host.delay()
             for name, job in self.jobs.items():
                 while job.ready <= self.now and self._step(name, job):
                     pass
@@ -120,7 +120,7 @@ class SimulatedGpu:
         if self._running is not None:
             times.append(self._ends)
         if self.arbiter:
-            times.append(self._next_look)
+            times.append(self._next_pass)
         return max(min(times, default=1e9), self.now)
 
     def _limit(self, job: Job) -> int:
@@ -178,7 +178,7 @@ class SimulatedGpu:
         if job.done >= job.work:
             job.finished, job.resident = self.now, 0
 
-    def _look(self) -> None:
+    def _pass(self) -> None:
         assert self.arbiter is not None
         seen = {name: self.sighting(name, job) for name, job in self.jobs.items()}
         before = self.decision.holder
@@ -186,7 +186,7 @@ class SimulatedGpu:
         if self.decision.holder != before:
             self.handovers.append((self.now, self.decision.holder))
         if self.decision.holder:
-            self.turn_seconds += LOOK
+            self.time_slice_seconds += PASS
 
     def sighting(self, name: str, job: Job) -> TimeSliceSample:
         """What the job's ledger says."""
@@ -215,5 +215,5 @@ def pair(gib: int = 16, work: int = 3000, kernel: float = 0.01, **more: object) 
 
 
 def in_sequence(jobs: dict[str, Job], **more: object) -> float:
-    """Seconds of one job after the other, on a GPU without turns."""
+    """Seconds of one job after the other, on a GPU without time slices."""
     return sum(total({name: job}, None, **more) for name, job in jobs.items())

@@ -10,7 +10,7 @@ from tests.fakes.nodes import all_device_ids, inventory, uuid
 
 
 def node(*used, gpus=4, slices=8, unhealthy=()):
-    """USED: slices that somebody holds of each GPU."""
+    """USED: slices that containers hold of each GPU."""
     found = inventory(gpus, slices, unhealthy=unhealthy)
     held = [Occupant(f"j{n}", (Share(uuid(n), count),)) for n, count in enumerate(used) if count]
     return NodeState.build(found.gpus, found.topology, held)

@@ -96,7 +96,7 @@ def test_a_node_without_gpus_answers_too() -> None:
     assert answer == Infeasible(Reason.NO_MATCHING_MODEL, "no GPU on this node; it has no GPU at all")
 
 
-def test_a_gpu_smaller_than_a_slice_serves_nobody() -> None:
+def test_a_gpu_smaller_than_a_slice_serves_no_container() -> None:
     state = NodeState.build([make_gpu(0, 0)], Topology.flat(1))
     for request in (Request(), Request(slices=1), Request(total=1), Request(total=1, whole_first=True)):
         answer = place(state, request)

@@ -7,7 +7,7 @@ from pathlib import Path
 from gigaslice.runtime.clock import steady
 
 ROOT = Path(__file__).resolve().parents[4]
-# Who may look at the wall: the clock itself, commands of people, times that people read.
+# What may read the wall clock: the clock itself, commands of people, times that people read.
 WALL = {
     "gigaslice/runtime/clock.py",
     "agent/cli/cordon.py",
@@ -27,7 +27,7 @@ def test_it_tells_the_time_and_does_not_follow_when_that_is_set(monkeypatch):
     assert now() == 1.7e9 + 3
     wall[0] += 1e9
     assert now() == 1.7e9 + 3
-    assert steady()() == wall[0], "the next start looks again"
+    assert steady()() == wall[0], "the next start reads it again"
 
 
 def test_nobody_else_looks_at_the_wall():

@@ -1,4 +1,4 @@
-"""What nobody has foreseen is a log line, wherever it happens, and shows no credential."""
+"""What no code has foreseen is a log line, wherever it happens, and shows no credential."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACES = {
     "thread worker": "t = threading.Thread(target=fail, name='worker'); t.start(); t.join()",
     "a finalizer": "class A:\n    def __del__(self): fail()\na = A(); del a",
     "an exit handler": "atexit.register(fail)",
-    "a task that nobody waits for": (
+    "a task that no caller waits for": (
         "async def f(): fail()\nasync def main():\n    asyncio.create_task(f()); await asyncio.sleep(0)\n"
         "    await asyncio.sleep(0)\nasyncio.run(main())"
     ),

@@ -20,7 +20,7 @@ def _let_go():
 
 
 def free():
-    """An address that nobody else gets until the test is over: bound, and not listened at."""
+    """An address that no other process gets until the test is over: bound, and not listened at."""
     probe = socket.socket()
     _kept.append(probe)
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -78,7 +78,7 @@ def test_a_full_or_closed_standard_error_is_no_error(monkeypatch, error):
 
     logs.set_up("info", "json")
     monkeypatch.setattr("sys.stderr", Failing())
-    logs.get_logger("x").info("nobody reads this")
+    logs.get_logger("x").info("not read")
     assert Failing.written
 
 

@@ -33,7 +33,7 @@ async def fails():
 
 
 async def is_called_off():
-    """As grpc does with the calls of a channel that somebody else closes."""
+    """As grpc does with the calls of a channel that another task closes."""
     await asyncio.sleep(0)
     raise asyncio.CancelledError
 

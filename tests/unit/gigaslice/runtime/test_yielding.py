@@ -4,7 +4,7 @@ from gigaslice.runtime.yielding import with_breaks
 
 
 def walk(items, seconds_each):
-    """What was worked on, and the other task's turns ("-") in between, on a clock that only the work moves."""
+    """What was worked on, and the other task's steps ("-") in between, on a clock that only the work moves."""
     now, done = [0.0], []
 
     async def other():
