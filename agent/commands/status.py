@@ -18,11 +18,11 @@ from gigaslice.errors import StateError
 from gigaslice.runtime import table
 from gigaslice.runtime.table import Column
 
-__all__ = ["Row", "as_json", "as_table", "collect", "gpus", "gpus_table"]
+__all__ = ["StatusRow", "as_json", "as_table", "collect", "gpus", "gpus_table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StatusRow:
     """One container on one GPU; sizes are bytes. state: "running", "idle", "waiting", "ended",
     "unreadable", or "whole": the GPU is given out as such (slices: 1), and what runs on it is not counted.
     """
@@ -41,7 +41,7 @@ class Row:
     pids: tuple[int, ...]
 
 
-def collect(state_dir: Path) -> tuple[Row, ...]:
+def collect(state_dir: Path) -> tuple[StatusRow, ...]:
     """One row per container and GPU, in order of allocation. Raises StorageError or CheckpointError."""
     slices: dict[str, int] = {}
     with contextlib.suppress(StateError):  # `gpus` raises it for its caller
@@ -60,7 +60,7 @@ def gpus(state_dir: Path) -> tuple[GpuRecord, ...]:
     return report.gpus if report else ()
 
 
-def as_json(rows: tuple[Row, ...], gpus: tuple[GpuRecord, ...] = ()) -> dict[str, object]:
+def as_json(rows: tuple[StatusRow, ...], gpus: tuple[GpuRecord, ...] = ()) -> dict[str, object]:
     """Rows and GPUs for programs."""
     return {
         "version": 1,
@@ -78,7 +78,7 @@ def gpus_table(gpus: tuple[GpuRecord, ...]) -> str:
     return table.as_table([Column(one) for one in ("GPU", "UUID", "SLICES", "STATE", "WHY")], rows)
 
 
-def as_table(rows: tuple[Row, ...]) -> str:
+def as_table(rows: tuple[StatusRow, ...]) -> str:
     """The rows for people."""
     if not rows:
         return "no container holds a GPU slice"
@@ -86,7 +86,7 @@ def as_table(rows: tuple[Row, ...]) -> str:
     return table.as_table([Column(one) for one in head], [_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: StatusRow) -> tuple[str, ...]:
     name = f"{row.namespace}/{row.pod}/{row.container}" if row.pod else f"allocation {row.allocation[:8]}"
     pids = ",".join(str(pid) for pid in row.pids) or "-"
     used = row.used_bytes + row.undeclared_bytes
@@ -94,10 +94,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (name, row.state, row.gpu, *sizes, pids)
 
 
-def _row(allocation: Allocation, hold: Hold, reading: Reading) -> Row:
+def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
     owner = allocation.ref
     pids = tuple(process.pid for process in reading.processes if process.pid and process.used.get(hold.gpu))
-    return Row(
+    return StatusRow(
         allocation=allocation.id,
         namespace=owner.namespace if owner else None,
         pod=owner.pod if owner else None,

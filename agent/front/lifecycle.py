@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["QUIET_SECONDS", "RULES", "Action", "Facts", "Rule", "decide"]
+__all__ = ["QUIET_SECONDS", "RULES", "Action", "Facts", "LifecycleRule", "decide"]
 
 QUIET_SECONDS = 1.5
 """How long no stream may be open before registering again; the kubelet opens one within milliseconds."""
@@ -58,7 +58,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LifecycleRule:
     """One line of the table: what is the case, in words and as a test, and what to do then."""
 
     case: str
@@ -66,18 +66,18 @@ class Rule:
     action: Action
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("own socket not there, or wiped", lambda now: not now.serving, Action.SERVE),
-    Rule("stream open", lambda now: now.streams > 0, Action.REST),
-    Rule("registering", lambda now: now.registering, Action.REST),
-    Rule("kubelet gone", lambda now: now.kubelet is None, Action.REST),
-    Rule("a kubelet that has not been told", lambda now: now.told != now.kubelet, Action.REGISTER),
-    Rule("stream may still come", lambda now: now.idle < now.pause, Action.REST),
-    Rule("no stream came, or it was lost", lambda now: True, Action.REGISTER),
+RULES: tuple[LifecycleRule, ...] = (
+    LifecycleRule("own socket not there, or wiped", lambda now: not now.serving, Action.SERVE),
+    LifecycleRule("stream open", lambda now: now.streams > 0, Action.REST),
+    LifecycleRule("registering", lambda now: now.registering, Action.REST),
+    LifecycleRule("kubelet gone", lambda now: now.kubelet is None, Action.REST),
+    LifecycleRule("a kubelet that has not been told", lambda now: now.told != now.kubelet, Action.REGISTER),
+    LifecycleRule("stream may still come", lambda now: now.idle < now.pause, Action.REST),
+    LifecycleRule("no stream came, or it was lost", lambda now: True, Action.REGISTER),
 )
 """The first rule that holds decides."""
 
 
-def decide(now: Facts) -> Rule:
+def decide(now: Facts) -> LifecycleRule:
     """The rule to follow now."""
     return next(rule for rule in RULES if rule.test(now))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from agent.inventory import nvml_health, sysfs
-from agent.inventory.session import BusyError, Session
+from agent.inventory.session import Session, SessionBusyError
 from agent.inventory.source import GpuEvent, Inventory, Vitals
 from gigaslice import units
 from gigaslice.errors import MissingError
@@ -65,7 +65,7 @@ class NvmlSource:
             self._session.open()
         except pynvml.NVMLError as error:
             raise MissingError(f"the NVIDIA driver cannot be reached (NVML: {error}): {_REMEDY}") from error
-        except BusyError:
+        except SessionBusyError:
             pass
         with self._session.use() as ready:
             if not ready:
@@ -125,7 +125,7 @@ class NvmlSource:
 
     def close(self) -> None:
         """Lets go of the driver, unless a call hangs in it: then it goes with this process."""
-        with contextlib.suppress(BusyError):
+        with contextlib.suppress(SessionBusyError):
             self._session.close()
 
     def _scan(self) -> Inventory:
@@ -159,7 +159,7 @@ class NvmlSource:
         """Opens the driver anew; what kept it from that, in words."""
         try:
             self._session.renew()
-        except BusyError:
+        except SessionBusyError:
             return "a call of the NVIDIA driver does not come back"
         except pynvml.NVMLError as error:
             mismatch = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH

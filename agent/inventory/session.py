@@ -12,12 +12,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["BusyError", "Session"]
+__all__ = ["Session", "SessionBusyError"]
 
 _PATIENCE = 5.0  # seconds; waiting for events takes half a second
 
 
-class BusyError(Exception):
+class SessionBusyError(Exception):
     """A call of another thread has not returned; nothing was changed."""
 
 
@@ -49,19 +49,19 @@ class Session:
                 self._changed.notify_all()
 
     def open(self) -> None:
-        """Opens it unless it is open. Raises BusyError, or what opening raises."""
+        """Opens it unless it is open. Raises SessionBusyError, or what opening raises."""
         if not self._open:
             self.renew()
 
     def renew(self) -> None:
-        """Closes it and opens it again. Raises BusyError, or what opening raises: then it is closed."""
+        """Closes it and opens it again. Raises SessionBusyError, or what opening raises: then it is closed."""
         with self._exclusively():
             self._close()
             self._opened()
             self._open = True
 
     def close(self) -> None:
-        """Closes it for good. Raises BusyError."""
+        """Closes it for good. Raises SessionBusyError."""
         with self._exclusively():
             self._close()
 
@@ -74,12 +74,12 @@ class Session:
     def _exclusively(self) -> Iterator[None]:
         with self._changed:
             if self._alone:
-                raise BusyError
+                raise SessionBusyError
             self._alone = True
             free = self._changed.wait_for(lambda: self._users == 0, self._patience)
         try:
             if not free:
-                raise BusyError
+                raise SessionBusyError
             yield
         finally:
             with self._changed:

@@ -70,10 +70,10 @@ class Room:
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await self._alarm.wait(self._interval)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Looks once."""
         before, self.problem = self.problem, self._judge() or await self._written()
         if self.problem and not before:

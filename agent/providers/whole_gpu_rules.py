@@ -18,11 +18,11 @@ from gigaslice.model import Gpu, NodeState, Placement, Request, gpu_device_ids
 from gigaslice.placement import Policy, place
 from gigaslice.placement.pairs import best_effort
 
-__all__ = ["Choice", "choose", "devices", "free_gpus", "prefer", "slices_withheld"]
+__all__ = ["WholeGpuChoice", "choose", "devices", "free_gpus", "prefer", "slices_withheld"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WholeGpuChoice:
     """The GPUs that serve a request. waiting: some of them are not free yet."""
 
     holds: tuple[Hold, ...]
@@ -92,7 +92,7 @@ def slices_withheld(table: AllocationTable, gpus: Sequence[Gpu]) -> frozenset[st
     return frozenset(found)
 
 
-def choose(table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str]) -> Choice | None:
+def choose(table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str]) -> WholeGpuChoice | None:
     """Chooses the GPUs behind requested devices: those of the same names if they are free, else others that are.
 
     When too few are free, the container waits for the least used ones. None when there are not so many GPUs.
@@ -122,7 +122,7 @@ def choose(table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str]
         Hold(gpu.uuid, gpu.bytes_of(gpu.slices), (whole_gpu_device_id(names[gpu.uuid]),))
         for gpu in sorted(chosen, key=lambda gpu: gpu.index)
     )
-    return Choice(holds, waiting=any(gpu.uuid not in free for gpu in chosen))
+    return WholeGpuChoice(holds, waiting=any(gpu.uuid not in free for gpu in chosen))
 
 
 def prefer(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["REASONS", "Reason"]
+__all__ = ["REASONS", "EventReason"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class EventReason:
     """One reason. kind: "Normal" or "Warning". meaning: when it is reported, and what it asks for."""
 
     name: str
@@ -21,26 +21,29 @@ class Reason:
 
 
 REASONS = (
-    Reason("GPUAllocated", "Normal", "which GPUs a container got, and how much of each"),
-    Reason("WaitingForGPU", "Warning", "what the start of the container waits for; it starts by itself"),
-    Reason("GPURequestInfeasible", "Warning", "this node can never satisfy the request; ask for less, or elsewhere"),
-    Reason("AllocationNotRecorded", "Warning",
+    EventReason("GPUAllocated", "Normal", "which GPUs a container got, and how much of each"),
+    EventReason("WaitingForGPU", "Warning", "what the start of the container waits for; it starts by itself"),
+    EventReason("GPURequestInfeasible", "Warning",
+           "this node can never satisfy the request; ask for less, or elsewhere"),
+    EventReason("AllocationNotRecorded", "Warning",
            "the node's disk refused the record of the allocation; the pod has failed, and no more come for now"),
-    Reason("InvalidAnnotation", "Warning", "an annotation is invalid or has no effect; the event says what to write"),
-    Reason("EvictionPending", "Warning",
+    EventReason("InvalidAnnotation", "Warning",
+           "an annotation is invalid or has no effect; the event says what to write"),
+    EventReason("EvictionPending", "Warning",
            "the pod is about to be evicted: its annotations came too late, or the policy evicts for overuse"),
-    Reason("GPUResizeCompleted", "Normal", "a limit follows an annotation that was edited"),
-    Reason("GPUResizeDeferred", "Warning", "an edited annotation has no effect yet; it has as soon as there is room"),
-    Reason("GPUUnhealthy", "Warning", "a GPU of the container gets no new containers; the event says why"),
-    Reason("GPURecovered", "Normal", "the GPU gets new containers again"),
-    Reason("AllocationForgotten", "Warning",
+    EventReason("GPUResizeCompleted", "Normal", "a limit follows an annotation that was edited"),
+    EventReason("GPUResizeDeferred", "Warning",
+           "an edited annotation has no effect yet; it has as soon as there is room"),
+    EventReason("GPUUnhealthy", "Warning", "a GPU of the container gets no new containers; the event says why"),
+    EventReason("GPURecovered", "Normal", "the GPU gets new containers again"),
+    EventReason("AllocationForgotten", "Warning",
            "the kubelet has lost its record of a running container's devices; it runs on and cannot be started again"),
-    Reason("GPUNotAligned", "Normal",
+    EventReason("GPUNotAligned", "Normal",
            "a container's GPU is on another NUMA node than the devices that the kubelet chose"),
-    Reason("ProcessWithoutLibrary", "Warning", "processes without the library hold memory of a GPU"),
-    Reason("GPUMemoryOveruse", "Warning", "the container exceeds its quota because of such processes, or of plug-ins"),
-    Reason("GPULimitExceeded", "Warning", "the container exceeds its current limit, and gets no more memory"),
-    Reason("LedgerTruncated", "Warning", "a container makes its ledger grow on the node's disk; it is truncated"),
-    Reason("LibraryNotAttached", "Normal", "no program of the container has used CUDA under the library for long"),
+    EventReason("ProcessWithoutLibrary", "Warning", "processes without the library hold memory of a GPU"),
+    EventReason("GPUMemoryOveruse", "Warning", "the container exceeds its quota because of such processes or plug-ins"),
+    EventReason("GPULimitExceeded", "Warning", "the container exceeds its current limit, and gets no more memory"),
+    EventReason("LedgerTruncated", "Warning", "a container makes its ledger grow on the node's disk; it is truncated"),
+    EventReason("LibraryNotAttached", "Normal", "no program of the container has used CUDA under the library for long"),
 )  # fmt: skip
 """In the order of a pod's life."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Reason, Request, Share
 from gigaslice.placement import noninteger
-from gigaslice.placement.policy import RULES, Policy, Rule
+from gigaslice.placement.policy import RULES, Policy, PolicyRule
 from gigaslice.placement.pool_state import PoolState, set_up
 from gigaslice.placement.sizing import Need, problem, size
 from gigaslice.placement.tree import bits
@@ -76,7 +76,9 @@ def find_candidates(state: NodeState, request: Request) -> Candidates | Infeasib
     return [(pool_state, need) for pool_state, need in candidates if need.all_gpus == fewest]
 
 
-def _place_one(state: NodeState, candidates: Candidates, request: Request, rule: Rule) -> Placement | None:
+def _place_one(
+    state: NodeState, candidates: Candidates, request: Request, rule: PolicyRule
+) -> Placement | None:
     chosen = rule.one([(pool_state, need.slices) for pool_state, need in candidates], request.cores)
     if chosen is None:
         return None
@@ -86,7 +88,7 @@ def _place_one(state: NodeState, candidates: Candidates, request: Request, rule:
 
 
 def _place_several(
-    state: NodeState, candidates: Candidates, request: Request, rule: Rule
+    state: NodeState, candidates: Candidates, request: Request, rule: PolicyRule
 ) -> Placement | None:
     for pool_state, need in candidates:
         if need.tail:

@@ -38,7 +38,7 @@ Several = Callable[[Topology, PoolState, int, int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyRule:
     """One row of the table."""
 
     one: One
@@ -115,10 +115,10 @@ def _by_weight(
     return cheapest(Search(pool_state.tree, pool_state.whole, candidates, count, weights, by_worst))
 
 
-RULES: dict[Policy, Rule] = {
-    Policy.GAIA: Rule(_gaia_one, _gaia_several),
-    Policy.BEST_EFFORT: Rule(_gaia_one, _best_effort_several),
-    Policy.MAX_SUM: Rule(_gaia_one, _max_sum_several),
-    Policy.BINPACK: Rule(_binpack_one, _binpack_several),
-    Policy.SPREAD: Rule(_spread_one, _spread_several),
+RULES: dict[Policy, PolicyRule] = {
+    Policy.GAIA: PolicyRule(_gaia_one, _gaia_several),
+    Policy.BEST_EFFORT: PolicyRule(_gaia_one, _best_effort_several),
+    Policy.MAX_SUM: PolicyRule(_gaia_one, _max_sum_several),
+    Policy.BINPACK: PolicyRule(_binpack_one, _binpack_several),
+    Policy.SPREAD: PolicyRule(_spread_one, _spread_several),
 }

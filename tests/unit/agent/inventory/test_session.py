@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from agent.inventory.session import BusyError, Session
+from agent.inventory.session import Session, SessionBusyError
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_use_that_does_not_end_is_not_disturbed(session, did):
     session.open()
     with session.use():
         for change in (session.renew, session.close):
-            with pytest.raises(BusyError):
+            with pytest.raises(SessionBusyError):
                 change()
         with session.use() as ready:
             assert ready, "who waited in vain leaves no trace"

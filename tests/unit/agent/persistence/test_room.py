@@ -43,7 +43,7 @@ def looked(*states):
     async def run():
         room = Room(STATE, changed, look)
         for _ in states:
-            await room.look()
+            await room.check()
             problems.append(room.problem)
 
     asyncio.run(run())
@@ -87,9 +87,9 @@ def test_a_real_directory(tmp_path):
         told.append(usable)
 
     room, gone = Room(tmp_path, changed), Room(tmp_path / "nowhere", changed)
-    asyncio.run(room.look())
+    asyncio.run(room.check())
     assert (room.problem, told) == ("", [])
-    asyncio.run(gone.look())
+    asyncio.run(gone.check())
     assert "nowhere" in gone.problem and told == [False]
 
 
@@ -119,17 +119,17 @@ QUOTA = StorageError("cannot write: Disk quota exceeded; raise the disk quota, o
 
 def test_a_write_that_failed_withdraws_at_once_until_a_trial_succeeds():
     async def story(disk):
-        await disk.room.look()
+        await disk.room.check()
         assert (disk.told, disk.tries) == ([], 0), "no trial is due yet"
         disk.answer = QUOTA
         disk.room.write_failed(str(QUOTA))
-        await disk.room.look()
+        await disk.room.check()
         assert (disk.told, disk.tries, disk.room.problem) == ([False], 0, str(QUOTA))
         for tries in (1, 2, 3):
-            await disk.room.look()
+            await disk.room.check()
             assert (disk.told, disk.tries, disk.room.problem) == ([False], tries, str(QUOTA))
         disk.answer = None
-        await disk.room.look()
+        await disk.room.check()
         assert (disk.told, disk.room.problem) == ([False, True], "")
 
     asyncio.run(story(Disk()))
@@ -153,7 +153,7 @@ def test_trials_find_it_before_a_pod_does(monkeypatch):
     async def story(disk):
         disk.answer = QUOTA
         disk.room._tried_at -= 3600
-        await disk.room.look()
+        await disk.room.check()
         assert (disk.told, disk.tries) == ([False], 1)
 
     asyncio.run(story(Disk()))
@@ -167,12 +167,12 @@ def test_a_disk_that_hangs_cannot_be_used_and_is_tried_once_at_a_time():
         disk.room._patience = 0.01
         disk.room._tried_at -= 3600
         for _ in range(3):
-            await disk.room.look()
+            await disk.room.check()
             assert (disk.told, disk.tries) == ([False], 1)
             assert "has not answered" in disk.room.problem
         going_on.set()
         disk.room._patience = 60
-        await disk.room.look()
+        await disk.room.check()
         assert (disk.told, disk.tries) == ([False, True], 1)
 
     asyncio.run(story(Disk()))
