@@ -23,6 +23,7 @@ RUN python -m venv --without-pip /opt/gigaslice \
 COPY pyproject.toml setup.py MANIFEST.in Makefile README.md LICENSE ./
 COPY native native
 COPY vcuda vcuda
+COPY gigaslice gigaslice
 COPY agent agent
 RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel . \
  && pip --python /opt/gigaslice/bin/python install --no-cache-dir --no-compile --no-index --no-deps /wheel/*.whl

@@ -45,9 +45,15 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert archive.read("vcuda/_lib/libvcuda.so")[:4] == b"\x7fELF"
-    assert {"vcuda/_native.abi3.so", "vcuda/py.typed", "vcuda/probe.py", "agent/__init__.py"} <= names
+    assert {
+        "vcuda/_native.abi3.so",
+        "vcuda/py.typed",
+        "vcuda/probe.py",
+        "agent/__init__.py",
+        "gigaslice/py.typed",
+    } <= names
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"agent", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
+    assert tops == {"agent", "gigaslice", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
 
 
 @pytest.mark.slow

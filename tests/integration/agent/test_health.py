@@ -48,7 +48,7 @@ def test_a_fatal_xid_takes_the_gpu_and_only_the_gpu(gpu_node, agent, fakectl, pr
 
 def test_a_programs_own_error_changes_nothing(gpu_node, agent, fakectl):
     fakectl("xid", 0, 31)
-    assert agent.wait_event("xid")["verdict"] == "application"
+    assert agent.wait_event("xid")["effect"] == "application"
     fakectl("xid", 1, 13)
     agent.wait_event("xid", 2)
     assert not agent.events("GPU unhealthy")

@@ -130,7 +130,7 @@ def test_it_says_which_version_it_is() -> None:
 
 
 def test_what_is_copied_exists_and_reaches_the_build() -> None:
-    assert {"native", "vcuda", "agent", "pyproject.toml"} <= set(COPIED)
+    assert {"native", "vcuda", "gigaslice", "agent", "pyproject.toml"} <= set(COPIED)
     assert [source for source in COPIED if not (ROOT / source).exists()] == []
     assert [source for source in COPIED if ignored(source)] == []
     assert [name for name in ("build", "tests", "docs", ".git") if not ignored(name)] == []
@@ -154,7 +154,7 @@ def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
@@ -162,3 +162,9 @@ def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"vcuda/_lib/libvcuda.so", "vcuda/_native.abi3.so", "agent/cli/node.py"} <= names
+    modules = {
+        str(path.relative_to(ROOT))
+        for top in ("agent", "gigaslice", "vcuda")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert modules - names == set(), "a package that the image leaves out"
