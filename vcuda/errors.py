@@ -60,7 +60,7 @@ __all__ = [
 
 
 def printable(text: str | bytes | os.PathLike[str]) -> str:
-    """TEXT on one line for people: control characters and broken encodings become ``\\x..`` escapes."""
+    r"""TEXT on one line for people: control characters and broken encodings become ``\x..`` escapes."""
     raw = os.fsdecode(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in raw)
 

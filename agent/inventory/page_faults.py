@@ -44,7 +44,8 @@ class Paging:
 
 def parse(text: str, page: int) -> Paging | None:
     """The counters in TEXT, in which faults of both kinds have a part; PAGE: bytes of a page of the host. None: there
-    are none."""
+    are none.
+    """
     sums: dict[str, int] = {}
     for name, number in _NUMBER.findall(text[:_LONGEST]):
         sums[name] = sums.get(name, 0) + int(number)

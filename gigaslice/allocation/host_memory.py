@@ -124,7 +124,8 @@ def others_bytes(allocation: Allocation, gpu: Gpu, everything: int, real: int) -
 def host_promised(table: AllocationTable, gpus: Sequence[Gpu]) -> dict[str, int]:
     """For each GPU with lent memory the bytes by which the promises of all containers in TABLE go beyond its own: what
     may have to lie on the host when all of them use what they have. Never more than the GPU was lent, for containers
-    that the start decision has let start."""
+    that the start decision has let start.
+    """
     return {
         gpu.uuid: max(
             0, sum(one.promised.get(gpu.uuid, 0) for one in table.allocations) - gpu.bytes_of(gpu.own_slices)

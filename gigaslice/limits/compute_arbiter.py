@@ -158,7 +158,8 @@ class ComputeArbiter:
 
         A container that is at work or held back for as much of the time as its share needs all of its share: that it
         got less may be the borrowers' doing. One that is there less often cannot use more than that. One without a
-        share can use whatever there is, so its use leaves nothing to lend."""
+        share can use whatever there is, so its use leaves nothing to lend.
+        """
         for name in samples:
             known = self._known[name]
             if known.samples:
@@ -184,7 +185,8 @@ class ComputeArbiter:
 
 def _others(own: int, all_flying: int) -> float:
     """Part of the GPU that others have while this container has work under way: the GPU goes round among processes.
-    For one that has none right now: what it would be if it had."""
+    For one that has none right now: what it would be if it had.
+    """
     return 1 - own / all_flying if own else all_flying / (all_flying + 1)
 
 

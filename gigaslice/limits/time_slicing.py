@@ -302,7 +302,8 @@ class TimeSlicer:
 
     def _wait_for_others(self, now: float, holder: str, seen: Mapping[str, TimeSliceSample]) -> bool:
         """Whether what others had queued still runs: then the time slice has not begun, since that takes the pages.
-        Only in the beginning queues may be long; later, when they have been short for a while, it is not believed."""
+        Only in the beginning queues may be long; later, when they have been short for a while, it is not believed.
+        """
         running = any(one.busy and one.willing for name, one in seen.items() if name != holder)
         late = now - self._given >= (LONGEST if self._learning else EMPTYING)
         self._emptying, self._disturbed = running and not late, running and late

@@ -11,7 +11,9 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a container asks for. The size is given in one of three ways:
+    """What a container asks for.
+
+    The size is given in one of three ways:
 
     * `gpus` different GPUs (1 if None) with `slices` each (None: whole GPUs);
     * `total` slices altogether, on `gpus` GPUs or as few as hold them: the way a container counts;
