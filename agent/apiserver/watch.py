@@ -34,7 +34,7 @@ _MAX_PAGES = 400
 _MAX_LIST_BYTES = 32 << 20  # of one page; a server that answers from memory sends all pods of the node as one
 _REFUSED = (401, 403)
 _REFUSALS = 3
-"""In a row until a server that let us in before is believed: one that starts refuses everybody for some seconds, and
+"""In a row until a server that let us in before is believed: one that starts refuses every client for some seconds, and
 what is allocated while we are refused is allocated without annotations."""
 
 
