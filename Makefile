@@ -40,9 +40,10 @@ demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in 
 	$(PY) -m tests.demo
 
 # Two at a time, but for those that measure time: they run alone.
-ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py tests/demo
+ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \
+         tests/integration/agent/test_time_slices.py tests/demo
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
-	$(PY) -m pytest -n 2 $(LONG) $(ALONE:%=--ignore %)
+	$(PY) -m pytest -n 2 --dist worksteal $(LONG) $(ALONE:%=--ignore %)
 	$(PY) -m pytest $(LONG) $(ALONE)
 
 test-long:  ## the same with all seeds

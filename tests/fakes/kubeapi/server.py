@@ -356,7 +356,7 @@ class KubeApi:
                 return 201, {"status": {"allowed": (asked["verb"], name) not in self.refused_rights}}
             if parts[-1] == "eviction":
                 self.evicted.append(body)
-                return self.eviction_status, {"kind": "Status", "message": "as the test set it"}
+                return self.eviction_status, {"kind": "Status", "message": "as the test wants it"}
             if self.event_denial:
                 return self.event_denial, {"kind": "Status", "message": "no events, says the test"}
             if method == "POST" and parts[-1] == "events":

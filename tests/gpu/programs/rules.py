@@ -400,7 +400,7 @@ def in_thread(function):
 def streams():
     """Asking about work from another thread, and work that outlives its stream."""
     context = open_context()
-    work = Launch(50_000_000, "work_50ms")
+    work = Launch(300_000_000, "work_300ms")  # long beside the delays of a busy machine
     stream, event, found = new_stream(), pointer(), pointer()
     call("cuEventCreate", ref(event), 2)
     work.into(stream)
