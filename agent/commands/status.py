@@ -104,7 +104,7 @@ def _row(allocation: Allocation, hold: Hold, reading: Reading) -> StatusRow:
         container=owner.container if owner else None,
         state=_state(allocation, reading),
         gpu=hold.gpu,
-        slices=len(hold.device_ids),
+        slices=len(frozenset(hold.device_ids) - allocation.lent),
         limit_bytes=reading.limits.get(hold.gpu, allocation.quota()[hold.gpu]),
         used_bytes=reading.used.get(hold.gpu, 0),
         undeclared_bytes=reading.undeclared.get(hold.gpu, 0),  # of processes without the library too
