@@ -4,7 +4,7 @@ The only package that speaks HTTP to the API server. Nothing of the agent depend
 pods are unknown, and everything goes on with defaults.
 """
 
-from agent.apiserver.access import Access, find_access
 from agent.apiserver.cluster import Cluster, Eviction, KubeCluster, NoCluster
+from gigaslice.kubeapi.access import Access, find_access
 
 __all__ = ["Access", "Cluster", "Eviction", "KubeCluster", "NoCluster", "find_access"]

@@ -22,8 +22,8 @@ from urllib.parse import quote, urlencode
 import h11
 
 import vcuda
-from agent.apiserver.access import Access
 from gigaslice.errors import GigasliceError
+from gigaslice.kubeapi.access import Access
 
 __all__ = ["Api", "ApiError", "Reply", "Stream", "path_of", "within"]
 

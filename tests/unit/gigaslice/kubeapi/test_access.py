@@ -4,8 +4,8 @@ import ssl
 import pytest
 import yaml
 
-from agent.apiserver.access import Access, find_access
 from gigaslice.errors import ConfigError
+from gigaslice.kubeapi.access import Access, find_access
 
 
 def kubeconfig(tmp_path, server="https://10.0.0.1:6443/k8s/", cluster=None, user=None):

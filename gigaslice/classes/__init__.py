@@ -1,0 +1,1 @@
+"""Resource classes: selectors over the properties of GPUs, and which GPUs serve which class. Pure."""

@@ -1,0 +1,1 @@
+"""The cluster as values: what nodes publish, what pods ask for and hold, and which node and GPUs a pod gets. Pure."""

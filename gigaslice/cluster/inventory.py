@@ -1,0 +1,208 @@
+"""What a node has, as one annotation of its Node object: GPUs, links, health, what is free. One writer, its agent.
+
+The text changes only when the node does: it holds no time, no temperature and no use of memory. An agent of another
+version may write more than is known here; unknown keys are left alone, and another schema is refused.
+
+`free` is for people. Whoever decides counts for itself: `held` are the allocations whose GPUs the agent chose, because
+their pods came without an assignment; every other one is in the annotation of its own pod.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.errors import GigasliceError
+from gigaslice.model import Gpu, NodeState, Occupant, Share, Topology
+
+__all__ = ["InventoryFormatError", "InventoryGpu", "NodeInventory"]
+
+SCHEMA = 1
+_MIB = 1 << 20
+_MOST_GPUS = 256
+
+
+class InventoryFormatError(GigasliceError):
+    """The annotation cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryGpu:
+    """One GPU of a node.
+
+    Attributes:
+        gpu: The GPU as placement takes it.
+        unhealthy: Why it gets no containers; empty while it is healthy.
+        free: Slices without a holder.
+        resource: The resource that its slices are requested by.
+        properties: What selectors may ask for beside the derived ones (see `all_properties`): architecture,
+            computeCapability, driver, nvlink, and the labels of the agent's settings.
+    """
+
+    gpu: Gpu
+    unhealthy: str = ""
+    free: int = 0
+    resource: str = MEMORY_RESOURCE
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def all_properties(self, node: str) -> dict[str, str]:
+        """Returns every property that a selector can ask for, of this GPU on the node of that name."""
+        derived = {
+            "vendor": "NVIDIA",
+            "model": self.gpu.model,
+            "memory": f"{self.gpu.memory_bytes // _MIB}MiB",
+            "uuid": self.gpu.uuid,
+            "node": node,
+        }
+        if self.gpu.numa_node is not None:
+            derived["numa"] = str(self.gpu.numa_node)
+        return {**self.properties, **derived}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInventory:
+    """What one node has.
+
+    Attributes:
+        gpus: By index.
+        topology: One row per GPU.
+        held: Allocations that no assignment explains; an occupant's name is its pod's UID, or what the agent calls it.
+        whole_resource: The resource that whole GPUs are requested by; empty where the node offers none.
+    """
+
+    gpus: tuple[InventoryGpu, ...]
+    topology: Topology
+    held: tuple[Occupant, ...] = ()
+    whole_resource: str = GPU_RESOURCE
+
+    def state(self, occupants: Sequence[Occupant] = ()) -> NodeState:
+        """Returns the node for placement, with its own held allocations and the given ones."""
+        return NodeState.build([one.gpu for one in self.gpus], self.topology, [*self.held, *occupants])
+
+    def encode(self) -> str:
+        """Returns the annotation's text; equal inventories have equal texts."""
+        index = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
+        size = len(self.gpus)
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "gpus": [_gpu_row(one) for one in self.gpus],
+            "levels": [[int(self.topology.levels[i][j]) for j in range(i)] for i in range(size)],
+            "wholeResource": self.whole_resource,
+        }
+        if any(map(any, self.topology.nvlinks)):
+            document["nvlinks"] = [[self.topology.nvlinks[i][j] for j in range(i)] for i in range(size)]
+        if self.held:
+            document["held"] = {
+                one.name: [[index[share.gpu], share.slices, share.cores] for share in one.shares]
+                for one in sorted(self.held, key=lambda one: one.name)
+            }
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def decode(cls, text: str) -> NodeInventory:
+        """Reads the annotation's text.
+
+        Raises:
+            InventoryFormatError: It is none, or of a schema that is not known here.
+        """
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InventoryFormatError("the inventory is not JSON") from None
+        if not isinstance(document, dict) or not isinstance(document.get("gpus"), list):
+            raise InventoryFormatError("the inventory has no GPUs")
+        if document.get("schema") != SCHEMA:
+            raise InventoryFormatError(
+                f"the inventory has schema {document.get('schema')!r}, and {SCHEMA} is known here; run the same "
+                "version of gigaslice on nodes and in the cluster"
+            )
+        try:
+            return _inventory(document)
+        except (KeyError, TypeError, ValueError, IndexError, GigasliceError) as error:
+            raise InventoryFormatError(f"the inventory makes no sense: {error}") from None
+
+
+def _gpu_row(one: InventoryGpu) -> dict[str, Any]:
+    gpu = one.gpu
+    row: dict[str, Any] = {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "model": gpu.model,
+        "memoryBytes": gpu.memory_bytes,
+        "slices": gpu.slices,
+        "sliceBytes": gpu.slice_bytes,
+        "free": one.free,
+        "resource": one.resource,
+    }
+    optional = {
+        "hostBytes": gpu.host_bytes,
+        "pciBusId": gpu.pci_bus_id,
+        "unhealthy": one.unhealthy,
+        "properties": {key: one.properties[key] for key in sorted(one.properties)},
+    }
+    if gpu.numa_node is not None:
+        row["numa"] = gpu.numa_node
+    return {**row, **{key: value for key, value in optional.items() if value}}
+
+
+def _inventory(document: Mapping[str, Any]) -> NodeInventory:
+    if len(document["gpus"]) > _MOST_GPUS:
+        raise InventoryFormatError(f"more than {_MOST_GPUS} GPUs")
+    gpus = tuple(_gpu(row) for row in document["gpus"])
+    size = len(gpus)
+    if len({one.gpu.uuid for one in gpus}) != size:
+        raise InventoryFormatError("two GPUs have the same UUID")
+    topology = Topology.build(
+        _square(document["levels"], size),
+        _square(document.get("nvlinks") or [[0] * i for i in range(size)], size),
+    )
+    held = tuple(
+        Occupant(
+            str(name), tuple(Share(gpus[_count(at)].gpu.uuid, _count(n), _count(c)) for at, n, c in shares)
+        )
+        for name, shares in document.get("held", {}).items()
+    )
+    return NodeInventory(gpus, topology, held, str(document.get("wholeResource", "")))
+
+
+def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
+    unhealthy = str(row.get("unhealthy", ""))
+    numa = row.get("numa")
+    gpu = Gpu(
+        uuid=_text(row["uuid"]),
+        index=_count(row["index"]),
+        model=_text(row["model"]),
+        memory_bytes=_count(row["memoryBytes"]),
+        slices=_count(row["slices"]),
+        slice_bytes=_count(row["sliceBytes"]),
+        host_bytes=_count(row.get("hostBytes", 0)),
+        numa_node=None if numa is None else _count(numa),
+        pci_bus_id=str(row.get("pciBusId", "")),
+        healthy=not unhealthy,
+    )
+    if gpu.slice_bytes < 1:
+        raise InventoryFormatError("a slice of no bytes")
+    properties = {str(key): str(value) for key, value in dict(row.get("properties", {})).items()}
+    return InventoryGpu(gpu, unhealthy, _count(row.get("free", 0)), _text(row["resource"]), properties)
+
+
+def _square(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Returns the whole matrix of a triangle without its diagonal."""
+    if len(rows) != size or any(len(row) != number for number, row in enumerate(rows)):
+        raise InventoryFormatError("the links do not fit the GPUs")
+    return [[0 if i == j else _count(rows[max(i, j)][min(i, j)]) for j in range(size)] for i in range(size)]
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise InventoryFormatError(f"{value!r} is no count")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InventoryFormatError(f"{value!r} is no text")
+    return value

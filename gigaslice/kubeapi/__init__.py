@@ -1,0 +1,1 @@
+"""The API server for the cluster's roles: credentials, requests over kept connections, lists with watches, leases."""

@@ -1,0 +1,1 @@
+"""What people are shown of the cluster: why a pod waits, tables, pictures. Pure."""

@@ -1,0 +1,1 @@
+"""Admission of pods: requests of one line completed, mistakes refused with the sentence that says what to write."""
