@@ -1,0 +1,158 @@
+"""The definitions of our kinds: what they take, and the sentences with which they refuse the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from gigaslice.cluster import names
+from tests.unit.gigaslice.controller.crd_schema import FOLDER, definition, evaluate, mistakes, schema
+
+PLURALS = (names.RESOURCE_CLASSES, names.EXTENDED_RESOURCES)
+
+
+def class_of(selector: Any = None, name: str = "nvidia.h100", **spec: Any) -> dict[str, Any]:
+    if selector is not None:
+        spec["selector"] = selector
+    metadata = {"name": name}
+    return {
+        "apiVersion": "gigaslice.io/v1alpha1",
+        "kind": "ResourceClass",
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def expression(operator: str, *values: str, key: str = "memory") -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def test_there_is_a_file_for_each_kind_and_no_other():
+    assert sorted(path.name for path in FOLDER.iterdir()) == [
+        f"{one}.gigaslice.io.yaml" for one in sorted(PLURALS)
+    ]
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+@pytest.mark.parametrize("version", ["1.29", "1.32", "1.36"])
+def test_kubernetes_takes_the_definitions(plural: str, version: str):
+    kubernetes_validate.validate(definition(plural), version, strict=True)
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_the_definitions_have_our_names(plural: str):
+    found = definition(plural)
+    assert found["metadata"]["name"] == f"{plural}.{names.GROUP}"
+    assert (found["spec"]["group"], found["spec"]["names"]["plural"]) == (names.GROUP, plural)
+    assert [one["name"] for one in found["spec"]["versions"]] == [names.VERSION]
+    assert found["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_lists_and_texts_with_rules_are_bounded(plural: str):
+    """The API server refuses a definition whose rules could cost too much; it assumes the longest values."""
+
+    def unbounded(node: Any, path: str) -> list[str]:
+        if not isinstance(node, dict):
+            return []
+        lacking = {"array": "maxItems", "string": "maxLength"}.get(str(node.get("type")))
+        known = "enum" in node or "format" in node or path in (".apiVersion", ".kind")
+        found = [path] if lacking and lacking not in node and not known else []
+        for key, one in node.get("properties", {}).items():
+            found += unbounded(one, f"{path}.{key}")
+        return (
+            found
+            + unbounded(node.get("items"), f"{path}[]")
+            + unbounded(node.get("additionalProperties"), f"{path}{{}}")
+        )
+
+    assert unbounded(schema(plural), "") == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        class_of(),
+        class_of({}),
+        class_of({"matchLabels": {"model": "NVIDIA Tesla K80"}}),
+        class_of({"matchLabels": {"vendor": "NVIDIA"}, **expression("Gt", "10GiB")}),
+        class_of({"terms": [{"matchLabels": {"model": "Tesla T4"}}, expression("Gt", "15GiB")]}),
+        class_of(expression("Lt", "1.5e3")),
+        class_of(expression("Gt", "10GB")),
+        class_of(expression("In", "a", "b")),
+        class_of(expression("NotIn", "a")),
+        class_of(expression("Exists")),
+        class_of({"matchExpressions": [{"key": "clock", "operator": "DoesNotExist"}]}),
+        class_of(share={"memory": "8GiB"}),
+        class_of(share={"memory": "8Gi", "cores": 30}),
+        class_of(share={"memory": 8 << 30}),
+        class_of(share={"cores": 100}),
+        class_of(name="x" * 63),
+    ],
+)
+def test_valid_classes_are_taken(document: dict[str, Any]):
+    assert mistakes("resourceclasses", document) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (
+            class_of({"terms": [{}], "matchLabels": {}}),
+            "write either terms, which are ORed, or matchLabels and matchExpressions",
+        ),
+        (class_of(expression("In")), "operator In needs at least one value"),
+        (
+            class_of({"matchExpressions": [{"key": "k", "operator": "NotIn"}]}),
+            "operator NotIn needs at least one value",
+        ),
+        (class_of(expression("Exists", "a")), "operator Exists takes no values"),
+        (class_of(expression("DoesNotExist", "a")), "operator DoesNotExist takes no values"),
+        (class_of(expression("Gt")), "operator Gt takes exactly one value"),
+        (class_of({"terms": [expression("Lt", "1", "2")]}), "operator Lt takes exactly one value"),
+        (
+            class_of(expression("Gt", "ten")),
+            "operator Gt compares quantities; write a number such as 10GiB, 10Gi or 80",
+        ),
+        (
+            class_of(expression("Lt", "10 GiB")),
+            "operator Lt compares quantities; write a number such as 10GiB, 10Gi or 80",
+        ),
+        (class_of(share={}), "share needs memory, cores or both"),
+        (class_of(share={"memory": "much"}), "share.memory must be a size above zero such as 8GiB or 8Gi"),
+        (class_of(share={"memory": "0Gi"}), "share.memory must be a size above zero such as 8GiB or 8Gi"),
+        (class_of(share={"memory": 0}), "share.memory must be a size above zero such as 8GiB or 8Gi"),
+        (
+            class_of(name="x" * 64),
+            "the name is what pods write after gpuclass.gigaslice.io/, so it can have 63 characters at most",
+        ),
+    ],
+)
+def test_wrong_classes_are_refused_with_a_sentence(document: dict[str, Any], sentence: str):
+    assert mistakes("resourceclasses", document) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        class_of(expression("Like", "a")),
+        class_of([{"matchLabels": {"model": "Tesla T4"}}]),
+        class_of({"matchlabels": {"model": "Tesla T4"}}),
+        class_of({"matchLabels": {"numa": 1}}),
+        class_of({"terms": []}),
+        class_of(share={"cores": 0}),
+        class_of(share={"cores": 101}),
+        class_of(expression("Exists", key="")),
+        {key: value for key, value in class_of().items() if key != "spec"},
+    ],
+)
+def test_the_schema_refuses_what_is_no_class(document: dict[str, Any]):
+    assert mistakes("resourceclasses", document)
+
+
+def test_the_evaluator_tells_true_from_false():
+    assert evaluate('!has(self.a) || size(self.a) == 2 && self.a[1].matches("^x$")', {"a": ["", "x"]})
+    assert not evaluate('has(self.b) || self.a in ["p", "q"]', {"a": "r"})
+    assert evaluate('"operator " + self.a', {"a": "In"}) == "operator In"
