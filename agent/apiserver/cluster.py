@@ -12,6 +12,7 @@ from agent.apiserver.events import EventSender
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of
 from gigaslice.model import Pod
+from gigaslice.runtime.tasks import all_of
 
 __all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
 
@@ -164,10 +165,4 @@ class KubeCluster:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        tasks = [asyncio.create_task(self._watch.run()), asyncio.create_task(self._events.run())]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_of(self._watch.run(), self._events.run())

@@ -19,7 +19,7 @@ from agent.deviceplugin.admission import known_pods
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence, Listing, Standing, standings
-from gigaslice.allocation.reconcile import Answered, review, strangers
+from gigaslice.allocation.reconcile import Answered, review, unrecorded
 from gigaslice.allocation.table import Allocation
 from gigaslice.errors import GigasliceError, KubeletError
 from gigaslice.runtime.logs import get_logger
@@ -127,7 +127,7 @@ class Poller:
             patience = PATIENCE if regular else _NEVER
             evidence = await self._evidence(listing, asked_at, patience)
             answers: Sequence[Answered] | None = ()
-            if strangers(self._store.table, listing):
+            if unrecorded(self._store.table, listing):
                 answers = await asyncio.to_thread(self._answers)
             found = review(
                 self._store.table,

@@ -37,6 +37,7 @@ from agent.inventory.source import GpuEvent, Inventory, Source
 from gigaslice.errors import StateError
 from gigaslice.model import Gpu
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
 
 __all__ = ["BOOT_ID", "HealthController"]
 
@@ -126,13 +127,7 @@ class HealthController:
         A driver that never answers stops the polls and then takes its GPUs out of service; all else goes on. Raises
         MissingError when only a new process can get an answer.
         """
-        tasks = [asyncio.create_task(self._keep_examining()), asyncio.create_task(self._keep_reviewing())]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_of(self._keep_examining(), self._keep_reviewing())
 
     async def _keep_examining(self) -> None:
         while True:

@@ -28,6 +28,7 @@ from gigaslice.limits.compute_arbiter import ComputeAllowance, ComputeArbiter, C
 from gigaslice.model import PRIORITIES
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
 from vcuda import contract
 
 __all__ = ["ComputeManager"]
@@ -107,13 +108,7 @@ class ComputeManager:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        tasks = [asyncio.create_task(self._poll_forever()), asyncio.create_task(self._measure_forever())]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # one that fails leaves the other, and both are started again
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_of(self._poll_forever(), self._measure_forever())  # when one fails both are started again
 
     async def _poll_forever(self) -> None:
         while True:

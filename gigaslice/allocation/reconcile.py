@@ -44,7 +44,7 @@ __all__ = [
     "rebuilt",
     "recover",
     "review",
-    "strangers",
+    "unrecorded",
 ]
 
 
@@ -147,9 +147,9 @@ def review(
     where their files have to be; without that they count where their device IDs' names say.
     """
     listing = evidence.listing or Listing(settled=False)
-    table, learned, strangers = _learn(table, listing, asked_at)
+    table, learned, unrecorded = _learn(table, listing, asked_at)
     table = _suspect(table, asked_at, young)
-    made_up = [one for one in (rebuilt(one, answers, gpus, library, now) for one in strangers) if one]
+    made_up = [one for one in (rebuilt(one, answers, gpus, library, now) for one in unrecorded) if one]
     found = standings(table, evidence, asked_at)
     table, forgotten = _forget(table, listing, found)
     unseen = standings(table, replace(evidence, running=frozenset()), asked_at) if evidence.running else found
@@ -182,7 +182,7 @@ def review(
     )
 
 
-def strangers(table: AllocationTable, listing: Listing) -> tuple[Listed, ...]:
+def unrecorded(table: AllocationTable, listing: Listing) -> tuple[Listed, ...]:
     """The listed containers that TABLE has no record of."""
     return tuple(one for one in listing.containers if allocation_of(table, one) is None)
 
@@ -191,11 +191,11 @@ def _learn(
     table: AllocationTable, listing: Listing, asked_at: int
 ) -> tuple[AllocationTable, tuple[Allocation, ...], list[Listed]]:
     learned: list[Allocation] = []
-    strangers: list[Listed] = []
+    unrecorded: list[Listed] = []
     for one in listing.containers:
         allocation = allocation_of(table, one)
         if allocation is None:
-            strangers.append(one)
+            unrecorded.append(one)
             continue
         if allocation.number >= asked_at:
             continue
@@ -207,7 +207,7 @@ def _learn(
         if named != allocation:
             learned.append(named)
             table = table.replaced([named])
-    return table, tuple(learned), strangers
+    return table, tuple(learned), unrecorded
 
 
 def _suspect(table: AllocationTable, asked_at: int, young: frozenset[str]) -> AllocationTable:
