@@ -20,6 +20,8 @@ __all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod
 
 _NOISE = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
+_OURS, _MAX_OURS = "gigaslice.io/", 65536  # but an assignment of many containers and GPUs
+_MAX_TEXT = 253
 _MAX_DIGITS = 20  # of a 64-bit number with its sign
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as of namespaces and containers
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -96,12 +98,18 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         annotations={
             key: value
             for key, value in _object(metadata, "annotations").items()
-            if key != _NOISE and isinstance(value, str) and len(value) <= _MAX_ANNOTATION
+            if key != _NOISE
+            and isinstance(value, str)
+            and len(value) <= (_MAX_OURS if key.startswith(_OURS) else _MAX_ANNOTATION)
         },
         containers=(*init, *(_container(one, ContainerKind.APP) for one in _objects(spec, "containers"))),
         phase=_phase(_object(document, "status").get("phase")),
         controlled=any(owner.get("controller") is True for owner in _objects(metadata, "ownerReferences")),
         ending=metadata.get("deletionTimestamp") is not None,
+        node=_short(spec, "nodeName"),
+        scheduler=_short(spec, "schedulerName"),
+        priority=_priority(spec.get("priority")),
+        created=_short(metadata, "creationTimestamp"),
     )
 
 
@@ -167,6 +175,16 @@ def _matched(document: Mapping[str, Any], key: str, pattern: re.Pattern[str]) ->
     if not isinstance(found, str) or not pattern.fullmatch(found):
         raise ValueError(f"{key} is none")
     return found
+
+
+def _short(document: Mapping[str, Any], key: str) -> str:
+    """Returns the text at KEY, empty where there is none. Other parts of the pod do not depend on it."""
+    found = document.get(key)
+    return found if isinstance(found, str) and len(found) <= _MAX_TEXT else ""
+
+
+def _priority(found: object) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 1 << 31 else 0
 
 
 def _phase(found: object) -> str:

@@ -34,7 +34,8 @@ class Pod:
     """One pod. containers: in the order in which the kubelet admits them, init containers first.
 
     phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
-    gone. ending: its deletion has been asked for.
+    gone. ending: its deletion has been asked for. node: empty while it is unbound. scheduler: the name of the one that
+    binds it. created: as the API server writes times.
     """
 
     namespace: str
@@ -45,6 +46,10 @@ class Pod:
     phase: str = "Pending"
     controlled: bool = False
     ending: bool = False
+    node: str = ""
+    scheduler: str = ""
+    priority: int = 0
+    created: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -1,0 +1,52 @@
+"""Amounts in properties and selectors: "11441MiB", "10Gi", "10GiB", "875". Pure.
+
+Kubernetes' quantities and the spellings that people use beside them: KiB to EiB are Ki to Ei, KB to EB are powers of a
+thousand. Compared exactly, as fractions. A text that is no amount is None: a property may be anything.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+__all__ = ["amount_of"]
+
+_LONGEST = 64  # characters; nothing longer can be meant
+_GRAMMAR = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:(?P<suffix>[a-zA-Z]{1,3})|[eE](?P<power>[+-]?[0-9]{1,2}))?"
+)
+_SUFFIXES: dict[str, Fraction] = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    "k": Fraction(1000),
+    "kB": Fraction(1000),
+    "KB": Fraction(1000),
+}
+_SUFFIXES |= {
+    letter + rest: Fraction(1000**power)
+    for power, letter in enumerate("MGTPE", start=2)
+    for rest in ("", "B")
+}
+_SUFFIXES |= {
+    letter + rest: Fraction(1 << 10 * power)
+    for power, letter in enumerate("KMGTPE", start=1)
+    for rest in ("i", "iB")
+}
+
+
+@lru_cache(maxsize=4096)  # properties repeat over a cluster's GPUs
+def amount_of(text: str) -> Fraction | None:
+    """Returns the amount that a text stands for; None where it stands for none."""
+    found = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST and text.isascii() else None
+    if found is None:
+        return None
+    number = Fraction(found["number"])
+    if found["power"]:
+        return number * Fraction(10) ** int(found["power"])
+    suffix = found["suffix"]
+    if suffix is None:
+        return number
+    scale = _SUFFIXES.get(suffix)
+    return None if scale is None else number * scale

@@ -1,0 +1,116 @@
+"""Selectors and amounts: every vector, and what is refused."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gigaslice.classes.amounts import amount_of
+from gigaslice.classes.resource_class import ClassShare, parse_resource_class
+from gigaslice.classes.selector import ClassError, parse_selector
+
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "vectors.json").read_text(encoding="utf-8")
+)["resource_class"]
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[vector["id"] for vector in VECTORS])
+def test_vectors(vector: dict[str, Any]) -> None:
+    selector = parse_selector(vector["selector"])
+    assert [selector.matches(properties) for properties in vector["props"]] == vector["match"]
+    again = parse_selector(selector.document())
+    assert [again.matches(properties) for properties in vector["props"]] == vector["match"]
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("0", 0), ("875", 875), ("10Gi", 10 * GIB), ("10GiB", 10 * GIB), ("11441MiB", 11441 << 20), ("1.5KiB", 1536),
+        ("10GB", 10**10), ("10G", 10**10), ("1kB", 1000), ("1k", 1000), ("100m", Fraction(1, 10)), ("-1", -1),
+        ("1e3", 1000), ("1E-1", Fraction(1, 10)), ("2E", 2 * 10**18), ("1Ei", 1 << 60), (".5", Fraction(1, 2)),
+        ("", None), ("Gi", None), ("10 GiB", None), ("10gib", None), ("1K", None), ("0x10", None), ("1/2", None),
+        ("٣", None), ("nan", None), ("1" * 65, None),
+    ],
+)  # fmt: skip
+def test_amounts(text: str, amount: Fraction | int | None) -> None:
+    assert amount_of(text) == amount
+
+
+def holds(operator: str, values: list[str], **properties: str) -> bool:
+    return parse_selector(
+        {"matchExpressions": [{"key": "key", "operator": operator, "values": values}]}
+    ).matches(properties)
+
+
+def test_operators() -> None:
+    assert holds("NotIn", ["a"]) and holds("NotIn", ["a"], key="b") and not holds("NotIn", ["a"], key="a")
+    assert holds("DoesNotExist", []) and not holds("DoesNotExist", [], key="")
+    assert holds("Exists", [], key="") and not holds("Exists", [])
+    assert holds("Lt", ["1Gi"], key="1023Mi") and not holds("Lt", ["1Gi"], key="1024Mi")
+    assert not holds("Lt", ["1Gi"]) and not holds("Gt", ["1Gi"], key="much")
+    assert not holds("In", ["10Gi"], key="10240Mi"), "In compares texts"
+
+
+@pytest.mark.parametrize("selector", [None, {}, [], [{}], {"matchLabels": {}, "matchExpressions": []}])
+def test_nothing_selects_everything(selector: object) -> None:
+    assert parse_selector(selector).matches({})
+
+
+@pytest.mark.parametrize(
+    ("selector", "sentence"),
+    [
+        ("gpu", "write a list"),
+        ([3], "write an object with matchLabels"),
+        ({"matchLabel": {}}, "matchLabel: write matchLabels or matchExpressions"),
+        ({"matchLabels": {"memory": 1}}, 'such as "1" in place of 1'),
+        ({"matchLabels": []}, "write properties with their values"),
+        ({"matchExpressions": {}}, "write a list"),
+        ({"matchExpressions": [{"operator": "In", "values": ["a"]}]}, "name of a property"),
+        ({"matchExpressions": [{"key": "a", "operator": "Equals", "values": ["a"]}]}, "one of In, NotIn"),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": []}]}, "one value or more"),
+        ({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1", "2"]}]}, "exactly one amount"),
+        ({"matchExpressions": [{"key": "a", "operator": "Lt", "values": ["big"]}]}, "exactly one amount"),
+        ({"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["1"]}]}, "takes no values"),
+    ],
+)
+def test_refused_selectors(selector: object, sentence: str) -> None:
+    with pytest.raises(ClassError) as caught:
+        parse_selector(selector)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def a_class(name: object = "nvidia.h100", **spec: object) -> dict[str, object]:
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def test_a_class_with_a_share() -> None:
+    found = parse_resource_class(a_class(share={"memory": "8Gi", "cores": 30}, selector={}))
+    assert (found.name, found.share, found.managed) == ("nvidia.h100", ClassShare(8 * GIB, 30), False)
+    assert parse_resource_class(a_class()).share is None
+    labelled = {"metadata": {"name": "a", "labels": {"app.kubernetes.io/managed-by": "gigaslice-controller"}}}
+    assert parse_resource_class(labelled).managed
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (a_class("NVIDIA"), "metadata.name"),
+        (a_class("a" * 64), "metadata.name"),
+        (a_class(None), "metadata.name"),
+        ({"metadata": {"name": "a"}, "spec": 3}, "spec: write an object"),
+        (a_class(share=8), "spec.share: write an object"),
+        (a_class(share={"cores": 30}), "spec.share.memory"),
+        (a_class(share={"memory": "0"}), "spec.share.memory"),
+        (a_class(share={"memory": "much"}), "spec.share.memory"),
+        (a_class(share={"memory": True}), "spec.share.memory"),
+        (a_class(share={"memory": "100m"}), "spec.share.memory"),
+        (a_class(share={"memory": "8Gi", "cores": 101}), "spec.share.cores"),
+        (a_class(share={"memory": "8Gi", "cores": "30"}), "spec.share.cores"),
+    ],
+)
+def test_refused_classes(document: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ClassError, match=sentence):
+        parse_resource_class(document)
