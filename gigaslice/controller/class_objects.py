@@ -1,0 +1,114 @@
+"""Automatic ResourceClasses and the status of all of them. Pure.
+
+A class per type of GPU that the cluster has is made without anyone writing it. It carries a label by which the
+controller recognises it as its own: a class without it is another author's, and is neither changed nor deleted, also
+where it has the name of an automatic one. Who removes the label takes the class over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gigaslice.cluster.names import CLASS_PREFIX, GROUP, VERSION
+from gigaslice.controller.object_plan import (
+    DesiredObject,
+    ObjectWrite,
+    StoredObject,
+    plan_object,
+    plan_status,
+)
+
+__all__ = ["API_VERSION", "KIND", "ClassFigures", "plan_class", "plan_class_status", "quota_classes"]
+
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ResourceClass"
+_MOST_NODE_NAMES = 16
+_QUOTA_PREFIXES = ("requests." + CLASS_PREFIX, "limits." + CLASS_PREFIX, CLASS_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """How a class stands. mistake: why it is invalid, empty for a valid one."""
+
+    devices: int = 0
+    free: int = 0
+    nodes: tuple[str, ...] = ()
+    mistake: str = ""
+
+
+def plan_class(
+    name: str, spec: Mapping[str, Any] | None, present: StoredObject | None, needed: Callable[[str], bool]
+) -> tuple[ObjectWrite, ...]:
+    """Returns the writes for one automatic class.
+
+    Args:
+        name: The class's name.
+        spec: What it should be; None where the cluster has no GPU of its type.
+        present: The class of that name, whoever made it.
+        needed: Whether a pod or a quota refers to the class of a name; it is kept then.
+    """
+    if spec is None and (present is None or not present.managed or needed(name)):
+        return ()
+    desired = None if spec is None else DesiredObject(spec=spec)
+    return plan_object(API_VERSION, KIND, name, desired, present)
+
+
+def plan_class_status(present: StoredObject, figures: ClassFigures, now: str) -> tuple[ObjectWrite, ...]:
+    """Returns the write, if any, that makes the status of a class say FIGURES; NOW is the time for what changed."""
+    conditions = [_condition(present, *one, now=now) for one in _conditions(figures)]
+    status = {
+        "devices": figures.devices,
+        "free": figures.free,
+        "nodes": len(figures.nodes),
+        "nodeNames": sorted(figures.nodes)[:_MOST_NODE_NAMES],
+        "observedGeneration": present.generation,
+        "conditions": conditions,
+    }
+    return plan_status(present.name, status, present)
+
+
+def quota_classes(quotas: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Returns the classes that ResourceQuota objects name, also in the forms that no API server enforces."""
+    found = set()
+    for quota in quotas:
+        spec = quota.get("spec")
+        hard = spec.get("hard") if isinstance(spec, dict) else None
+        for key in hard if isinstance(hard, dict) else ():
+            for prefix in _QUOTA_PREFIXES:
+                if isinstance(key, str) and key.startswith(prefix):
+                    found.add(key[len(prefix) :])
+    return frozenset(found)
+
+
+def _conditions(figures: ClassFigures) -> tuple[tuple[str, bool, str, str], ...]:
+    """Type, whether it holds, reason and message of each condition."""
+    if figures.mistake:
+        return (("Valid", False, "Invalid", figures.mistake),)
+    matching = (
+        ("Matching", True, "GpusMatch", "GPUs of the cluster match")
+        if figures.devices
+        else ("Matching", False, "NoGpuMatches", "no GPU of the cluster matches the selector")
+    )
+    return (("Valid", True, "Accepted", "the class can be used"), matching)
+
+
+def _condition(
+    present: StoredObject, kind: str, holds: bool, reason: str, message: str, *, now: str
+) -> dict[str, Any]:
+    """A condition as metav1.Condition has it: its time is that of the last change from true to false or back."""
+    status = "True" if holds else "False"
+    known = present.status.get("conditions")
+    before: Mapping[str, Any] = next(
+        (one for one in known if one.get("type") == kind) if isinstance(known, list) else iter(()), {}
+    )
+    since = before.get("lastTransitionTime") if before.get("status") == status else None
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message[:32768],
+        "observedGeneration": present.generation,
+        "lastTransitionTime": since or now,
+    }

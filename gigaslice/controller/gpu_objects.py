@@ -1,0 +1,161 @@
+"""The ExtendedResource objects of a node, one per GPU, from its inventory and from what pods hold. Pure.
+
+An object is deleted when its GPU goes. While pods still hold the GPU it stays, with the phase Lost, and so it does
+while the node does not report: who searches for the pods of a broken GPU finds them here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import GROUP, VERSION
+from gigaslice.controller.object_plan import DesiredObject, ObjectWrite, StoredObject, plan_object
+
+__all__ = ["API_VERSION", "KIND", "GpuHolder", "GpuPhase", "ReportingNode", "gpu_object_name", "plan_node"]
+
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ExtendedResource"
+_LONGEST_NAME = 253
+_MIB = 1 << 20
+_MOST_HOLDERS = 1024
+_MOST_TEXT = 1024
+_UNREADABLE = "the node's inventory cannot be read"
+_NOT_READY = "the node is not ready"
+_GONE = "the node has no such GPU any more"
+
+
+class GpuPhase(Enum):
+    """What a GPU is doing. The texts are those of the API."""
+
+    AVAILABLE = "Available"
+    PENDING = "Pending"
+    BOUND = "Bound"
+    UNHEALTHY = "Unhealthy"
+    LOST = "Lost"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHolder:
+    """A pod's part of a GPU. running: its containers have started."""
+
+    uid: str
+    namespace: str
+    name: str
+    slices: int
+    cores: int = 0
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportingNode:
+    """A node as its GPUs' objects need it.
+
+    Attributes:
+        name: Its name.
+        uid: Its UID, by which the API server deletes the objects with the node.
+        inventory: What it has; None where it publishes nothing.
+        readable: Whether what it publishes could be read.
+        ready: Whether its kubelet reports.
+        holders: Pods by the UUID of the GPU that they hold.
+    """
+
+    name: str
+    uid: str
+    inventory: NodeInventory | None = None
+    readable: bool = True
+    ready: bool = True
+    holders: Mapping[str, Sequence[GpuHolder]] = field(default_factory=dict)
+
+
+def gpu_object_name(node: str, gpu: str) -> str:
+    """Returns the name of the object of a GPU: the node's name and the UUID, cut where that is too long."""
+    name = f"{node}-{gpu}".lower()
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
+
+
+def plan_node(
+    node: ReportingNode | None, present: Mapping[str, StoredObject]
+) -> tuple[tuple[ObjectWrite, ...], int]:
+    """Returns the writes for the objects of one node, and how many objects are as they should be.
+
+    Args:
+        node: The node; None where there is none any more.
+        present: Its objects by name.
+    """
+    desired = {} if node is None else _desired(node, present)
+    writes: list[ObjectWrite] = []
+    settled = 0
+    for name in sorted({*desired, *present}):
+        needed = plan_object(API_VERSION, KIND, name, desired.get(name), present.get(name))
+        writes += needed
+        settled += not needed
+    return tuple(writes), settled
+
+
+def _desired(node: ReportingNode, present: Mapping[str, StoredObject]) -> dict[str, DesiredObject]:
+    gpus = node.inventory.gpus if node.inventory is not None and node.readable else ()
+    found = {gpu_object_name(node.name, one.gpu.uuid): _of_gpu(node, one) for one in gpus}
+    reason = _GONE if node.readable else _UNREADABLE
+    for name, one in present.items():
+        gpu = one.spec.get("deviceID")
+        if name not in found and isinstance(gpu, str) and (not node.readable or node.holders.get(gpu)):
+            found[name] = _lost(node, gpu, one, reason)
+    return found
+
+
+def _of_gpu(node: ReportingNode, one: InventoryGpu) -> DesiredObject:
+    holders = node.holders.get(one.gpu.uuid, ())
+    phase, reason = GpuPhase.AVAILABLE, ""
+    if not node.ready:
+        phase, reason = GpuPhase.LOST, _NOT_READY
+    elif one.unhealthy:
+        phase, reason = GpuPhase.UNHEALTHY, one.unhealthy
+    elif holders:
+        phase = GpuPhase.BOUND if any(holder.running for holder in holders) else GpuPhase.PENDING
+    spec = {
+        "nodeName": node.name,
+        "deviceID": one.gpu.uuid,
+        "rawResourceName": one.resource,
+        "properties": {key: value[:_MOST_TEXT] for key, value in one.all_properties(node.name).items()},
+    }
+    return DesiredObject({}, _owner(node), spec, _status(phase, reason, holders, one.gpu.slice_bytes))
+
+
+def _lost(node: ReportingNode, gpu: str, present: StoredObject, reason: str) -> DesiredObject:
+    """The object of a GPU that the node does not report: as it was, without saying how much memory is used."""
+    return DesiredObject(
+        {}, _owner(node), present.spec, _status(GpuPhase.LOST, reason, node.holders.get(gpu, ()), 0)
+    )
+
+
+def _status(phase: GpuPhase, reason: str, holders: Sequence[GpuHolder], slice_bytes: int) -> dict[str, Any]:
+    slices = sum(holder.slices for holder in holders)
+    used: dict[str, Any] = {"slices": slices}
+    if slice_bytes:
+        used["memory"] = f"{slices * slice_bytes // _MIB}MiB"
+    status: dict[str, Any] = {"phase": phase.value, "used": used}
+    if reason:
+        status["reason"] = reason[:_MOST_TEXT]
+    if holders:
+        ordered = sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))
+        status["podRefs"] = [_pod_ref(holder) for holder in ordered[:_MOST_HOLDERS]]
+    return status
+
+
+def _pod_ref(holder: GpuHolder) -> dict[str, Any]:
+    found: dict[str, Any] = {"uid": holder.uid, "slices": holder.slices}
+    optional = {"namespace": holder.namespace, "name": holder.name, "cores": holder.cores}
+    return {**found, **{key: value for key, value in optional.items() if value}}
+
+
+def _owner(node: ReportingNode) -> tuple[dict[str, str], ...]:
+    """The node as owner: a cluster-scoped object may have a cluster-scoped one."""
+    return ({"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},)
