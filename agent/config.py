@@ -18,6 +18,10 @@ from gigaslice.runtime.settings import Settings, setting
 
 __all__ = ["SETTINGS", "Config", "load", "socket_name"]
 
+_GPU_UUID = r"GPU(-[0-9a-fA-F]+){5}"
+_LABEL_KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+_DERIVED = "vendor model memory cores architecture computeCapability driver numa nvlink node uuid"
 _SOCKET_PATH_MAX = 107  # bytes of sockaddr_un.sun_path without the final zero
 
 
@@ -37,12 +41,33 @@ def _lending(text: str) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for item in text.split(",") if text and not values.is_off(text) else ():
         name, equals, size = item.strip().rpartition("=")
-        if equals and not re.fullmatch(r"GPU(-[0-9a-fA-F]+){5}", name):
+        if equals and not re.fullmatch(_GPU_UUID, name):
             raise ValueError(f"{name!r} is no GPU; write UUIDs as nvidia-smi -L shows them")
         key, size_bytes = "GPU" + name[3:].lower() if name else "", units.parse_bytes(size)
         if key in found:
             raise ValueError("one size is given twice; give one for the node, and one for each GPU at most")
         found[key] = size_bytes
+    return found
+
+
+def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
+    """Labels by UUID, and of all GPUs of the node under the empty name."""
+    found: dict[str, dict[str, str]] = {}
+    for item in text.split(",") if text else ():
+        name, equals, value = item.strip().partition("=")
+        gpu, slash, key = name.rpartition("/")
+        if slash and not re.fullmatch(_GPU_UUID, gpu):
+            raise ValueError(f"{gpu!r} is no GPU; write UUIDs as nvidia-smi -L shows them")
+        if not equals or not re.fullmatch(_LABEL_KEY, key) or not re.fullmatch(_LABEL_VALUE, value):
+            raise ValueError(
+                f"{item.strip()!r} is no label; write key=value of letters, digits, '-', '_' and '.', such as rack=r7"
+            )
+        if key in _DERIVED.split():
+            raise ValueError(f"{key!r} is a property that every GPU has by itself; choose another key")
+        labels = found.setdefault("GPU" + gpu[3:].lower() if gpu else "", {})
+        if key in labels:
+            raise ValueError(f"{key!r} is given twice")
+        labels[key] = value
     return found
 
 
@@ -64,6 +89,9 @@ class Config(Settings):
     host_memory: Mapping[str, int] = setting("SIZE|off", _lending, "off",
         "host memory lent to this node's GPUs, or to single ones (GPU-<uuid>=8GiB,…), or both; for pods that "
         "ask for it with gigaslice.io/oversubscribe")
+    gpu_labels: Mapping[str, Mapping[str, str]] = setting("KEY=VALUE,…", _labels, "",
+        "properties of this node's GPUs for the selectors of GPU classes, such as rack=r7, or of single ones "
+        "(GPU-<uuid>/tier=gold)")
     inventory: str = setting("FILE|nvml", _inventory, "nvml",
         "where GPUs come from: the NVIDIA driver, or a file that lists them")
     without_gpus: str = setting("wait|exit", values.choice("wait", "exit"), "wait",

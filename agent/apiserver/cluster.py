@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from agent.apiserver.events import EventSender
+from agent.apiserver.own_node import NodeAnnotation
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of
+from gigaslice.cluster.names import INVENTORY
 from gigaslice.model import Pod
 from gigaslice.runtime.tasks import all_of
 
@@ -60,6 +62,10 @@ class Cluster(Protocol):
         """Has POD evicted, or asks whether that could be."""
         ...
 
+    def publish(self, inventory: str) -> None:
+        """Has the annotation that says what this node has say INVENTORY. Returns at once."""
+        ...
+
     async def news(self, timeout: float) -> bool:
         """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""
         ...
@@ -89,6 +95,9 @@ class NoCluster:
         del dry_run
         return Eviction(f"pod {pod} cannot be evicted without access to the API server")
 
+    def publish(self, inventory: str) -> None:
+        """Does nothing."""
+
     async def news(self, timeout: float) -> bool:
         """Waits in vain."""
         await asyncio.sleep(timeout)
@@ -108,6 +117,7 @@ class KubeCluster:
         self._api = api
         self._watch = watch or PodWatch(api, node)
         self._events = events or EventSender(api, node)
+        self._inventory = NodeAnnotation(api, node, INVENTORY)
 
     @property
     def expected(self) -> bool:
@@ -131,6 +141,10 @@ class KubeCluster:
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Hands an event over to be sent."""
         self._events.say(pod, kind, reason, text, container)
+
+    def publish(self, inventory: str) -> None:
+        """Hands the inventory over to be written."""
+        self._inventory.set(inventory)
 
     async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """Asks for the eviction of exactly this pod, not of a later one of its name.
@@ -165,4 +179,4 @@ class KubeCluster:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await all_of(self._watch.run(), self._events.run())
+        await all_of(self._watch.run(), self._events.run(), self._inventory.run())

@@ -37,7 +37,8 @@ _HOST_PID_NAMESPACE = (
 )
 _MAX_LIST_BYTES = 64 << 20  # an API server may leave the limit out of account
 _EVICT = ("create", "pods/eviction")
-_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
+_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), ("patch", "nodes"), _EVICT)
+_MISSED_LITTLE = ("events", "nodes")  # without these rights pods are served all the same
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -223,7 +224,9 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
         missing = [one for one in missing if one is not _EVICT]
     if missing:
         names = ", ".join(f"{verb} {resource}" for verb, resource in missing)
-        level: Literal["warn", "fail"] = "warn" if all(one[1] == "events" for one in missing) else "fail"
+        level: Literal["warn", "fail"] = (
+            "warn" if all(one[1] in _MISSED_LITTLE for one in missing) else "fail"
+        )
         remedy = (
             "apply daemonset.yaml's ClusterRole"
             if missing != [_EVICT]

@@ -34,6 +34,17 @@ _REMEDY = (
 _SAMPLE_TRIES = 4
 _MISMATCHES = 3  # questions in a row
 _AFFINITY_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "Ada",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
+}
 _NOT_SUPPORTED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 _NO_SUCH_LINK = (*_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
@@ -141,8 +152,19 @@ class NvmlSource:
         self._known |= found.keys()
         if self._listener.deaf:
             warnings.append("errors of the GPUs cannot be heard: NVML's events fail")
-        topology = Topology.build(_levels(gpus), _nvlinks(gpus, warnings))
-        return Inventory(tuple(gpu.gpu for gpu in gpus), topology, (*warnings, *topology.degraded))
+        ends = _all_link_ends(gpus, warnings)
+        topology = Topology.build(_levels(gpus), _nvlinks(gpus, ends))
+        driver = _asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())) or ""
+        properties = {
+            one.gpu.uuid: _properties(one.handle, driver, links)
+            for one, links in zip(gpus, ends, strict=True)
+        }
+        return Inventory(
+            tuple(gpu.gpu for gpu in gpus),
+            topology,
+            (*warnings, *topology.degraded),
+            properties=properties,
+        )
 
     def _vitals(self, closed: str) -> dict[str, Vitals]:
         """The GPUs' answers; CLOSED says why there are none."""
@@ -292,8 +314,21 @@ def _levels(gpus: Sequence[_NvmlGpu]) -> list[list[int | None]]:
     return [[level(one, other) for other in gpus] for one in gpus]
 
 
-def _nvlinks(gpus: Sequence[_NvmlGpu], warnings: list[str]) -> list[list[int | None]]:
-    """Active links of every pair: direct ones, or else as many as the two can both bring to an NVSwitch."""
+def _properties(handle: Any, driver: str, ends: _LinkEnds | None) -> dict[str, str]:
+    """What selectors can ask for beside model and memory; what the driver does not tell is left out."""
+    architecture = _asked(lambda: int(pynvml.nvmlDeviceGetArchitecture(handle)))
+    capability = _asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    found = {
+        "architecture": _ARCHITECTURES.get(architecture or 0, ""),
+        "computeCapability": f"{capability[0]}.{capability[1]}" if capability else "",
+        "driver": driver,
+        "nvlink": "" if ends is None else str(sum(ends.peers.values()) + ends.switches),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _all_link_ends(gpus: Sequence[_NvmlGpu], warnings: list[str]) -> list[_LinkEnds | None]:
+    """Where the NVLinks of each GPU lead; None for one that does not answer."""
     ends: list[_LinkEnds | None] = []
     for gpu in gpus:
         try:
@@ -301,6 +336,11 @@ def _nvlinks(gpus: Sequence[_NvmlGpu], warnings: list[str]) -> list[list[int | N
         except pynvml.NVMLError as error:
             ends.append(None)
             warnings.append(f"GPU {gpu.gpu.index}: NVLinks ignored: NVML: {error}")
+    return ends
+
+
+def _nvlinks(gpus: Sequence[_NvmlGpu], ends: Sequence[_LinkEnds | None]) -> list[list[int | None]]:
+    """Active links of every pair: direct ones, or else as many as the two can both bring to an NVSwitch."""
 
     def count(i: int, j: int) -> int | None:
         one, other = ends[i], ends[j]

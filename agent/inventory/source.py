@@ -21,7 +21,8 @@ class Inventory:
     """The GPUs of the node; row i of `topology` belongs to the i-th GPU. warnings: sentences for the log.
 
     unhealthy: the reason for each GPU that is not healthy, where it is known. cordoned: GPUs that are unhealthy only
-    because of a cordon: what runs on them goes on.
+    because of a cordon: what runs on them goes on. properties: what else is known of each GPU, for selectors: see
+    `gigaslice.cluster.inventory`.
     """
 
     gpus: tuple[Gpu, ...]
@@ -29,6 +30,7 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     cordoned: frozenset[str] = frozenset()
+    properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -98,8 +100,12 @@ def merge(before: Inventory, now: Inventory) -> Inventory:
     """
     seen = {gpu.uuid: gpu for gpu in now.gpus}
     gone = [uuid for uuid in before.uuids if uuid not in seen]
+    properties = {  # a driver that does not answer for a moment takes none away
+        uuid: {**before.properties.get(uuid, {}), **now.properties.get(uuid, {})}
+        for uuid in (*before.properties, *now.properties)
+    }
     if not gone:
-        return now
+        return now if properties == now.properties else replace(now, properties=properties)
     gpus = tuple(
         replace(seen[gpu.uuid], index=gpu.index) if gpu.uuid in seen else replace(gpu, healthy=False)
         for gpu in before.gpus
@@ -110,4 +116,4 @@ def merge(before: Inventory, now: Inventory) -> Inventory:
         for uuid in now.uuids
         if uuid not in before.uuids
     )
-    return Inventory(gpus, before.topology, now.warnings + lost + new)
+    return Inventory(gpus, before.topology, now.warnings + lost + new, properties=properties)

@@ -7,6 +7,7 @@
         numa: 0                 # optional
         pci: "00000000:3b:00.0" # optional
         healthy: false          # optional, true if left out
+        properties: {architecture: Ada, computeCapability: "8.9"}   # optional, for selectors of GPU classes
     topology: |                 # optional: the output of nvidia-smi topo -m
       ...
 
@@ -35,7 +36,8 @@ __all__ = ["StaticSource", "parse_inventory"]
 _T = TypeVar("_T")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX_BYTES = 1 << 20
-_KEYS = ("uuid", "model", "memory", "numa", "pci", "healthy")
+_KEYS = ("uuid", "model", "memory", "numa", "pci", "healthy", "properties")
+_PROPERTIES = ("architecture", "computeCapability", "driver", "nvlink")
 
 
 class StaticSource:
@@ -126,6 +128,7 @@ class _Reader:
 
     def __init__(self, name: str, slice_bytes: int) -> None:
         self.mistakes: list[str] = []
+        self.properties: dict[str, dict[str, str]] = {}
         self._name = name
         self._slice_bytes = slice_bytes
 
@@ -146,7 +149,7 @@ class _Reader:
         known = tuple(gpu for gpu in gpus if gpu is not None)
         if self.mistakes or len(known) != len(gpus):
             return None
-        return _assembled(known, matrix)
+        return replace(_assembled(known, matrix), properties=self.properties)
 
     def _gpu(self, index: int, item: _Value) -> Gpu | None:
         name = f"gpus[{index}]"
@@ -166,13 +169,26 @@ class _Reader:
         if memory is not None and memory < self._slice_bytes:
             size, unit = units.format_bytes(memory), units.format_bytes(self._slice_bytes)
             self._wrong(fields["memory"].line, f"{name}.memory: {size} are less than one slice of {unit}")
+        properties = self._properties(fields.get("properties"), name)
         if uuid is None or model is None or memory is None:
             return None
+        if properties:
+            self.properties[uuid] = properties
         slices = count_slices(memory, self._slice_bytes)
         unhealthy = healthy is False
         return Gpu(
             uuid, index, model, memory, slices, self._slice_bytes, 0, numa, bus_id or "", not unhealthy
         )
+
+    def _properties(self, value: _Value | None, name: str) -> dict[str, str]:
+        if value is None:
+            return {}
+        if value.mapping() is None:
+            self._wrong(value.line, f"{name}.properties must be a mapping, such as {{architecture: Ada}}")
+            return {}
+        fields = self._fields(value, f"{name}.properties", _PROPERTIES)
+        found = {key: self._field(fields, f"{name}.properties", key, _words) for key in fields}
+        return {key: text for key, text in found.items() if text is not None}
 
     def _topology(self, value: _Value, count: int) -> TopoMatrix | None:
         text = value.text()

@@ -138,14 +138,9 @@ def _new_allocation_json(allocation: Allocation) -> bytes:
         ]
     if allocation.suspects is not None:
         document["suspects"] = list(allocation.suspects)
-    if allocation.gone:
-        document["gone"] = True
-    if allocation.forgotten:
-        document["forgotten"] = True
-    if allocation.foreign:
-        document["foreign"] = True
-    if allocation.waiting:
-        document["waiting"] = True
+    for flag in ("gone", "forgotten", "foreign", "assigned", "waiting"):
+        if getattr(allocation, flag):
+            document[flag] = True
     if allocation.owner:
         document["owner"] = {
             "uid": allocation.owner.uid,
@@ -205,6 +200,7 @@ def _allocation(item: Mapping[str, Any]) -> Allocation:
         gone=item.get("gone", False) is True,
         forgotten=item.get("forgotten", False) is True,
         foreign=item.get("foreign", False) is True,
+        assigned=item.get("assigned", False) is True,
         waiting=item.get("waiting", False) is True,
         owner=_owner(item["owner"]) if item.get("owner") else None,
         policy=_policy(item.get("policy", {})),

@@ -15,6 +15,7 @@ from typing import Any
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MemoryMonitor
 from agent.accounting.overuse import OverusePolicy
+from agent.allocation.node_inventory import InventoryPublisher
 from agent.allocation.pod_events import PodEvents
 from agent.allocation.service import AllocationService
 from agent.allocation.start import StartDecider
@@ -158,6 +159,17 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         "listener": health.listen,
         "memory": keep_small,
     }
+    if cluster.expected:
+        restarted["inventory"] = InventoryPublisher(
+            store,
+            gpus,
+            cluster,
+            reason=health.reason,
+            resource=lambda _: config.resource,
+            whole_resource=config.whole_gpus,
+            labels=config.gpu_labels,
+            watch=devices.watch,
+        ).run
     if config.bind_cpus == "on":
         restarted["cpus"] = CpuBinder(store, lambda: gpus.now, config.measure_interval).run
     providers: list[Provider] = []

@@ -165,7 +165,7 @@ class Allocation:
     owner: the container it was made for, where that was found out during Allocate; a listed container is in
     `container` besides. undecided: its annotations were not known, or made no sense, and are read again before the
     start. limits: GPUs whose share was changed since, at most once each. resizes: how many changes there were, so
-    that of two records the later is known.
+    that of two records the later is known. assigned: its GPUs are those of its pod's assignment.
     """
 
     id: str
@@ -186,6 +186,7 @@ class Allocation:
     resizes: int = 0
     forgotten: bool = False
     foreign: bool = False
+    assigned: bool = False
 
     @cached_property
     def device_ids(self) -> frozenset[str]:

@@ -15,6 +15,7 @@ class MemoryCluster:
         self.events: list[tuple[str, str, str, str]] = []  # pod, reason, text, container
         self.evicted: list[Pod] = []
         self.eviction = Eviction()  # what comes of asking for one
+        self.published: list[str] = []
 
     def put(self, pod: Pod) -> Pod:
         self.pods[pod.namespace, pod.name] = pod
@@ -28,6 +29,9 @@ class MemoryCluster:
 
     def said(self, reason: str) -> list[str]:
         return [text for _, one, text, _ in self.events if one == reason]
+
+    def publish(self, inventory: str) -> None:
+        self.published.append(inventory)
 
     async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         if not dry_run and self.eviction.done:

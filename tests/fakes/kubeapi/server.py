@@ -94,6 +94,9 @@ class KubeApi:
         self.history: list[tuple[int, str, dict[str, Any]]] = []
         self.posted: dict[str, dict[str, Any]] = {}  # events by name
         self.evicted: list[dict[str, Any]] = []
+        self.nodes: dict[str, dict[str, Any]] = {NODE: {"kind": "Node", "metadata": {"name": NODE}}}
+        self.node_patches: list[tuple[float, dict[str, Any]]] = []  # time by the monotonic clock, body
+        self.node_denials: list[int] = []  # the next patches of nodes are answered with these
         self.refused_rights: set[tuple[str, str]] = set()  # verb and resource, as access reviews answer
         self.requests: list[tuple[str, str]] = []
         self.denial = 0  # status for every request, 0: none
@@ -357,6 +360,8 @@ class KubeApi:
             if parts[-1] == "eviction":
                 self.evicted.append(body)
                 return self.eviction_status, {"kind": "Status", "message": "as the test wants it"}
+            if method == "PATCH" and parts[-2] == "nodes":
+                return self._patch_node(parts[-1], body)
             if self.event_denial:
                 return self.event_denial, {"kind": "Status", "message": "no events, says the test"}
             if method == "POST" and parts[-1] == "events":
@@ -371,6 +376,27 @@ class KubeApi:
                 self.posted[parts[-1]].update(body)
                 return 200, self.posted[parts[-1]]
         return 404, {"kind": "Status", "message": f"the stand-in knows no {method} {path}"}
+
+    def _patch_node(self, name: str, body: Any) -> tuple[int, dict[str, Any]]:
+        """A merge patch of annotations and labels; one that changes nothing leaves the version as it is."""
+        if self.node_denials:
+            status = self.node_denials.pop(0)
+            return status, {"kind": "Status", "message": "denied by the test", "code": status}
+        if name not in self.nodes:
+            return 404, {"kind": "Status", "message": f'nodes "{name}" not found'}
+        self.node_patches.append((time.monotonic(), body))
+        node = json.loads(json.dumps(self.nodes[name]))
+        for field, changes in body["metadata"].items():
+            values = node["metadata"].setdefault(field, {})
+            for key, value in changes.items():
+                values.pop(key, None)
+                if value is not None:
+                    values[key] = value
+        if node != self.nodes[name]:
+            self.version += 1
+            node["metadata"]["resourceVersion"] = str(self.version)
+            self.nodes[name] = node
+        return 200, self.nodes[name]
 
 
 def _matches(document: Mapping[str, Any], query: Mapping[str, str]) -> bool:

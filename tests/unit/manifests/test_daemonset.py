@@ -161,6 +161,7 @@ def test_no_more_of_the_api_server_than_is_asked_of_it(pod: dict[str, Any]) -> N
     ]
     assert {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]} == {
         ("pods", "list", "watch"),
+        ("nodes", "patch"),
         ("events", "create", "patch"),
     }
     assert "automountServiceAccountToken" not in pod | account, "the token is what it gets in with"

@@ -48,6 +48,7 @@ allocations = st.builds(
         st.booleans(),
     ),
     undecided=st.booleans(),
+    assigned=st.booleans(),
 )
 
 

@@ -1,0 +1,184 @@
+"""What this node has, as the rest of the cluster is told it: GPUs, health, what is free, and who holds what.
+
+`node_inventory` makes the value, `InventoryPublisher` follows what it depends on: the GPUs and the allocation table.
+What an assignment has put on a GPU is in the annotation of its pod. So an allocation that came of one is left out
+here for as long as the API server shows that pod; any other counts by what this node says of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.apiserver import Cluster
+from agent.inventory.holder import InventoryHolder
+from agent.inventory.source import Inventory
+from agent.persistence.store import Store
+from gigaslice.allocation.table import Allocation, AllocationTable
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.model import CORES_PER_GPU, Gpu, Occupant, Pod, Share
+from gigaslice.runtime.wakeup import Alarm
+
+__all__ = ["InventoryPublisher", "node_inventory"]
+
+_TOGETHER = 0.1  # seconds in which changes become one
+_POLL = 5.0  # seconds; changes of the table and of the GPUs ring an alarm
+_NOT_THERE = "not there, or declared unhealthy"
+
+
+class InventoryPublisher:
+    """Has the cluster told what the node has, whenever that changes."""
+
+    def __init__(
+        self,
+        store: Store,
+        gpus: InventoryHolder,
+        cluster: Cluster,
+        *,
+        reason: Callable[[str], str],
+        resource: Callable[[Gpu], str],
+        whole_resource: str,
+        labels: Mapping[str, Mapping[str, str]],
+        watch: Callable[[Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        """Initializes the publisher.
+
+        Args:
+            store: The allocation table.
+            gpus: The node's GPUs.
+            cluster: Where it is published, and the pods of this node.
+            reason: Returns why a GPU gets no containers, by UUID.
+            resource: Returns the resource that slices of a GPU are requested by.
+            whole_resource: The resource of whole GPUs, empty where none is offered.
+            labels: Properties from the settings by UUID, of all GPUs under the empty name.
+            watch: Has a function called when the GPUs may have changed, and returns a function that ends this.
+        """
+        self._store = store
+        self._gpus = gpus
+        self._cluster = cluster
+        self._reason = reason
+        self._resource = resource
+        self._whole_resource = whole_resource
+        self._labels = labels
+        self._watch = watch
+        self._alarm = Alarm()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        unwatch = self._watch(self._alarm.ring)
+        self._store.watchers.append(self._alarm.ring)
+        try:
+            while True:
+                self._cluster.publish(self.inventory().encode())
+                if await self._alarm.wait(_POLL):
+                    await asyncio.sleep(_TOGETHER)
+        finally:
+            self._store.watchers.remove(self._alarm.ring)
+            unwatch()
+
+    def inventory(self) -> NodeInventory:
+        """Returns what the node has now."""
+        found, everywhere = self._gpus.now, self._labels.get("", {})
+        return node_inventory(
+            found,
+            self._store.table,
+            self._cluster.pods if self._cluster.synced else None,
+            reasons={gpu.uuid: self._reason(gpu.uuid) or _NOT_THERE for gpu in found.gpus if not gpu.healthy},
+            resources={gpu.uuid: self._resource(gpu) for gpu in found.gpus},
+            whole_resource=self._whole_resource,
+            labels={
+                gpu.uuid: {**everywhere, **self._labels.get(gpu.uuid.lower().replace("gpu", "GPU", 1), {})}
+                for gpu in found.gpus
+            },
+        )
+
+
+def node_inventory(
+    found: Inventory,
+    table: AllocationTable,
+    pods: Mapping[tuple[str, str], Pod] | None,
+    *,
+    reasons: Mapping[str, str],
+    resources: Mapping[str, str],
+    whole_resource: str,
+    labels: Mapping[str, Mapping[str, str]],
+) -> NodeInventory:
+    """Returns what a node has.
+
+    Args:
+        found: The GPUs.
+        table: The allocation table.
+        pods: This node's pods; None where they are not known.
+        reasons: Why a GPU is unhealthy, by UUID.
+        resources: What slices of each GPU are requested by.
+        whole_resource: What whole GPUs are requested by; empty where the node offers none.
+        labels: Further properties, by UUID.
+    """
+    taken: dict[str, int] = {}
+    for occupant in table.occupants(found.gpus):
+        for share in occupant.shares:
+            taken[share.gpu] = taken.get(share.gpu, 0) + share.slices
+    gpus = tuple(
+        InventoryGpu(
+            gpu,
+            "" if gpu.healthy else reasons[gpu.uuid],
+            max(0, gpu.slices - taken.get(gpu.uuid, 0)),
+            resources[gpu.uuid],
+            {**labels.get(gpu.uuid, {}), **found.properties.get(gpu.uuid, {})},
+        )
+        for gpu in found.gpus
+    )
+    return NodeInventory(gpus, found.topology, _held(found.gpus, table, pods), whole_resource)
+
+
+def _held(
+    gpus: Sequence[Gpu], table: AllocationTable, pods: Mapping[tuple[str, str], Pod] | None
+) -> tuple[Occupant, ...]:
+    """Returns what no assignment explains, by pod. Beyond its assignment an allocation has a name of its own."""
+    size = {gpu.uuid: gpu.slices for gpu in gpus}
+    allocations = {one.id: one for one in table.allocations}
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for occupant in table.occupants(gpus):
+        allocation = allocations[occupant.name]
+        shares = [share for share in occupant.shares if share.gpu in size]
+        name = _pod(allocation, pods)
+        if allocation.assigned and _explained(allocation, pods):
+            given = {hold.gpu: len(hold.device_ids) for hold in allocation.holds}
+            shares = (
+                []
+                if allocation.policy.exclusive  # the scheduler reads that off the pod, too
+                else [
+                    Share(share.gpu, share.slices - given.get(share.gpu, 0))
+                    for share in shares
+                    if share.slices > given.get(share.gpu, 0)
+                ]
+            )
+            name = allocation.id
+        of_pod = found.setdefault(name, {}) if shares else {}
+        for share in shares:
+            slices, cores = of_pod.get(share.gpu, (0, 0))
+            of_pod[share.gpu] = (
+                min(slices + share.slices, max(share.slices, size[share.gpu])),
+                min(cores + share.cores, CORES_PER_GPU),
+            )
+    order = list(size)
+    return tuple(
+        Occupant(name, tuple(Share(gpu, *held[gpu]) for gpu in sorted(held, key=order.index)))
+        for name, held in sorted(found.items())
+    )
+
+
+def _explained(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> bool:
+    """Returns whether the annotation of its pod says what an assigned allocation holds, as far as is known."""
+    if pods is None or allocation.owner is None:
+        return True
+    pod = pods.get((allocation.owner.namespace, allocation.owner.pod))
+    return pod is not None and pod.uid == allocation.owner.uid and not pod.terminal
+
+
+def _pod(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> str:
+    """Returns the UID of an allocation's pod; the allocation's own id where that is not known."""
+    if allocation.owner is not None:
+        return allocation.owner.uid
+    pod = (pods or {}).get((allocation.ref.namespace, allocation.ref.pod)) if allocation.ref else None
+    return pod.uid if pod else allocation.id

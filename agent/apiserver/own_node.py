@@ -1,0 +1,122 @@
+"""One annotation of this node's object, kept at the value that it was last set to.
+
+The Node object belongs to the kubelet; the agent writes one annotation of it and never reads it. Each write wakes all
+pods that wait for a node, so nothing is written unless the text has changed, and changes in quick succession become
+one: a few may follow each other at once, then about one a second, and the last value wins. Now and then the same text
+is written again, which changes nothing where it is still there, and puts it back where another client removed it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from agent.apiserver.wire import Api, ApiError, path_of
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.wakeup import Alarm
+
+__all__ = ["NodeAnnotation"]
+
+_MERGE = "application/merge-patch+json"
+_BURST, _REFILL = 3.0, 1.0  # writes at once; seconds for another one
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_REFUSED_PAUSE = 60.0  # after an answer that the same request gets again: no right, no such node
+_AGAIN = 600.0  # seconds until the same text is written again
+_FOREVER = 3600.0
+_REMEDIES = {
+    401: "the agent's credentials are not accepted",
+    403: 'the agent may not patch its node; daemonset.yaml and the chart grant "patch" of nodes',
+    404: "the cluster has no node of this name; see --node-name",
+}
+
+
+class NodeAnnotation:
+    """The annotation KEY of NODE at API. PAUSE: the first wait after a failure; AGAIN: until the text is checked."""
+
+    def __init__(
+        self,
+        api: Api,
+        node: str,
+        key: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: float = _FIRST_PAUSE,
+        again: float = _AGAIN,
+    ) -> None:
+        self.writes = 0
+        self._api = api
+        self._node = node
+        self._key = key
+        self._clock = clock
+        self._pause = pause
+        self._again = again
+        self._text: str | None = None
+        self._written: str | None = None
+        self._written_at = 0.0
+        self._failures = 0
+        self._not_before = 0.0
+        self._tokens, self._filled_at = _BURST, clock()
+        self._alarm = Alarm()
+        self._reported = LogOnce()
+        self._log = get_logger("kube")
+
+    def set(self, text: str) -> None:
+        """Makes TEXT the value. Returns at once."""
+        if text != self._text:
+            self._text = text
+            self._alarm.ring()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            wait = self._wait()
+            if wait > 0:
+                await self._alarm.wait(wait)
+                continue
+            await self._write()
+
+    def _wait(self) -> float:
+        """Seconds until the next write is due; 0 when it is."""
+        now = self._clock()
+        if self._text is None:
+            return _FOREVER
+        due = self._not_before
+        if self._text == self._written:
+            due = max(due, self._written_at + self._again)
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL)
+        self._filled_at = now
+        return max(0.0, due - now, (1.0 - self._tokens) * _REFILL)
+
+    async def _write(self) -> None:
+        text = self._text
+        self._tokens -= 1
+        try:
+            body = {"metadata": {"annotations": {self._key: text}}}
+            path = path_of("api", "v1", "nodes", self._node)
+            reply = await self._api.request("PATCH", path, None, body, _MERGE)
+            if reply.status >= 300:
+                raise reply.failure("node not annotated")
+        except ApiError as error:
+            self._failed(error)
+            return
+        self.writes += 1
+        self._written, self._written_at, self._failures = text, self._clock(), 0
+        if self._reported.over("failure"):
+            self._log.info("node annotated again", node=self._node, annotation=self._key)
+
+    def _failed(self, error: ApiError) -> None:
+        self._failures += 1
+        lasting = error.status in _REMEDIES or error.status in (400, 413, 422)
+        pause = _REFUSED_PAUSE if lasting else min(_LONGEST_PAUSE, self._pause * 2 ** min(self._failures, 10))
+        self._not_before = self._clock() + error.retry_after + pause * random.uniform(0.5, 1.0)
+        self._written = None  # it may have been written, and the answer lost
+        detail = _REMEDIES.get(error.status, "tried again")
+        if (lasting or self._failures >= 3) and self._reported.new("failure", str(error.status)):
+            self._log.warning(
+                "node not annotated; the cluster's parts do not see this node's GPUs",
+                node=self._node,
+                annotation=self._key,
+                detail=f"{error}; {detail}",
+            )

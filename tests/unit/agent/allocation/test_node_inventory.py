@@ -1,0 +1,183 @@
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from agent.allocation.node_inventory import InventoryPublisher, node_inventory
+from agent.inventory.holder import InventoryHolder
+from gigaslice.allocation.table import AllocationOptions, AllocationTable, LiveLimit, Owner
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.model import Occupant, Pod, Share
+from tests.fakes.cluster import MemoryCluster
+from tests.fakes.nodes import GIB, allocation, inventory, uuid
+
+RESOURCE = "gigaslice.io/vgpu-memory"
+_EMPTY = AllocationTable()
+
+
+def owner(pod, container="c0"):
+    return Owner(f"uid-{pod}", "default", pod, container)
+
+
+def table(*allocations):
+    return AllocationTable(allocations, 100)
+
+
+def published(found, allocations=_EMPTY, pods=None, **more):
+    options = {"reasons": {}, "whole_resource": "", "labels": {}, **more}
+    made = node_inventory(
+        found, allocations, pods, resources={gpu.uuid: RESOURCE for gpu in found.gpus}, **options
+    )
+    assert NodeInventory.decode(made.encode()) == made  # the text says all of it
+    return made
+
+
+def free(made):
+    return [one.free for one in made.gpus]
+
+
+def test_free_counts_every_allocation_and_held_those_without_an_assignment():
+    made = published(
+        inventory(),
+        table(
+            allocation(1, (0, range(8)), owner=owner("plain")),
+            allocation(2, (0, range(8, 12)), (1, range(4)), owner=owner("sent"), assigned=True),
+        ),
+    )
+    assert free(made) == [12, 20]
+    assert made.held == (Occupant("uid-plain", (Share(uuid(0), 8),)),)
+
+
+def test_the_containers_of_a_pod_are_one_holder():
+    made = published(
+        inventory(),
+        table(
+            allocation(1, (0, range(8)), owner=owner("p", "c0")),
+            allocation(2, (0, range(8, 10)), (1, range(3)), owner=owner("p", "c1")),
+        ),
+    )
+    assert made.held == (Occupant("uid-p", (Share(uuid(0), 10), Share(uuid(1), 3))),)
+
+
+def test_a_holder_without_a_known_pod_goes_by_the_name_of_its_allocation():
+    made = published(inventory(), table(allocation(7, (1, range(2)))))
+    assert made.held == (Occupant(f"{7:032x}", (Share(uuid(1), 2),)),)
+
+
+def test_what_a_gone_pod_held_is_free():
+    made = published(inventory(), table(allocation(1, (0, range(8)), owner=owner("p"), gone=True)))
+    assert (free(made), made.held) == ([24, 24], ())
+
+
+def test_an_assigned_allocation_whose_pod_is_gone_from_the_api_is_held_while_it_lives():
+    sent = table(allocation(1, (0, range(8)), owner=owner("p"), assigned=True))
+    pod = Pod("default", "p", "uid-p")
+    assert published(inventory(), sent, {("default", "p"): pod}).held == ()
+    assert published(inventory(), sent, None).held == ()  # nothing is known
+    for pods in (
+        {},
+        {("default", "p"): replace(pod, uid="u-2")},
+        {("default", "p"): replace(pod, phase="Failed")},
+    ):
+        assert published(inventory(), sent, pods).held == (Occupant("uid-p", (Share(uuid(0), 8),)),)
+
+
+def test_a_limit_that_has_grown_beyond_the_assignment_is_held_besides():
+    grown = allocation(
+        1, (0, range(8)), owner=owner("p"), assigned=True, limits=(LiveLimit(uuid(0), 10 * GIB),), resizes=1
+    )
+    made = published(inventory(), table(grown))
+    assert free(made) == [14, 24]
+    assert made.held == (Occupant(grown.id, (Share(uuid(0), 2),)),)
+
+
+def test_a_gpu_that_a_pod_has_for_itself_is_held_altogether():
+    alone = [
+        allocation(
+            n,
+            (0, range(4 * n, 4 * n + 4)),
+            owner=owner("p", f"c{n}"),
+            policy=AllocationOptions(exclusive=True),
+        )
+        for n in (1, 2)
+    ]
+    made = published(inventory(), table(*alone))
+    assert free(made) == [0, 24]
+    assert made.held == (Occupant("uid-p", (Share(uuid(0), 24, 100),)),)
+
+
+def test_shares_of_compute_are_held_too():
+    made = published(
+        inventory(), table(allocation(1, (0, range(8)), owner=owner("p"), policy=AllocationOptions(cores=30)))
+    )
+    assert made.held == (Occupant("uid-p", (Share(uuid(0), 8, 30),)),)
+
+
+def test_what_is_held_of_a_gpu_that_is_no_more_is_left_out():
+    made = published(inventory(gpus=1), table(allocation(1, (1, range(8)), owner=owner("p"))))
+    assert (free(made), made.held) == ([24], ())
+
+
+def test_an_unhealthy_gpu_says_why_and_properties_join_labels():
+    found = replace(inventory(unhealthy=(1,)), properties={uuid(0): {"architecture": "Ada"}})
+    made = published(
+        found, reasons={uuid(1): "cordoned: a fan"}, labels={uuid(0): {"rack": "r7", "architecture": "x"}}
+    )
+    assert [one.unhealthy for one in made.gpus] == ["", "cordoned: a fan"]
+    assert made.gpus[0].properties == {"architecture": "Ada", "rack": "r7"}
+
+
+@pytest.fixture
+def publishing(store):
+    def run(story):
+        cluster, gpus, watchers = MemoryCluster(), InventoryHolder(inventory()), []
+
+        def watch(changed):
+            watchers.append(changed)
+            return lambda: watchers.remove(changed)
+
+        async def main():
+            publisher = InventoryPublisher(
+                store, gpus, cluster, reason=lambda _: "broken", resource=lambda _: RESOURCE,
+                whole_resource="", labels={"": {"rack": "r7"}, uuid(1): {"tier": "gold"}}, watch=watch,
+            )  # fmt: skip
+            task = asyncio.create_task(publisher.run())
+            try:
+                await asyncio.wait_for(story(cluster, gpus, lambda: [changed() for changed in watchers]), 60)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            assert not watchers
+            assert not store.watchers
+
+        asyncio.run(main())
+
+    return run
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_change_of_the_table_or_of_a_gpu_is_published(publishing, store):
+    async def story(cluster, gpus, changed):
+        def last():
+            return NodeInventory.decode(cluster.published[-1])
+
+        await until(lambda: cluster.published)
+        assert [one.properties for one in last().gpus] == [{"rack": "r7"}, {"rack": "r7", "tier": "gold"}]
+        before = store.table
+        store.commit(
+            before.with_allocation(one := allocation(1, (0, range(8)), library=store.library)), [one]
+        )
+        await until(lambda: free(last()) == [16, 24])
+        store.update(before)
+        await until(lambda: free(last()) == [24, 24])
+        gpus.now = inventory(unhealthy=(0,))
+        changed()
+        await until(lambda: last().gpus[0].unhealthy == "broken")
+
+    publishing(story)

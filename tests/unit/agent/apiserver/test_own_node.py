@@ -1,0 +1,199 @@
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+
+from agent.apiserver import find_access
+from agent.apiserver.own_node import NodeAnnotation
+from agent.apiserver.wire import Api
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi.server import NODE
+
+KEY = "gigaslice.io/inventory"
+
+
+@pytest.fixture
+def server():
+    with KubeApi() as made:
+        yield made
+
+
+@pytest.fixture
+def writing(server, tmp_path):
+    def run(story, node=NODE, **options):
+        access, _ = find_access(server.kubeconfig(tmp_path), "")
+
+        async def main():
+            annotation = NodeAnnotation(Api(access), node, KEY, **{"pause": 0.01, **options})
+            task = asyncio.create_task(annotation.run())
+            try:
+                await asyncio.wait_for(story(annotation), 60)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+        asyncio.run(main())
+
+    return run
+
+
+def text(server):
+    return server.nodes[NODE]["metadata"].get("annotations", {}).get(KEY)
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_set_is_written_and_the_rest_of_the_node_left_alone(server, writing):
+    server.nodes[NODE]["metadata"]["annotations"] = {"volumes.kubernetes.io/controller-managed": "true"}
+    server.nodes[NODE]["metadata"]["labels"] = {"zone": "a"}
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+
+    writing(story)
+    node = server.nodes[NODE]["metadata"]
+    assert node["annotations"] == {"volumes.kubernetes.io/controller-managed": "true", KEY: "one"}
+    assert node["labels"] == {"zone": "a"}
+    assert [body for _, body in server.node_patches] == [{"metadata": {"annotations": {KEY: "one"}}}]
+
+
+def test_the_same_text_is_not_written_again(server, writing):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+        for _ in range(20):
+            annotation.set("one")
+            await asyncio.sleep(0.01)
+        annotation.set("two")
+        await until(lambda: text(server) == "two")
+
+    writing(story)
+    assert len(server.node_patches) == 2
+
+
+def test_nothing_is_written_before_something_is_set(server, writing):
+    writing(lambda annotation: asyncio.sleep(0.3))
+    assert server.requests == []
+
+
+def test_a_flapping_text_is_about_one_write_a_second_and_the_last_one_wins(server, writing):
+    async def story(annotation):
+        for number in range(200):
+            annotation.set(f"text {number}")
+            await asyncio.sleep(0.01)
+        last = time.monotonic()
+        await until(lambda: text(server) == "text 199")
+        assert time.monotonic() - last < 5  # a second, and what a loaded machine adds
+
+    begun = time.monotonic()
+    writing(story)
+    assert len(server.node_patches) <= 4 + (time.monotonic() - begun)
+
+
+def test_a_single_change_is_written_at_once_however_many_there_were_before(server, writing):
+    """With a clock of its own: a write that follows a second of quiet does not wait."""
+    clock = [0.0]
+
+    async def story(annotation):
+        for number in range(10):
+            clock[0] += 1.0
+            annotation.set(f"text {number}")
+            await until(lambda number=number: text(server) == f"text {number}")
+
+    writing(story, clock=lambda: clock[0])
+    assert len(server.node_patches) == 10
+
+
+def test_a_text_that_another_client_removed_is_put_back(server, writing):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+        with server.lock:
+            del server.nodes[NODE]["metadata"]["annotations"][KEY]
+        await until(lambda: text(server) == "one")
+
+    writing(story, again=0.2)
+
+
+def test_writing_it_again_changes_nothing_where_it_is_still_there(server, writing):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+        version = server.version
+        await until(lambda: len(server.node_patches) == 3)
+        assert server.version == version
+
+    writing(story, again=0.2)
+
+
+@pytest.mark.parametrize("denials", [[409], [410, 429, 500], [500] * 6, [504, 409, 503]])
+def test_an_answer_that_passes_is_tried_again(server, writing, denials):
+    server.node_denials = list(denials)
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+
+    writing(story)
+    assert not server.node_denials
+
+
+def test_what_changed_while_the_server_was_away_is_written_when_it_is_back(server, writing):
+    server.denial = 503
+
+    async def story(annotation):
+        for number in range(5):
+            annotation.set(f"text {number}")
+            await asyncio.sleep(0.05)
+        server.denial = 0
+        await until(lambda: text(server) == "text 4")
+
+    writing(story)
+    assert len(server.node_patches) == 1
+
+
+def test_a_right_that_is_missing_is_one_line_and_no_storm(server, writing, capsys):
+    server.denial = 403
+
+    async def story(annotation):
+        for number in range(30):
+            annotation.set(f"text {number}")
+            await asyncio.sleep(0.02)
+
+    writing(story)
+    assert server.asked("PATCH", "/nodes/") == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if "node not annotated" in line]
+    assert len(said) == 1
+    assert "may not patch its node" in said[0]
+
+
+def test_a_node_that_the_cluster_does_not_have_is_said(server, writing, capsys):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: server.asked("PATCH", "/nodes/elsewhere"))
+        await asyncio.sleep(0.1)
+
+    writing(story, node="elsewhere")
+    assert "see --node-name" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_answer_delays_nothing_but_the_write(server, writing):
+    server.hanging = True
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: server.asked("PATCH", "/nodes/"))
+        annotation.set("two")
+        with server.lock:
+            server.hanging = False
+        await until(lambda: text(server) == "two")
+
+    writing(story)
+    assert json.loads(json.dumps(server.nodes[NODE]))["metadata"]["annotations"][KEY] == "two"
