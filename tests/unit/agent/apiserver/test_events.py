@@ -147,7 +147,7 @@ def test_the_memory_of_what_was_said_is_bounded():
     throttle = Throttle()
     for number in range(10_000):
         throttle.due(f"pod {number}", ("r",), float(number * 10))
-    assert len(throttle._said) <= 2048 and len(throttle._pods) <= 2048
+    assert len(throttle._said) <= 2048 and len(throttle._objects) <= 2048
 
 
 # --- eviction ---------------------------------------------------------------------------------------------------------

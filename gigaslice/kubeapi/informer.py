@@ -1,0 +1,329 @@
+"""The objects of one resource, kept as the API server changes them: a list in pages, then a watch, again and again.
+
+Every object is cut down to a small value as soon as it is read, one page at a time, so that a cluster of fifty thousand
+pods never exists in full beside its values. Objects for which the cut gives None do not exist for the caller.
+
+What goes wrong with watches: the server ends them (often, on purpose), forgets the version one was at (410, as a status
+or as an event in an answer 200), falls silent without closing, is replaced by one with an older state, refuses, or says
+what makes no sense. Each has its answer here; meanwhile the last known values stay. After every list the values are
+compared with those before, so a deletion that no watch has shown is reported as one. A watch that ends is followed by
+the next at once if it lived, else after pauses that grow, and never sooner than the server has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import orjson
+
+from gigaslice.kubeapi.client import GONE, NOT_FOUND, ApiFailure, KubeClient
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["Informer", "Key"]
+
+T = TypeVar("T")
+Key = tuple[str, str]
+"""Namespace and name; the namespace is empty for objects of the whole cluster."""
+
+_PAGE = 500
+_MOST_PAGES = 2000
+_MOST_PAGE_BYTES = 256 << 20
+_LIST_SECONDS = 120.0
+_WATCH_SECONDS = 300  # asked of the server; bookmarks come every minute
+_OVERTIME = 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_LIVED_SECONDS = 10.0  # a watch of that length was one, and the next may follow at once
+_ABSENT_SECONDS = 15.0  # until it is asked again whether a resource that is not installed exists
+_LONGEST_VERSION = 128
+
+
+class _Gone(Exception):  # noqa: N818  (the API's own word: the version is too old, ask for a list)
+    """The watch cannot go on from where it was."""
+
+
+class _Entry(NamedTuple, Generic[T]):
+    uid: str
+    value: T
+
+
+class Informer(Generic[T]):
+    """The objects at PATH.
+
+    Args:
+        client: The API server.
+        path: Path of the resource, such as "/api/v1/pods".
+        parse: Makes the value of an object; None for one that does not matter. A ValueError counts as None.
+        on_change: Called for each value that is new or differs from the one before.
+        on_drop: Called for the last value of each object that is gone, or that has become another one of its name.
+        on_list: Called after every complete list, when its changes have been reported.
+        query: Selectors.
+        optional: Whether the resource may not be installed: no object exists then, and that counts as synced.
+        page: Objects of one page.
+        watch_seconds: How long one watch lasts.
+        pause: The first pause after a failure.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        parse: Callable[[Mapping[str, Any]], T | None],
+        on_change: Callable[[T], None],
+        on_drop: Callable[[T], None],
+        *,
+        on_list: Callable[[], None] = lambda: None,
+        query: Mapping[str, str] | None = None,
+        optional: bool = False,
+        page: int = _PAGE,
+        watch_seconds: int = _WATCH_SECONDS,
+        pause: float = _FIRST_PAUSE,
+    ) -> None:
+        self.synced = asyncio.Event()
+        """Set once all objects have been seen; never cleared (see `silent_seconds`)."""
+        self.refusal = ""
+        """Why the server refuses us, while it does."""
+        self.lists = 0
+        self._client = client
+        self._path = path
+        self._parse = parse
+        self._on_change = on_change
+        self._on_drop = on_drop
+        self._on_list = on_list
+        self._query = dict(query or {})
+        self._optional = optional
+        self._page = page
+        self._watch_seconds = watch_seconds
+        self._pause = pause
+        self._entries: dict[Key, _Entry[T]] = {}
+        self._version = ""  # what has been seen; empty: nothing that a watch could go on from
+        self._begun = math.inf  # when the watch was let in
+        self._watching = False
+        self._lost = -math.inf  # since when there has been no watch
+        self._short = 0  # attempts in a row that came to nothing, however they ended
+        self._reported = LogOnce()
+        self._log = get_logger("kube")
+
+    @property
+    def values(self) -> list[T]:
+        """Every value, as last seen."""
+        return [entry.value for entry in self._entries.values()]
+
+    def get(self, namespace: str, name: str) -> T | None:
+        """Returns the value of that object, as last seen."""
+        entry = self._entries.get((namespace, name))
+        return None if entry is None else entry.value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def silent_seconds(self, now: float) -> float:
+        """Returns for how long, at the monotonic time NOW, no watch has been running; infinity before the first."""
+        return 0.0 if self._watching else now - self._lost
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            wait = 0.0
+            self._begun = math.inf
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except _Gone:
+                self._version = ""
+            except ApiFailure as failure:
+                wait = failure.retry_after
+                if failure.status:
+                    self._version = ""  # anything but a connection that broke: start anew
+                if failure.status == NOT_FOUND and self._optional:
+                    self._absent()
+                    wait = max(wait, _ABSENT_SECONDS)
+                else:
+                    self._failed(failure)
+            finally:
+                if self._watching:
+                    self._watching, self._lost = False, time.monotonic()
+            await self._rest(time.monotonic() - self._begun, wait)
+
+    # --- list ---------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        query = {**self._query, "limit": str(self._page)}
+        found: dict[Key, _Entry[T]] = {}
+        for _ in range(_MOST_PAGES):
+            answer = await self._client.request(
+                "GET", self._path, query, seconds=_LIST_SECONDS, most=_MOST_PAGE_BYTES
+            )
+            version, more = self._read_page(answer.body, found)
+            if not more:
+                break
+            query = {**self._query, "limit": str(self._page), "continue": more}
+            await asyncio.sleep(0)
+        else:
+            raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
+        self._replace(found)
+        self._version = version
+        self.lists += 1
+        self._on_list()
+        self.synced.set()
+
+    def _read_page(self, body: bytes, found: dict[Key, _Entry[T]]) -> tuple[str, str]:
+        """Adds the page's values to FOUND; returns its version and what to ask for to continue."""
+        document = _loaded(body)
+        items, metadata = document.get("items") or [], document.get("metadata")
+        del document
+        if not isinstance(items, list) or not isinstance(metadata, dict):
+            raise ApiFailure(f"list of {self._path}: the API server's answer is no list", 200)
+        for item in items:
+            if not isinstance(item, dict):
+                continue
+            key = _key(item)
+            value = self._value(item)
+            if key is not None and value is not None:
+                found[key] = _Entry(_uid(item), value)
+        more = metadata.get("continue")
+        return _version(metadata), more if isinstance(more, str) else ""
+
+    def _replace(self, found: dict[Key, _Entry[T]]) -> None:
+        before, self._entries = self._entries, found
+        for key, entry in before.items():
+            if key not in found or found[key].uid != entry.uid:
+                self._on_drop(entry.value)
+        for key, entry in found.items():
+            known = before.get(key)
+            if known is None or known.uid != entry.uid or known.value != entry.value:
+                self._on_change(entry.value)
+
+    def _absent(self) -> None:
+        self._replace({})
+        if not self.synced.is_set():
+            self._log.info("resource not installed; none of it exists", path=self._path)
+        self._on_list()
+        self.synced.set()
+        self._lost = time.monotonic()
+
+    # --- watch --------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        query = {
+            **self._query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(self._watch_seconds),
+            "resourceVersion": self._version,
+        }
+        longest = self._watch_seconds + _OVERTIME
+        told = 0
+        async with self._client.stream("GET", self._path, query, idle=longest, longest=longest) as stream:
+            if stream.status != 200:
+                failure = (await stream.answer()).failure(f"watch of {self._path}")
+                if failure.status == GONE:
+                    raise _Gone
+                raise failure
+            self._begun = time.monotonic()
+            self._watching = True
+            self._recovered()
+            async for line in stream.lines():
+                self._apply(line)
+                told += 1
+        if not told:
+            # A server whose state is older than what was seen (after a restore) waits silently for the version to come.
+            self._version = ""
+
+    def _apply(self, line: bytes) -> None:
+        document = _loaded(line)
+        kind, content = document.get("type"), document.get("object")
+        if not isinstance(kind, str) or not isinstance(content, dict):
+            raise ApiFailure(f"watch of {self._path}: an event without a type or an object", 200)
+        if kind == "ERROR":
+            message = str(content.get("message", ""))[:500]
+            if content.get("code") == GONE:
+                raise _Gone(message)
+            raise ApiFailure(f"watch of {self._path}: {message or 'ended without a reason'}", 500)
+        version = _version(content.get("metadata"))
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            self._one(kind, content)
+        self._version = version
+
+    def _one(self, kind: str, content: dict[str, Any]) -> None:
+        key, uid = _key(content), _uid(content)
+        if key is None:
+            return
+        known = self._entries.get(key)
+        value = None if kind == "DELETED" else self._value(content)
+        if known is not None and (value is None or known.uid != uid):
+            if kind == "DELETED" and known.uid != uid:
+                return  # of an object that had the name before
+            del self._entries[key]
+            self._on_drop(known.value)
+            known = None
+        if value is not None:
+            self._entries[key] = _Entry(uid, value)
+            if known is None or known.value != value:
+                self._on_change(value)
+
+    def _value(self, document: Mapping[str, Any]) -> T | None:
+        """An object that cannot be understood is left out: the others must not be lost for it."""
+        try:
+            return self._parse(document)
+        except ValueError as error:
+            if self._reported.new("object", str(error)):
+                self._log.warning("object left out", path=self._path, key=_key(document), detail=str(error))
+            return None
+
+    # --- failures -----------------------------------------------------------------------------------------------
+
+    def _recovered(self) -> None:
+        self.refusal = ""
+        if self._reported.over("unreachable") or self.lists == 1:
+            self._log.info("watching", path=self._path, objects=len(self._entries))
+
+    def _failed(self, failure: ApiFailure) -> None:
+        self.refusal = str(failure) if failure.status in (401, 403) else ""
+        if self._short < 2 and not self.refusal and self.synced.is_set():
+            return  # servers restart
+        if self._reported.new("unreachable", str(failure)):
+            self._log.warning("API server unreachable; the last known objects stay", detail=str(failure))
+
+    async def _rest(self, lasted: float, wait: float) -> None:
+        """Waits before the next attempt, after one that LASTED so many seconds; at least WAIT seconds."""
+        lived = min(_LIVED_SECONDS, self._watch_seconds / 2)
+        self._short = 0 if lasted >= lived else self._short + 1
+        longest = min(_LONGEST_PAUSE, self._pause * 2 ** min(self._short - 1, 10)) if self._short else 0.0
+        await asyncio.sleep(wait + longest * random.uniform(0.5, 1.0))
+
+
+def _loaded(text: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ApiFailure("the API server sent what is no JSON object", 200)
+    return found
+
+
+def _version(metadata: object) -> str:
+    found = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(found, str) or not 0 < len(found) <= _LONGEST_VERSION:
+        raise ApiFailure("the API server's answer has no resourceVersion", 200)
+    return found
+
+
+def _key(document: Mapping[str, Any]) -> Key | None:
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        return None
+    namespace, name = metadata.get("namespace", ""), metadata.get("name")
+    return (namespace, name) if isinstance(namespace, str) and isinstance(name, str) else None
+
+
+def _uid(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("uid", "")) if isinstance(metadata, dict) else ""

@@ -1,0 +1,121 @@
+"""Answers as a recorded API server did: the lines of a transcript, played over real HTTP.
+
+    async with Replay(transcript("api-watch-pods")) as server: ...
+
+Each request gets the next recorded answer to the same method and path, a watch the next recorded watch. A request that
+was not recorded gets 404. Nothing is waited for between the chunks of a watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gigaslice.kubeapi.access import Access
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "transcripts"
+Line = dict[str, Any]
+
+
+def transcript(name: str) -> list[Line]:
+    """The lines of a recorded conversation, without its heading."""
+    with (FOLDER / f"{name}.jsonl").open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file][1:]
+
+
+class Replay:
+    """The server. `requests`: method, target and body of what came; `connections`: how many were made."""
+
+    def __init__(self, lines: Iterable[Line], only: Callable[[Line], bool] = lambda line: True) -> None:
+        lines = list(lines)
+        self.requests: list[tuple[str, str, Any]] = []
+        self.connections = 0
+        self._talks: list[asyncio.Task[None]] = []
+        self.at_end: str = "open"  # what becomes of a watch that has no more recorded: "open", "end" or "cut"
+        self._answers: dict[tuple[str, str, bool], list[Line]] = {}
+        self._streams: dict[str, list[Line]] = {}
+        self._documents: dict[str, Line] = {}
+        for line in lines:
+            if "method" in line and only(line):
+                watch = "watch" in parse_qs(line.get("query", ""))
+                self._answers.setdefault((line["method"], line["path"], watch), []).append(line)
+            elif "event" in line:
+                self._streams.setdefault(line["stream"], []).append(line["event"])
+            elif "reply" in line and "stream" in line:
+                self._documents[line["stream"]] = line["reply"]
+
+    async def __aenter__(self) -> Replay:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.access = Access(
+            "127.0.0.1", self._server.sockets[0].getsockname()[1], tls=False, token="a token"
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for one in self._talks:
+            one.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._talks.append(task)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *rest = head.decode().split("\r\n")
+                method, target, _ = first.split(" ")
+                headers = {k.lower(): v.strip() for k, _, v in (one.partition(":") for one in rest if one)}
+                length = int(headers.get("content-length", 0))
+                body = json.loads(await reader.readexactly(length)) if length else None
+                self.requests.append((method, target, body))
+                if not await self._answer(method, target, writer):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, method: str, target: str, writer: asyncio.StreamWriter) -> bool:
+        url = urlsplit(target)
+        watch = "watch" in parse_qs(url.query)
+        answers = self._answers.get((method, url.path, watch), [])
+        if not answers:
+            document = {"kind": "Status", "code": 404, "message": "not recorded", "reason": "NotFound"}
+            await _whole(writer, 404, document)
+            return True
+        line = answers.pop(0)
+        if line["status"] != 200 or "stream" not in line or line.get("reply_transfer_encoding") != "chunked":
+            found = line["reply"] if "reply" in line else self._documents.get(line.get("stream", ""))
+            await _whole(writer, line["status"], found, line.get("reply_retry_after"))
+            return True
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for event in self._streams.get(line["stream"], []):
+            content = json.dumps(event).encode() + b"\n"
+            writer.write(b"%x\r\n%s\r\n" % (len(content), content))
+            await writer.drain()
+        at_end = "end" if line.get("ends") else self.at_end
+        if at_end == "open":
+            await asyncio.sleep(3600)
+        if at_end == "end":
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+            return True
+        return False
+
+
+async def _whole(
+    writer: asyncio.StreamWriter, status: int, document: Any, retry_after: str | None = None
+) -> None:
+    content = json.dumps(document).encode()
+    more = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{more}Content-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await writer.drain()
