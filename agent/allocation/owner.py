@@ -6,10 +6,10 @@ allocated one after the other, init containers first, so the next one follows fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gigaslice.allocation.table import Allocation, AllocationTable, Owner
+from gigaslice.allocation.table import Allocation, AllocationTable, ContainerRef, Owner
 from gigaslice.model import ContainerKind, Pod, PodContainer
 
 __all__ = ["Identification", "Lifecycle", "Lookup", "Requester", "next_container", "owner_of"]
@@ -53,11 +53,14 @@ class Lifecycle:
 
     Attributes:
         over: Allocations whose pods have ended.
-        started: Allocations that processes have used, so that all containers of their pods have been allocated.
+        started: Allocations that lend nothing any more. Processes have used them, so that all containers of their pods
+            have been allocated; or the kubelet lists their containers, so that these are no plain init containers.
+        named: Containers that became known just now, by allocation.
     """
 
     over: frozenset[str] = frozenset()
     started: frozenset[str] = frozenset()
+    named: Mapping[str, ContainerRef] = field(default_factory=dict)
 
 
 def next_container(

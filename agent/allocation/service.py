@@ -9,6 +9,7 @@ Every change is on disk before it is returned.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from agent.inventory.source import Inventory
 from agent.persistence.store import Store
 from gigaslice import units
 from gigaslice.allocation import host_memory, start_decision
-from gigaslice.allocation.reconcile import Answered, from_answer
+from gigaslice.allocation.reconcile import Answered, Review, from_answer
 from gigaslice.allocation.table import (
     Allocation,
     AllocationOptions,
@@ -29,6 +30,7 @@ from gigaslice.allocation.table import (
     ContainerRef,
     assign_device_ids,
 )
+from gigaslice.errors import StorageError
 from gigaslice.model import Infeasible, NodeState, Pod, SliceUnit
 from gigaslice.placement import Policy, preferred_device_ids
 from gigaslice.runtime.logs import get_logger
@@ -116,6 +118,7 @@ class AllocationService:
             lifecycle: Which holders of the free device IDs are over. The others are forgotten, and count.
         """
         free = frozenset(available) - frozenset(must_include)
+        self._name(lifecycle)
         table = self._store.table.counted_out(lifecycle.over).given_back(free, lifecycle.over)
         self._store.remember(table)
         slices = max(1, size)
@@ -145,6 +148,7 @@ class AllocationService:
             ImpossibleError: This node can never serve a request.
             StorageError: The allocations cannot be recorded.
         """
+        self._name(lifecycle)
         requester = identified.requester if identified else None
         handed_out = frozenset(device_id for device_ids in requests for device_id in device_ids)
         lenders = self._lenders(handed_out, requester, lifecycle)
@@ -302,6 +306,18 @@ class AllocationService:
         return True
 
     # --- parts -----------------------------------------------------------------------------------------------
+
+    def _name(self, lifecycle: Lifecycle) -> None:
+        """Records the containers that became known. A disk that is full is reported for the allocation itself."""
+        table = self._store.table
+        named = tuple(
+            replace(allocation, container=lifecycle.named[allocation.id])
+            for allocation in table.allocations
+            if allocation.id in lifecycle.named and allocation.container is None
+        )
+        if named:
+            with contextlib.suppress(StorageError):
+                self._store.apply(Review(table.replaced(named), learned=named))
 
     def _add(
         self,

@@ -19,7 +19,7 @@ from agent.apiserver import Cluster
 from agent.deviceplugin.identification import identify
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, ListedPod, Listing, Standing, standings
+from gigaslice.allocation.lifetime import Evidence, ListedPod, Listing, Standing, claims, standings
 from gigaslice.errors import KubeletError
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -119,7 +119,9 @@ class AdmissionResolver:
         """Finds out how far the holders of device IDs have come that the kubelet shows as free or hands out.
 
         The kubelet is asked for its list only where `identify` has not just done so and some of the device IDs are
-        held. Never fails: an allocation that is not known to be over counts as living.
+        held. Never fails: an allocation that is not known to be over counts as living. One that a listed container has
+        is not over, though the kubelet shows its devices as free: it has lost count of them. Now is the last time that
+        the list tells its container by the devices alone, since another one is about to get the same.
         """
         table = self._store.table
         handed_out = frozenset(device_ids)
@@ -131,22 +133,33 @@ class AdmissionResolver:
         answer = self._listed or await self._list()
         self._listed = None  # the next call is about another moment
         pods = known_pods(self._cluster)
-        evidence = Evidence(answer.listing(settled=self._kubelet.settled) if answer else None, pods)
-        found = standings(table, evidence, answer.asked_at if answer else table.next_number)
+        listing = answer.listing(settled=self._kubelet.settled) if answer else Listing(settled=False)
+        asked_at = answer.asked_at if answer else table.next_number
+        found = standings(table, Evidence(listing if answer else None, pods), asked_at)
+        claimed = claims(table, listing)
+        named = {
+            allocation.id: one.container
+            for one, allocation in claimed.own.items()
+            if allocation.device_ids == one.device_ids and allocation.number < asked_at
+        }
+        listed = claimed.shared | named.keys()
         maybe = {key for key, standing in found.items() if standing is Standing.OVER}
         if answer is not None and self._kubelet.informed:
             maybe |= await self._unlisted(
                 allocation.id
                 for allocation in holders
-                if allocation.ref is None or (found[allocation.id] is Standing.DOUBTFUL and pods is None)
+                if allocation.id not in listed
+                and (allocation.ref is None or (found[allocation.id] is Standing.DOUBTFUL and pods is None))
             )
         over = frozenset(key for key in maybe if not self._store.reading(key).alive)
         started = frozenset(
             allocation.id
             for allocation in holders
-            if allocation.container is None and self._store.reading(allocation.id).attached
+            if allocation.container is None
+            and (allocation.id in listed or self._store.reading(allocation.id).attached)
         )
-        return Lifecycle(over, started)
+        unnamed = {allocation.id for allocation in holders if allocation.container is None}
+        return Lifecycle(over, started, {key: one for key, one in named.items() if key in unnamed})
 
     async def over(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Returns the allocations that are over, as `lifecycle` finds them."""

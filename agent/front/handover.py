@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,11 @@ class Heir:
 
 
 class Predecessor:
-    """The front that FRONT succeeds."""
+    """The front that FRONT succeeds. TAKEN is called with the path of its socket once all it had is ours."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, taken: Callable[[str], None]) -> None:
         self._front = front
+        self._tell = taken
         self._path = ""
         self._sock: socket.socket | None = None
         self._again = 0.0
@@ -201,6 +203,8 @@ class Predecessor:
                 sock.sendall(_TAKEN)
             self._taken = True
             self._front.log.say("info", "front", "taken over", streams=known["streams"])
+            if self._path:  # else our agent has not waited, and has named the socket itself
+                self._tell(self._path)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             self._front.log.say("error", "front", "hand-over failed", detail=str(error))
         finally:

@@ -52,7 +52,8 @@ class _Supervisor:
         self._kept = _descriptors()
         self._front = Front(hook=self._told)
         self._heir = Heir(self._front)
-        self._predecessor = Predecessor(self._front)
+        # At once: a successor that finds no front takes the state from under an agent that is not ready yet.
+        self._predecessor = Predecessor(self._front, self._heir.listen)
         self._pid = 0
         self._begun = 0.0
         self._failures = 0

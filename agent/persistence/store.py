@@ -239,9 +239,11 @@ class Store:
             for one in self._table.allocations
             if one.foreign and one.device_ids == allocation.device_ids
         ]
-        allocation = replace(allocation, number=self._table.next_number)
+        table = self._table.without(made_up)
+        forgotten = table.counted_elsewhere(allocation)
+        allocation = replace(allocation, number=table.next_number, forgotten=forgotten)
         self.dirs.rebuild(allocation)
-        self.update(self._table.without(made_up).with_allocation(allocation))
+        self.update(table.with_allocation(allocation))
         for one in made_up:
             self._copy("directory", self.dirs.remove, one)
         self._log.warning(

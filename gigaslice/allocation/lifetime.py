@@ -16,7 +16,17 @@ from enum import Enum
 from gigaslice.allocation.table import Allocation, AllocationTable, ContainerRef
 from gigaslice.model import Pod
 
-__all__ = ["Evidence", "Listed", "ListedPod", "Listing", "Standing", "allocation_of", "is_bare", "standings"]
+__all__ = [
+    "Claims",
+    "Evidence",
+    "Listed",
+    "ListedPod",
+    "Listing",
+    "Standing",
+    "claims",
+    "is_bare",
+    "standings",
+]
 
 _ONE_POD_SECONDS = 30.0  # far more than a kubelet ever takes between two containers of a pod
 
@@ -59,6 +69,21 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Claims:
+    """Which allocations the listed containers have.
+
+    Attributes:
+        own: The allocation of each container, where that is certain.
+        shared: Ids of allocations that several containers have between them, with nothing to tell which has which.
+        unrecorded: The containers that there is no record of.
+    """
+
+    own: Mapping[Listed, Allocation]
+    shared: frozenset[str]
+    unrecorded: tuple[Listed, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known. listing: None where the kubelet gave no answer. pods: this node's as the API server has them now,
     None where that is not known. running: ids of allocations that a living process uses or has mounted. attached: those
@@ -86,21 +111,19 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     evidence.
     """
     listing = evidence.listing or Listing(settled=False)
-    exact: dict[frozenset[str], list[Allocation]] = {}
     of_pod: dict[tuple[str, str], list[Allocation]] = {}
     for allocation in reversed(table.allocations):
-        exact.setdefault(allocation.device_ids, []).append(allocation)
         if allocation.ref is not None:
             of_pod.setdefault((allocation.ref.namespace, allocation.ref.pod), []).append(allocation)
-    meant = {
-        holder.id: one
-        for one in listing.containers
-        if (holder := _choose(table, one, exact.get(one.device_ids, ())))
-    }
+    claimed = claims(table, listing)
+    meant = {allocation.id: one for one, allocation in claimed.own.items()}
     alive = {
         allocation.id
         for allocation in table.allocations
-        if allocation.number >= asked_at or allocation.id in evidence.running or allocation.id in meant
+        if allocation.number >= asked_at
+        or allocation.id in evidence.running
+        or allocation.id in meant
+        or allocation.id in claimed.shared
     }
     found = dict.fromkeys(alive, Standing.ALIVE)
     for allocation in table.allocations:
@@ -120,23 +143,49 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     return found
 
 
-def allocation_of(table: AllocationTable, one: Listed) -> Allocation | None:
-    """The allocation that a listed container has: of those with exactly its device IDs its own, or the newest; or else
-    the newest that shares one.
+def claims(table: AllocationTable, listing: Listing) -> Claims:
+    """Finds the allocations of the listed containers by their device IDs.
+
+    Two living pods can have the same ones: the kubelet gives devices out again that it has lost count of. So the
+    containers with the same device IDs share out the allocations that were made for exactly these. A container has the
+    allocation that is known to be for it, and never one that is for another of them. One container that is left over
+    has the newest allocation that is left over.
     """
-    return _choose(table, one, table.all_of_device_ids(one.device_ids))
+    exact: dict[frozenset[str], list[Allocation]] = {}
+    for allocation in reversed(table.allocations):
+        exact.setdefault(allocation.device_ids, []).append(allocation)
+    alike: dict[frozenset[str], list[Listed]] = {}
+    for one in listing.containers:
+        alike.setdefault(one.device_ids, []).append(one)
+    own: dict[Listed, Allocation] = {}
+    shared: set[str] = set()
+    unrecorded: list[Listed] = []
+    for device_ids, containers in alike.items():
+        made = exact.get(device_ids, [])
+        names = {one.container for one in containers}
+        known = {one.ref: one for one in reversed(made) if one.ref in names}
+        own.update((one, known[one.container]) for one in containers if one.container in known)
+        rest = [one for one in containers if one.container not in known]
+        left = sorted((one for one in made if one.ref not in known), key=_unlikely)
+        if not made:  # the record is lost: one of other devices may be what is left of it
+            left = [one for one in reversed(table.allocations) if one.device_ids & device_ids][:1]
+        if not left:
+            unrecorded += rest
+        elif len(rest) == 1:
+            own[rest[0]] = left[0]
+        elif rest:
+            likely = sum(not _unlikely(one) for one in left)
+            shared.update(one.id for one in left[: max(likely, len(rest))])
+    return Claims(own, frozenset(shared), tuple(unrecorded))
 
 
-def _choose(table: AllocationTable, one: Listed, exact: Sequence[Allocation]) -> Allocation | None:
-    """See `allocation_of`. EXACT: the allocations with exactly the device IDs of ONE, newest first."""
-    for allocation in exact:
-        if allocation.ref == one.container:
-            return allocation
+def _unlikely(allocation: Allocation) -> int:
+    """Orders allocations by how little speaks for a listed container whose own is not known."""
+    if allocation.ref is not None:
+        return 2  # it is for another container
     return (
-        exact[0]
-        if exact
-        else next((g for g in reversed(table.allocations) if g.device_ids & one.device_ids), None)
-    )
+        0 if allocation.kept else 1
+    )  # one without any is over, or of an init container, which is not listed
 
 
 def is_bare(allocation: Allocation, listing: Listing) -> bool:

@@ -18,7 +18,7 @@ from gigaslice.allocation.lifetime import (
     Listed,
     Listing,
     Standing,
-    allocation_of,
+    claims,
     is_bare,
     standings,
 )
@@ -168,7 +168,8 @@ def review(
     kept = ended.without(dropped)
     for number, allocation in enumerate(made_up, start=kept.next_number):
         if kept.find(allocation.id) is None:
-            kept = kept.with_allocation(replace(allocation, number=number))
+            twice = kept.counted_elsewhere(allocation)
+            kept = kept.with_allocation(replace(allocation, number=number, forgotten=twice))
     adopted = tuple(allocation for allocation in kept.allocations if allocation.number >= table.next_number)
     return Review(
         table=kept,
@@ -184,30 +185,38 @@ def review(
 
 def unrecorded(table: AllocationTable, listing: Listing) -> tuple[Listed, ...]:
     """The listed containers that TABLE has no record of."""
-    return tuple(one for one in listing.containers if allocation_of(table, one) is None)
+    return claims(table, listing).unrecorded
 
 
 def _learn(
     table: AllocationTable, listing: Listing, asked_at: int
-) -> tuple[AllocationTable, tuple[Allocation, ...], list[Listed]]:
+) -> tuple[AllocationTable, tuple[Allocation, ...], tuple[Listed, ...]]:
     learned: list[Allocation] = []
-    unrecorded: list[Listed] = []
-    for one in listing.containers:
-        allocation = allocation_of(table, one)
-        if allocation is None:
-            unrecorded.append(one)
-            continue
+    found = claims(table, listing)
+    for one, claimed in found.own.items():
+        allocation = table.find(claimed.id) or claimed
         if allocation.number >= asked_at:
             continue
         named = replace(allocation, container=one.container)
-        if (allocation.gone or allocation.forgotten) and allocation.device_ids == one.device_ids:
-            taken = (other for other in table.allocations if other.id != allocation.id)
-            twice = any(not other.held.isdisjoint(one.device_ids - allocation.lent) for other in taken)
-            named = replace(named, gone=False, forgotten=twice)
+        if allocation.device_ids == one.device_ids:
+            named = _listed(table, named)
         if named != allocation:
             learned.append(named)
             table = table.replaced([named])
-    return table, tuple(learned), unrecorded
+    for allocation in table.allocations:
+        if allocation.id in found.shared and allocation.number < asked_at:
+            table = table.replaced([_listed(table, allocation)])
+    return table, tuple(learned), found.unrecorded
+
+
+def _listed(table: AllocationTable, allocation: Allocation) -> Allocation:
+    """ALLOCATION, whose container the kubelet lists with its devices: it lives and has lent none of them,
+    since the kubelet does not list plain init containers. Where another allocation has some of the devices, too, the
+    kubelet has lost count of them.
+    """
+    if not (allocation.gone or allocation.forgotten or allocation.lent):
+        return allocation
+    return replace(allocation, gone=False, lent=frozenset(), forgotten=table.counted_elsewhere(allocation))
 
 
 def _suspect(table: AllocationTable, asked_at: int, young: frozenset[str]) -> AllocationTable:

@@ -306,6 +306,11 @@ class AllocationTable:
         """The newest of them: the container that the kubelet means by these device IDs now."""
         return next(iter(self.all_of_device_ids(device_ids)), None)
 
+    def counted_elsewhere(self, allocation: Allocation) -> bool:
+        """Whether a device ID of ALLOCATION is another one's in the kubelet's count: see `Allocation.held`."""
+        others = (other for other in self.allocations if other.id != allocation.id)
+        return any(not other.held.isdisjoint(allocation.device_ids) for other in others)
+
     def with_allocation(self, allocation: Allocation) -> AllocationTable:
         """The allocation table with one more allocation; StateError when its id is there already."""
         if self.find(allocation.id):

@@ -183,6 +183,24 @@ def test_an_upgrade_is_a_hand_over(node, agent, deployment, successor):
     assert not present.socket.exists()
 
 
+def test_a_successor_stands_by_while_the_agent_of_the_one_before_is_not_ready_yet(node, agent, successor):
+    """Nothing holds the state directory at that moment, and its lock is not the next one's to take."""
+    second = successor()
+    agent.wait_event("successor is ready")
+    second.worker.suspend()
+    assert agent.terminate() == 0
+    second.wait_event("taken over")
+    third = successor()
+    second.wait_event("successor is ready")
+    second.worker.resume()
+    second.wait_event("state loaded")
+    assert node.run_pod(pod("a", 4)).phase == "Running"
+    assert second.terminate() == 0
+    third.wait_event("taken over")
+    assert node.run_pod(pod("b", 4)).phase == "Running"
+    assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
+
+
 def test_a_successor_takes_over_from_one_that_is_killed(node, agent, successor):
     running = node.run_pod(pod("a", 8))
     other = successor()

@@ -1,0 +1,186 @@
+"""One device ID in two living pods, as a kubelet hands it out that has lost count: see docs/operations.md.
+
+It reserves devices, calls Allocate without its lock, and records them after the answer. A list of its pods in between
+has it count anew from what is recorded, so the next pod gets the same. Without an API server nothing but the kubelet's
+list tells whose allocations they are.
+"""
+
+import asyncio
+
+import pytest
+
+from agent.accounting.presence import Presence
+from agent.deviceplugin.poller import Poller
+from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
+from gigaslice.allocation.table import ContainerRef
+from gigaslice.errors import KubeletError
+from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
+from tests.fakes.served import gpu_memory
+
+SAME = device_ids(0, 0, 1, 2, 3)
+FIRST, SECOND, THIRD = (ContainerRef("default", name, "c0") for name in ("first", "second", "third"))
+
+
+class Kubelet:
+    """Lists what the test says, to polls and admissions."""
+
+    def __init__(self):
+        self.settled = self.informed = True
+        self.holding, self.bare, self.failing = {}, [], False
+
+    def listed(self):
+        return tuple(Listed(ref, ids) for ref, ids in self.holding.items())
+
+    async def list(self):
+        names = (f"{ref.namespace}/{ref.pod}" for ref in (*self.holding, *self.bare))
+        return Listing(self.listed(), frozenset(names), self.settled)
+
+    async def pods(self):
+        if self.failing:
+            raise KubeletError("rejected by rate limit")
+        held = (
+            ListedPod(one.container.namespace, one.container.pod, frozenset({"c0"}), frozenset(), (one,))
+            for one in self.listed()
+        )
+        bare = (ListedPod(ref.namespace, ref.pod, frozenset(), frozenset({"c0"})) for ref in self.bare)
+        return (*held, *bare)
+
+
+@pytest.fixture
+def kubelet():
+    return Kubelet()
+
+
+@pytest.fixture
+def poller(store, allocator, kubelet):
+    return Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, present=lambda ids: Presence())
+
+
+@pytest.fixture
+def provider(store, allocator, gpus, kubelet):
+    return gpu_memory(store, allocator, gpus, kubelet=kubelet).provider
+
+
+@pytest.fixture
+def world(store, kubelet, poller, provider):
+    return store, kubelet, poller, provider
+
+
+async def admit(provider, kubelet, ref, ids=SAME, *, preference=True):
+    """Has the kubelet admit a container, with devices that it counts as free."""
+    kubelet.bare.append(ref)
+    if preference:
+        await provider.prefer(sorted(all_device_ids(inventory())), [], len(ids))
+    await provider.allocate([sorted(ids)])
+    kubelet.bare.remove(ref)
+    kubelet.holding[ref] = frozenset(ids)
+
+
+async def polled(poller, times=5):
+    for _ in range(times):
+        await poller.poll(regular=True)
+
+
+def by_container(store):
+    return {one.container: one.number for one in store.table.allocations}
+
+
+@pytest.mark.parametrize(
+    ("preference", "between"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_each_keeps_its_own_allocation(world, preference, between):
+    """Polled in between or not, and whether the kubelet asks for a preference or not."""
+    store, kubelet, poller, provider = world
+
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        if between:
+            await poller.poll(regular=False)
+        await admit(provider, kubelet, SECOND, preference=preference)
+        await polled(poller)
+        assert by_container(store) == {FIRST: 1, SECOND: 2}
+        promised = [one.promised for one in store.table.allocations]
+        assert promised == [{uuid(0): 4 * GIB}, {uuid(0): 4 * GIB}], "each counts"
+        held = [device_id for one in store.table.allocations for device_id in one.held]
+        assert sorted(held) == sorted(SAME), "and each device ID once"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ending", [FIRST, SECOND])
+def test_the_end_of_one_leaves_the_other_what_it_has(store, kubelet, poller, provider, ending):
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        await admit(provider, kubelet, SECOND)
+        await polled(poller, 1)
+        del kubelet.holding[ending]
+        await polled(poller)
+        (left,) = store.table.allocations
+        assert left.container in kubelet.holding
+        assert left.number == {FIRST: 1, SECOND: 2}[left.container]
+        assert left.held == SAME and store.dirs.path(left.id).is_dir()
+
+    asyncio.run(story())
+
+
+def test_a_third_one_after_the_first_has_ended(store, kubelet, poller, provider):
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        await admit(provider, kubelet, SECOND)
+        del kubelet.holding[FIRST]
+        await admit(provider, kubelet, THIRD)
+        await polled(poller)
+        assert by_container(store) == {SECOND: 2, THIRD: 3}
+
+    asyncio.run(story())
+
+
+def test_two_that_nothing_tells_apart_are_both_kept_and_both_count(store, kubelet, poller, provider):
+    """The kubelet gave no list during the second admission, and no poll came between."""
+
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        kubelet.failing = True
+        await admit(provider, kubelet, SECOND)
+        kubelet.failing = False
+        await polled(poller)
+        assert [one.container for one in store.table.allocations] == [None, None]
+        assert [sum(one.promised.values()) for one in store.table.allocations] == [4 * GIB, 4 * GIB]
+        kubelet.holding.clear()
+        kubelet.bare.append(ContainerRef("default", "other", "c0"))
+        await polled(poller)
+        assert store.table.allocations == ()
+
+    asyncio.run(story())
+
+
+def test_an_init_container_still_lends(store, kubelet, poller, provider):
+    """It is not listed, and the next container of its pod gets its devices."""
+
+    async def story():
+        kubelet.bare.append(FIRST)
+        await provider.allocate([sorted(SAME)])
+        await provider.allocate([sorted(SAME)])
+        kubelet.bare.clear()
+        kubelet.holding[FIRST] = SAME
+        await polled(poller)
+        assert by_container(store) == {None: 1, FIRST: 2}
+        assert [sum(one.promised.values()) for one in store.table.allocations] == [0, 4 * GIB]
+
+    asyncio.run(story())
+
+
+def test_one_that_is_restored_counts_its_device_ids_only_where_no_other_does(
+    store, kubelet, poller, provider
+):
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        (lost,) = store.table.allocations
+        store.update(store.table.without([lost.id]))
+        await admit(provider, kubelet, SECOND)
+        store.restore(lost)
+        second, first = store.table.allocations
+        assert (first.id, first.held, first.kept) == (lost.id, frozenset(), SAME)
+        assert second.held == SAME
+
+    asyncio.run(story())
