@@ -27,6 +27,7 @@ from agent.persistence.store import read_only
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
+    PATIENCE,
     QUICK,
     RESOURCE,
     AgentProcess,
@@ -40,6 +41,7 @@ from vcuda import contract
 GPUS, GIB = 4, 1 << 30
 SLICES = 16
 _MOST_PODS = 12
+_MOST_WAIT_S = 5.0  # for a GPU without a change
 
 
 class Storm:
@@ -88,15 +90,21 @@ class Storm:
         if self.failure:
             raise self.failure
         self._wait_registered()
+        # An agent that has only just started believes no empty list for minutes: something has to be in it.
+        last = self.node.create_pod(pod("last", 1))
         for one in self._pods:
             self.node.delete_pod(one)
-        wait_until(
-            lambda: read_only(self.agent.state)[0].allocations == (), "every allocation to be given up"
-        )
+        last.wait("Running", PATIENCE)
+        wait_until(lambda: len(self._allocations()) == 1, "every other allocation to be given up")
+        self.node.delete_pod(last)
+        wait_until(lambda: self._allocations() == (), "every allocation to be given up")
         wait_until(lambda: self.directories() == [], "their directories")
         self.node.wait_allocatable(RESOURCE, GPUS * SLICES)
         for number in range(GPUS):
             assert self.node.run_pod(pod(f"whole{number}", SLICES)).phase == "Running"
+
+    def _allocations(self) -> tuple:
+        return read_only(self.agent.state)[0].allocations
 
     def directories(self) -> list[str]:
         """All but those made ahead for allocations to come."""
@@ -231,14 +239,14 @@ class Breeze(Storm):
                 self.kills += 1
             self.check()
             if number % 3 == 2:  # one that never gets to serve is away for longer than any caller waits
-                wait_until(lambda: self.deployment.running() == 8, "all pods of the deployment")
+                self._wait_all_run()
             if self.failure:
                 raise self.failure
             failed = self.deployment.failed + self._refused
             assert failed == [], failed
 
     def end(self) -> None:
-        wait_until(lambda: self.deployment.running() == 8, "all pods of the deployment")
+        self._wait_all_run()
         assert self.deployment.end() == []
         for one in list(self.deployment.pods):
             self.node.delete_pod(one)
@@ -253,6 +261,21 @@ class Breeze(Storm):
             "pods": self.made + self.deployment.made,
             "pods that failed": len(self._refused) + len(self.deployment.failed),
         }
+
+    def _wait_all_run(self) -> None:
+        """Returns when every pod of the deployment runs. One may wait for a GPU that the others fill, and these stay:
+        so another is replaced now and then.
+        """
+        due = time.monotonic() + _MOST_WAIT_S
+
+        def all_run() -> bool:
+            nonlocal due
+            if time.monotonic() > due:
+                due += _MOST_WAIT_S
+                self.deployment.replace()
+            return self.deployment.running() == self.deployment.replicas
+
+        wait_until(all_run, "all pods of the deployment", 2 * PATIENCE)
 
     def _hand_over(self, number: int) -> None:
         """As a rolling update does; sometimes the successor's own agent is killed, too."""

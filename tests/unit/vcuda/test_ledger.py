@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from tests.fakes.descriptors import open_below
 from vcuda import errors
 
 from .conftest import GPU_A, GPU_B, IDENTITY
@@ -132,8 +133,10 @@ def test_a_share_is_read_again_and_again(tmp_path: Path) -> None:
 def test_readers_that_are_forgotten_leave_no_open_file(tmp_path: Path) -> None:
     gpus = [vcuda.GpuLimit(GPU_A, 8 << 30, cores_percent=30)]
     vcuda.create_ledger(tmp_path / "ledger", bytes(16), gpus)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(20):
-        vcuda.ShareReader(tmp_path / "ledger", GPU_A).read()
+    readers = [vcuda.ShareReader(tmp_path / "ledger", GPU_A) for _ in range(20)]
+    for reader in readers:
+        reader.read()
+    assert len(open_below(tmp_path)) == 20
+    del reader, readers
     gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert open_below(tmp_path) == []

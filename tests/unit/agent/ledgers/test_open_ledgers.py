@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 import vcuda
 from agent.ledgers.open_ledgers import OpenLedgers
+from tests.fakes.descriptors import open_below
 from tests.fakes.nodes import GIB, uuid
 
 SIZE = vcuda.ledger_file_bytes()
@@ -108,13 +108,14 @@ def test_while_an_open_waits_no_process_takes_a_lease_anew(path, ledgers, leased
 
 
 def test_an_allocation_that_ends_while_its_open_waits_leaves_nothing_open(path, ledgers, leased):
-    before = len(list(Path("/proc/self/fd").iterdir()))
     ledgers.hold("a", path)
     ledgers.release("a")
     leased.kill()
     until(lambda: not any(thread.name == "lease" for thread in threading.enumerate()))
     assert not ledgers.held("a")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_below(path.parent) == []
+    ledgers.hold("a", path)
+    assert open_below(path.parent) == [str(path)]
 
 
 def grow(path, how):
