@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.service import AllocationService
@@ -18,8 +18,8 @@ from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import known_pods
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, Listing, Standing, standings
-from gigaslice.allocation.reconcile import Answered, review, unrecorded
+from gigaslice.allocation.lifetime import Evidence, Listing, Standing, claims, standings
+from gigaslice.allocation.reconcile import Answered, review
 from gigaslice.allocation.table import Allocation
 from gigaslice.errors import GigasliceError, KubeletError
 from gigaslice.runtime.logs import get_logger
@@ -125,10 +125,12 @@ class Poller:
         try:
             listing = await self._kubelet.list()
             patience = PATIENCE if regular else _NEVER
-            evidence = await self._evidence(listing, asked_at, patience)
-            answers: Sequence[Answered] | None = ()
-            if unrecorded(self._store.table, listing):
+            claimed = claims(self._store.table, listing)
+            answers: Sequence[Answered] | None = None
+            if claimed.unrecorded or claimed.shared:
                 answers = await asyncio.to_thread(self._answers)
+            kept = None if answers is None else frozenset(one.allocation for one in answers)
+            evidence = replace(await self._evidence(listing, asked_at, patience, kept), kept=kept)
             found = review(
                 self._store.table,
                 evidence,
@@ -156,7 +158,9 @@ class Poller:
                 level = self._log.warning if isinstance(error, KubeletError) else self._log.error
                 level("pods unknown; nothing is released meanwhile", detail=self._failure)
 
-    async def _evidence(self, listing: Listing, asked_at: int, patience: int) -> Evidence:
+    async def _evidence(
+        self, listing: Listing, asked_at: int, patience: int, kept: frozenset[str] | None
+    ) -> Evidence:
         """Returns the list with the other evidence that this poll needs.
 
         Reading every ledger takes long, and reading every process longer. So both are read only for the allocations
@@ -164,7 +168,7 @@ class Poller:
         """
         pods = known_pods(self._cluster)
         table = self._store.table
-        found = standings(table, Evidence(listing, pods, watched=True), asked_at)
+        found = standings(table, Evidence(listing, pods, watched=True, kept=kept), asked_at)
         doubts = {key: self._unlisted.get(key, 0) + listing.settled for key in found}
         asked = [
             key

@@ -74,7 +74,8 @@ class Claims:
 
     Attributes:
         own: The allocation of each container, where that is certain.
-        shared: Ids of allocations that several containers have between them, with nothing to tell which has which.
+        shared: Ids of allocations that one of several containers may have, or that a container has in the place of the
+            one in `own`, with nothing to tell.
         unrecorded: The containers that there is no record of.
     """
 
@@ -88,7 +89,7 @@ class Evidence:
     """What is known. listing: None where the kubelet gave no answer. pods: this node's as the API server has them now,
     None where that is not known. running: ids of allocations that a living process uses or has mounted. attached: those
     of which a living process has a slot. watched: other pods' processes can be seen, so that it means something if
-    there is none.
+    there is none. kept: ids of the allocations whose answers the kubelet keeps; None where that was not read.
     """
 
     listing: Listing | None = None
@@ -96,6 +97,7 @@ class Evidence:
     running: frozenset[str] = frozenset()
     attached: frozenset[str] = frozenset()
     watched: bool = False
+    kept: frozenset[str] | None = None
 
 
 class Standing(Enum):
@@ -115,7 +117,7 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     for allocation in reversed(table.allocations):
         if allocation.ref is not None:
             of_pod.setdefault((allocation.ref.namespace, allocation.ref.pod), []).append(allocation)
-    claimed = claims(table, listing)
+    claimed = claims(table, listing, evidence.kept)
     meant = {allocation.id: one for one, allocation in claimed.own.items()}
     alive = {
         allocation.id
@@ -143,13 +145,16 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     return found
 
 
-def claims(table: AllocationTable, listing: Listing) -> Claims:
+def claims(table: AllocationTable, listing: Listing, kept: frozenset[str] | None = None) -> Claims:
     """Finds the allocations of the listed containers by their device IDs.
 
     Two living pods can have the same ones: the kubelet gives devices out again that it has lost count of. So the
     containers with the same device IDs share out the allocations that were made for exactly these. A container has the
     allocation that is known to be for it, and never one that is for another of them. One container that is left over
     has the newest allocation that is left over.
+
+    A container that was known by name may be of another pod by now, and have a newer allocation. KEPT tells, the ids of
+    the allocations whose answers the kubelet keeps: of those with the same device IDs no other counts.
     """
     exact: dict[frozenset[str], list[Allocation]] = {}
     for allocation in reversed(table.allocations):
@@ -162,6 +167,8 @@ def claims(table: AllocationTable, listing: Listing) -> Claims:
     unrecorded: list[Listed] = []
     for device_ids, containers in alike.items():
         made = exact.get(device_ids, [])
+        if kept and any(one.id in kept for one in made):
+            made = [one for one in made if one.id in kept]
         names = {one.container for one in containers}
         known = {one.ref: one for one in reversed(made) if one.ref in names}
         own.update((one, known[one.container]) for one in containers if one.container in known)
@@ -173,9 +180,10 @@ def claims(table: AllocationTable, listing: Listing) -> Claims:
             unrecorded += rest
         elif len(rest) == 1:
             own[rest[0]] = left[0]
-        elif rest:
+        else:
+            oldest = 0 if rest else min(one.number for one in known.values())
             likely = sum(not _unlikely(one) for one in left)
-            shared.update(one.id for one in left[: max(likely, len(rest))])
+            shared.update(one.id for one in left[: max(likely, len(rest))] if one.number > oldest)
     return Claims(own, frozenset(shared), tuple(unrecorded))
 
 

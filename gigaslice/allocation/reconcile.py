@@ -44,7 +44,6 @@ __all__ = [
     "rebuilt",
     "recover",
     "review",
-    "unrecorded",
 ]
 
 
@@ -147,7 +146,7 @@ def review(
     where their files have to be; without that they count where their device IDs' names say.
     """
     listing = evidence.listing or Listing(settled=False)
-    table, learned, unrecorded = _learn(table, listing, asked_at)
+    table, learned, unrecorded = _learn(table, listing, asked_at, evidence.kept)
     table = _suspect(table, asked_at, young)
     made_up = [one for one in (rebuilt(one, answers, gpus, library, now) for one in unrecorded) if one]
     found = standings(table, evidence, asked_at)
@@ -183,16 +182,11 @@ def review(
     )
 
 
-def unrecorded(table: AllocationTable, listing: Listing) -> tuple[Listed, ...]:
-    """The listed containers that TABLE has no record of."""
-    return claims(table, listing).unrecorded
-
-
 def _learn(
-    table: AllocationTable, listing: Listing, asked_at: int
+    table: AllocationTable, listing: Listing, asked_at: int, kept: frozenset[str] | None
 ) -> tuple[AllocationTable, tuple[Allocation, ...], tuple[Listed, ...]]:
     learned: list[Allocation] = []
-    found = claims(table, listing)
+    found = claims(table, listing, kept)
     for one, claimed in found.own.items():
         allocation = table.find(claimed.id) or claimed
         if allocation.number >= asked_at:

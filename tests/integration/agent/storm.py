@@ -48,6 +48,7 @@ class Storm:
     """Weather over NODE and AGENT."""
 
     level = "warning"
+    slices = 2 * GPUS * SLICES  # that the load requests at most: more than there are, so that some pods wait
 
     def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
         self.node, self.agent, self.rng = node, agent, random.Random(seed)
@@ -189,9 +190,11 @@ class Storm:
             while not self.halt.wait(rng.random() * 0.1):
                 with self._kubelet:
                     self._bury()
-                    if len(self._pods) < _MOST_PODS and rng.random() < 0.7:
+                    counts = [rng.randint(1, 6) for _ in range(rng.choice((1, 1, 2)))]
+                    taken = sum(one.spec.requests(RESOURCE) for one in self._pods)
+                    room = len(self._pods) < _MOST_PODS and taken + sum(counts) <= self.slices
+                    if room and rng.random() < 0.7:
                         number += 1
-                        counts = [rng.randint(1, 6) for _ in range(rng.choice((1, 1, 2)))]
                         self._pods.append(self.node.create_pod(pod(f"p{number}", *counts)))
                         self.made += 1
                     elif self._pods:
@@ -214,6 +217,7 @@ class Breeze(Storm):
     """The agent dies and is replaced, its front and its container do not: no pod may notice."""
 
     level = "info"
+    slices = GPUS * SLICES // 2  # the deployment has the others
 
     def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
         super().__init__(node, agent, seed)

@@ -6,12 +6,14 @@ list tells whose allocations they are.
 """
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from agent.accounting.presence import Presence
 from agent.deviceplugin.poller import Poller
 from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
+from gigaslice.allocation.reconcile import Answered
 from gigaslice.allocation.table import ContainerRef
 from gigaslice.errors import KubeletError
 from tests.fakes.nodes import GIB, all_device_ids, device_ids, inventory, uuid
@@ -52,8 +54,19 @@ def kubelet():
 
 
 @pytest.fixture
-def poller(store, allocator, kubelet):
-    return Poller(store, allocator, kubelet, 3600.0, lambda: 1.0, present=lambda ids: Presence())
+def kept():
+    """The allocations whose answers the kubelet keeps; [None] where that cannot be read."""
+    return [None]
+
+
+@pytest.fixture
+def poller(store, allocator, kubelet, kept):
+    def answers():
+        return None if kept == [None] else [Answered("", "c0", SAME, one, "", ()) for one in kept]
+
+    return Poller(
+        store, allocator, kubelet, 3600.0, lambda: 1.0, present=lambda ids: Presence(), answers=answers
+    )
 
 
 @pytest.fixture
@@ -131,6 +144,58 @@ def test_a_third_one_after_the_first_has_ended(store, kubelet, poller, provider)
         await admit(provider, kubelet, THIRD)
         await polled(poller)
         assert by_container(store) == {SECOND: 2, THIRD: 3}
+
+    asyncio.run(story())
+
+
+async def made_anew(store, kubelet, poller, provider):
+    """A pod ends and another one of its name gets its devices, long after and between two polls."""
+    await admit(provider, kubelet, FIRST)
+    await polled(poller, 1)
+    (first,) = store.table.allocations
+    store.update(store.table.replaced([replace(first, created=first.created - 1000)]))
+    del kubelet.holding[FIRST]
+    await admit(provider, kubelet, FIRST)
+    return first, store.table.allocations[1]
+
+
+def test_a_pod_made_anew_under_its_name_keeps_its_allocation(store, kubelet, poller, provider, kept):
+    async def story():
+        first, second = await made_anew(store, kubelet, poller, provider)
+        await polled(poller, 2)
+        assert {one.id for one in store.table.allocations} == {first.id, second.id}, "nothing tells which"
+        kept[:] = [second.id]
+        await polled(poller, 1)
+        (left,) = store.table.allocations
+        assert (left.id, left.container, left.held) == (second.id, FIRST, SAME)
+
+    asyncio.run(story())
+
+
+def test_a_pod_made_anew_is_not_released_where_the_kubelets_checkpoint_cannot_be_read(
+    store, kubelet, poller, provider
+):
+    async def story():
+        _, second = await made_anew(store, kubelet, poller, provider)
+        await polled(poller, 9)
+        assert store.table.find(second.id)
+        kubelet.holding.clear()
+        await polled(poller, 9)
+        assert store.table.allocations == ()
+
+    asyncio.run(story())
+
+
+def test_what_the_kubelet_keeps_of_two_living_pods_ends_neither(store, kubelet, poller, provider, kept):
+    async def story():
+        await admit(provider, kubelet, FIRST)
+        await admit(provider, kubelet, SECOND)
+        kept[:] = [one.id for one in store.table.allocations]
+        await polled(poller)
+        assert by_container(store) == {FIRST: 1, SECOND: 2}
+        del kubelet.holding[SECOND]
+        await polled(poller)
+        assert by_container(store) == {FIRST: 1}
 
     asyncio.run(story())
 
