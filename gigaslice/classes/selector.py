@@ -107,19 +107,26 @@ class Selector:
 
 
 def parse_selector(document: object) -> Selector:
-    """Reads a selector: a term, or a list of terms.
+    """Reads a selector: a term, or several as `terms` of an object, which is what the API takes, or as a bare list.
 
     Raises:
         ClassError: It is none.
     """
     if document is None:
         return Selector()
-    if isinstance(document, Mapping):
-        term = _term("spec.selector", document)
+    if isinstance(document, Mapping) and document.get("terms") is None:
+        term = _term("spec.selector", {key: document[key] for key in document if key != "terms"})
         return Selector((term,)) if term.conditions else Selector()
-    return Selector(
-        tuple(_term(f"spec.selector[{i}]", one) for i, one in enumerate(_list("spec.selector", document)))
-    )
+    where, terms = "spec.selector", document
+    if isinstance(document, Mapping):
+        where, terms = "spec.selector.terms", document["terms"]
+        if len(document) > 1:
+            raise ClassError(
+                "spec.selector: write either terms, which are ORed, or matchLabels and matchExpressions"
+            )
+        if not _list(where, terms):
+            raise ClassError(f"{where}: write one term or more")
+    return Selector(tuple(_term(f"{where}[{i}]", one) for i, one in enumerate(_list(where, terms))))
 
 
 def _term(where: str, document: object) -> Term:

@@ -114,3 +114,15 @@ def test_a_class_with_a_share() -> None:
 def test_refused_classes(document: dict[str, object], sentence: str) -> None:
     with pytest.raises(ClassError, match=sentence):
         parse_resource_class(document)
+
+
+def test_terms_of_an_object_are_a_list_of_terms() -> None:
+    terms = [{"matchLabels": {"model": "a"}}, {"matchLabels": {"model": "b"}}]
+    assert parse_selector({"terms": terms}) == parse_selector(terms)
+    assert parse_selector({"terms": None, "matchLabels": {"model": "a"}}) == parse_selector(terms[0])
+    with pytest.raises(ClassError, match="write either terms, which are ORed, or matchLabels"):
+        parse_selector({"terms": terms, "matchLabels": {}})
+    with pytest.raises(ClassError, match=r"spec\.selector\.terms: write one term or more"):
+        parse_selector({"terms": []})
+    with pytest.raises(ClassError, match=r"spec\.selector\.terms\[0\]\.matchExpressions\[0\]\.operator"):
+        parse_selector({"terms": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]})

@@ -6,7 +6,10 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gigaslice.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.cluster import names
 from tests.unit.gigaslice.controller.crd_schema import FOLDER, definition, evaluate, mistakes, schema
 
@@ -156,3 +159,69 @@ def test_the_evaluator_tells_true_from_false():
     assert evaluate('!has(self.a) || size(self.a) == 2 && self.a[1].matches("^x$")', {"a": ["", "x"]})
     assert not evaluate('has(self.b) || self.a in ["p", "q"]', {"a": "r"})
     assert evaluate('"operator " + self.a', {"a": "In"}) == "operator In"
+
+
+_VALUES = st.sampled_from(
+    [
+        "a",
+        "10GiB",
+        "10Gi",
+        "1.5e3",
+        "10KB",
+        "1kB",
+        "1K",
+        "10 Gi",
+        "",
+        "-1",
+        "0",
+        ".5",
+        "5.",
+        "1e100",
+        "0Gi",
+        "m",
+    ]
+)
+_CONDITIONS = st.fixed_dictionaries(
+    {
+        "key": st.sampled_from(["memory", "model", ""]),
+        "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Is"]),
+    },
+    optional={"values": st.lists(_VALUES, max_size=2)},
+)
+_TERMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchLabels": st.dictionaries(st.sampled_from(["model", "vendor"]), st.sampled_from(["", "a"])),
+        "matchExpressions": st.lists(_CONDITIONS, max_size=2),
+    },
+)
+_SELECTORS = _TERMS | st.tuples(_TERMS, st.lists(_TERMS, max_size=2)).map(
+    lambda pair: {**pair[0], "terms": pair[1]}
+)
+_SHARES = st.fixed_dictionaries(
+    {}, optional={"memory": _VALUES | st.integers(-1, 9), "cores": st.sampled_from([-1, 0, 100, 101])}
+)
+
+
+@given(_SELECTORS, st.none() | _SHARES)
+def test_the_definition_takes_what_the_parser_takes(selector: dict[str, Any], share: dict[str, Any] | None):
+    document = class_of(selector, **({} if share is None else {"share": share}))
+    try:
+        parse_resource_class(document)
+    except ClassError as error:
+        found = mistakes("resourceclasses", document)
+        assert found, str(error)
+    else:
+        assert mistakes("resourceclasses", document) == []
+
+
+@given(_SELECTORS, st.none() | _SHARES)
+def test_a_rule_says_what_the_parser_says(selector: dict[str, Any], share: dict[str, Any] | None):
+    """Where only a rule refuses: the schema has its own words."""
+    document = class_of(selector, **({} if share is None else {"share": share}))
+    sentences = [one for one in mistakes("resourceclasses", document) if ": " not in one]
+    if not sentences:
+        return
+    with pytest.raises(ClassError) as raised:
+        parse_resource_class(document)
+    assert str(raised.value).partition(": ")[2] in sentences
