@@ -170,9 +170,9 @@ class FakeKubelet:
         kubelet.registry.stop()
         kubelet.resources.stop()
         if kubelet.loop.is_alive():
-            kubelet.loop.join(timeout=30)
+            kubelet.loop.join(timeout=60)
         for worker in kubelet.workers.values():
-            worker.join(timeout=30)
+            worker.join(timeout=60)
         self._running = None
         if kubelet.loop.errors:
             raise kubelet.loop.errors[0]
@@ -223,7 +223,7 @@ class FakeKubelet:
         self.manager.changed.set()
         return pod
 
-    def run_pod(self, spec: PodSpec, timeout_s: float = 30.0) -> Pod:
+    def run_pod(self, spec: PodSpec, timeout_s: float = 60.0) -> Pod:
         """As create_pod, but returns at a verdict: a container runs or cannot, rejected, or Unschedulable."""
         pod = self.create_pod(spec)
 
@@ -234,7 +234,7 @@ class FakeKubelet:
 
         return pod.wait_for(settled, timeout_s)
 
-    def delete_pod(self, pod: Pod, force: bool = False, timeout_s: float = 30.0) -> None:
+    def delete_pod(self, pod: Pod, force: bool = False, timeout_s: float = 60.0) -> None:
         """Waits until nothing of it runs; with FORCE only until its devices are free, which is before that."""
         if force:
             pod.deleted = True
@@ -293,7 +293,7 @@ class FakeKubelet:
         loop = self._now.loop
         return loop.report if loop.is_alive() else self.manager.capacity()
 
-    def wait_allocatable(self, resource: str, count: int, timeout_s: float = 30.0) -> None:
+    def wait_allocatable(self, resource: str, count: int, timeout_s: float = 60.0) -> None:
         """Returns when the node has reported COUNT of RESOURCE to the scheduler."""
         deadline = time.monotonic() + timeout_s
         while self._now.loop.report[1].get(resource, 0) != count:

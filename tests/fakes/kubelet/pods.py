@@ -164,7 +164,7 @@ class Pod:
         with self.changed:
             self.changed.notify_all()
 
-    def wait_for(self, condition: Callable[[Pod], bool], timeout_s: float = 30.0) -> Pod:
+    def wait_for(self, condition: Callable[[Pod], bool], timeout_s: float = 60.0) -> Pod:
         """Returns the pod when CONDITION holds; TimeoutError with the pod's state when it does not in time."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
@@ -176,6 +176,6 @@ class Pod:
                 self.changed.wait(min(left, 0.05))
         return self
 
-    def wait(self, phase: str, timeout_s: float = 30.0) -> Pod:
+    def wait(self, phase: str, timeout_s: float = 60.0) -> Pod:
         """Returns the pod once it is in PHASE."""
         return self.wait_for(lambda pod: pod.phase == phase, timeout_s)

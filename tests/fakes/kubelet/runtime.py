@@ -87,7 +87,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def kill(self, timeout_s: float = 10.0) -> None:
+    def kill(self, timeout_s: float = 60.0) -> None:
         """Ends it and, where it has a PID namespace, everything in it."""
         self.signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,7 +141,7 @@ class Pause(Process):
         self.code = code
         self.ended.set()
 
-    def kill(self, timeout_s: float = 10.0) -> None:
+    def kill(self, timeout_s: float = 60.0) -> None:
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ def _sandboxed(job: Mapping[str, object], interactive: bool, logs: Path) -> Proc
     process = Process(popen, int(rest) if word == "pid" else popen.pid, logs, lifeline_in)
     if word != "pid":
         process.close()
-        popen.wait(10)
+        popen.wait(60)
         raise StartError(rest or f"the sandbox ended: {(logs / 'stderr').read_text().strip()[-200:]}")
     return process
 
@@ -289,7 +289,7 @@ def probe() -> tuple[str, str]:
             except StartError as error:
                 reason = str(error)
                 continue
-            code = process.wait(20)
+            code = process.wait(60)
             process.close()
             if code == 0 and process.read() == "seen\n":
                 return mode, ""

@@ -72,7 +72,7 @@ def killed(world: World, found: Found) -> str:
         during = whole(world.run(world.limited(), "limits.py", "exact", prefix="during "), "free")
         found.check("one_quota", 0 < during < half, f"{gib(during)} free beside a holder of {gib(half)}")
         holder.process.send_signal(signal.SIGKILL)
-        holder.process.wait(20)
+        holder.process.wait(60)
     begun = time.monotonic()
     after = whole(world.run(world.limited(), "limits.py", "exact", prefix="after "), "free")
     found.check("kill_gives_back", after >= during + half, f"{gib(after)} free after kill -9")

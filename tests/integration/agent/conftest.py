@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RESOURCE = "gigaslice.io/vgpu-memory"
 PATIENCE = 60.0  # seconds until a test gives up; nothing is asserted about time
 QUICK = Settings(
-    dial_timeout_s=2.0,
+    dial_timeout_s=5.0,
     status_period_s=0.02,
     readmit_after_s=0.5,
     pace=Pace(crash_backoff_s=0.05, start_retry_s=0.1, pre_start_timeout_s=5.0, force_kill_delay_s=1.0),

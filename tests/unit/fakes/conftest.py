@@ -8,10 +8,10 @@ from tests.fakes.kubelet import FakeKubelet, Pace, Runtime, Settings
 from tests.unit.fakes.plugin import Plugin, gpus
 
 QUICK = Settings(
-    dial_timeout_s=0.5,
+    dial_timeout_s=20.0,
     status_period_s=0.02,
     readmit_after_s=0.2,
-    pace=Pace(crash_backoff_s=0.02, start_retry_s=0.05, pre_start_timeout_s=1.0, force_kill_delay_s=0.3),
+    pace=Pace(crash_backoff_s=0.02, start_retry_s=0.05, pre_start_timeout_s=20.0, force_kill_delay_s=0.3),
 )
 
 

@@ -15,7 +15,7 @@ from tests.unit.fakes.conftest import QUICK
 from tests.unit.fakes.plugin import RESOURCE, device, gpus
 
 
-def eventually(condition, timeout_s=20.0):
+def eventually(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition never held"
@@ -44,7 +44,7 @@ def test_options_are_asked_inside_register_and_count_alone(node, plugin):
 
 
 def test_errors_of_register(node, plugin):
-    kubelet = node()
+    kubelet = node(settings=dataclasses.replace(QUICK, dial_timeout_s=0.5))
     one = plugin(kubelet).serve()
     assert refused(one, name="thing") == 'the ResourceName "thing" is invalid'
     assert refused(one, version="v1").startswith('requested API version "v1" is not supported')

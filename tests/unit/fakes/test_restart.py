@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from agent.kubelet.pb import podresources_v1_pb2_grpc as podresources_rpc
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec
 from tests.fakes.kubelet import podresources as kubelet_podresources
+from tests.unit.fakes.conftest import QUICK
 from tests.unit.fakes.plugin import RESOURCE
 
 
@@ -158,11 +160,12 @@ def test_pre_start_errors_are_retried_and_hold_up_nobody_else(ready):
 
 
 def test_a_pre_start_that_hangs_is_given_up_and_retried(ready):
-    kubelet, one = ready(pre_start=True)
+    settings = replace(QUICK, pace=replace(QUICK.pace, pre_start_timeout_s=1.0))
+    kubelet, one = ready(pre_start=True, settings=settings)
     import threading
 
     released = threading.Event()
-    one.on_pre_start = lambda ids, context: released.wait(5)
+    one.on_pre_start = lambda ids, context: released.wait(60)
     pod = kubelet.run_pod(PodSpec("p", (asking(4),)))
     assert pod.container().waiting == "CreateContainerConfigError"
     assert "DeadlineExceeded" in pod.events[-1].message

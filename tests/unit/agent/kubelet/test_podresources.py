@@ -24,7 +24,7 @@ class Lister(rpc.PodResourcesListerServicer):
         raise NotImplementedError
 
 
-def ask(directory, answer, timeout=5.0):
+def ask(directory, answer, timeout=60.0):
     async def main():
         server = grpc.aio.server()
         rpc.add_PodResourcesListerServicer_to_server(Lister(answer), server)
