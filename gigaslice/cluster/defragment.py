@@ -1,0 +1,223 @@
+"""Which pods would have to move so that a whole GPU, or two near ones, become free. Only reported, never done. Pure.
+
+Free memory that lies in parts on many GPUs serves no pod that asks for a whole one. To free a GPU all its pods must go
+to GPUs that are partly used already: a move that opens another whole GPU gains nothing. How many bytes move is
+therefore fixed by the GPU, and the cheapest ones are tried first. Every move is what the placement code would decide
+for the pod at that moment, with the GPU cordoned, so an administrator who follows a plan gets what it says: cordon the
+GPU, restart the pods in the order of the plan, uncordon it.
+
+What else keeps a pod on a node (its selectors, its volumes) is not looked at, and pods that nothing would make again
+are left where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+
+from gigaslice.model import NodeState, Placement, Share
+from gigaslice.placement.tree import bits, build_tree
+
+__all__ = ["FreeingPlan", "MovablePod", "PlaceOn", "PodMove", "plans"]
+
+_MOST_ORDERS = 24
+"""Orders in which the pods of a plan are tried: all of four pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovablePod:
+    """A pod that may be restarted. name: as the occupants of its node are named; node: where it is."""
+
+    name: str
+    node: str
+
+
+PlaceOn = Callable[[str, NodeState, MovablePod], "tuple[Share, ...] | None"]
+"""(node, its state without the pod, pod) -> what the pod would get there, or None: the placement code."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodMove:
+    """One pod that is restarted. node: where it goes. size: bytes of all that it holds."""
+
+    pod: MovablePod
+    node: str
+    shares: tuple[Share, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeingPlan:
+    """Moves, in this order, that free GPUs of a node. size: bytes that move altogether."""
+
+    node: str
+    gpus: tuple[str, ...]
+    moves: tuple[PodMove, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """GPUs to be freed. names: of the pods on them."""
+
+    node: str
+    gpus: tuple[str, ...]
+    names: tuple[str, ...]
+    size: int
+
+    @property
+    def order(self) -> tuple[int, int, str, tuple[str, ...]]:
+        return self.size, len(self.names), self.node, self.gpus
+
+
+def plans(
+    nodes: Mapping[str, NodeState],
+    movable: Mapping[str, MovablePod],
+    place: PlaceOn,
+    *,
+    gpus: int = 1,
+    most: int = 5,
+    tries: int = 100,
+) -> list[FreeingPlan]:
+    """Finds what would free whole GPUs.
+
+    Args:
+        nodes: The nodes that may take pods, with all that is held there.
+        movable: The pods that may be restarted, by the name of the occupant.
+        place: The placement code.
+        gpus: How many GPUs of one node are to be free together: 1, or 2 that are as near as any in their pool.
+        most: So many plans at most.
+        tries: So many GPUs at most are looked at, which bounds the time.
+
+    Returns:
+        Plans that each stand for themselves, those that move the fewest bytes first.
+    """
+    found: list[FreeingPlan] = []
+    planner = _Planner(nodes, movable, place)
+    for number, target in enumerate(sorted(_targets(nodes, movable, gpus), key=lambda one: one.order)):
+        if len(found) == most or number == tries:
+            break
+        plan = planner.plan(target)
+        if plan is not None:
+            found.append(plan)
+    return found
+
+
+def _targets(
+    nodes: Mapping[str, NodeState], movable: Mapping[str, MovablePod], count: int
+) -> Iterator[_Target]:
+    """All sets of COUNT GPUs that are in use, and could be freed if their pods found room elsewhere."""
+    for name, state in nodes.items():
+        holders = state.usage().holders
+        sizes = {one.name: _bytes(state, one.shares) for one in state.occupants}
+        for members in _sets(state, count):
+            names = tuple(sorted({pod for gpu in members for pod in holders[gpu]}))
+            if not names or not all(state.gpus[gpu].healthy for gpu in members):
+                continue
+            if all(pod in movable and movable[pod].node == name for pod in names):
+                gpus = tuple(state.gpus[gpu].uuid for gpu in members)
+                yield _Target(name, gpus, names, sum(sizes[pod] for pod in names))
+
+
+def _sets(state: NodeState, count: int) -> Iterator[tuple[int, ...]]:
+    """The sets of so many GPUs of one pool that no other set of the pool is nearer to each other than."""
+    for pool in state.pools():
+        if count == 1:
+            yield from ((gpu,) for gpu in pool.members)
+        elif len(pool.members) >= count:
+            tree = build_tree(state.topology, pool.members)
+            sets = [sum(1 << gpu for gpu in one) for one in combinations(range(len(pool.members)), count)]
+            nearest = min(map(tree.bottleneck, sets))
+            for one in sets:
+                if tree.bottleneck(one) == nearest:
+                    yield tuple(pool.members[gpu] for gpu in bits(one))
+
+
+class _Planner:
+    """The cluster as it is, and what is found out about it once."""
+
+    def __init__(
+        self, nodes: Mapping[str, NodeState], movable: Mapping[str, MovablePod], place: PlaceOn
+    ) -> None:
+        self._nodes = nodes
+        self._movable = movable
+        self._place = place
+        self._rooms = {name: _room(state) for name, state in nodes.items()}
+        self._whole: dict[str, frozenset[str]] = {}
+
+    def plan(self, target: _Target) -> FreeingPlan | None:
+        start = self._nodes[target.node]
+        sizes = {name: _bytes(start, start.occupant(name).shares) for name in target.names}
+        for uuid in target.gpus:
+            start = start.with_health(uuid, healthy=False)
+        for order in _orders(target.names, sizes):
+            changed = {target.node: start}
+            moves = []
+            for name in order:
+                changed[target.node] = changed[target.node].without(name)
+                move = self._move(changed, self._movable[name], sizes[name])
+                if move is None:
+                    break
+                moves.append(move)
+                there = changed.get(move.node, self._nodes[move.node])
+                changed[move.node] = there.with_occupant(name, Placement(move.shares))
+            else:
+                return FreeingPlan(target.node, target.gpus, tuple(moves), target.size)
+        return None
+
+    def _move(self, changed: Mapping[str, NodeState], pod: MovablePod, size: int) -> PodMove | None:
+        """Where a pod goes: onto partly used GPUs alone, and there where the least is left."""
+        best: tuple[tuple[int, bool, str], PodMove] | None = None
+        for name, before in self._nodes.items():
+            if name not in changed and self._rooms[name] <= 0:
+                continue
+            state = changed.get(name, before)
+            shares = self._place(name, state, pod)
+            if shares is None or any(share.gpu in self._whole_before(name) for share in shares):
+                continue
+            left = sum(state.free(share.gpu) - share.slices for share in shares)
+            key = (left, name != pod.node, name)
+            if best is None or key < best[0]:
+                best = (key, PodMove(pod, name, shares, size))
+        return None if best is None else best[1]
+
+    def _whole_before(self, node: str) -> frozenset[str]:
+        if node not in self._whole:
+            self._whole[node] = _whole(self._nodes[node])
+        return self._whole[node]
+
+
+def _orders(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Orders in which pods are moved: the largest first, which packs best, and then as many others as are worth it."""
+    largest_first = sorted(names, key=lambda name: (-sizes[name], name))
+    for number, order in enumerate(permutations(largest_first)):
+        if number == _MOST_ORDERS:
+            return
+        yield order
+
+
+def _whole(state: NodeState) -> frozenset[str]:
+    """The healthy GPUs that no pod holds."""
+    holders = state.usage().holders
+    return frozenset(
+        gpu.uuid for gpu, held in zip(state.gpus, holders, strict=True) if gpu.healthy and not held
+    )
+
+
+def _room(state: NodeState) -> int:
+    """The most slices that are free on one partly used GPU."""
+    usage = state.usage()
+    return max(
+        (
+            gpu.slices - used
+            for gpu, used, held in zip(state.gpus, usage.slices, usage.holders, strict=True)
+            if gpu.healthy and held
+        ),
+        default=0,
+    )
+
+
+def _bytes(state: NodeState, shares: Sequence[Share]) -> int:
+    sizes = {gpu.uuid: gpu.slice_bytes for gpu in state.gpus}
+    return sum(share.slices * sizes.get(share.gpu, 0) for share in shares)
