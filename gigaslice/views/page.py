@@ -15,9 +15,9 @@ from urllib.parse import urlencode
 from gigaslice.text import plain
 from gigaslice.units import format_bytes
 from gigaslice.views.cluster_view import ClassView, ClusterView, NodeView, WaitingPodView
-from gigaslice.views.holdings import NamespaceHoldings, holdings
 from gigaslice.views.page_assets import HEADERS, SCRIPT, STYLE
 from gigaslice.views.svg import PATTERN, colour, fragmentation_svg, models, node_svg, summary
+from gigaslice.views.totals import NamespaceTotals, totals
 
 __all__ = ["HEADERS", "PageQuery", "render"]
 
@@ -54,7 +54,7 @@ def render(view: ClusterView, query: PageQuery = PageQuery(), at: str = "") -> s
         _moves(view.moves),
         _nodes(shown, len(nodes), len(view.nodes)),
         _pager(query, page, pages),
-        _holdings([one for one in holdings(view) if _has(words, _space_text(one))]),
+        _totals([one for one in totals(view) if _has(words, _space_text(one))]),
         _classes(view.classes),
     ]
     return _document(query, at, "\n".join(part for part in parts if part))
@@ -178,11 +178,11 @@ def _pager(query: PageQuery, page: int, pages: int) -> str:
     return f'<nav aria-label="pages of nodes">{before}page {page + 1} of {pages} {after}</nav>'
 
 
-def _space_text(space: NamespaceHoldings) -> str:
+def _space_text(space: NamespaceTotals) -> str:
     return " ".join([space.namespace, *(f"{pod.pod} {pod.node}" for pod in space.pods)]).lower()
 
 
-def _holdings(spaces: Sequence[NamespaceHoldings]) -> str:
+def _totals(spaces: Sequence[NamespaceTotals]) -> str:
     rows = "".join(map(_space_row, spaces))
     body = (
         '<div class="wide"><table><thead><tr><th>Namespace<th class=n>Pods<th class=n>GPU memory<th class=n>GPUs'
@@ -193,7 +193,7 @@ def _holdings(spaces: Sequence[NamespaceHoldings]) -> str:
     return f'<h2 id="holders">Who holds what</h2>{body}'
 
 
-def _space_row(space: NamespaceHoldings) -> str:
+def _space_row(space: NamespaceTotals) -> str:
     name = space.namespace or "(pods that the cluster does not list)"
     pods = "".join(
         f"<li>{_key(space, pod.pod)}{_t(f'{pod.pod} on {pod.node}: {format_bytes(pod.size)}, {_gpus(pod.gpus)}')}</li>"
@@ -206,7 +206,7 @@ def _space_row(space: NamespaceHoldings) -> str:
     )
 
 
-def _key(space: NamespaceHoldings, pod: str) -> str:
+def _key(space: NamespaceTotals, pod: str) -> str:
     fill = colour(space.namespace, pod)
     return f'<svg class="key" aria-hidden="true"><rect width="12" height="12" fill="{fill}"/></svg>'
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from gigaslice.views.cluster_view import ClusterView
 
-__all__ = ["NamespaceHoldings", "PodHoldings", "holdings"]
+__all__ = ["NamespaceTotals", "PodTotals", "totals"]
 
 
 @dataclass(slots=True)
-class PodHoldings:
+class PodTotals:
     """What one pod holds. gpus: GPUs it has a part of; whole: those that it has all of."""
 
     namespace: str
@@ -23,31 +23,31 @@ class PodHoldings:
 
 
 @dataclass(slots=True)
-class NamespaceHoldings:
+class NamespaceTotals:
     """What the pods of one namespace hold, with the pods, the largest first."""
 
     namespace: str
     size: int = 0
     gpus: int = 0
-    pods: list[PodHoldings] = field(default_factory=list)
+    pods: list[PodTotals] = field(default_factory=list)
 
 
-def holdings(view: ClusterView) -> list[NamespaceHoldings]:
+def totals(view: ClusterView) -> list[NamespaceTotals]:
     """Adds up the cluster. A GPU that two pods of a namespace share counts once for each of the pods."""
-    pods: dict[tuple[str, str, str], PodHoldings] = {}
+    pods: dict[tuple[str, str, str], PodTotals] = {}
     for node in view.nodes:
         for gpu in node.gpus:
             for holder in gpu.holders:
                 key = (holder.namespace, holder.pod, node.name)
-                one = pods.setdefault(key, PodHoldings(holder.namespace, holder.pod, node.name))
+                one = pods.setdefault(key, PodTotals(holder.namespace, holder.pod, node.name))
                 one.size += holder.slices * gpu.slice_bytes
                 one.gpus += 1
                 one.whole += holder.slices >= gpu.slices
                 if gpu.model not in one.models:
                     one.models = (*one.models, gpu.model)
-    spaces: dict[str, NamespaceHoldings] = {}
+    spaces: dict[str, NamespaceTotals] = {}
     for one in sorted(pods.values(), key=lambda pod: (-pod.size, pod.namespace, pod.pod, pod.node)):
-        space = spaces.setdefault(one.namespace, NamespaceHoldings(one.namespace))
+        space = spaces.setdefault(one.namespace, NamespaceTotals(one.namespace))
         space.size += one.size
         space.gpus += one.gpus
         space.pods.append(one)
