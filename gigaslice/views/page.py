@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from gigaslice.text import plain
 from gigaslice.units import format_bytes
-from gigaslice.views.cluster_view import ClassView, ClusterView, NodeView, WaitingPodView
+from gigaslice.views.cluster_picture import ClassView, ClusterPicture, NodeView, WaitingPodView
 from gigaslice.views.page_assets import HEADERS, SCRIPT, STYLE
 from gigaslice.views.svg import PATTERN, colour, fragmentation_svg, models, node_svg, summary
 from gigaslice.views.totals import NamespaceTotals, totals
@@ -40,7 +40,7 @@ class PageQuery:
         return cls(" ".join(query.get("q", "").split())[:_LONGEST], page)
 
 
-def render(view: ClusterView, query: PageQuery = PageQuery(), at: str = "") -> str:
+def render(view: ClusterPicture, query: PageQuery = PageQuery(), at: str = "") -> str:
     """The page as HTML; send it with `HEADERS`. at: when this was so, as text."""
     words = query.text.lower().split()
     nodes = [node for node in view.nodes if _has(words, node_text(node))]
@@ -82,11 +82,11 @@ autocomplete="off">
 """
 
 
-def _note(view: ClusterView) -> str:
+def _note(view: ClusterPicture) -> str:
     return f'<p class="warn" role="alert">{_t(view.note)}</p>' if view.note else ""
 
 
-def _sums(view: ClusterView) -> str:
+def _sums(view: ClusterPicture) -> str:
     sums = view.sums()
     tiles = (
         ("nodes", str(len(view.nodes))),

@@ -12,7 +12,7 @@ from html import escape
 
 from gigaslice.text import plain
 from gigaslice.units import format_bytes
-from gigaslice.views.cluster_view import ClusterView, GpuView, HolderView, LinkGroup, NodeView, Sums
+from gigaslice.views.cluster_picture import ClusterPicture, GpuView, HolderView, LinkGroup, NodeView, Sums
 
 __all__ = [
     "PATTERN",
@@ -49,7 +49,7 @@ def colour(namespace: str, pod: str) -> str:
     return f"hsl({hue} 65% {70 + _mixed(pod) % 5 * 4}%)"
 
 
-def cluster_svg(view: ClusterView) -> str:
+def cluster_svg(view: ClusterPicture) -> str:
     """The whole cluster as one document: the bar of what is free, then the nodes by name."""
     sums, y = view.sums(), 0.0
     parts: list[str] = []

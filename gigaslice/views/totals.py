@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gigaslice.views.cluster_view import ClusterView
+from gigaslice.views.cluster_picture import ClusterPicture
 
 __all__ = ["NamespaceTotals", "PodTotals", "totals"]
 
@@ -32,7 +32,7 @@ class NamespaceTotals:
     pods: list[PodTotals] = field(default_factory=list)
 
 
-def totals(view: ClusterView) -> list[NamespaceTotals]:
+def totals(view: ClusterPicture) -> list[NamespaceTotals]:
     """Adds up the cluster. A GPU that two pods of a namespace share counts once for each of the pods."""
     pods: dict[tuple[str, str, str], PodTotals] = {}
     for node in view.nodes:

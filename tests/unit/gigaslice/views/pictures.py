@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from gigaslice.views.cluster_view import (
+from gigaslice.views.cluster_picture import (
     ClassView,
-    ClusterView,
+    ClusterPicture,
     GpuView,
     HolderView,
     LinkGroup,
@@ -26,7 +26,7 @@ def gpu(
     return GpuView(f"GPU-{index:04}", index, model, slices, GIB, unhealthy, 0, held)
 
 
-def cluster(nodes: int = 6, seed: int = 1) -> ClusterView:
+def cluster(nodes: int = 6, seed: int = 1) -> ClusterPicture:
     """A used cluster: nodes of 4 and 8 GPUs, of which some are unhealthy, and a node that says nothing."""
     rng = random.Random(seed)
     found = [_node(rng, number) for number in range(nodes)]
@@ -44,7 +44,7 @@ def cluster(nodes: int = 6, seed: int = 1) -> ClusterView:
         ClassView("nvidia.h100", 16, 5, 2, "model = NVIDIA H100"),
         ClassView("big", 0, 0, 0, "", "matches no GPU"),
     )
-    return ClusterView(
+    return ClusterPicture(
         tuple(found), (waiting,), classes, ("restart team-a/job-3: frees GPU3 of gpu-node-01",)
     )
 

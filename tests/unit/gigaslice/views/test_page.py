@@ -6,7 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
-from gigaslice.views.cluster_view import ClusterView, HolderView, NodeView
+from gigaslice.views.cluster_picture import ClusterPicture, HolderView, NodeView
 from gigaslice.views.page import HEADERS, PageQuery, render
 from tests.unit.gigaslice.views.pictures import EVIL, cluster, gpu
 
@@ -110,7 +110,7 @@ def test_all_nodes_are_on_some_page_once() -> None:
 
 def test_a_filter_finds_pods_and_namespaces() -> None:
     one = NodeView("a", (gpu(0, HolderView("team", "job-7", 3)),))
-    view = ClusterView((one, NodeView("b", (gpu(1),))))
+    view = ClusterPicture((one, NodeView("b", (gpu(1),))))
     assert render(view, PageQuery("JOB-7 team")).count("<article") == 1
     assert render(view, PageQuery("job-8")).count("<article") == 0
 
@@ -124,7 +124,7 @@ def test_a_query_that_makes_no_sense_is_none() -> None:
 
 
 def test_an_empty_cluster_says_so() -> None:
-    text = " ".join(read(render(ClusterView())).words)
+    text = " ".join(read(render(ClusterPicture())).words)
     assert "No pod holds any" in text
     assert "no move of pods would free a whole GPU" in text
 

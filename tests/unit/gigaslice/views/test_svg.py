@@ -4,7 +4,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from gigaslice.views.cluster_view import ClusterView, HolderView, LinkGroup, NodeView
+from gigaslice.views.cluster_picture import ClusterPicture, HolderView, LinkGroup, NodeView
 from gigaslice.views.svg import cluster_svg, colour, fragmentation_svg, node_svg
 from tests.unit.gigaslice.views.pictures import EVIL, GIB, cluster, gpu
 
@@ -16,7 +16,7 @@ def texts(svg: str, tag: str = "text") -> list[str]:
 
 
 def drawn(*gpus, **more) -> str:
-    return cluster_svg(ClusterView((NodeView("node-a", gpus, **more),)))
+    return cluster_svg(ClusterPicture((NodeView("node-a", gpus, **more),)))
 
 
 def test_a_picture_is_whole_xml_with_a_title_and_a_description() -> None:
@@ -119,11 +119,11 @@ def test_many_gpus_of_a_node_go_into_several_rows() -> None:
 
 
 def test_an_empty_cluster_is_a_picture_too() -> None:
-    ET.fromstring(cluster_svg(ClusterView()))
+    ET.fromstring(cluster_svg(ClusterPicture()))
 
 
 def test_the_bar_adds_up() -> None:
-    view = ClusterView((NodeView("a", (gpu(0, HolderView("t", "p", 6)), gpu(1), gpu(2, unhealthy="x"))),))
+    view = ClusterPicture((NodeView("a", (gpu(0, HolderView("t", "p", 6)), gpu(1), gpu(2, unhealthy="x"))),))
     sums = view.sums()
     assert (sums.held_bytes, sums.free_partly_bytes, sums.free_whole_bytes) == (6 * GIB, 6 * GIB, 12 * GIB)
     assert sums.unhealthy_bytes == 12 * GIB

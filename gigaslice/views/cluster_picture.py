@@ -12,7 +12,7 @@ from enum import Enum
 
 __all__ = [
     "ClassView",
-    "ClusterView",
+    "ClusterPicture",
     "GpuView",
     "HolderView",
     "LinkGroup",
@@ -163,7 +163,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterPicture:
     """All of it. nodes: by name. moves: what would free a whole GPU, one sentence each. note: what is missing here."""
 
     nodes: tuple[NodeView, ...] = ()
