@@ -128,6 +128,8 @@ def demand_of(
         if isinstance(one, Refusal):
             return one
         found.append(one)
+    if any(one.options.same_gpu for one in found):
+        found = [replace(one, options=replace(one.options, same_gpu=True)) for one in found]
     return PodDemand(tuple(found))
 
 

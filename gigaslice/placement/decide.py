@@ -26,8 +26,8 @@ from gigaslice.placement.waiting import Missing, Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """One pool's way to serve a request: the GPUs it may take, and the slices of each part, largest first."""
+class PoolPlan:
+    """One pool's way to serve a request: UUIDs of the GPUs it may take, and the slices of each part, largest first."""
 
     only: frozenset[str]
     sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     """Return where to place a request on this node, or why it cannot be placed: see `dispatch.place`."""
     if not request.exclusive and not request.parts:
         return dispatch.place(state, request, policy)
-    plans = _plans(state, request)
+    plans = find_plans(state, request)
     if isinstance(plans, Infeasible):
         return plans
     for plan in plans:
@@ -71,7 +71,7 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
     now = place(state, request, policy)
     if isinstance(now, Placement):
         return Waiting(now, ())
-    plans = _plans(state, request)
+    plans = find_plans(state, request)
     if isinstance(plans, Infeasible):
         return plans
     found = [_wait(state, plan, request, policy) for plan in plans]
@@ -80,14 +80,14 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
     )
 
 
-def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
-    """How each pool could serve the request on an idle node, or why none ever can."""
+def find_plans(state: NodeState, request: Request) -> Sequence[PoolPlan] | Infeasible:
+    """Return how each pool could serve the request on an idle node, or why none ever can."""
     if not request.parts:
         candidates = dispatch.find_candidates(state, replace(request, exclusive=False))
         if isinstance(candidates, Infeasible):
             return candidates
         return [
-            _Plan(
+            PoolPlan(
                 frozenset(
                     state.gpus[pool.tree.members[gpu]].uuid
                     for gpu in bits(pool.usable)
@@ -116,7 +116,7 @@ def _plans(state: NodeState, request: Request) -> Sequence[_Plan] | Infeasible:
             f"{sizes[0]} slices of one GPU asked for, but the largest matching GPU has "
             f"{max(slices for slices, _ in pools)}; ask for less per GPU or spread over more GPUs",
         )
-    plans = [_Plan(gpus, sizes) for _, gpus in large if len(gpus) >= len(sizes)]
+    plans = [PoolPlan(gpus, sizes) for _, gpus in large if len(gpus) >= len(sizes)]
     if not plans:
         return Infeasible(
             Reason.EXCEEDS_NODE,
@@ -142,7 +142,7 @@ def _allowed(uuid: str, request: Request) -> bool:
     return not request.only or uuid in request.only
 
 
-def _whole(plan: _Plan, request: Request) -> Request:
+def _whole(plan: PoolPlan, request: Request) -> Request:
     return Request(gpus=len(plan.sizes), only=plan.only)
 
 
@@ -160,7 +160,7 @@ def _part(size: int, gpus: frozenset[str], request: Request) -> Request:
     return Request(gpus=1, slices=size, only=gpus, cores=request.cores)
 
 
-def _one_by_one(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Placement | None:
+def _one_by_one(state: NodeState, plan: PoolPlan, request: Request, policy: Policy) -> Placement | None:
     left, shares = plan.only, list[Share]()
     for size in plan.sizes:
         found = dispatch.place(state, _part(size, left, request), policy) if left else None
@@ -171,7 +171,7 @@ def _one_by_one(state: NodeState, plan: _Plan, request: Request, policy: Policy)
     return _in_order(state, shares)
 
 
-def _wait(state: NodeState, plan: _Plan, request: Request, policy: Policy) -> Waiting:
+def _wait(state: NodeState, plan: PoolPlan, request: Request, policy: Policy) -> Waiting:
     if request.exclusive:
         whole = waiting.place_waiting(state, _whole(plan, request), policy)
         if isinstance(whole, Infeasible):  # the plan has enough GPUs

@@ -20,11 +20,11 @@ def choose(pool_state: PoolState) -> int | None:
 
 
 def _key(pool_state: PoolState, gpu: int) -> tuple[int, int, int, int, int]:
-    tier, crowd = _tier(pool_state, gpu)
-    return (tier, crowd, pool_state.tree.access_cost[gpu], pool_state.left_after(1 << gpu), gpu)
+    rank, crowd = tier(pool_state, gpu)
+    return (rank, crowd, pool_state.tree.access_cost[gpu], pool_state.left_after(1 << gpu), gpu)
 
 
-def _tier(pool_state: PoolState, gpu: int) -> tuple[int, int]:
+def tier(pool_state: PoolState, gpu: int) -> tuple[int, int]:
     """Return the tier (0 = A) and, in tier B, how many whole GPUs the parent has."""
     parent = pool_state.tree.parent[gpu]
     others = parent & ~(1 << gpu)

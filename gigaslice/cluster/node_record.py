@@ -1,0 +1,170 @@
+"""One node as the cluster's state keeps it: its GPUs, and what the pods on it leave of them. Pure.
+
+The room is counted anew from everything that holds GPUs here whenever any of it changes; nothing is added up over time,
+so nothing can drift. Of a pod that came without an assignment the agent says what it holds, as soon as it has chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, NodeRoom
+from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
+from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
+from gigaslice.cluster.refusal import RefusalReason
+from gigaslice.model import CORES_PER_GPU, Infeasible, Pod, RequestOptions
+
+__all__ = ["NodeFacts", "NodeRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the API server says about a node.
+
+    Attributes:
+        name: Its name.
+        inventory_text: The annotation of its agent; None where there is none.
+        schedulable: False while it is cordoned.
+        ready: Whether its kubelet says so.
+        labels: Of the Node object.
+    """
+
+    name: str
+    inventory_text: str | None = None
+    schedulable: bool = True
+    ready: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """A node and everything that counts on it.
+
+    Attributes:
+        facts: As they came last.
+        known: The API server has it; before, only pods on it may be known.
+        problem: Why its GPUs are not known; None where they are.
+        gpus: By index.
+        hardware: Their kind.
+        positions: Their numbers, by UUID.
+        unhealthy: The set of those that get no containers.
+        listed: What the agent says is held, of pods without an assignment.
+        bound: What bound pods hold by their assignments, by UID.
+        pending: Bound pods without an assignment, by UID.
+        unplaced: What is counted for them, by UID.
+        reserved: What is chosen for pods that are not bound yet, by UID.
+        masks: The GPUs of each class that has been looked at.
+        room: What all of them leave; None while it has to be counted anew.
+    """
+
+    facts: NodeFacts
+    known: bool = False
+    problem: RefusalReason | None = RefusalReason.NO_INVENTORY
+    gpus: tuple[InventoryGpu, ...] = ()
+    hardware: Hardware | None = None
+    positions: Mapping[str, int] = field(default_factory=dict)
+    unhealthy: int = 0
+    listed: tuple[PodHoldings, ...] = ()
+    bound: dict[str, PodHoldings] = field(default_factory=dict)
+    pending: dict[str, Pod] = field(default_factory=dict)
+    unplaced: dict[str, PodHoldings] = field(default_factory=dict)
+    reserved: dict[str, PodHoldings] = field(default_factory=dict)
+    masks: dict[str, int] = field(default_factory=dict)
+    room: NodeRoom | None = None
+
+    def holdings(self) -> list[PodHoldings]:
+        """Returns everything that counts, each pod once: by its assignment before what the agent lists."""
+        found = dict(self.reserved)
+        for one in self.listed:
+            found[one.uid] = one
+        found.update(self.unplaced)
+        found.update(self.bound)
+        return list(found.values())
+
+    def current_room(self) -> NodeRoom:
+        """Returns what is left on its GPUs."""
+        if self.room is None:
+            self.room = self.room_without(())
+        return self.room
+
+    def room_without(self, uids: Collection[str]) -> NodeRoom:
+        """Returns what would be left if some pods were gone."""
+        hardware = self.hardware
+        if hardware is None:
+            return ()
+        size = len(hardware.gpus)
+        used, real, cores, held, shut = [0] * size, [0] * size, [0] * size, [False] * size, [False] * size
+        for holdings in self.holdings():
+            if holdings.uid in uids:
+                continue
+            for share in holdings.shares:
+                gpu = self.positions.get(share.gpu)
+                if gpu is None:
+                    continue
+                used[gpu] += share.slices
+                real[gpu] += hardware.real_slices(gpu, share.slices, share.host)
+                cores[gpu] += share.cores
+                held[gpu] = True
+                shut[gpu] = shut[gpu] or share.exclusive
+        return tuple(
+            NOTHING
+            if shut[number] or self.unhealthy >> number & 1
+            else GpuRoom(
+                max(0, gpu.slices - used[number]),
+                max(0, own.slices - real[number]),
+                max(0, CORES_PER_GPU - cores[number]),
+                held[number],
+            )
+            for number, (gpu, own) in enumerate(zip(hardware.gpus, hardware.own, strict=True))
+        )
+
+    def read_inventory(self) -> Hardware | None:
+        """Takes its GPUs from its annotation. Returns their kind; None where they are not known."""
+        self.gpus, self.positions, self.listed, self.unhealthy = (), {}, (), 0
+        self.masks.clear()
+        if self.facts.inventory_text is None:
+            self.problem = RefusalReason.NO_INVENTORY
+            return None
+        try:
+            inventory = NodeInventory.decode(self.facts.inventory_text)
+        except InventoryFormatError:
+            self.problem = RefusalReason.UNREADABLE_INVENTORY
+            return None
+        if not inventory.gpus:
+            self.problem = RefusalReason.NO_INVENTORY
+            return None
+        order = sorted(range(len(inventory.gpus)), key=lambda number: inventory.gpus[number].gpu.index)
+        self.gpus = tuple(inventory.gpus[number] for number in order)
+        self.problem = None
+        self.positions = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
+        self.unhealthy = sum(1 << number for number, one in enumerate(self.gpus) if one.unhealthy)
+        self.listed = tuple(
+            PodHoldings(
+                one.name, tuple(HeldShare(share.gpu, share.slices, share.cores) for share in one.shares)
+            )
+            for one in inventory.held
+        )
+        return Hardware.of(
+            [one.gpu for one in self.gpus],
+            inventory.topology.reordered(order),
+            [one.resource for one in self.gpus],
+            inventory.whole_resource,
+        )
+
+    def allowed(self, options: RequestOptions) -> int:
+        """Returns the GPUs that a container's annotations allow."""
+        if not (options.types or options.not_types or options.uuids or options.not_uuids):
+            return (1 << len(self.gpus)) - 1
+        found = options.allowed_gpus([one.gpu for one in self.gpus])
+        return 0 if isinstance(found, Infeasible) else sum(1 << self.positions[uuid] for uuid in found)
+
+    def wherever_there_is_room(self, slices: int) -> tuple[HeldShare, ...]:
+        """Returns shares of so many slices on the emptiest GPUs, as far as there is room."""
+        room, shares = self.current_room(), []
+        for gpu in sorted(range(len(room)), key=lambda gpu: -room[gpu].free):
+            part = min(slices, room[gpu].free)
+            if part > 0:
+                slices -= part
+                shares.append(HeldShare(self.gpus[gpu].gpu.uuid, part))
+        return tuple(shares)

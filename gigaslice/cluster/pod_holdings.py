@@ -1,0 +1,110 @@
+"""What a bound pod holds of GPUs, from its assignment: the most that its containers have at a time, per GPU. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.model import ContainerKind, Pod, SliceUnit, parse_options
+
+__all__ = ["ContainerTraits", "HeldShare", "PodHoldings", "holdings_of", "traits_of_demand", "traits_of_pod"]
+
+
+class HeldShare(NamedTuple):
+    """What a pod holds of one GPU. exclusive: no other pod gets any of it. host: it may use lent host memory."""
+
+    gpu: str
+    slices: int
+    cores: int = 0
+    exclusive: bool = False
+    host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodHoldings:
+    """A pod that counts on a node.
+
+    Attributes:
+        uid: Its UID, or what the agent calls the holder.
+        shares: One per GPU.
+        namespace: Empty where the pod is not known.
+        name: The same.
+        priority: For preemption.
+        reserved: It is not bound yet.
+    """
+
+    uid: str
+    shares: tuple[HeldShare, ...]
+    namespace: str = ""
+    name: str = ""
+    priority: int = 0
+    reserved: bool = False
+
+
+class ContainerTraits(NamedTuple):
+    """What matters of a container beside its shares."""
+
+    name: str
+    kind: ContainerKind
+    exclusive: bool
+    host: bool
+
+
+_FLAGS = ("gigaslice.io/exclusive", "gigaslice.io/oversubscribe")
+_NO_SIZES = SliceUnit(1, int)
+
+
+def traits_of_pod(pod: Pod) -> tuple[ContainerTraits, ...]:
+    """Returns the containers of a pod in the order of admission."""
+    flagged = any(key.startswith(_FLAGS) for key in pod.annotations)
+    found = []
+    for container in pod.containers:
+        exclusive = host = False
+        if flagged:
+            options = parse_options(pod.annotations, container.name, _NO_SIZES)
+            exclusive, host = options.exclusive, options.oversubscribe
+        found.append(ContainerTraits(container.name, container.kind, exclusive, host))
+    return tuple(found)
+
+
+def traits_of_demand(demand: PodDemand) -> tuple[ContainerTraits, ...]:
+    """Returns the containers of a demand in the order of admission."""
+    return tuple(
+        ContainerTraits(one.name, one.kind, one.options.exclusive, one.options.oversubscribe)
+        for one in demand.containers
+    )
+
+
+def holdings_of(assignment: Assignment, traits: tuple[ContainerTraits, ...]) -> tuple[HeldShare, ...]:
+    """Returns the most that the containers of a pod hold of each GPU at a time.
+
+    Init containers count beside the sidecars before them; a container that the pod does not name counts as one that
+    runs on.
+    """
+    known = {one.name for one in traits}
+    strangers = tuple(
+        ContainerTraits(name, ContainerKind.APP, exclusive=False, host=False)
+        for name in assignment.containers
+        if name not in known
+    )
+    beside: dict[str, tuple[int, int]] = {}
+    peak: dict[str, tuple[int, int]] = {}
+    exclusive: set[str] = set()
+    host: dict[str, bool] = {}
+    for one in (*traits, *strangers):
+        for share in assignment.containers.get(one.name, ()):
+            slices, cores = beside.get(share.gpu, (0, 0))
+            now = (slices + share.slices, min(100, cores + share.cores))
+            most = peak.get(share.gpu, (0, 0))
+            peak[share.gpu] = (max(most[0], now[0]), max(most[1], now[1]))
+            if one.kind is not ContainerKind.INIT:
+                beside[share.gpu] = now
+            if one.exclusive:
+                exclusive.add(share.gpu)
+            host[share.gpu] = host.get(share.gpu, True) and one.host
+    return tuple(
+        HeldShare(gpu, slices, cores, gpu in exclusive, host[gpu])
+        for gpu, (slices, cores) in sorted(peak.items())
+    )

@@ -1,0 +1,59 @@
+"""Which of the nodes that a pod fits on comes first: the keys of the Gaia algorithms, compared between nodes. Pure.
+
+The smallest key is the best. One GPU: a GPU in use before one that would have to be opened, then the closest remainder,
+then where pairs are broken already, then the node with the fewest idle GPUs. Several: the worst link of the set, by its
+absolute score since costs are relative to a node, then the sum, then how many idle GPUs are opened, then the fewest
+idle GPUs. A pod of several containers is compared container by container.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from gigaslice.cluster.hardware import NodeRoom, Taken
+from gigaslice.cluster.problem import Problem
+from gigaslice.cluster.search import Assigned, take
+from gigaslice.model import Request
+from gigaslice.placement.pairs import pair_score
+from gigaslice.placement.pool_state import set_up
+from gigaslice.placement.singular import tier
+
+__all__ = ["RankKey", "rank_key"]
+
+RankKey = tuple[int, ...]
+
+
+def rank_key(problem: Problem, room: NodeRoom, assigned: Assigned) -> RankKey:
+    """Returns the key of a node where a pod would get these GPUs."""
+    key: list[int] = []
+    for block, taken in zip(problem.blocks, assigned, strict=True):
+        if block.lends and len(problem.blocks) > 1:
+            continue
+        idle = sum(one.free > 0 and not one.foreign and not one.own for one in room)
+        if len(taken) == 1:
+            key += (1, *_one(problem, room, taken[0], block.host), idle)
+        else:
+            key += (len(taken), *_several(problem, room, taken), idle)
+        room = take(problem.hardware, block, room, taken)
+    return tuple(key)
+
+
+def _one(problem: Problem, room: NodeRoom, taken: Taken, host: bool) -> tuple[int, int, int]:
+    hardware, left = problem.hardware, room[taken.gpu]
+    if left.foreign or left.own:
+        return 0, left.free - taken.slices, 0
+    size = hardware.view(host)[taken.gpu].slices
+    if taken.slices < size:
+        return 1, size - taken.slices, 0
+    for pool in set_up(hardware.state(room, host), Request()):
+        if taken.gpu in pool.tree.members:
+            return 1, 0, tier(pool, pool.tree.members.index(taken.gpu))[0]
+    raise AssertionError(taken)
+
+
+def _several(problem: Problem, room: NodeRoom, taken: tuple[Taken, ...]) -> tuple[int, int, int]:
+    scores = [
+        pair_score(problem.hardware.topology, one.gpu, other.gpu) for one, other in combinations(taken, 2)
+    ]
+    opened = sum(not room[one.gpu].foreign and not room[one.gpu].own for one in taken)
+    return -min(scores), -sum(scores), opened

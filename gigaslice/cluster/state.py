@@ -1,0 +1,511 @@
+"""The whole cluster in memory: nodes, pods, classes, what is reserved; and which node and GPUs a pod gets. Pure.
+
+Fed by those who watch the API server, in any order: a pod may come before its node. What the API server shows is the
+truth; a reservation only bridges the time between a decision and the pod that shows it. Every answer depends on the
+present content alone, never on the way there, so another process that has seen the same objects gives the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.assignment import Assignment, AssignmentError
+from gigaslice.cluster.choose import choose_gpus
+from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus, demand_of
+from gigaslice.cluster.hardware import Hardware, NodeRoom
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.node_record import NodeFacts, NodeRecord
+from gigaslice.cluster.pod_holdings import (
+    HeldShare,
+    PodHoldings,
+    holdings_of,
+    traits_of_demand,
+    traits_of_pod,
+)
+from gigaslice.cluster.problem import Masks, Problem, build_problem
+from gigaslice.cluster.rank import RankKey, rank_key
+from gigaslice.cluster.refusal import NodeReport, Refusal, RefusalReason
+from gigaslice.cluster.report import node_report
+from gigaslice.cluster.search import Assigned
+from gigaslice.cluster.shape import Shape
+from gigaslice.cluster.summary import ClassOnNode, ClassStatus, GpuHolder, GpuHolders
+from gigaslice.cluster.verdict import why_not
+from gigaslice.model import Pod, Share
+from gigaslice.placement import Policy
+from gigaslice.placement.tree import bits
+
+__all__ = [
+    "ClassOnNode",
+    "ClassStatus",
+    "ClusterState",
+    "ClusterView",
+    "GpuHolder",
+    "GpuHolders",
+    "NodeFacts",
+]
+
+_MOST_SHAPES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    node: str
+    expires: float
+
+
+class ClusterView:
+    """The cluster as if some pods were gone. It is of the moment in which it is used."""
+
+    def __init__(self, state: ClusterState, uids: Collection[str]) -> None:
+        self._state, self._uids = state, frozenset(uids)
+
+    def choose(self, demand: PodDemand, node: str) -> Assignment | Refusal:
+        """Returns which GPUs each container would get on a node, or why none."""
+        return self._state.choose(demand, node, without=self._uids)
+
+    def refusal(self, demand: PodDemand, node: str) -> Refusal | None:
+        """Returns why a pod would not fit on a node; None where it would."""
+        return self._state.refusal(demand, node, without=self._uids)
+
+
+class ClusterState:
+    """The cluster. revision: grows with every change that can matter to a decision."""
+
+    def __init__(
+        self, units: ClusterUnits | None = None, policy: Policy = Policy.GAIA, *, spread: bool = False
+    ) -> None:
+        """Starts empty.
+
+        Args:
+            units: What pods count in.
+            policy: How GPUs are chosen on a node; the agents' own.
+            spread: Whether the emptiest node comes first rather than the fullest.
+        """
+        self.units = units or ClusterUnits()
+        self.policy = policy
+        self.spread = spread
+        self.revision = 0
+        self._nodes: dict[str, NodeRecord] = {}
+        self._classes: dict[str, ResourceClass] = {}
+        self._node_of: dict[str, str] = {}
+        self._unassigned: dict[str, Pod] = {}
+        self._reservations: dict[str, _Reservation] = {}
+        self._hardware: WeakValueDictionary[object, Hardware] = WeakValueDictionary()
+        self._shapes: OrderedDict[PodDemand, Shape] = OrderedDict()
+
+    # --- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> Mapping[str, ResourceClass]:
+        """The classes, by name."""
+        return self._classes
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The names of all nodes that the API server knows, in order."""
+        return sorted(name for name, record in self._nodes.items() if record.known)
+
+    def facts(self, node: str) -> NodeFacts | None:
+        """Returns what the API server says about a node; None for one that it does not know."""
+        record = self._nodes.get(node)
+        return record.facts if record is not None and record.known else None
+
+    def holders(self, node: str) -> tuple[GpuHolders, ...]:
+        """Returns the GPUs of a node by index with the pods on them; empty where they are not known."""
+        record = self._nodes.get(node)
+        if record is None:
+            return ()
+        on: list[list[GpuHolder]] = [[] for _ in record.gpus]
+        for one in sorted(record.holdings(), key=lambda one: one.uid):
+            for share in one.shares:
+                gpu = record.positions.get(share.gpu)
+                if gpu is not None:
+                    on[gpu].append(
+                        GpuHolder(
+                            one.uid,
+                            share.slices,
+                            share.cores,
+                            one.namespace,
+                            one.name,
+                            one.priority,
+                            one.reserved,
+                        )
+                    )
+        return tuple(
+            GpuHolders(gpu, max(0, gpu.gpu.slices - sum(one.slices for one in holders)), tuple(holders))
+            for gpu, holders in zip(record.gpus, on, strict=True)
+        )
+
+    # --- what the watches bring ---------------------------------------------------------------------------------
+
+    def put_node(self, facts: NodeFacts) -> None:
+        """Takes a node as it is now."""
+        record = self._record(facts.name)
+        same = record.known and record.facts.inventory_text == facts.inventory_text
+        record.facts, record.known = facts, True
+        if same:
+            return
+        self._read_inventory(record)
+        record.masks.clear()
+        self._changed(record)
+
+    def drop_node(self, name: str) -> None:
+        """Takes a node away. Pods on it count again when it comes back."""
+        record = self._nodes.get(name)
+        if record is None or not record.known:
+            return
+        record.facts, record.known = NodeFacts(name), False
+        self._read_inventory(record)
+        self._changed(record)
+        self._forget_if_empty(record)
+
+    def put_pod(self, pod: Pod) -> None:
+        """Takes a pod as it is now. One that is bound counts from here on until it has ended."""
+        if pod.terminal:
+            self.drop_pod(pod.uid)
+            return
+        if not pod.node:
+            return
+        assignment = _assignment(pod)
+        counts = assignment is not None or asks_for_gpus(pod, self.units)
+        before = self._node_of.get(pod.uid)
+        if before is not None and (before != pod.node or not counts):
+            self._take_off(pod.uid, before)
+        self._drop_reservation(pod.uid)
+        if not counts:
+            return
+        record = self._record(pod.node)
+        self._node_of[pod.uid] = pod.node
+        if assignment is None:
+            if self._unassigned.get(pod.uid) == pod:
+                return
+            record.bound.pop(pod.uid, None)
+            self._unassigned[pod.uid] = pod
+            record.pending[pod.uid] = pod
+        else:
+            self._unassigned.pop(pod.uid, None)
+            record.pending.pop(pod.uid, None)
+            shares = holdings_of(assignment, traits_of_pod(pod))
+            held = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
+            if record.bound.get(pod.uid) == held:
+                return
+            record.bound[pod.uid] = held
+        self._changed(record)
+
+    def drop_pod(self, uid: str) -> None:
+        """Takes a pod away."""
+        self._drop_reservation(uid)
+        node = self._node_of.pop(uid, None)
+        if node is not None:
+            self._take_off(uid, node)
+
+    def put_class(self, one: ResourceClass) -> None:
+        """Takes a class as it is now. Pods that are bound stay where they are."""
+        if self._classes.get(one.name) != one:
+            self._classes[one.name] = one
+            self._class_changed(one.name)
+
+    def drop_class(self, name: str) -> None:
+        """Takes a class away."""
+        if self._classes.pop(name, None) is not None:
+            self._class_changed(name)
+
+    # --- reservations -------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, uid: str, node: str, assignment: Assignment, expires: float, demand: PodDemand | None = None
+    ) -> None:
+        """Counts what was chosen for a pod that is not bound yet, in place of what was reserved for it before.
+
+        Args:
+            uid: The pod.
+            node: Where it will be.
+            assignment: Its GPUs.
+            expires: When the reservation is given up; infinite for never.
+            demand: What the pod asks for: which containers lend, and which have GPUs for themselves.
+        """
+        if uid in self._node_of:
+            return  # bound: the pod itself counts
+        self._drop_reservation(uid)
+        record = self._record(node)
+        traits = traits_of_demand(demand) if demand is not None else ()
+        record.reserved[uid] = PodHoldings(uid, holdings_of(assignment, traits), reserved=True)
+        self._reservations[uid] = _Reservation(node, expires)
+        self._changed(record)
+
+    def reserved_on(self, uid: str) -> str:
+        """Returns the node on which GPUs are reserved for a pod; empty where there is none."""
+        found = self._reservations.get(uid)
+        return found.node if found is not None else ""
+
+    def confirm(self, uid: str) -> None:
+        """Keeps a reservation until its pod is seen, bound or gone: the binding has been written."""
+        found = self._reservations.get(uid)
+        if found is not None:
+            self._reservations[uid] = _Reservation(found.node, math.inf)
+
+    def release(self, uid: str) -> None:
+        """Gives up what is reserved for a pod."""
+        self._drop_reservation(uid)
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Gives up the reservations whose time is over, and returns their pods."""
+        over = tuple(uid for uid, one in self._reservations.items() if one.expires <= now)
+        for uid in over:
+            self._drop_reservation(uid)
+        return over
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def demand_of(self, pod: Pod) -> PodDemand | Refusal:
+        """Returns what a pod asks for with the classes that there are."""
+        return demand_of(pod, self._classes, self.units)
+
+    def filter(self, demand: PodDemand, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
+        """Returns which of the nodes a pod fits on, in their order, and why not on the others."""
+        shape, fitting, refused = self._shape(demand), list[str](), dict[str, Refusal]()
+        for name in names:
+            found = shape.refusal(name)
+            if found is None:
+                fitting.append(name)
+            else:
+                refused[name] = found
+        return fitting, refused
+
+    def rank(self, demand: PodDemand, names: Sequence[str]) -> list[tuple[str, int]]:
+        """Returns those of the nodes that a pod fits on, the best first, with 0, 1, 2 and so on."""
+        return [(name, number) for number, name in enumerate(self._shape(demand).ranked(names))]
+
+    def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
+        """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""
+        if not demand.any:
+            return None
+        record = self._nodes.get(node)
+        if record is None or record.problem is not None:
+            return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
+        problem = self._problem(demand, record)
+        reason = why_not(problem, self._room(record, without), record.unhealthy)
+        return reason.refusal if reason is not None else None
+
+    def choose(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Assignment | Refusal:
+        """Returns which GPUs each container of a pod gets on a node, or why none.
+
+        If there is any way to serve all containers, one is found.
+
+        Args:
+            demand: What the pod asks for.
+            node: Where.
+            without: UIDs of pods to be left out of account, such as the pod's own while it is only reserved.
+        """
+        if not demand.any:
+            return Assignment()
+        refused = self.refusal(demand, node, without=without)
+        if refused is not None:
+            return refused
+        record = self._nodes[node]
+        found = choose_gpus(self._problem(demand, record), self._room(record, without), self.policy)
+        if found is None:
+            return RefusalReason.TOGETHER.refusal
+        return _named(record, demand, found)
+
+    def without(self, uids: Iterable[str]) -> ClusterView:
+        """Returns the cluster as if some pods were gone."""
+        return ClusterView(self, frozenset(uids))
+
+    def class_status(self, name: str) -> ClassStatus:
+        """Returns how many GPUs serve a class; none for a class that there is not."""
+        one = self._classes.get(name)
+        if one is None:
+            return ClassStatus()
+        found = []
+        for node in self.nodes:
+            record = self._nodes[node]
+            gpus = bits(self._class_mask(record, name))
+            if gpus:
+                slices = -(-one.share.memory_bytes // self.units.slice_bytes) if one.share else 0
+                cores = one.share.cores if one.share else 0
+                room = record.current_room()
+                free = sum(
+                    room[gpu].free >= slices and room[gpu].cores >= cores
+                    if slices
+                    else room[gpu].free > 0 and not room[gpu].foreign
+                    for gpu in gpus
+                )
+                found.append(ClassOnNode(node, len(gpus), free))
+        return ClassStatus(sum(one.devices for one in found), sum(one.free for one in found), tuple(found))
+
+    def report(self, demand: PodDemand, names: Iterable[str] | None = None) -> list[NodeReport]:
+        """Returns how each node looks to a pod, GPU by GPU. names: of the nodes; None for all."""
+        return [
+            node_report(
+                self._nodes[name],
+                demand,
+                self.refusal(demand, name),
+                self._problem(demand, self._nodes[name]) if self._nodes[name].problem is None else None,
+            )
+            for name in (self.nodes if names is None else names)
+            if name in self._nodes
+        ]
+
+    # --- parts --------------------------------------------------------------------------------------------------
+
+    def _record(self, name: str) -> NodeRecord:
+        record = self._nodes.get(name)
+        if record is None:
+            record = self._nodes[name] = NodeRecord(NodeFacts(name))
+        return record
+
+    def _forget_if_empty(self, record: NodeRecord) -> None:
+        if not record.known and not record.bound and not record.pending and not record.reserved:
+            self._nodes.pop(record.facts.name, None)
+
+    def _changed(self, record: NodeRecord) -> None:
+        self.revision += 1
+        self._place_pending(record)
+        record.room = None
+        for shape in self._shapes.values():
+            shape.forget(record.facts.name)
+
+    def _class_changed(self, name: str) -> None:
+        self.revision += 1
+        for record in self._nodes.values():
+            record.masks.pop(name, None)
+        for demand in [one for one in self._shapes if name in one.classes]:
+            del self._shapes[demand]
+        for record in self._nodes.values():
+            if record.pending:
+                self._changed(record)
+
+    def _take_off(self, uid: str, node: str) -> None:
+        self._unassigned.pop(uid, None)
+        self._node_of.pop(uid, None)
+        record = self._nodes[node]
+        held = record.bound.pop(uid, None) or record.pending.pop(uid, None)
+        if held is not None:
+            self._changed(record)
+        self._forget_if_empty(record)
+
+    def _drop_reservation(self, uid: str) -> None:
+        found = self._reservations.pop(uid, None)
+        if found is not None:
+            record = self._nodes[found.node]
+            record.reserved.pop(uid, None)
+            self._changed(record)
+            self._forget_if_empty(record)
+
+    def _read_inventory(self, record: NodeRecord) -> None:
+        hardware = record.read_inventory()
+        record.hardware = hardware and self._hardware.setdefault(hardware.key, hardware)
+
+    def _place_pending(self, record: NodeRecord) -> None:
+        """Counts pods that came without an assignment: as listed, and until then as the agent would place them."""
+        record.unplaced.clear()
+        if not record.pending:
+            return
+        listed = {one.uid: one for one in record.listed}
+        for pod in sorted(record.pending.values(), key=lambda pod: (pod.created, pod.uid)):
+            traits = traits_of_pod(pod)
+            if pod.uid in listed:
+                shares = tuple(
+                    share._replace(
+                        exclusive=any(one.exclusive for one in traits), host=all(one.host for one in traits)
+                    )
+                    for share in listed[pod.uid].shares
+                )
+            else:
+                record.room = None
+                shares = self._as_the_agent(record, pod)
+            record.unplaced[pod.uid] = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
+
+    def _as_the_agent(self, record: NodeRecord, pod: Pod) -> tuple[HeldShare, ...]:
+        demand = self.demand_of(pod)
+        if record.problem is None and isinstance(demand, PodDemand):
+            found = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
+            if found is not None:
+                return holdings_of(_named(record, demand, found), traits_of_pod(pod))
+        slices = pod.most_at_once(self.units.memory_resource)
+        return record.wherever_there_is_room(slices)
+
+    def _problem(self, demand: PodDemand, record: NodeRecord) -> Problem:
+        hardware = record.hardware
+        if hardware is None:
+            raise AssertionError(record.facts.name)
+        masks: Masks = tuple(
+            (
+                record.allowed(one.options),
+                tuple(self._class_mask(record, units.name) for units in one.classes),
+            )
+            for one in demand.containers
+        )
+        shape = self._shape(demand)
+        key = (hardware, masks)
+        found = shape.problems.get(key)
+        if found is None:
+            found = shape.problems[key] = build_problem(hardware, demand, masks)
+        return found
+
+    def _class_mask(self, record: NodeRecord, name: str) -> int:
+        found = record.masks.get(name)
+        if found is None:
+            one = self._classes.get(name)
+            found = record.masks[name] = sum(
+                1 << number
+                for number, gpu in enumerate(record.gpus)
+                if one is not None and one.matches(gpu.all_properties(record.facts.name))
+            )
+        return found
+
+    @staticmethod
+    def _room(record: NodeRecord, without: Collection[str]) -> NodeRoom:
+        return record.room_without(without) if without else record.current_room()
+
+    def _shape(self, demand: PodDemand) -> Shape:
+        shape = self._shapes.get(demand)
+        if shape is None:
+            shape = self._shapes[demand] = Shape(
+                lambda name: self.refusal(demand, name), lambda name: self._key(demand, name)
+            )
+            while len(self._shapes) > _MOST_SHAPES:
+                self._shapes.popitem(last=False)
+        else:
+            self._shapes.move_to_end(demand)
+        return shape
+
+    def _key(self, demand: PodDemand, name: str) -> RankKey:
+        record = self._nodes.get(name)
+        if record is None or record.problem is not None:
+            return ()
+        problem, room = self._problem(demand, record), record.current_room()
+        found = choose_gpus(problem, room, self.policy)
+        key = rank_key(problem, room, found) if found is not None else ()
+        return tuple(-one for one in key) if self.spread else key
+
+
+_NONE = RefusalReason.NO_INVENTORY
+
+
+def _assignment(pod: Pod) -> Assignment | None:
+    text = pod.annotations.get(ASSIGNMENT)
+    if text is None:
+        return None
+    try:
+        return Assignment.decode(text)
+    except AssignmentError:
+        return None
+
+
+def _named(record: NodeRecord, demand: PodDemand, found: Assigned) -> Assignment:
+    return Assignment(
+        {
+            container.name: tuple(
+                Share(record.gpus[one.gpu].gpu.uuid, one.slices, one.cores)
+                for one in sorted(taken, key=lambda one: one.gpu)
+            )
+            for container, taken in zip(demand.containers, found, strict=True)
+        }
+    )

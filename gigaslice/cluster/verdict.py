@@ -1,0 +1,51 @@
+"""Whether a pod fits on a node as it is now, and if not, the first reason that holds. Pure."""
+
+from __future__ import annotations
+
+from gigaslice.cluster.choose import fits
+from gigaslice.cluster.hardware import NOTHING, NodeRoom
+from gigaslice.cluster.problem import Block, Problem
+from gigaslice.cluster.refusal import RefusalReason
+from gigaslice.model import CORES_PER_GPU
+
+__all__ = ["why_not"]
+
+
+def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReason | None:
+    """Returns why a pod does not fit; None where it does. The reason depends on the arguments alone.
+
+    Args:
+        problem: The pod on this kind of node.
+        room: What is left; nothing on unhealthy GPUs.
+        unhealthy: The set of GPUs that get no containers.
+    """
+    if problem.never is not None:
+        return problem.never
+    if fits(problem, room):
+        return None
+    idle = problem.hardware.idle()
+    if not fits(problem, idle):
+        return RefusalReason.TOO_FEW if len(problem.blocks) == 1 else RefusalReason.TOGETHER_NEVER
+    if unhealthy:
+        healthy = tuple(NOTHING if unhealthy >> gpu & 1 else one for gpu, one in enumerate(idle))
+        if not fits(problem, healthy):
+            return RefusalReason.UNHEALTHY
+    for block in problem.blocks:
+        if not _fits_alone(problem, block, room):
+            return _short_of(problem, block, room)
+    return RefusalReason.TOGETHER
+
+
+def _fits_alone(problem: Problem, block: Block, room: NodeRoom) -> bool:
+    return fits(Problem(problem.hardware, (block,)), room)
+
+
+def _short_of(problem: Problem, block: Block, room: NodeRoom) -> RefusalReason:
+    if block.cores:
+        all_compute = tuple(one._replace(cores=CORES_PER_GPU) if one.free else one for one in room)
+        if _fits_alone(problem, block, all_compute):
+            return RefusalReason.NO_COMPUTE
+    units = block.alternatives[0]
+    sizes = problem.hardware.view(block.host)
+    whole = all(unit.slices in (0, *(gpu.slices for gpu in sizes)) for unit in units)
+    return RefusalReason.NO_GPU if whole or block.exclusive or len(units) > 1 else RefusalReason.NO_ROOM

@@ -1,0 +1,202 @@
+"""The cluster in memory: what counts, since when and until when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gigaslice.classes.resource_class import ClassShare, ResourceClass
+from gigaslice.classes.selector import parse_selector
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.node_record import NodeFacts
+from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import ContainerKind, Occupant, Share
+from tests.unit.gigaslice.cluster.clusters import (
+    GIB,
+    bound,
+    chosen,
+    container,
+    demand,
+    facts,
+    inventory_gpu,
+    pod,
+    uuid,
+)
+
+EIGHT = pod("new", container(slices=8))
+ALL = pod("all", container(gpus=2))
+
+
+def a_class(name: str, model: str, share: ClassShare | None = None) -> ResourceClass:
+    return ResourceClass(name, parse_selector({"matchLabels": {"model": model}}), share)
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    state = ClusterState()
+    state.put_node(facts("a"))
+    return state
+
+
+def reason(state: ClusterState, which: str = "a", one: object = None) -> RefusalReason | None:
+    asked = demand(state, EIGHT) if one is None else demand(state, one)  # type: ignore[arg-type]
+    fitting, refused = state.filter(asked, [which])
+    assert (which in fitting) == (which not in refused)
+    return refused[which].reason if refused else None
+
+
+def test_six_and_six_are_not_eight(state: ClusterState) -> None:
+    state.put_pod(bound("1", "a", (0, 10)))
+    assert reason(state) is None
+    state.put_pod(bound("2", "a", (1, 10)))
+    assert reason(state) is RefusalReason.NO_ROOM
+    assert reason(state, one=pod("x", container(slices=6))) is None
+
+
+def test_a_pod_counts_until_it_has_ended(state: ClusterState) -> None:
+    both = bound("1", "a", (0, 16), (1, 16))
+    for end in (lambda: state.drop_pod("1"), lambda: state.put_pod(replace(both, phase="Failed"))):
+        state.put_pod(both)
+        assert reason(state) is RefusalReason.NO_ROOM
+        end()
+        assert reason(state) is None
+
+
+def test_a_pod_may_come_before_its_node() -> None:
+    state = ClusterState()
+    state.put_pod(bound("1", "a", (0, 16), (1, 16)))
+    assert reason(state) is RefusalReason.NO_INVENTORY and state.nodes == []
+    state.put_node(facts("a"))
+    assert reason(state) is RefusalReason.NO_ROOM
+    state.drop_node("a")
+    assert reason(state) is RefusalReason.NO_INVENTORY
+    state.put_node(facts("a"))
+    assert reason(state) is RefusalReason.NO_ROOM
+    state.drop_node("a")
+    state.drop_pod("1")
+    state.put_node(facts("a"))
+    assert reason(state) is None
+
+
+def test_an_inventory_that_cannot_be_read_has_its_own_reason(state: ClusterState) -> None:
+    state.put_node(NodeFacts("a", "{}"))
+    assert reason(state) is RefusalReason.UNREADABLE_INVENTORY
+    state.put_node(NodeFacts("a", None))
+    assert reason(state) is RefusalReason.NO_INVENTORY
+
+
+def test_what_the_agent_lists_counts_and_an_assignment_counts_before_it(state: ClusterState) -> None:
+    held = (Occupant("1", (Share(uuid("a", 0), 16), Share(uuid("a", 1), 16))),)
+    state.put_node(facts("a", held=held))
+    assert reason(state) is RefusalReason.NO_ROOM
+    state.put_pod(bound("1", "a", (0, 16)))
+    assert reason(state) is None, "not twice, and the assignment is the truth"
+
+
+def test_a_pod_without_assignment_counts_as_the_agent_would_place_it(state: ClusterState) -> None:
+    for uid in ("1", "2"):
+        state.put_pod(pod(uid, container(slices=10), node="a"))
+    assert reason(state) is RefusalReason.NO_ROOM
+    held = tuple(Occupant(uid, (Share(uuid("a", 0), 8),)) for uid in ("1", "2"))
+    state.put_node(facts("a", held=held))
+    assert reason(state) is None, "the agent has put them elsewhere"
+    state.drop_pod("1")
+    state.drop_pod("2")
+    state.put_node(facts("a"))
+    assert reason(state, one=ALL) is None
+
+
+def test_an_exclusive_pod_shuts_its_gpus(state: ClusterState) -> None:
+    state.put_pod(bound("1", "a", (0, 1), (1, 1), annotations={"exclusive": "true"}))
+    assert reason(state) is RefusalReason.NO_ROOM
+
+
+def test_a_reservation_counts_until_the_pod_does(state: ClusterState) -> None:
+    asked = demand(state, ALL)
+    assignment = state.choose(asked, "a")
+    assert isinstance(assignment, Assignment)
+    state.reserve("all", "a", assignment, 10.0, asked)
+    assert reason(state) is RefusalReason.NO_ROOM and state.reserved_on("all") == "a"
+    assert state.expire(9.9) == ()
+    assert state.choose(asked, "a", without={"all"}) == assignment
+    state.put_pod(replace(ALL, node=""))
+    assert reason(state) is RefusalReason.NO_ROOM, "a pod that is not bound yet changes nothing"
+    shown = replace(ALL, node="a", annotations={ASSIGNMENT: assignment.encode()})
+    state.put_pod(shown)
+    assert state.expire(99.0) == () and reason(state) is RefusalReason.NO_ROOM
+    state.reserve("all", "a", assignment, 10.0, asked)
+    state.drop_pod("all")
+    assert reason(state) is None and state.reserved_on("all") == ""
+
+
+def test_a_reservation_ends(state: ClusterState) -> None:
+    asked = demand(state, ALL)
+    assignment = state.choose(asked, "a")
+    assert isinstance(assignment, Assignment)
+    for end in (
+        lambda: state.expire(10.0),
+        lambda: state.release("all"),
+        lambda: state.drop_pod("all"),
+        lambda: state.put_pod(replace(ALL, phase="Failed")),
+    ):
+        state.reserve("all", "a", assignment, 10.0, asked)
+        assert reason(state) is RefusalReason.NO_ROOM
+        end()
+        assert reason(state) is None
+    state.reserve("all", "a", assignment, 10.0, asked)
+    state.confirm("all")
+    assert state.expire(1e9) == () and reason(state) is RefusalReason.NO_ROOM
+    state.put_node(facts("b"))
+    state.reserve("all", "b", Assignment({"main": (Share(uuid("b", 0), 16),)}), 10.0)
+    assert reason(state) is None, "a pod is reserved in one place"
+
+
+def test_classes(state: ClusterState) -> None:
+    state.put_class(a_class("big", "NVIDIA B"))
+    wanted = pod("x", container(classes={"big": 1}))
+    assert reason(state, one=wanted) is RefusalReason.NO_CLASS
+    state.put_node(facts("a", [inventory_gpu("a", 0), inventory_gpu("a", 1, model="NVIDIA B")]))
+    assert chosen(state, wanted, "a") == {"main": [(1, 16, 100)]}
+    assert (state.class_status("big").devices, state.class_status("big").free) == (1, 1)
+    state.put_pod(bound("1", "a", (1, 4)))
+    assert reason(state, one=wanted) is RefusalReason.NO_GPU
+    assert (state.class_status("big").devices, state.class_status("big").free) == (1, 0)
+    state.put_class(a_class("big", "NVIDIA A"))
+    assert chosen(state, wanted, "a") == {"main": [(0, 16, 100)]}
+    state.put_class(a_class("big", "NVIDIA B", ClassShare(8 * GIB, 30)))
+    assert chosen(state, wanted, "a") == {"main": [(1, 8, 30)]}
+    state.drop_class("big")
+    found = state.demand_of(wanted)
+    assert isinstance(found, Refusal) and found.reason is RefusalReason.UNKNOWN_CLASS
+
+
+def test_an_init_container_lends_its_gpu(state: ClusterState) -> None:
+    first = container("first", slices=12, kind=ContainerKind.INIT)
+    one = pod("x", first, container("main", slices=12))
+    assert chosen(state, one, "a") == {"first": [(0, 12)], "main": [(0, 12)]}
+    state.put_pod(bound("1", "a", (0, 10)))
+    assert chosen(state, one, "a") == {"first": [(1, 12)], "main": [(1, 12)]}
+    both = pod("y", container("one", slices=12), container("two", slices=12))
+    assert reason(state, one=both) is RefusalReason.TOGETHER
+
+
+def test_a_cordoned_node_is_refused_in_the_report_alone(state: ClusterState) -> None:
+    state.put_node(replace(facts("a"), schedulable=False))
+    assert reason(state) is None
+    (report,) = state.report(demand(state, EIGHT))
+    assert report.refusal is None and not report.schedulable and report.would_help == "kubectl uncordon"
+
+
+def test_nothing_changes_without_a_change(state: ClusterState) -> None:
+    one = bound("1", "a", (0, 3))
+    state.put_pod(one)
+    before = state.revision
+    state.put_pod(one)
+    state.put_node(facts("a"))
+    state.put_pod(pod("other", container(), node="a"))
+    state.drop_pod("never")
+    state.release("never")
+    assert state.revision == before
