@@ -70,9 +70,13 @@ def node(documents: Documents) -> dict[str, Any]:
     return container
 
 
-def test_the_chart_with_its_own_values_is_the_manifest():
-    manifest = {one["kind"]: one for one in yaml.safe_load_all((ROOT / "daemonset.yaml").read_text()) if one}
-    assert rendered() == manifest
+def test_the_chart_with_its_own_values_is_the_manifest_and_the_policy_beside_it():
+    texts = [(ROOT / name).read_text() for name in ("daemonset.yaml", "deploy/node-policy.yaml")]
+    assert rendered() == {one["kind"]: one for text in texts for one in yaml.safe_load_all(text) if one}
+
+
+def test_before_policies_there_were_none():
+    assert not [kind for kind in rendered("--kube-version", "1.29.0") if "Policy" in kind]
 
 
 def test_the_chart_has_the_version_of_the_project():
@@ -261,7 +265,7 @@ def rights(documents: Documents) -> set[tuple[str, ...]]:
     return found
 
 
-SEES = {("pods", "list", "watch"), ("events", "create", "patch")}
+SEES = {("pods", "list", "watch"), ("events", "create", "patch"), ("nodes", "patch")}
 EVICTS = {("pods/eviction", "create")}
 
 

@@ -20,7 +20,12 @@ from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 EVICTION = ROOT / "deploy" / "eviction.yaml"
-MANIFESTS = [ROOT / "daemonset.yaml", EVICTION, *sorted((ROOT / "docs" / "examples").glob("*.yaml"))]
+MANIFESTS = [
+    ROOT / "daemonset.yaml",
+    EVICTION,
+    ROOT / "deploy" / "node-policy.yaml",
+    *sorted((ROOT / "docs" / "examples").glob("*.yaml")),
+]
 DEFAULTS = config.load({}, {})
 
 

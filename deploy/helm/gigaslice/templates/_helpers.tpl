@@ -77,6 +77,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range $key, $value := .Values.settings }}
 - {{ printf "--%s=%s" (regexReplaceAll "([A-Z])" $key "-$1" | lower) (include "gigaslice.text" $value) | quote }}
 {{- end }}
+{{- if and .Values.cluster.enabled (not (hasKey .Values.settings "wholeGpus")) }}
+- --whole-gpus=gigaslice.io/gpu
+{{- end }}
 {{- if ne .Values.kubeletDir "/var/lib/kubelet" }}
 - --kubelet-dir={{ .Values.kubeletDir }}/device-plugins
 - --pod-resources={{ .Values.kubeletDir }}/pod-resources/kubelet.sock
@@ -90,4 +93,139 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+
+{{- /* --- the cluster half: classes, scheduler, admission ------------------------------------------------------------ */ -}}
+
+{{- /* "yes" when the API server has the version given as the second of a list, or a later one. */ -}}
+{{- define "gigaslice.since" -}}
+{{- $root := index . 0 -}}
+{{- if semverCompare (printf ">=%s-0" (index . 1)) $root.Capabilities.KubeVersion.Version -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* How pods are completed and checked: policy, webhook or none. */ -}}
+{{- define "gigaslice.admission" -}}
+{{- if not .Values.cluster.enabled -}}none
+{{- else if eq .Values.admission.mode "auto" -}}
+{{- ternary "policy" "webhook" (eq "yes" (include "gigaslice.since" (list . "1.36"))) -}}
+{{- else -}}
+{{- if and (eq .Values.admission.mode "policy") (not (include "gigaslice.since" (list . "1.34"))) -}}
+{{- fail "admission.mode policy needs Kubernetes 1.34 with the feature gate MutatingAdmissionPolicy, or 1.36; write webhook" -}}
+{{- end -}}
+{{- .Values.admission.mode -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Which scheduler places pods that ask for ours. */ -}}
+{{- define "gigaslice.schedulerName" -}}
+{{- if .Values.scheduler.name -}}
+{{- .Values.scheduler.name -}}
+{{- else -}}
+{{- ternary "default-scheduler" "gigaslice-scheduler" (eq .Values.scheduler.mode "extender") -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The resources of ours that nodes offer, as JSON. */ -}}
+{{- define "gigaslice.resources" -}}
+{{- $names := list "gigaslice.io/vgpu-memory" "gigaslice.io/gpu" -}}
+{{- range list .Values.settings.resource .Values.settings.wholeGpus -}}
+{{- if and . (ne (toString .) "off") -}}{{- $names = append $names (toString .) -}}{{- end -}}
+{{- end -}}
+{{- uniq (concat $names .Values.scheduler.managedResources) | toJson -}}
+{{- end -}}
+
+{{- /* Of an account of ours: the user that the API server sees. */ -}}
+{{- define "gigaslice.user" -}}
+{{- printf "system:serviceaccount:%s:%s" (index . 0).Release.Namespace (index . 1) -}}
+{{- end -}}
+
+{{- define "gigaslice.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* A role's settings as flags. */ -}}
+{{- define "gigaslice.flags" -}}
+{{- range $key, $value := . }}
+- {{ printf "--%s=%s" (regexReplaceAll "([A-Z])" $key "-$1" | lower) (include "gigaslice.text" $value) | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* Of a container that needs nothing of the node. */ -}}
+{{- define "gigaslice.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: ["ALL"]
+{{- end -}}
+
+{{- define "gigaslice.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* Where the pods of a role may run: of a list, the root, the role's values and its name. */ -}}
+{{- define "gigaslice.where" -}}
+{{- $root := index . 0 -}}
+{{- $role := index . 1 -}}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $role.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $role.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $role.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $role.affinity }}
+affinity:
+  {{- toYaml $role.affinity | nindent 2 }}
+{{- else if eq (index . 2) "extender" }}
+{{- else }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "gigaslice.labels" $root | nindent 14 }}
+              app.kubernetes.io/component: {{ index . 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* A container asks for ours; for CEL. */ -}}
+{{- define "gigaslice.cel.containers" -}}
+(object.spec.containers + object.spec.?initContainers.orValue([]))
+{{- end -}}
+{{- define "gigaslice.cel.asks" -}}
+{{ include "gigaslice.cel.containers" . }}.exists(c, c.?resources.?limits.orValue({}).exists(k, {{ "" -}}
+k.startsWith("gpuclass.gigaslice.io/") || k.startsWith("gigaslice.io/vgpu-memory.") || k in {{ include "gigaslice.resources" . }}))
+{{- end -}}
+{{- define "gigaslice.cel.class" -}}
+{{ include "gigaslice.cel.containers" . }}.exists(c, c.?resources.?limits.orValue({}).exists(k, k.startsWith("gpuclass.gigaslice.io/")))
+{{- end -}}
+
+
+{{- /* GPU memory of one slice in bytes, from the agents' setting. */ -}}
+{{- define "gigaslice.sliceBytes" -}}
+{{- $text := include "gigaslice.text" (.Values.settings.slice | default "1GiB") -}}
+{{- $powers := dict "" 0 "b" 0 "k" 1 "ki" 1 "kib" 1 "m" 2 "mi" 2 "mib" 2 "g" 3 "gi" 3 "gib" 3 "t" 4 "ti" 4 "tib" 4 -}}
+{{- $unit := lower (regexFind "[A-Za-z]*$" $text) -}}
+{{- if not (and (regexMatch "^[0-9]+[A-Za-z]*$" $text) (hasKey $powers $unit)) -}}
+{{- fail (printf "settings.slice: %s: with cluster.enabled write a whole number with KiB, MiB, GiB or TiB" $text) -}}
+{{- end -}}
+{{- $bytes := regexFind "^[0-9]+" $text | int64 -}}
+{{- range until (int (get $powers $unit)) -}}{{- $bytes = mul $bytes 1024 -}}{{- end -}}
+{{- printf "%d" $bytes -}}
 {{- end -}}

@@ -1,0 +1,324 @@
+"""The cluster half of the chart: every way to install it is valid, gives each role what it needs, and no more."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gigaslice.cluster import names
+from tests.unit.manifests.test_chart import helm, listed
+
+ON = ("--set", "cluster.enabled=true")
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")
+SCHEDULERS = ("second", "extender", "none")
+ADMISSIONS = ("auto", "policy", "webhook", "none")
+Document = dict[str, Any]
+
+
+def chart(*sets: str, version: str = "1.36", release: str = "gigaslice") -> list[Document]:
+    words = [word for one in sets for word in ("--set", one)]
+    return listed(*ON, "--kube-version", f"{version}.0", *words, release=release)
+
+
+def of(documents: list[Document], kind: str, name: str = "") -> list[Document]:
+    return [one for one in documents if one["kind"] == kind and one["metadata"]["name"].endswith(name)]
+
+
+def one_of(documents: list[Document], kind: str, name: str = "") -> Document:
+    (found,) = of(documents, kind, name)
+    return found
+
+
+def spec_of(workload: Document) -> Document:
+    found: Document = workload["spec"]["template"]["spec"]
+    return found
+
+
+def kinds(documents: list[Document]) -> set[str]:
+    return {one["kind"] for one in documents}
+
+
+# --- every way in -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_every_way_to_install_it(version):
+    known = max((one for one in VERSIONS if _has_schema(one)), key=float)
+    for scheduler, admission in itertools.product(SCHEDULERS, ADMISSIONS):
+        sets = [f"scheduler.mode={scheduler}", f"admission.mode={admission}", "networkPolicy.enabled=true"]
+        for document in chart(*sets, version=version):
+            kubernetes_validate.validate(document, version if _has_schema(version) else known, strict=True)
+
+
+def _has_schema(version: str) -> bool:
+    try:
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}, version
+        )
+    except kubernetes_validate.VersionNotSupportedError:
+        return False
+    return True
+
+
+def test_without_it_nothing_of_it_is_there():
+    assert kinds(listed("--kube-version", "1.36.0")) == {
+        "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("version, policy", [("1.35", False), ("1.36", True), ("1.36.2-eks-1", True)])
+def test_policies_complete_pods_where_the_api_server_has_them(version, policy):
+    documents = listed(*ON, "--kube-version", version if "eks" in version else f"{version}.0")
+    assert ("MutatingAdmissionPolicy" in kinds(documents)) == policy
+    assert ("MutatingWebhookConfiguration" in kinds(documents)) != policy
+
+
+def test_policies_on_a_cluster_without_them_are_refused_with_the_remedy():
+    done = helm(*ON, "--kube-version", "1.33.0", "--set", "admission.mode=policy")
+    assert done.returncode != 0 and "write webhook" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["scheduler.mode=third", "admission.mode=maybe", "scheduler.replicas=0", "controller.replica=1"],
+)
+def test_a_mistake_in_the_values_is_refused(mistake):
+    done = helm(*ON, "--set", mistake)
+    assert done.returncode != 0 and "values don't meet the specifications" in done.stderr
+
+
+def test_a_second_scheduler_may_not_have_the_first_ones_name():
+    done = helm(*ON, "--set", "scheduler.name=default-scheduler")
+    assert done.returncode != 0 and "a name of its own" in done.stderr
+
+
+@pytest.mark.parametrize("slice_, size", [("1GiB", 1 << 30), ("512MiB", 1 << 29), ("8G", 8 << 30), ("1073741824", 1 << 30)])  # fmt: skip
+def test_the_policy_counts_slices_as_the_agents_do(slice_, size):
+    documents = chart(f"settings.slice={slice_}")
+    expressions = {
+        one["name"]: one["expression"]
+        for one in one_of(documents, "MutatingAdmissionPolicy", "-classes")["spec"]["variables"]
+    }
+    assert f" + {size} - 1) / {size}" in expressions["slices"].replace("\n", " ")
+    (controller,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
+    assert f"--slice={slice_}" in controller["args"]
+
+
+def test_two_releases_do_not_share_names():
+    def names_of(release: str) -> set[tuple[str, str]]:
+        found = chart(release=release)
+        return {
+            (one["kind"], one["metadata"]["name"]) for one in found if "CustomResource" not in one["kind"]
+        }
+
+    assert not names_of("gigaslice") & names_of("second")
+
+
+# --- the second scheduler ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version, tag", [("1.34.3", "v1.34.3"), ("1.33.5-eks-113cf36", "v1.33.5"), ("1.35.1+k3s1", "v1.35.1")])  # fmt: skip
+def test_the_second_scheduler_is_of_the_clusters_version(version, tag):
+    documents = listed(*ON, "--kube-version", version)
+    images = [one["image"] for one in spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"]]
+    assert images[0] == f"registry.k8s.io/kube-scheduler:{tag}"
+
+
+def test_the_second_scheduler_is_configured_for_the_service_beside_it():
+    documents = chart(
+        "settings.resource=example.com/gib", "scheduler.managedResources={gigaslice.io/vgpu-memory.h100}"
+    )
+    configuration = yaml.safe_load(one_of(documents, "ConfigMap")["data"]["scheduler.yaml"])
+    (profile,), (extender,) = configuration["profiles"], configuration["extenders"]
+    assert profile["schedulerName"] == names.SCHEDULER_NAME and profile["percentageOfNodesToScore"] == 100
+    assert profile["pluginConfig"][0]["args"] == {"ignoredResourceGroups": [names.CLASS_PREFIX.rstrip("/")]}
+    assert extender["nodeCacheCapable"] is True and extender["ignorable"] is False
+    assert [one["name"] for one in extender["managedResources"]] == [
+        names.MEMORY_RESOURCE, names.GPU_RESOURCE, "example.com/gib", "gigaslice.io/vgpu-memory.h100",
+    ]  # fmt: skip
+    service = spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"][1]
+    address = extender["urlPrefix"].removeprefix("http://").partition("/")[0]
+    assert f"--address={address}" in service["args"] and address.startswith("127.0.0.1:")
+    lease = configuration["leaderElection"]
+    (role,) = of(documents, "Role", "-scheduler")
+    assert role["metadata"]["namespace"] == lease["resourceNamespace"]
+    assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [
+        [lease["resourceName"]]
+    ]
+
+
+def test_a_changed_configuration_restarts_the_scheduler_which_reads_it_once():
+    def mark(*sets: str) -> dict[str, str]:
+        workload = one_of(chart(*sets), "Deployment", "-scheduler")
+        found: dict[str, str] = workload["spec"]["template"]["metadata"]["annotations"]
+        return found
+
+    assert mark() == mark("scheduler.replicas=3") != mark("settings.resource=example.com/gib")
+
+
+def test_an_own_schedulers_service_listens_on_the_control_planes_loopback_address_alone():
+    documents = chart("scheduler.mode=extender")
+    workload = one_of(documents, "DaemonSet", "-scheduler")
+    (service,) = spec_of(workload)["containers"]
+    assert spec_of(workload)["hostNetwork"] is True
+    assert {"--address=127.0.0.1:8090", "--metrics-address=127.0.0.1:9447"} <= set(service["args"])
+    assert service["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
+    assert not of(documents, "ConfigMap")
+    assert not of(documents, "MutatingAdmissionPolicy", "-scheduler"), "pods stay with the default scheduler"
+    (controller,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
+    assert "--scheduler-name=default-scheduler" in controller["args"]
+
+
+def test_one_replica_has_no_disruption_budget_that_would_block_a_drain():
+    assert len(of(chart(), "PodDisruptionBudget")) == 2
+    assert not of(chart("scheduler.replicas=1", "controller.replicas=1"), "PodDisruptionBudget")
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+def rights(documents: list[Document], account: str) -> set[tuple[str, str]]:
+    """What an account may, as (verb, resource) pairs, with resource names after a colon; stock roles by their names."""
+    found = set()
+    for binding in (one for one in documents if one["kind"].endswith("RoleBinding")):
+        if account not in [one["name"] for one in binding["subjects"]]:
+            continue
+        reference = binding["roleRef"]
+        roles = [
+            one
+            for one in documents
+            if one["kind"] == reference["kind"] and one["metadata"]["name"] == reference["name"]
+        ]
+        if not roles:
+            found.add(("stock", reference["name"]))
+        for rule in (rule for role in roles for rule in role["rules"]):
+            only = ":" + ",".join(rule["resourceNames"]) if "resourceNames" in rule else ""
+            found |= {(verb, resource + only) for verb in rule["verbs"] for resource in rule["resources"]}
+    return found
+
+
+def reads(*resources: str) -> set[tuple[str, str]]:
+    return set(itertools.product(("get", "list", "watch"), resources))
+
+
+def test_the_scheduler_reads_and_binds_and_nothing_else():
+    own = reads("nodes", "pods", "resourceclasses") | {
+        ("create", "pods/binding"), ("create", "events"), ("patch", "events"),
+    }  # fmt: skip
+    assert rights(chart("scheduler.mode=extender"), "gigaslice-scheduler") == own
+    assert rights(chart(), "gigaslice-scheduler") == own | {
+        ("stock", "system:kube-scheduler"),
+        ("stock", "system:volume-scheduler"),
+        ("stock", "extension-apiserver-authentication-reader"),
+        ("create", "leases"),
+        ("get", "leases:gigaslice-scheduler"),
+        ("update", "leases:gigaslice-scheduler"),
+    }
+
+
+def test_the_controller_writes_its_own_objects_and_nothing_else():
+    found = rights(chart(), "gigaslice-controller")
+    hook = (
+        "mutatingwebhookconfigurations:gigaslice-webhook",
+        "validatingwebhookconfigurations:gigaslice-webhook",
+    )
+    only = {(verb, one) for verb in ("get", "update") for one in (*hook, "secrets:gigaslice-webhook")}
+    assert only <= found
+    assert rights(chart("admission.mode=none"), "gigaslice-controller") == found - only
+    writes = {pair for pair in found - only if pair[0] not in ("get", "list", "watch")}
+    assert {resource.partition(":")[0].partition("/")[0] for _, resource in writes} == {
+        "resourceclasses", "extendedresources", "events", "leases",
+    }  # fmt: skip
+    assert not [one for one in found if one[1] == "secrets" or one[1].startswith("pods/")]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_nobody_may_evict_delete_pods_or_become_another(scheduler):
+    for document in chart(f"scheduler.mode={scheduler}"):
+        for rule in document.get("rules") or () if "Role" in document["kind"] else ():
+            assert "*" not in rule["verbs"] and "*" not in rule["resources"] and "*" not in rule["apiGroups"]
+            assert not {"impersonate", "escalate", "bind"} & set(rule["verbs"])
+            assert "pods/eviction" not in rule["resources"]
+            assert not ("pods" in rule["resources"] and set(rule["verbs"]) - {"get", "list", "watch"})
+
+
+@pytest.mark.parametrize("scheduler", ["second", "extender"])
+def test_the_clusters_roles_run_as_the_restricted_standard_demands(scheduler):
+    documents = chart(f"scheduler.mode={scheduler}")
+    workloads = [one for one in documents if one["kind"] in ("Deployment", "DaemonSet")]
+    for workload in (one for one in workloads if not one["metadata"]["name"].endswith("-node")):
+        spec = spec_of(workload)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not [one for one in spec.get("volumes", ()) if set(one) - {"name", "configMap"}]
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True and context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+def hooks(documents: list[Document]) -> dict[str, Document]:
+    found = [one for one in documents if one["kind"].endswith("WebhookConfiguration")]
+    return {one["kind"].partition("Webhook")[0]: one["webhooks"][0] for one in found}
+
+
+def test_the_api_server_calls_the_webhook_for_nobody_elses_pods():
+    for version in ("1.28", "1.35", "1.36"):
+        for hook in hooks(chart(version=version)).values():
+            assert 'contains("gigaslice")' in hook["matchConditions"][0]["expression"]
+            (excluded,) = hook["namespaceSelector"]["matchExpressions"]
+            assert excluded["operator"] == "NotIn" and "kube-system" in excluded["values"]
+
+
+def test_pods_fail_without_the_webhook_only_where_it_is_asked_for_ours_alone():
+    assert {one["failurePolicy"] for one in hooks(chart(version="1.35")).values()} == {"Fail"}
+    assert {kind: one["failurePolicy"] for kind, one in hooks(chart()).items()} == {"Validating": "Ignore"}
+    old = hooks(chart(version="1.27"))
+    assert {one["failurePolicy"] for one in old.values()} == {"Ignore"}, "it is called for every pod there"
+    assert not [one for one in old.values() if "matchConditions" in one]
+
+
+def test_the_webhook_is_where_its_configuration_says():
+    documents = chart(version="1.35")
+    service = one_of(documents, "Service", "-webhook")
+    controller = one_of(documents, "Deployment", "-controller")
+    labels = controller["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (container,) = spec_of(controller)["containers"]
+    (port,) = service["spec"]["ports"]
+    assert port["targetPort"] in [one["name"] for one in container["ports"]]
+    for hook in hooks(documents).values():
+        reference = hook["clientConfig"]["service"]
+        assert (reference["name"], reference["port"]) == (service["metadata"]["name"], port["port"])
+        assert reference["namespace"] == service["metadata"]["namespace"]
+        assert hook["clientConfig"].keys() == {"service"}, "the controller writes the caBundle"
+    assert f"--webhook-name={service['metadata']['name']}" in container["args"]
+    assert one_of(documents, "Secret")["metadata"]["name"] == service["metadata"]["name"]
+
+
+def test_only_our_scheduler_writes_assignments_and_whoever_is_named():
+    (rule,) = one_of(chart(), "ValidatingAdmissionPolicy", "-assignments")["spec"]["validations"]
+    assert '["system:serviceaccount:kube-system:gigaslice-scheduler"]' in rule["expression"]
+    (rule,) = one_of(chart("admission.assigners={bob}"), "ValidatingAdmissionPolicy", "-assignments")["spec"][
+        "validations"
+    ]
+    assert '["system:serviceaccount:kube-system:gigaslice-scheduler","bob"]' in rule["expression"]
+
+
+def test_a_network_policy_for_each_role():
+    closed = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of(chart("networkPolicy.enabled=true"), "NetworkPolicy")
+    }
+    assert closed.keys() == {"gigaslice-node", "gigaslice-controller", "gigaslice-scheduler"}
+    assert "ingress" not in closed["gigaslice-scheduler"]
+    (webhook,) = closed["gigaslice-controller"]["ingress"]
+    assert webhook == {"ports": [{"protocol": "TCP", "port": "webhook"}]}
