@@ -97,7 +97,9 @@ def test_a_second_scheduler_may_not_have_the_first_ones_name():
     assert done.returncode != 0 and "a name of its own" in done.stderr
 
 
-@pytest.mark.parametrize("slice_, size", [("1GiB", 1 << 30), ("512MiB", 1 << 29), ("8G", 8 << 30), ("1073741824", 1 << 30)])  # fmt: skip
+@pytest.mark.parametrize("slice_, size", [
+    ("1GiB", 1 << 30), ("512MiB", 1 << 29), ("8G", 8 << 30), ("1073741824", 1 << 30)
+])  # fmt: skip
 def test_the_policy_counts_slices_as_the_agents_do(slice_, size):
     documents = chart(f"settings.slice={slice_}")
     expressions = {
@@ -122,7 +124,9 @@ def test_two_releases_do_not_share_names():
 # --- the second scheduler ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version, tag", [("1.34.3", "v1.34.3"), ("1.33.5-eks-113cf36", "v1.33.5"), ("1.35.1+k3s1", "v1.35.1")])  # fmt: skip
+@pytest.mark.parametrize("version, tag", [
+    ("1.34.3", "v1.34.3"), ("1.33.5-eks-113cf36", "v1.33.5"), ("1.35.1+k3s1", "v1.35.1")
+])  # fmt: skip
 def test_the_second_scheduler_is_of_the_clusters_version(version, tag):
     documents = listed(*ON, "--kube-version", version)
     images = [one["image"] for one in spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"]]

@@ -1,0 +1,52 @@
+"""What a request of one line leaves out, as a JSON Patch: the raw unit beside a class, and the scheduler's name. Pure.
+
+Nothing that the pod says is changed: a container with a raw unit of its own keeps it, and a pod that chose a scheduler
+keeps that. So a second pass over the answer adds nothing. Mistakes are not this module's subject (`mistakes`); where
+there is one, nothing is added for that container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gigaslice.cluster.demand import asks_for_gpus
+from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.requests import ContainerRequest, container_requests, pod_of
+
+__all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units"]
+
+DEFAULT_SCHEDULER = "default-scheduler"
+"""What the API server writes into pods that choose no scheduler."""
+
+
+def patch_of(pod: Mapping[str, Any], facts: AdmissionFacts) -> list[dict[str, Any]]:
+    """Returns what to add to a pod's document, as operations of a JSON Patch; empty where nothing is missing."""
+    spec = pod.get("spec") or {}
+    patch: list[dict[str, Any]] = []
+    for container in container_requests(pod):
+        for name, count in raw_units(container, facts).items():
+            for field in ("limits", "requests") if container.has_requests else ("limits",):
+                path = f"{container.path}/resources/{field}/{name.replace('/', '~1')}"
+                patch.append({"op": "add", "path": path, "value": str(count)})
+    chosen = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    # A pod that is bound already is nobody's to schedule; its agent chooses the GPUs, as without a scheduler of ours.
+    free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not spec.get("nodeName")
+    if free and asks_for_gpus(pod_of(pod), facts.units):
+        patch.append({"op": "add", "path": "/spec/schedulerName", "value": facts.scheduler})
+    return patch
+
+
+def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, int]:
+    """Returns the raw units that the container's classes stand for; none where it has raw units, or a mistake."""
+    if container.counts.keys() & facts.names:
+        return {}
+    units: dict[str, int] = {}
+    for name, count in container.classes.items():
+        known = facts.classes.get(name)
+        if known is None or count is None or count < 1:
+            return {}
+        share = known.share.memory_bytes if known.share else 0
+        unit = facts.units.memory_resource if share else facts.units.gpu_resource
+        units[unit] = units.get(unit, 0) + count * (facts.slices(share) if share else 1)
+    return units

@@ -1,0 +1,89 @@
+"""What admission decides by: the classes, what the nodes have, and the names that are in use. Pure.
+
+Made anew by the controller when classes or inventories change, and handed out unchanged until then: what is derived
+from it is derived once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import SCHEDULER_NAME
+
+__all__ = ["AdmissionFacts"]
+
+
+@dataclass(frozen=True)
+class AdmissionFacts:
+    """What is known of the cluster.
+
+    Attributes:
+        classes: By name.
+        nodes: The inventories by the nodes' names, whatever state the nodes are in: a drained node comes back.
+        resources: Names of ours that nodes offer beside those of the inventories.
+        units: What pods count in.
+        scheduler: schedulerName of the pods that ask for classes.
+        nodes_may_come: Whether a larger node may be added at any time: what no node has is then only warned about.
+        synced: False until classes and nodes have been read once; nothing may be decided before.
+    """
+
+    classes: Mapping[str, ResourceClass] = field(default_factory=dict)
+    nodes: Mapping[str, NodeInventory] = field(default_factory=dict)
+    resources: frozenset[str] = frozenset()
+    units: ClusterUnits = field(default_factory=ClusterUnits)
+    scheduler: str = SCHEDULER_NAME
+    nodes_may_come: bool = False
+    synced: bool = True
+
+    def slices(self, size: int) -> int:
+        """Returns how many slices hold so many bytes."""
+        return -(-size // self.units.slice_bytes)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The resources of ours that a container may ask for, classes left aside."""
+        offered = {one.resource for node in self.nodes.values() for one in node.gpus}
+        whole = {node.whole_resource for node in self.nodes.values() if node.whole_resource}
+        return self.resources | offered | whole | {self.units.memory_resource, self.units.gpu_resource}
+
+    def most_of_class(self, name: str, slices: int) -> int:
+        """Returns how many GPUs of a class one node has at most, of those with so many slices or more."""
+        found = self._most_of_class.get((name, slices))
+        if found is None:
+            matches = self.classes[name].matches
+            found = self._most(
+                lambda node, one: int(one.gpu.slices >= slices and matches(one.all_properties(node)))
+            )
+            self._most_of_class[name, slices] = found
+        return found
+
+    def most_slices(self, resource: str) -> int:
+        """Returns how many slices of a resource one node has at most."""
+        return self._most(lambda _, one: one.gpu.slices if one.resource == resource else 0)
+
+    @cached_property
+    def most_gpus(self) -> int:
+        """How many GPUs one node has at most."""
+        return self._most(lambda *_: 1)
+
+    @cached_property
+    def largest_gpu(self) -> int:
+        """Slices of the largest GPU."""
+        return max((one.gpu.slices for _, one in self._gpus()), default=0)
+
+    @cached_property
+    def _most_of_class(self) -> dict[tuple[str, int], int]:
+        return {}
+
+    def _gpus(self) -> Iterator[tuple[str, InventoryGpu]]:
+        return ((name, one) for name, node in self.nodes.items() for one in node.gpus)
+
+    def _most(self, count: Callable[[str, InventoryGpu], int]) -> int:
+        return max(
+            (sum(count(name, one) for one in node.gpus) for name, node in self.nodes.items()), default=0
+        )

@@ -1,0 +1,234 @@
+"""What is wrong with a pod that asks for ours, each as a sentence that says what to write instead. Pure.
+
+Only what no cluster state could mend is a mistake; the rest is the scheduler's to answer, since a class and a node may
+come at any time. A pod that names a class must be sure to pass our scheduler: its names are ignored by every other one,
+which would bind it to any node.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigaslice.cluster.demand import demand_of
+from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP
+from gigaslice.cluster.refusal import Refusal
+from gigaslice.model.options import ANNOTATIONS, PREFIX, RequestOptions, SliceUnit, parse_options
+from gigaslice.text import plain
+from gigaslice.units import parse_bytes
+from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units
+from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.requests import ContainerRequest, annotations_of, container_requests, pod_of
+
+__all__ = ["Findings", "findings"]
+
+_ANNOTATIONS = frozenset(row.name for row in ANNOTATIONS)
+_OURS = frozenset({"allocation"})
+"""Annotations under our prefix that the agent writes."""
+_NEAR = 0.75
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is said about a pod. mistakes: why it is refused. warnings: what its author should see all the same."""
+
+    mistakes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def findings(pod: Mapping[str, Any], facts: AdmissionFacts, completed: bool) -> Findings:
+    """Looks for mistakes in a pod's document.
+
+    Args:
+        pod: As the API server sent it.
+        facts: What is known of the cluster.
+        completed: Whether the pod has passed `patch_of`, so that raw units and scheduler must be there.
+    """
+    found = Findings()
+    asking = container_requests(pod)
+    annotations = annotations_of(pod)
+    if not asking:
+        return found
+    if ASSIGNMENT in annotations:
+        found.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
+    for container in asking:
+        _names(container, facts, found)
+        _counts(container, found)
+    _annotations(annotations, pod, found)
+    _route(pod, asking, facts, completed, found)
+    if not found.mistakes:
+        _demand(pod, facts, found)
+    if not found.mistakes:
+        _size(asking, annotations, facts, found)
+    return found
+
+
+def _names(container: ContainerRequest, facts: AdmissionFacts, found: Findings) -> None:
+    """Names that no class and no node has."""
+    for name in sorted(container.counts):
+        said = f"container {container.name}: {plain(name)}"
+        if name.startswith(CLASS_PREFIX):
+            known = name.removeprefix(CLASS_PREFIX)
+            if known not in facts.classes:
+                found.mistakes.append(f"{said}: there is no such class; {_classes(known, facts)}")
+        elif name not in facts.names:
+            near = _nearest(name, [*facts.names, *(CLASS_PREFIX + one for one in facts.classes)])
+            domain = name.partition("/")[0]
+            if domain != GROUP and not _nearest(domain, [GROUP, CLASS_PREFIX.rstrip("/")]):
+                continue  # of another project, or a name that an administrator chose
+            if facts.units.is_memory(name):
+                found.warnings.append(f"{said}: no node offers it now; the pod waits for one")
+            elif near:
+                found.mistakes.append(f"{said}: there is no such resource; did you mean {near}?")
+            else:
+                offered = ", ".join(sorted(facts.names))
+                found.mistakes.append(f"{said}: there is no such resource; nodes offer {offered}")
+
+
+def _classes(name: str, facts: AdmissionFacts) -> str:
+    near = _nearest(name, facts.classes)
+    if near:
+        return f"did you mean {CLASS_PREFIX}{near}?"
+    some = ", ".join(sorted(facts.classes)[:5])
+    if not some:
+        return "the cluster has none yet (kubectl get resourceclasses)"
+    return f"there are {some}{', …' if len(facts.classes) > 5 else ''} (kubectl get resourceclasses)"
+
+
+def _nearest(word: str, words: Collection[str]) -> str:
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=_NEAR)), "")
+
+
+def _counts(container: ContainerRequest, found: Findings) -> None:
+    for name, count in sorted(container.counts.items()):
+        if count is None or count < 1:
+            found.mistakes.append(
+                f"container {container.name}: {plain(name)} must be a whole number from 1 up; to ask for none, leave "
+                "the line out"
+            )
+
+
+def _annotations(annotations: Mapping[str, str], pod: Mapping[str, Any], found: Findings) -> None:
+    """Names under our prefix that mean nothing."""
+    spec = pod.get("spec") or {}
+    containers = {
+        str(one.get("name")) for key in ("initContainers", "containers") for one in spec.get(key) or ()
+    }
+    for key in sorted(annotations):
+        if not key.startswith(PREFIX) or key == ASSIGNMENT:
+            continue
+        name, dot, container = key.removeprefix(PREFIX).partition(".")
+        if name in _OURS:
+            continue
+        if name not in _ANNOTATIONS:
+            near = _nearest(name, _ANNOTATIONS)
+            hint = f"did you mean {PREFIX}{near}?" if near else f"there are {', '.join(sorted(_ANNOTATIONS))}"
+            found.mistakes.append(f"annotation {plain(key)}: there is no such annotation; {hint}")
+        elif dot and container not in containers:
+            near = _nearest(container, containers)
+            hint = (
+                f"did you mean {PREFIX}{name}.{near}?"
+                if near
+                else f"there are {', '.join(sorted(containers))}"
+            )
+            found.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
+
+
+def _route(
+    pod: Mapping[str, Any],
+    asking: Collection[ContainerRequest],
+    facts: AdmissionFacts,
+    completed: bool,
+    found: Findings,
+) -> None:
+    """Ways past our scheduler, for a pod that names a class."""
+    spec = pod.get("spec") or {}
+    classed = [one for one in asking if one.classes]
+    if not classed:
+        return
+    if spec.get("nodeName"):
+        found.mistakes.append(
+            "a pod that names a GPU class is bound by the scheduler, which chooses its GPUs; leave spec.nodeName out, "
+            "and write a nodeSelector such as kubernetes.io/hostname where it must be that node"
+        )
+    chosen = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    if chosen != facts.scheduler and (completed or chosen != DEFAULT_SCHEDULER):
+        found.mistakes.append(
+            f'schedulerName "{plain(str(chosen))}" does not see GPU classes and would bind the pod to any node; write '
+            f'"{facts.scheduler}", or leave it out'
+        )
+    for one in classed if completed else ():
+        if missing := raw_units(one, facts):
+            lines = " and ".join(f"{name}: {count}" for name, count in missing.items())
+            found.mistakes.append(
+                f"container {one.name}: its class needs {lines} beside it; add it to the limits"
+            )
+
+
+def _parsed(
+    container: ContainerRequest, annotations: Mapping[str, str], facts: AdmissionFacts
+) -> RequestOptions:
+    return parse_options(annotations, container.name, SliceUnit(facts.units.slice_bytes, parse_bytes))
+
+
+def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:
+    """How many slices the container counts by itself; what its classes stand for is not for annotations to divide."""
+    if container.classes:
+        return 0
+    return sum(count or 0 for name, count in container.counts.items() if facts.units.is_memory(name))
+
+
+def _demand(pod: Mapping[str, Any], facts: AdmissionFacts, found: Findings) -> None:
+    """What the scheduler would refuse whatever the nodes have: annotations that contradict each other or the counts."""
+    demand = demand_of(pod_of(pod), facts.classes, facts.units)
+    if isinstance(demand, Refusal):
+        found.mistakes.append(demand.text)
+
+
+def _size(
+    asking: Collection[ContainerRequest],
+    annotations: Mapping[str, str],
+    facts: AdmissionFacts,
+    found: Findings,
+) -> None:
+    """What no node has, even empty: a warning where nodes may come, or where there is nothing of the kind at all."""
+    if not facts.nodes:
+        return
+    for container in asking:
+        for much, most, what in _measures(container, annotations, facts):
+            if much <= most:
+                continue
+            sentence = (
+                f"container {container.name}: {much} {what} are more than any node has, which is {most}"
+            )
+            if facts.nodes_may_come:
+                found.warnings.append(f"{sentence}; the pod waits for a larger node")
+            elif not most:
+                found.warnings.append(
+                    f"container {container.name}: no node has {what} now; the pod waits for one"
+                )
+            else:
+                found.mistakes.append(f"{sentence}; ask for {most} at most")
+
+
+def _measures(
+    container: ContainerRequest, annotations: Mapping[str, str], facts: AdmissionFacts
+) -> Iterator[tuple[int, int, str]]:
+    """What the container asks for, the most of it that one node has, and its name."""
+    for name, count in container.classes.items():
+        share = facts.classes[name].share
+        slices = facts.slices(share.memory_bytes) if share and share.memory_bytes else 0
+        yield count or 0, facts.most_of_class(name, slices), f"GPUs of class {name}"
+    if not container.classes and container.counts.get(facts.units.gpu_resource):
+        yield container.counts[facts.units.gpu_resource] or 0, facts.most_gpus, "GPUs"
+    for name, count in container.counts.items():
+        if facts.units.is_memory(name) and name in facts.names:
+            yield count or 0, facts.most_slices(name), f"of {name}"
+    options = _parsed(container, annotations, facts)
+    slices = _slices(container, facts)
+    if options.parts:
+        yield max(options.parts), facts.largest_gpu, "slices of one GPU"
+    elif options.gpus and slices:
+        yield -(-slices // options.gpus), facts.largest_gpu, "slices of one GPU"

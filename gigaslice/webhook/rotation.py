@@ -1,0 +1,187 @@
+"""Keeps the webhook's certificates: in a Secret, in the webhook configurations' caBundle, and in the serving context.
+
+Every replica does the same. The Secret's resourceVersion decides which of several is first, and the others take what
+is there. The order is always Secret, caBundle, serving: nothing is served that the API server was not told to trust. A
+Secret that cannot be used is replaced, with a line in the log.
+
+The chart creates the Secret, empty: the right to create secrets would be the right to make tokens of every account in
+the namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import datetime
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, object_path
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.webhook.certificates import (
+    CertificateError,
+    Certificates,
+    due,
+    fresh,
+    read_certificates,
+    renewed,
+    salvaged,
+)
+
+__all__ = ["WebhookCertificates"]
+
+_PERIOD = 30.0
+_RETRY = 2.0
+_CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+_ADMISSION = ("apis", "admissionregistration.k8s.io", "v1")
+
+
+class _Api(Protocol):
+    """What of the API server's client is used here."""
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    async def put(self, path: str, body: object) -> dict[str, Any]: ...
+
+
+class WebhookCertificates:
+    """The certificates of one webhook, of which every replica has an object of its own.
+
+    Args:
+        api: The API server.
+        namespace: Of the Secret and of the Service.
+        secret: The Secret's name.
+        service: The Service by which the API server reaches the webhook.
+        configuration: The name of both webhook configurations, of which one may be missing.
+        clock: The time of day, in UTC.
+    """
+
+    def __init__(
+        self,
+        api: _Api,
+        *,
+        namespace: str,
+        secret: str,
+        service: str,
+        configuration: str,
+        clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.timezone.utc),
+    ) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """What to serve with; later connections get a renewed certificate without a restart."""
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._api = api
+        self._host = f"{service}.{namespace}.svc"
+        self._secret = object_path("api", "v1", "namespaces", namespace, "secrets", secret)
+        self._configurations = [object_path(*_ADMISSION, kind, configuration) for kind in _CONFIGURATIONS]
+        self._clock = clock
+        self._served = b""
+        self._log = get_logger("webhook")
+        self._reported = LogOnce()
+
+    async def prepare(self) -> None:
+        """Waits until there is a certificate to serve with."""
+        while not await self._pass():
+            await asyncio.sleep(_RETRY)
+
+    async def run(self) -> None:
+        """Renews certificates and the configurations' trust in them, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_PERIOD if await self._pass() else _RETRY)
+
+    async def _pass(self) -> bool:
+        """One pass, which reports what stands in its way and says whether it is through."""
+        try:
+            await self.once()
+        except ApiFailure as error:
+            if self._reported.new("api", str(error)):
+                self._log.warning("webhook_certificates_wait", error=str(error))
+            return False
+        self._reported.over("api")
+        return True
+
+    async def once(self) -> None:
+        """Takes, makes or renews the certificates once.
+
+        Raises:
+            ApiFailure: The API server was not reached, or refused.
+        """
+        found = await self._stored()
+        for path in self._configurations:
+            await self._trust(path, found.bundle)
+        if found.chain != self._served:
+            self._load(found.chain)
+            self._served = found.chain
+            self._log.info(
+                "webhook_certificate", until=found.serving.not_valid_after_utc.isoformat(), host=self._host
+            )
+
+    async def _stored(self) -> Certificates:
+        """The certificates of the Secret, after what is due was done to them."""
+        secret = await self._api.get(self._secret)
+        now = self._clock()
+        data = _data(secret)
+        try:
+            found = read_certificates(data, now)
+            reason = due(found, self._host, now)
+            if not reason:
+                return found
+            better = renewed(found, self._host, now)
+        except CertificateError as error:
+            reason = str(error)
+            better = fresh(self._host, now, salvaged(data, now))
+            if data:
+                self._log.warning("webhook_certificates_replaced", reason=reason)
+        encoded = {key: base64.b64encode(value).decode() for key, value in better.encode().items()}
+        try:
+            await self._api.put(self._secret, {**secret, "data": encoded})
+        except ApiFailure as error:
+            if error.status != CONFLICT:
+                raise
+            return await self._stored()  # another replica was first; what it wrote is as new
+        self._log.info("webhook_certificates_written", reason=reason)
+        return better
+
+    async def _trust(self, path: str, bundle: bytes) -> None:
+        """Writes the authorities into a configuration, where they are not yet there."""
+        wanted = base64.b64encode(bundle).decode()
+        try:
+            configuration = await self._api.get(path)
+        except ApiFailure as error:
+            if error.status == NOT_FOUND:
+                return
+            raise
+        hooks: Sequence[dict[str, Any]] = configuration.get("webhooks") or []
+        if all(hook.get("clientConfig", {}).get("caBundle") == wanted for hook in hooks):
+            return
+        for hook in hooks:
+            hook.setdefault("clientConfig", {})["caBundle"] = wanted
+        try:
+            await self._api.put(path, configuration)
+        except ApiFailure as error:
+            if error.status != CONFLICT:
+                raise
+            await self._trust(path, bundle)
+
+    def _load(self, chain: bytes) -> None:
+        """Serves by a certificate and its key, which only a file can be loaded from: one without a name."""
+        descriptor = os.memfd_create("webhook")
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(chain)
+            self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+
+def _data(secret: Mapping[str, Any]) -> dict[str, bytes]:
+    """The data of a Secret; what is no base64 is garbled like anything else."""
+    found = {}
+    for key, value in (secret.get("data") or {}).items():
+        try:
+            found[str(key)] = base64.b64decode(value, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            found[str(key)] = b""
+    return found

@@ -1,0 +1,67 @@
+"""The two endpoints that the API server posts pods to, for an aiohttp application of the controller.
+
+A question is answered from memory, without a call to anything else. Before the facts are there the answer is 503: what
+that means for the pod is the failurePolicy's to say, and that is `Fail` only for pods that ask for ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.reviews import (
+    Answer,
+    ReviewError,
+    answer_mutate,
+    answer_validate,
+    read_review,
+    write_review,
+)
+
+__all__ = ["MUTATE_PATH", "VALIDATE_PATH", "routes"]
+
+MUTATE_PATH = "/mutate"
+VALIDATE_PATH = "/validate"
+_MOST_BYTES = 8 << 20  # an object of etcd has 1.5 MiB at most, and a question may hold it twice
+
+
+def routes(
+    facts: Callable[[], AdmissionFacts], count: Callable[[str, bool], None] = lambda path, allowed: None
+) -> list[web.RouteDef]:
+    """Returns the endpoints.
+
+    Args:
+        facts: What is known of the cluster now.
+        count: Called after every answer with the path and whether the pod was allowed.
+    """
+
+    def endpoint(path: str, decide: Callable[[Mapping[str, Any], AdmissionFacts], Answer]) -> web.RouteDef:
+        async def handle(request: web.Request) -> web.Response:
+            known = facts()
+            if not known.synced:
+                return web.Response(status=503, text="the cluster's state is not read yet; try again")
+            try:
+                uid, pod = read_review(orjson.loads(await _body(request)))
+            except (ReviewError, ValueError) as error:
+                return web.Response(status=400, text=str(error))
+            answer = decide(pod, known)
+            count(path, not answer.message)
+            return web.Response(body=orjson.dumps(write_review(uid, answer)), content_type="application/json")
+
+        return web.post(path, handle)
+
+    return [endpoint(MUTATE_PATH, answer_mutate), endpoint(VALIDATE_PATH, answer_validate)]
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body. Raises ValueError for one that no API server sends."""
+    found = bytearray()
+    async for chunk in request.content.iter_any():
+        found += chunk
+        if len(found) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+    return bytes(found)
