@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.allocation.owner import Requester
+from agent.allocation.assigned import assigned_to
+from agent.allocation.owner import ImpossibleError, Requester
 from agent.inventory.holder import InventoryHolder
 from gigaslice.allocation import host_memory
 from gigaslice.allocation.table import Allocation, AllocationTable
-from gigaslice.errors import DeviceIdError, GigasliceError
+from gigaslice.errors import DeviceIdError
 from gigaslice.model import (
+    CORES_PER_GPU,
     Infeasible,
     NodeState,
     Placement,
     Request,
     RequestOptions,
+    Share,
     SliceUnit,
     parse_device_id,
     parse_options,
@@ -31,17 +34,21 @@ from gigaslice.placement.same_gpu import beside_own, on_same_gpus
 __all__ = ["Choice", "Demand", "GpuChooser", "ImpossibleError", "gpu_name"]
 
 
-class ImpossibleError(GigasliceError):
-    """This node can never serve the request; the text reaches the pod's event."""
-
-
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a container asks for, ready for placement. mistakes: annotations that make no sense and were left out."""
+    """What a container asks for, ready for placement.
+
+    Attributes:
+        request: What is placed.
+        options: What its annotations ask for.
+        mistakes: Annotations that make no sense and were left out.
+        assigned: The shares that its assignment names, in the order of the GPUs; then nothing is placed.
+    """
 
     request: Request
     options: RequestOptions
     mistakes: tuple[str, ...] = ()
+    assigned: tuple[Share, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,11 @@ class Choice:
 class GpuChooser:
     """Chooses among the node's present GPUs by a placement policy."""
 
-    def __init__(self, gpus: InventoryHolder, policy: Policy, resource: str, unit: SliceUnit) -> None:
+    def __init__(
+        self, gpus: InventoryHolder, policy: Policy, resource: str, unit: SliceUnit, whole_resource: str = ""
+    ) -> None:
         self.resource = resource
+        self.whole_resource = whole_resource
         self.policy = policy
         self._gpus = gpus
         self._unit = unit
@@ -78,10 +88,38 @@ class GpuChooser:
         gpus, taken = host_memory.view(table, inventory.gpus, pod, host=host, memory_bytes=memory)
         return NodeState.build(gpus, inventory.topology, taken)
 
+    def assigned(self, requester: Requester | None, slices: int) -> tuple[Share, ...] | None:
+        """Returns the shares that the requester of so many slices was assigned; None where it was not.
+
+        Raises:
+            NotExecutableError: The assignment of its pod cannot be executed here, or is missing.
+        """
+        if requester is None:
+            return None
+        options, gpus = self.options(requester), self._gpus.now.gpus
+        found = assigned_to(
+            requester,
+            gpus,
+            slices=slices,
+            whole=requester.container.requests.get(self.whole_resource, 0),
+            most={gpu.uuid: gpu.slices if options.oversubscribe else gpu.own_slices for gpu in gpus},
+        )
+        if found is None:
+            return None
+        if (
+            options.exclusive and not options.cores
+        ):  # it has all of the compute anyway, without being throttled
+            return tuple(replace(share, cores=0) for share in found.shares)
+        return found.shares
+
     def demand(
         self, node: NodeState, table: AllocationTable, requester: Requester | None, slices: int
     ) -> Demand | Infeasible:
-        """Returns what is asked for, or why this node can never have it."""
+        """Returns what is asked for, or why this node can never have it.
+
+        Raises:
+            NotExecutableError: The assignment of its pod cannot be executed here, or is missing.
+        """
         if requester is None:
             return Demand(Request(total=slices), RequestOptions())
         options = self.options(requester)
@@ -89,6 +127,9 @@ class GpuChooser:
         if odd := options.contradictions(slices):
             mistakes += odd
             options = replace(options, gpus=None, parts=(), max_slices=None)
+        assigned = self.assigned(requester, slices)
+        if assigned is not None:
+            return Demand(Request(total=slices), options, mistakes, assigned)
         allowed = options.allowed_gpus(node.gpus)
         if isinstance(allowed, Infeasible):
             return allowed
@@ -105,6 +146,18 @@ class GpuChooser:
             if beside.only and isinstance(place(node, beside, self.policy), Placement):
                 request = beside
         return Demand(request, options, mistakes)
+
+    def execute(self, node: NodeState, shares: tuple[Share, ...], *, exclusive: bool) -> Choice:
+        """Returns an assignment's own GPUs as a choice: whatever time can mend is waited for at the start."""
+        usage = node.usage()
+        waiting = False
+        for share in shares:
+            at = node.position(share.gpu)
+            room = share.slices <= node.gpus[at].slices - usage.slices[at]
+            alone = not (exclusive and usage.holders[at])
+            compute = share.cores <= CORES_PER_GPU - usage.cores[at]
+            waiting = waiting or not (room and alone and compute and node.gpus[at].healthy)
+        return Choice(Placement(shares), waiting)
 
     def choose(self, node: NodeState, device_ids: frozenset[str], request: Request) -> Choice:
         """Chooses the GPUs of a request.
@@ -137,10 +190,15 @@ class GpuChooser:
             table: The allocation table without the allocation.
             allocation: The allocation, whose GPUs the container runtime has been told.
             requester: The container that it is for.
+
+        Raises:
+            NotExecutableError: The assignment of its pod cannot be executed here, or is missing.
         """
         slices, held = len(allocation.device_ids), frozenset(allocation.quota())
         node = self.node(table, requester, slices)
         demand = self.demand(node, table, requester, slices)
+        if isinstance(demand, Demand) and demand.assigned is not None:
+            return Placement(demand.assigned) if held == {one.gpu for one in demand.assigned} else None
         if isinstance(demand, Infeasible) or (demand.request.only and not held <= demand.request.only):
             return None
         divided = demand.request.gpus or demand.request.parts or demand.request.whole_first

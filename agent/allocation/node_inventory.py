@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from agent.allocation.assigned import shares_in
 from agent.apiserver import Cluster
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import CORES_PER_GPU, Gpu, Occupant, Pod, Share
 from gigaslice.runtime.wakeup import Alarm
 
@@ -136,14 +138,19 @@ def _held(
 ) -> tuple[Occupant, ...]:
     """Returns what no assignment explains, by pod. Beyond its assignment an allocation has a name of its own."""
     size = {gpu.uuid: gpu.slices for gpu in gpus}
+    unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
     allocations = {one.id: one for one in table.allocations}
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for occupant in table.occupants(gpus):
         allocation = allocations[occupant.name]
         shares = [share for share in occupant.shares if share.gpu in size]
         name = _pod(allocation, pods)
-        if allocation.assigned and _explained(allocation, pods):
-            given = {hold.gpu: len(hold.device_ids) for hold in allocation.holds}
+        if _explained(allocation, pods):
+            given = {
+                hold.gpu: -(-hold.memory_bytes // unit[hold.gpu])
+                for hold in allocation.holds
+                if hold.gpu in unit
+            }
             shares = (
                 []
                 if allocation.policy.exclusive  # the scheduler reads that off the pod, too
@@ -169,11 +176,20 @@ def _held(
 
 
 def _explained(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> bool:
-    """Returns whether the annotation of its pod says what an assigned allocation holds, as far as is known."""
-    if pods is None or allocation.owner is None:
-        return True
-    pod = pods.get((allocation.owner.namespace, allocation.owner.pod))
-    return pod is not None and pod.uid == allocation.owner.uid and not pod.terminal
+    """Returns whether the annotation of its pod says what an allocation holds, as far as is known."""
+    if pods is None:
+        return allocation.assigned
+    ref = allocation.ref
+    pod = pods.get((ref.namespace, ref.pod)) if ref else None
+    if ref is None or pod is None or pod.terminal:
+        return False
+    if allocation.owner is not None and allocation.owner.uid != pod.uid:
+        return False
+    text = pod.annotations.get(ASSIGNMENT)
+    said = {share.gpu: share.slices for share in shares_in(text, ref.container)} if text else {}
+    if allocation.whole:
+        return all(hold.gpu in said for hold in allocation.holds)
+    return all(said.get(hold.gpu) == len(hold.device_ids) for hold in allocation.holds)
 
 
 def _pod(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> str:

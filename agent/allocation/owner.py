@@ -10,12 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gigaslice.allocation.table import Allocation, AllocationTable, ContainerRef, Owner
+from gigaslice.errors import GigasliceError
 from gigaslice.model import ContainerKind, Pod, PodContainer
 
-__all__ = ["Identification", "Lifecycle", "Lookup", "Requester", "next_container", "owner_of"]
+__all__ = [
+    "Identification",
+    "ImpossibleError",
+    "Lifecycle",
+    "Lookup",
+    "Requester",
+    "next_container",
+    "owner_of",
+]
 
 Lookup = Callable[[str, str], "Pod | None"]
 """Returns the pod of a namespace and a name, None where it is not known."""
+
+
+class ImpossibleError(GigasliceError):
+    """This node can never serve the request; the text reaches the pod's event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,12 @@ class Lifecycle:
 
 
 def next_container(
-    asking: Sequence[PodContainer], table: AllocationTable, pod: Pod, holding: frozenset[str]
+    asking: Sequence[PodContainer],
+    table: AllocationTable,
+    pod: Pod,
+    holding: frozenset[str],
+    *,
+    whole: bool = False,
 ) -> PodContainer | None:
     """Returns the container of a pod that is allocated next: the one after the last that is known to have devices.
 
@@ -73,8 +91,13 @@ def next_container(
         table: The allocation table.
         pod: The pod.
         holding: Names of containers that hold devices by another record.
+        whole: The devices are whole GPUs.
     """
-    done = {allocation.owner.container for allocation in table.of_pod(pod.uid) if allocation.owner} | holding
+    done = holding | {
+        allocation.owner.container
+        for allocation in table.of_pod(pod.uid)
+        if allocation.owner and allocation.whole == whole
+    }
     last = max((number for number, container in enumerate(asking) if container.name in done), default=-1)
     return asking[last + 1] if last + 1 < len(asking) else None
 
@@ -92,7 +115,11 @@ def owner_of(
     for name in allocation.suspects or ():
         namespace, _, pod_name = name.partition("/")
         pod = lookup(namespace, pod_name)
-        following = next_container(pod.asking(resource), others, pod, frozenset()) if pod else None
+        following = (
+            next_container(pod.asking(resource), others, pod, frozenset(), whole=allocation.whole)
+            if pod
+            else None
+        )
         if (
             pod is not None
             and following is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent.allocation.assigned import NotExecutableError
 from agent.allocation.choice import gpu_name
 from agent.allocation.owner import Identification, Requester
 from agent.allocation.service import AllocationService, to_correct
@@ -44,9 +45,17 @@ class PodEvents:
             self._event(requester, "Warning", "InvalidAnnotation", "; ".join(found))
 
     def impossible(self, identified: Identification | None, error: Exception) -> None:
-        """Sends why this node can never serve the request."""
-        if identified is not None and identified.requester is not None:
+        """Sends why this node can never serve the request, or cannot execute its assignment."""
+        if identified is None or identified.requester is None:
+            return
+        if isinstance(error, NotExecutableError):
+            self.not_executable(identified.requester, str(error))
+        else:
             self._event(identified.requester, "Warning", "GPURequestInfeasible", str(error))
+
+    def not_executable(self, requester: Requester, text: str) -> None:
+        """Sends why the assignment of a pod cannot be executed."""
+        self._event(requester, "Warning", "AssignmentNotExecutable", text)
 
     def not_recorded(self, identified: Identification | None, error: Exception) -> None:
         """Sends why the allocation could not be recorded."""

@@ -14,28 +14,38 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.allocation.choice import GpuChooser, ImpossibleError
-from agent.allocation.owner import Identification, Lifecycle, Lookup, Requester, owner_of
+from agent.allocation.assigned import NotExecutableError, named_for
+from agent.allocation.choice import GpuChooser
+from agent.allocation.owner import (
+    Identification,
+    ImpossibleError,
+    Lifecycle,
+    Lookup,
+    Requester,
+    owner_of,
+)
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.lending_source import host_memory_left
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
 from gigaslice import units
 from gigaslice.allocation import host_memory, start_decision
+from gigaslice.allocation.lending_by_gpu import served_by_gpu
 from gigaslice.allocation.reconcile import Answered, Review, from_answer
 from gigaslice.allocation.table import (
     Allocation,
     AllocationOptions,
     AllocationTable,
     ContainerRef,
+    Hold,
     assign_device_ids,
 )
 from gigaslice.errors import StorageError
-from gigaslice.model import Infeasible, NodeState, Pod, SliceUnit
+from gigaslice.model import Infeasible, NodeState, Placement, Pod, RequestOptions, Share, SliceUnit
 from gigaslice.placement import Policy, preferred_device_ids
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["AllocationService", "ImpossibleError", "Settled", "to_correct"]
+__all__ = ["AllocationService", "ImpossibleError", "NotExecutableError", "Settled", "to_correct"]
 
 _RESOURCE = "gigaslice.io/vgpu-memory"
 _UNKNOWN = Lifecycle()
@@ -50,10 +60,12 @@ class Settled:
     Attributes:
         reason: Why it cannot go on; None when it can.
         remake: Only a new pod can get what is asked for.
+        refused: An assignment cannot be executed, and its pod never starts here.
     """
 
     reason: str | None = None
     remake: bool = False
+    refused: bool = False
 
 
 class AllocationService:
@@ -68,6 +80,7 @@ class AllocationService:
         new_id: Callable[[], str],
         *,
         resource: str = _RESOURCE,
+        whole_resource: str = "",
         slice_bytes: int = 1 << 30,
         host_left: Callable[[], int | None] = host_memory_left,
     ) -> None:
@@ -80,11 +93,13 @@ class AllocationService:
             now: Returns Unix time in seconds.
             new_id: Returns 32 hex digits.
             resource: The resource that pods request.
+            whole_resource: The resource of whole GPUs, empty where none is offered.
             slice_bytes: Memory of one device ID.
             host_left: Returns how many bytes of memory the host has left, None where it does not say.
         """
         self.resource = resource
-        self.chooser = GpuChooser(gpus, policy, resource, SliceUnit(slice_bytes, units.parse_bytes))
+        unit = SliceUnit(slice_bytes, units.parse_bytes)
+        self.chooser = GpuChooser(gpus, policy, resource, unit, whole_resource)
         self._store = store
         self._gpus = gpus
         self._policy = policy
@@ -97,6 +112,11 @@ class AllocationService:
     def inventory(self) -> Inventory:
         """The node's GPUs as they are now."""
         return self._gpus.now
+
+    @property
+    def executes_assignments(self) -> bool:
+        """Whether a scheduler chooses GPUs of this node: then a pod that is not known may have been assigned some."""
+        return any(allocation.assigned for allocation in self._store.table.allocations)
 
     # --- allocating ------------------------------------------------------------------------------------------
 
@@ -122,6 +142,12 @@ class AllocationService:
         table = self._store.table.counted_out(lifecycle.over).given_back(free, lifecycle.over)
         self._store.remember(table)
         slices = max(1, size)
+        try:
+            assigned = self.chooser.assigned(requester, slices)
+        except NotExecutableError:
+            return ()  # Allocate follows, and says why
+        if assigned is not None:
+            return named_for(assigned, available, must_include, size)
         after, _ = self._taken_over(table, must_include, requester, lifecycle)
         node = self.chooser.node(after, requester, slices)
         demand = self.chooser.demand(node, after, requester, slices)
@@ -258,23 +284,31 @@ class AllocationService:
             self._store.update(table.replaced([replace(allocation, undecided=False)]))
             return Settled()
         options = self.chooser.options(requester)
+        try:
+            assigned = self.chooser.assigned(requester, len(allocation.device_ids))
+        except NotExecutableError as error:
+            return Settled(str(error), remake=True, refused=True)
         mistakes = options.mistakes + options.contradictions(len(allocation.device_ids))
         if mistakes:
             return Settled(to_correct(mistakes))
         others = table.without([allocation.id])
         placement = self.chooser.on_held_gpus(others, allocation, requester)
         if placement is None:
+            asked = "these ask for others" if assigned is None else f"it was assigned {_named(assigned)}"
             return Settled(
-                "its GPUs were chosen before its annotations could be read or made sense, and these ask for others; "
+                f"its GPUs were chosen before its annotations could be read or made sense, and {asked}; "
                 "delete the pod, so that it is allocated again",
                 remake=True,
+                refused=assigned is not None,
             )
         changed = replace(
             allocation,
             owner=requester.owner,
             policy=AllocationOptions.of(options),
-            holds=assign_device_ids(allocation.device_ids, placement, gpus),
+            holds=self._holds(allocation.device_ids, placement, options, assigned),
             undecided=False,
+            waiting=allocation.waiting or assigned is not None,  # it may have more of a GPU than was guessed
+            assigned=assigned is not None,
         )
         self._store.remake(host_memory.split(others, changed, gpus))
         return Settled()
@@ -332,28 +366,51 @@ class AllocationService:
                 "the kubelet asked for a container without devices; report this with its version"
             )
         requester = identified.requester if identified else None
+        assigned = self.chooser.assigned(requester, len(device_ids))
+        if assigned is not None:
+            lenders = self._lenders(device_ids, requester, lifecycle)
+            table = served_by_gpu(table, lenders, device_ids, assigned)
         after, superseded = self._taken_over(table, device_ids, requester, lifecycle)
         node = self.chooser.node(after, requester, len(device_ids))
         demand = self.chooser.demand(node, after, requester, len(device_ids))
         if isinstance(demand, Infeasible):
             raise ImpossibleError(f"{demand.detail} ({len(device_ids)} slices in all)")
-        choice = self.chooser.choose(node, device_ids, demand.request)
+        options = demand.options
+        choice = (
+            self.chooser.choose(node, device_ids, demand.request)
+            if assigned is None
+            else self.chooser.execute(node, assigned, exclusive=options.exclusive)
+        )
         suspects = (str(requester.pod),) if requester else (identified.possible if identified else ())
         allocation = Allocation(
             id=self._new_id(),
             number=after.next_number,
             created=round(self._now(), 3),
-            holds=assign_device_ids(device_ids, choice.placement, self.inventory.gpus),
+            holds=self._holds(device_ids, choice.placement, options, assigned),
             library=self._store.library,
             supersedes=superseded,
             waiting=choice.waiting,
+            assigned=assigned is not None,
             owner=requester.owner if requester else None,
             suspects=suspects or None,
-            policy=AllocationOptions.of(demand.options),
-            undecided=bool(demand.mistakes) or (identified is not None and requester is None),
+            policy=AllocationOptions.of(options),
+            undecided=bool(demand.mistakes)
+            or (requester is None and (identified is not None or self.executes_assignments)),
         )
         allocation = host_memory.split(after, allocation, self.inventory.gpus)
         return after.with_allocation(allocation), allocation
+
+    def _holds(
+        self,
+        device_ids: frozenset[str],
+        placement: Placement,
+        options: RequestOptions,
+        assigned: Sequence[Share] | None,
+    ) -> tuple[Hold, ...]:
+        """Returns the holds of an allocation, with the shares of compute that only its assignment says."""
+        holds = assign_device_ids(device_ids, placement, self.inventory.gpus)
+        cores = {share.gpu: share.cores for share in assigned or () if share.cores != options.cores}
+        return tuple(replace(hold, cores=cores[hold.gpu]) if hold.gpu in cores else hold for hold in holds)
 
     def _lenders(
         self, device_ids: frozenset[str], requester: Requester | None, lifecycle: Lifecycle
@@ -383,6 +440,10 @@ class AllocationService:
             other for other in table.allocations if other.id != allocation.id and gpus & set(other.quota())
         )
         return {other.id: self._store.reading(other.id).present() for other in neighbours}
+
+
+def _named(shares: Sequence[Share]) -> str:
+    return ", ".join(f"{share.slices} slices of {share.gpu}" for share in shares)
 
 
 def to_correct(mistakes: Sequence[str]) -> str:

@@ -127,11 +127,14 @@ class StartDecider:
     async def _settle(self, allocation: Allocation) -> str | None:
         """Settles an undecided allocation. Returns why that is not possible yet; None when it is settled."""
         requester = owner_of(allocation, self._cluster.pod, self._store.table, self._service.resource)
-        if requester is None and self._cluster.expected and self._service.age(allocation) < _UNKNOWN_SECONDS:
+        soon = self._cluster.expected and self._service.age(allocation) < _UNKNOWN_SECONDS
+        if requester is None and (soon or self._service.executes_assignments):
             return "waiting for the pod's annotations from the API server"
         if requester is None:
             self._log.warning("annotations unknown; started with defaults", allocation=allocation.id)
         settled = self._service.settle(allocation, requester)
+        if settled.refused and requester is not None:
+            self._events.not_executable(requester, settled.reason or "")
         if settled.remake and requester is not None:
             await self._have_remade(requester.pod, allocation, settled.reason or "")
         return settled.reason

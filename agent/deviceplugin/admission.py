@@ -111,7 +111,8 @@ class AdmissionResolver:
             return None
         device_ids = frozenset(requests[0])
         preferred, self._preferred = self._preferred, None
-        if preferred and preferred[0] == device_ids and self._clock() - preferred[1] < _SAME_SECONDS:
+        same = preferred and preferred[0] == device_ids and self._clock() - preferred[1] < _SAME_SECONDS
+        if preferred and same and preferred[2].requester is not None:  # else the watch may show it by now
             return preferred[2]
         return await self.identify(len(device_ids))
 

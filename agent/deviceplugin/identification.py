@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from agent.allocation.owner import Identification, Lookup, Requester, next_container
 from gigaslice.allocation.lifetime import ListedPod
 from gigaslice.allocation.table import AllocationTable
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import ContainerKind
 
 __all__ = ["identify"]
@@ -55,6 +56,7 @@ def identify(
     if len(candidates) == 1:
         return Identification(candidates[0], (), (str(candidates[0].pod),))
     possible = (*unseen, *(str(one.pod) for one in candidates))
-    if not candidates and len(again) == 1 and len(unseen) == 1:
+    # The assignment of the pod that had the name before is not this one's.
+    if not candidates and len(again) == 1 and len(unseen) == 1 and ASSIGNMENT not in again[0].pod.annotations:
         return Identification(again[0], tuple(unseen), possible)
     return Identification(None, tuple(unseen), possible)

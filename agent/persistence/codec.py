@@ -122,6 +122,7 @@ def _new_allocation_json(allocation: Allocation) -> bytes:
                 "sliceBytes": hold.slice_bytes,
                 "tokens": _ranges_of(hold),
                 **({"physical": hold.physical_bytes} if hold.physical_bytes else {}),
+                **({} if hold.cores is None else {"cores": hold.cores}),
             }
             for hold in allocation.holds
         ],
@@ -178,6 +179,7 @@ def _allocation(item: Mapping[str, Any]) -> Allocation:
             _positive(hold["sliceBytes"]),
             tuple(_device_ids(hold["tokens"])),
             _positive(hold["physical"]) if hold.get("physical") else 0,
+            None if hold.get("cores") is None else hold["cores"] and _positive(hold["cores"]),
         )
         for hold in item["holds"]
     )

@@ -243,7 +243,7 @@ class AllocationDirs:
                 memory,
                 allocation.cores_of(gpu),
                 physical_bytes=allocation.physical.get(gpu, 0),
-                compute_policy=allocation.policy.compute,
+                compute_policy=allocation.compute,
             )
             for gpu, memory in allocation.quota().items()
         ]

@@ -369,7 +369,8 @@ class Store:
 
 def _page(allocation: Allocation) -> tuple[object, ...]:
     """What its limits page says."""
-    return allocation.quota(), allocation.policy.cores, allocation.policy.compute, allocation.physical
+    cores = {gpu: allocation.cores_of(gpu) for gpu in allocation.quota()}
+    return allocation.quota(), cores, allocation.compute, allocation.physical
 
 
 def read_only(

@@ -95,6 +95,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         now,
         _new_id,
         resource=config.resource,
+        whole_resource=config.whole_gpus,
         slice_bytes=config.slice_bytes,
     )
     limits = LimitsManager(

@@ -36,6 +36,7 @@ __all__ = [
     "LiveLimit",
     "Owner",
     "assign_device_ids",
+    "device_order",
     "whole_gpu",
     "whole_gpu_device_id",
 ]
@@ -117,11 +118,6 @@ class AllocationOptions:
             priority=options.priority,
         )
 
-    @property
-    def compute(self) -> int:
-        """The word of limits pages for how the share of compute is meant; 0 without one."""
-        return (PRIORITIES[self.priority] << 8 | int(self.cores_elastic)) if self.cores else 0
-
 
 @dataclass(frozen=True, slots=True)
 class LiveLimit:
@@ -137,12 +133,14 @@ class Hold:
     """Slices of one GPU: one of `slice_bytes` for each of the device IDs, whatever GPU a device ID is named after.
 
     physical_bytes: of them in the GPU's own memory at most, the rest may lie in lent host memory; 0: all of them.
+    cores: per cent of this GPU's compute, where that is not as the annotations of the pod say for all its GPUs.
     """
 
     gpu: str
     slice_bytes: int
     device_ids: tuple[str, ...]
     physical_bytes: int = 0
+    cores: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -240,7 +238,19 @@ class Allocation:
     def cores_of(self, gpu: str) -> int:
         """Per cent of a GPU's compute that it may use, 0 for no share."""
         changed = (one.cores for one in self.limits if one.gpu == gpu and one.cores is not None)
-        return next(changed, self.policy.cores)
+        return next(changed, self.given_cores.get(gpu, self.policy.cores))
+
+    @cached_property
+    def given_cores(self) -> Mapping[str, int]:
+        """Per cent of each GPU's compute as it was given, for GPUs where the annotations do not say it."""
+        return {hold.gpu: hold.cores for hold in self.holds if hold.cores is not None}
+
+    @property
+    def compute(self) -> int:
+        """The word of limits pages for how a share of compute is meant; 0 without one."""
+        if not self.policy.cores and not any(self.given_cores.values()):
+            return 0
+        return PRIORITIES[self.policy.priority] << 8 | int(self.policy.cores_elastic)
 
     @cached_property
     def promised(self) -> Mapping[str, int]:
@@ -406,7 +416,10 @@ class AllocationTable:
         for allocation in self.allocations:
             shares = allocation.shares_of(unit) if allocation.shares else ()
             if shares is allocation.shares and not (
-                allocation.policy.exclusive or allocation.policy.cores or allocation.limits
+                allocation.policy.exclusive
+                or allocation.policy.cores
+                or allocation.limits
+                or allocation.given_cores
             ):  # as most are
                 found += allocation.counted
                 continue
@@ -415,7 +428,7 @@ class AllocationTable:
                     Share(share.gpu, max(share.slices, whole.get(share.gpu, 0)), CORES_PER_GPU)
                     for share in shares
                 )
-            elif shares and (allocation.policy.cores or allocation.limits):
+            elif shares and (allocation.policy.cores or allocation.limits or allocation.given_cores):
                 shares = tuple(Share(one.gpu, one.slices, allocation.cores_of(one.gpu)) for one in shares)
             if shares:
                 found.append(Occupant(allocation.id, shares))
@@ -447,7 +460,7 @@ def assign_device_ids(
 
     The number of device IDs and of slices must be the same; StateError otherwise.
     """
-    rest = sorted(set(device_ids), key=_order)
+    rest = sorted(set(device_ids), key=device_order)
     if len(rest) != placement.slices:
         raise StateError(f"{placement.slices} slices were placed for {len(rest)} devices")
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
@@ -465,7 +478,8 @@ def assign_device_ids(
     return tuple(holds)
 
 
-def _order(device_id: str) -> tuple[str, int, str]:
+def device_order(device_id: str) -> tuple[str, int, str]:
+    """The place of a device ID among others: the GPU that it is named after first, then its number."""
     try:
         parsed = parse_device_id(device_id)
     except DeviceIdError:

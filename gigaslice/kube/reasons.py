@@ -25,6 +25,9 @@ REASONS = (
     EventReason("WaitingForGPU", "Warning", "what the start of the container waits for; it starts by itself"),
     EventReason("GPURequestInfeasible", "Warning",
            "this node can never satisfy the request; ask for less, or elsewhere"),
+    EventReason("AssignmentNotExecutable", "Warning",
+           "the GPUs that the scheduler chose cannot be had as it chose them, or no scheduler of gigaslice chose any; "
+           "the event says what to do"),
     EventReason("AllocationNotRecorded", "Warning",
            "the node's disk refused the record of the allocation; the pod has failed, and no more come for now"),
     EventReason("InvalidAnnotation", "Warning",

@@ -147,7 +147,8 @@ def with_limits(allocation: Allocation, memory: Mapping[str, int], cores: Mappin
             one = replace(one, memory_bytes=None if size == hold.memory_bytes else size)
         if hold.gpu in cores:
             share = cores[hold.gpu]
-            one = replace(one, cores=None if share == allocation.policy.cores else share)
+            given = allocation.given_cores.get(hold.gpu, allocation.policy.cores)
+            one = replace(one, cores=None if share == given else share)
         if one.memory_bytes is not None or one.cores is not None:
             limits.append(one)
     if tuple(limits) == allocation.limits:

@@ -6,8 +6,16 @@ import pytest
 
 from agent.allocation.node_inventory import InventoryPublisher, node_inventory
 from agent.inventory.holder import InventoryHolder
-from gigaslice.allocation.table import AllocationOptions, AllocationTable, LiveLimit, Owner
+from gigaslice.allocation.table import (
+    AllocationOptions,
+    AllocationTable,
+    ContainerRef,
+    LiveLimit,
+    Owner,
+)
+from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import Occupant, Pod, Share
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
@@ -70,17 +78,31 @@ def test_what_a_gone_pod_held_is_free():
     assert (free(made), made.held) == ([24, 24], ())
 
 
+def sent(*shares, **more):
+    annotations = {ASSIGNMENT: Assignment({"c0": shares}).encode()} if shares else {}
+    return {("default", "p"): Pod("default", "p", "uid-p", annotations, **more)}
+
+
 def test_an_assigned_allocation_whose_pod_is_gone_from_the_api_is_held_while_it_lives():
-    sent = table(allocation(1, (0, range(8)), owner=owner("p"), assigned=True))
-    pod = Pod("default", "p", "uid-p")
-    assert published(inventory(), sent, {("default", "p"): pod}).held == ()
-    assert published(inventory(), sent, None).held == ()  # nothing is known
+    taken = table(allocation(1, (0, range(8)), owner=owner("p"), assigned=True))
+    said = Share(uuid(0), 8)
+    assert published(inventory(), taken, sent(said)).held == ()
+    assert published(inventory(), taken, None).held == ()  # nothing is known
+    other = {("default", "p"): replace(sent(said)["default", "p"], uid="u-2")}
     for pods in (
         {},
-        {("default", "p"): replace(pod, uid="u-2")},
-        {("default", "p"): replace(pod, phase="Failed")},
+        other,
+        sent(said, phase="Failed"),
+        sent(),
+        sent(Share(uuid(0), 7)),
+        sent(Share(uuid(1), 8)),
     ):
-        assert published(inventory(), sent, pods).held == (Occupant("uid-p", (Share(uuid(0), 8),)),)
+        assert published(inventory(), taken, pods).held == (Occupant("uid-p", (said,)),)
+
+
+def test_what_a_lost_record_made_up_again_holds_is_explained_by_the_pod():
+    made_up = table(allocation(1, (0, range(8)), container=ContainerRef("default", "p", "c0")))
+    assert published(inventory(), made_up, sent(Share(uuid(0), 8))).held == ()
 
 
 def test_a_limit_that_has_grown_beyond_the_assignment_is_held_besides():

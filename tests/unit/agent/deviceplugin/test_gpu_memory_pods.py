@@ -5,80 +5,19 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
-import grpc
 import pytest
 
 import vcuda
 from agent.allocation import start as start_module
 from agent.allocation.service import AllocationService
 from agent.apiserver import Eviction
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
-from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from gigaslice.allocation.lifetime import ListedPod
 from gigaslice.allocation.reconcile import Answered
 from gigaslice.kube.decode import parse_pod
-from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
-from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
-from tests.fakes.served import gpu_memory, served
+from tests.fakes.nodes import device_ids, uuid
+from tests.fakes.plugin_calls import allocate, pre_start, prefer, refusal
 
 GPU = "gigaslice.io/vgpu-memory"
-
-
-class Pods:
-    """The kubelet's list: every pod of the cluster, each without devices until the test says otherwise."""
-
-    def __init__(self, cluster):
-        self.cluster, self.hidden, self.holding = cluster, [], {}
-        self.settled = self.informed = True
-
-    async def pods(self):
-        names = [(pod.namespace, pod.name) for pod in self.cluster.pods.values()] + self.hidden
-        return tuple(
-            ListedPod(
-                *name, self.holding.get(name, frozenset()), frozenset({"c0"}) - self.holding.get(name, set())
-            )
-            for name in names
-        )
-
-
-@pytest.fixture
-def cluster():
-    return MemoryCluster()
-
-
-@pytest.fixture
-def kubelet(cluster):
-    return Pods(cluster)
-
-
-@pytest.fixture
-def world(store, allocator, kubelet):
-    return store, allocator, kubelet
-
-
-@pytest.fixture
-def kept():
-    """What the kubelet's checkpoint holds of our answers; [None] is one that cannot be read."""
-    return [None]
-
-
-@pytest.fixture
-def call(world, gpus, short_dir, cluster, kept):
-    store, allocator, kubelet = world
-
-    def run(story):
-        async def main():
-            parts = gpu_memory(
-                store, allocator, gpus, kubelet=kubelet, cluster=cluster,
-                kept_answers=lambda: None if kept == [None] else kept,
-            )  # fmt: skip
-            async with served(parts.servicer, short_dir) as channel:
-                await asyncio.wait_for(story(rpc.DevicePluginStub(channel)), 60)
-
-        asyncio.run(main())
-
-    return run
 
 
 def pod(name, count, controlled=False, **annotations):
@@ -86,32 +25,6 @@ def pod(name, count, controlled=False, **annotations):
     return parse_pod(
         pod_document(name, {GPU: count}, annotations=full, controlled=controlled, uid=f"uid-{name}")
     )
-
-
-def allocate(chosen):
-    return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=sorted(chosen))])
-
-
-def pre_start(chosen):
-    return api.PreStartContainerRequest(devices_ids=sorted(chosen))
-
-
-async def prefer(stub, size):
-    request = api.PreferredAllocationRequest(
-        container_requests=[
-            api.ContainerPreferredAllocationRequest(
-                available_deviceIDs=all_device_ids(inventory()), allocation_size=size
-            )
-        ]
-    )
-    (answer,) = (await stub.GetPreferredAllocation(request)).container_responses
-    return list(answer.deviceIDs)
-
-
-async def refusal(awaitable):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await awaitable
-    return caught.value.details()
 
 
 def test_a_pods_annotations_reach_preference_and_allocation_and_it_is_told(call, cluster, store):
