@@ -1,0 +1,140 @@
+"""The cluster's state as a picture of it: what tables, drawings and the page show. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import NodeState, Pod
+from gigaslice.placement.tree import bits, build_tree
+from gigaslice.views.cluster_picture import (
+    ClassView,
+    ClusterPicture,
+    GpuView,
+    HolderView,
+    LinkGroup,
+    NodeView,
+    WaitingPodView,
+)
+from gigaslice.views.explain import explain
+
+__all__ = ["WaitingSince", "picture", "waiting_view"]
+
+_MOST_EXPLAINED = 200  # of the waiting pods
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSince:
+    """A pod that waits, and since when, as text."""
+
+    pod: Pod
+    since: str = ""
+
+
+def picture(
+    state: ClusterState,
+    waiting: Iterable[WaitingSince] = (),
+    moves: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+    note: str = "",
+) -> ClusterPicture:
+    """Takes a picture, which no later change of the state touches.
+
+    Args:
+        state: The cluster.
+        waiting: Pods without a node, the oldest first; as many as can be read are explained.
+        moves: What would free whole GPUs, one sentence each.
+        names: "namespace/name" of pods that the state knows by their UID alone.
+        note: What is missing in it, such as objects that may not be read.
+    """
+    known = names or {}
+    links = _Links()
+    shown = [waiting_view(state, one, moves) for one, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False)]
+    return ClusterPicture(
+        tuple(_node(state, name, links, known) for name in state.nodes),
+        tuple(shown),
+        tuple(_class(state, one) for _, one in sorted(state.classes.items())),
+        tuple(moves),
+        note,
+    )
+
+
+def waiting_view(state: ClusterState, one: WaitingSince, moves: Sequence[str] = ()) -> WaitingPodView:
+    """One waiting pod with its explanation."""
+    found = explain(state, one.pod, moves)
+    return WaitingPodView(
+        one.pod.namespace,
+        one.pod.name,
+        one.since,
+        found.asks,
+        found.summary,
+        tuple(map(str, found.lines)),
+        found.helps,
+    )
+
+
+def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str]) -> NodeView:
+    facts = state.facts(name)
+    if facts is None:
+        return NodeView(name, problem="unknown")
+    holders = state.holders(name)
+    gpus = tuple(
+        GpuView(
+            one.gpu.gpu.uuid,
+            one.gpu.gpu.index,
+            one.gpu.gpu.model,
+            one.gpu.gpu.slices,
+            one.gpu.gpu.slice_bytes,
+            one.gpu.unhealthy,
+            one.gpu.gpu.numa_node,
+            tuple(
+                _holder(each.uid, each.namespace, each.name, each.slices, each.cores, names)
+                for each in one.holders
+            ),
+        )
+        for one in holders
+    )
+    problem = "" if gpus or facts.inventory_text is None else "its inventory cannot be read, or lists no GPU"
+    groups = links.of(facts.inventory_text) if gpus and facts.inventory_text else ()
+    return NodeView(name, gpus, groups, facts.schedulable, facts.ready, problem)
+
+
+def _holder(  # noqa: PLR0917  (what a holder is made of)
+    uid: str, namespace: str, name: str, slices: int, cores: int, names: Mapping[str, str]
+) -> HolderView:
+    if not name:
+        namespace, _, name = names.get(uid, f"/{uid}").rpartition("/")
+    return HolderView(namespace, name, slices, cores)
+
+
+class _Links:
+    """The groups of near GPUs, worked out once for each kind of node."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[LinkGroup, ...]] = {}
+
+    def of(self, inventory_text: str) -> tuple[LinkGroup, ...]:
+        try:
+            inventory = NodeInventory.decode(inventory_text)
+        except InventoryFormatError:
+            return ()
+        state = NodeState.build([one.gpu for one in inventory.gpus], inventory.topology)
+        pools = state.pools()
+        key = (state.topology, tuple(pool.members for pool in pools))
+        if key not in self._known:
+            self._known[key] = tuple(group for pool in pools for group in _groups(state, pool.members))
+        return self._known[key]
+
+
+def _groups(state: NodeState, members: tuple[int, ...]) -> list[LinkGroup]:
+    tree = build_tree(state.topology, members)
+    return [LinkGroup(inner.kind, tuple(members[gpu] for gpu in bits(inner.mask))) for inner in tree.inner]
+
+
+def _class(state: ClusterState, one: ResourceClass) -> ClassView:
+    status = state.class_status(one.name)
+    problem = "" if status.devices else "no GPU of the cluster matches"
+    return ClassView(one.name, status.devices, status.free, len(status.nodes), str(one.selector), problem)

@@ -1,0 +1,226 @@
+"""Why a pod has no GPUs, or which it has: for people, node by node and GPU by GPU, with what would help. Pure.
+
+Hundreds of nodes give the same reason, so equal ones are one line; and of thousands of nodes only those that come
+nearest are looked at GPU by GPU. What else a pod needs (processors, volumes, tolerations) is not looked at.
+
+`Explanation.event` is for an event on the pod. It is made of the fixed sentences of the reasons, so that it stays the
+same while other pods come and go, and the API server is not flooded with news that are none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from gigaslice.cluster.assignment import Assignment, AssignmentError
+from gigaslice.cluster.demand import PodDemand, asks_for_gpus
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import Pod
+from gigaslice.text import plain
+from gigaslice.units import format_bytes
+from gigaslice.views.helps import helps_for
+from gigaslice.views.node_lines import NodeLine, lines_of
+from gigaslice.views.wording import asks_for, plural
+
+__all__ = ["Explanation", "PodSituation", "explain"]
+
+_CLOSELY = 40
+"""Nodes of which every GPU is looked at."""
+_EVENT_BYTES = 1024
+_FITS_BUT = "would fit, but the node takes no pods: it is cordoned or not ready"
+
+
+class PodSituation(Enum):
+    """How things stand with a pod; the value is for programs."""
+
+    NOT_OURS = "not-ours"
+    INVALID = "invalid"
+    WAITING = "waiting"
+    ROOM = "room"
+    BOUND = "bound"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is known of a pod.
+
+    Attributes:
+        pod: Namespace and name.
+        situation: How things stand.
+        summary: One sentence.
+        asks: What it asks for, in words.
+        lines: Why not, by node, those first that come nearest; or where its GPUs are.
+        helps: What would help, the least first.
+        reasons: How many nodes refuse it, by sentence.
+    """
+
+    pod: str
+    situation: PodSituation
+    summary: str
+    asks: str = ""
+    lines: tuple[NodeLine, ...] = ()
+    helps: tuple[str, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """All of it, for a terminal."""
+        out = [f"{self.pod}: {self.summary}"]
+        out += [f"asks for: {self.asks}"] if self.asks else []
+        for line in self.lines:
+            out += [f"  {line}", *(f"      {gpu}" for gpu in line.gpus)]
+        if self.helps:
+            out += ["what would help:", *(f"  {one}" for one in self.helps)]
+        return "\n".join(out)
+
+    def event(self) -> str:
+        """One line of at most 1024 bytes, without anything that changes from one moment to the next."""
+        if not self.reasons:
+            text = self.summary
+        else:
+            rows = sorted(self.reasons.items(), key=lambda row: (-row[1], row[0]))
+            said = "; ".join(f"{sentence} ({plural(count, 'node')})" for sentence, count in rows)
+            text = f"no node has {self.asks}: {said}"
+        if len(text.encode()) > _EVENT_BYTES:
+            text = text.encode()[: _EVENT_BYTES - 3].decode("utf-8", "ignore") + "…"
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "pod": self.pod,
+            "situation": self.situation.value,
+            "summary": self.summary,
+            "asks": self.asks,
+            "lines": [asdict(line) for line in self.lines],
+            "helps": list(self.helps),
+            "reasons": dict(self.reasons),
+        }
+
+
+def explain(state: ClusterState, pod: Pod, moves: Sequence[str] = ()) -> Explanation:
+    """Explains a pod.
+
+    Args:
+        state: The cluster.
+        pod: The pod.
+        moves: What would free whole GPUs, as sentences; told where whole GPUs are what is missing.
+    """
+    name = plain(str(pod))
+    if pod.terminal:
+        return Explanation(name, PodSituation.ENDED, "has ended, and holds no GPU")
+    if not asks_for_gpus(pod, state.units):
+        return Explanation(name, PodSituation.NOT_OURS, "asks for no GPU of gigaslice")
+    demand = state.demand_of(pod)
+    asks = "" if isinstance(demand, Refusal) else asks_for(demand, state.units)
+    if pod.node:
+        return _bound(state, pod, asks)
+    if isinstance(demand, Refusal):
+        return Explanation(name, PodSituation.INVALID, plain(f"no node can serve it: {demand.text}"))
+    return _unbound(state, pod, demand, asks, moves)
+
+
+def _bound(state: ClusterState, pod: Pod, asks: str) -> Explanation:
+    running = pod.phase == "Running"
+    summary = (
+        f"runs on {pod.node}" if running else f"is bound to {pod.node}, and its containers do not run yet"
+    )
+    return Explanation(
+        plain(str(pod)),
+        PodSituation.RUNNING if running else PodSituation.BOUND,
+        plain(summary),
+        asks,
+        tuple(NodeLine(plain(text), 1, (plain(pod.node),)) for text in _held(state, pod)),
+        () if running else (f"kubectl describe pod -n {pod.namespace} {pod.name}: what its node waits for",),
+    )
+
+
+def _held(state: ClusterState, pod: Pod) -> list[str]:
+    """What a bound pod has: by its assignment, or as its agent says."""
+    on_node = {one.gpu.gpu.uuid: one for one in state.holders(pod.node)}
+    found = []
+    for container, shares in _assignment(pod).containers.items():
+        for share in shares:
+            one = on_node.get(share.gpu)
+            where = (
+                f"GPU{one.gpu.gpu.index} {one.gpu.gpu.model}"
+                if one
+                else "a GPU that the node does not report"
+            )
+            size = format_bytes(share.slices * (one.gpu.gpu.slice_bytes if one else state.units.slice_bytes))
+            found.append(f"{size} of {where} ({share.gpu}) for container {container}")
+    if found:
+        return found
+    for uuid, one in on_node.items():
+        gpu = one.gpu.gpu
+        slices = sum(holder.slices for holder in one.holders if holder.uid == pod.uid)
+        if slices:
+            found.append(f"{format_bytes(slices * gpu.slice_bytes)} of GPU{gpu.index} {gpu.model} ({uuid})")
+    return found
+
+
+def _assignment(pod: Pod) -> Assignment:
+    try:
+        return Assignment.decode(pod.annotations.get(ASSIGNMENT, "{}"))
+    except AssignmentError:
+        return Assignment()
+
+
+def _unbound(
+    state: ClusterState, pod: Pod, demand: PodDemand, asks: str, moves: Sequence[str]
+) -> Explanation:
+    title = plain(str(pod))
+    reserved = state.reserved_on(pod.uid)
+    if reserved:
+        return Explanation(title, PodSituation.ROOM, f"is about to be bound to {plain(reserved)}", asks)
+    fitting, refused = state.filter(demand, state.nodes)
+    usable = [name for name in fitting if _takes_pods(state, name)]
+    if usable:
+        return Explanation(
+            title,
+            PodSituation.ROOM,
+            f"fits on {plural(len(usable), 'node')} now, such as {plain(usable[0])}",
+            asks,
+            helps=("kubectl describe pod: what else it needs, such as processors, volumes or tolerations",),
+        )
+    shown = [*fitting, *_nearest(state, refused)][:_CLOSELY]
+    reports = state.report(demand, shown)
+    reports.sort(key=lambda report: shown.index(report.node))
+    lines = lines_of(reports, demand, state.units)
+    rest = Counter(refused[name].text for name in refused.keys() - set(shown))
+    lines += [NodeLine(f"{sentence} (more of them)", count) for sentence, count in sorted(rest.items())]
+    helps = helps_for(state, demand, reports)
+    if any(one.reason in (RefusalReason.NO_GPU, RefusalReason.NO_ROOM) for one in refused.values()):
+        helps += [f"moving pods: {move}" for move in moves[:1]]
+    reasons = Counter(one.text for one in refused.values())
+    reasons[_FITS_BUT] += len(fitting)
+    known = {sentence: count for sentence, count in reasons.items() if count}
+    summary = "waits: no node has what it asks for" if known else "waits: the cluster has no nodes"
+    return Explanation(
+        title, PodSituation.WAITING, summary, asks, tuple(lines), tuple(map(plain, helps)), known
+    )
+
+
+def _takes_pods(state: ClusterState, name: str) -> bool:
+    facts = state.facts(name)
+    return facts is not None and facts.schedulable and facts.ready
+
+
+def _nearest(state: ClusterState, refused: Mapping[str, Refusal]) -> list[str]:
+    """The nodes in the order in which they come near: those where waiting helps, with the most free on one GPU."""
+
+    def key(name: str) -> tuple[bool, int, int, str]:
+        refusal = refused[name]
+        free = 0 if refusal.permanent else max(state.free(name), default=0)
+        return refusal.permanent, -free, -_ORDER[refusal.reason], name
+
+    return sorted(refused, key=key)
+
+
+_ORDER = {reason: number for number, reason in enumerate(RefusalReason)}

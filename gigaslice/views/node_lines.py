@@ -1,0 +1,126 @@
+"""What one line says of nodes that are alike to a pod: "node-a: 6 + 6 GiB free, 8 wanted on one GPU". Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gigaslice.cluster.demand import ClusterUnits, PodDemand
+from gigaslice.cluster.refusal import GpuReport, NodeReport, RefusalReason
+from gigaslice.text import plain
+from gigaslice.units import format_bytes
+from gigaslice.views.svg import short_model
+from gigaslice.views.wording import largest_part, plural
+
+__all__ = ["NodeLine", "lines_of"]
+
+_NAMES = 4  # of nodes, in one line
+_MISMATCHES = ("not of class", "not allowed", "offered as", "has ")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """What holds for some nodes alike. nodes: some of them by name. gpus: GPU by GPU, where it is one node."""
+
+    text: str
+    count: int
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if len(self.nodes) == self.count:
+            return f"{', '.join(self.nodes)}: {self.text}"
+        named = f" ({', '.join(self.nodes)}, …)" if self.nodes else ""
+        return f"{plural(self.count, 'node')}{named}: {self.text}"
+
+
+def lines_of(reports: Sequence[NodeReport], demand: PodDemand, units: ClusterUnits) -> list[NodeLine]:
+    """One line for each text, in the order in which they come first; a single node has its GPUs below it."""
+    groups: dict[str, list[NodeReport]] = {}
+    for report in reports:
+        groups.setdefault(_text(report, demand, units), []).append(report)
+    return [
+        NodeLine(
+            text,
+            len(group),
+            tuple(plain(one.node) for one in group[:_NAMES]),
+            _gpus(group[0], units) if len(group) == 1 else (),
+        )
+        for text, group in groups.items()
+    ]
+
+
+def matches(gpu: GpuReport) -> bool:
+    """Whether a GPU could ever serve the pod."""
+    return not gpu.why_not.startswith(_MISMATCHES)
+
+
+def _text(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
+    away = [] if report.schedulable else ["cordoned"]
+    away += [] if report.ready else ["not ready"]
+    if report.refusal is None:
+        return f"would fit, but is {' and '.join(away)}" if away else "fits"
+    return plain(", ".join([_why(report, demand, units), *away]))
+
+
+def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
+    refusal = report.refusal
+    if refusal is None:
+        return ""
+    gpus = [gpu for gpu in report.gpus if matches(gpu)]
+    if refusal.reason is RefusalReason.NO_ROOM and gpus:
+        part = largest_part(demand)
+        free = _sizes([gpu.free for gpu in gpus if not _is_unhealthy(gpu)], units)
+        wanted = (
+            f", {format_bytes(part * units.slice_bytes).removesuffix(' GiB')} wanted on one GPU"
+            if part
+            else ""
+        )
+        return f"{free} free{wanted}"
+    if refusal.reason is RefusalReason.NO_GPU and gpus:
+        good = sum(not gpu.why_not for gpu in gpus)
+        return (
+            f"{good} of {plural(len(gpus), 'GPU')} would do now, more wanted"
+            if good
+            else "all GPUs are in use"
+        )
+    if refusal.reason is RefusalReason.UNHEALTHY:
+        sick = [f"GPU{gpu.index} {gpu.why_not}" for gpu in gpus if _is_unhealthy(gpu)]
+        return f"unhealthy: {'; '.join(sick)}" if sick else refusal.text
+    if refusal.reason in (RefusalReason.NO_CLASS, RefusalReason.NO_MATCH) and report.gpus:
+        return f"{refusal.text}; it has {_models(report)}"
+    return refusal.text
+
+
+def _is_unhealthy(gpu: GpuReport) -> bool:
+    """Whether it says why no pod gets it, rather than why this one does not."""
+    return bool(gpu.why_not) and " asked for" not in gpu.why_not and not gpu.why_not.startswith("in use")
+
+
+def _sizes(slices: Sequence[int], units: ClusterUnits) -> str:
+    """Free slices as sizes: "6 + 6 GiB", of many GPUs the largest ones."""
+    found = sorted(slices, reverse=True)
+    if not found:
+        return "nothing"
+    shown = [one for one in found if one][:8] or found[:1]
+    if units.slice_bytes % _GIB:
+        text = " + ".join(format_bytes(one * units.slice_bytes) for one in shown)
+    else:
+        text = " + ".join(str(one * units.slice_bytes // _GIB) for one in shown) + " GiB"
+    return text + (" + less" if len([one for one in found if one]) > len(shown) else "")
+
+
+def _models(report: NodeReport) -> str:
+    names = [short_model(gpu.model) for gpu in report.gpus]
+    return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+
+
+def _gpus(report: NodeReport, units: ClusterUnits) -> tuple[str, ...]:
+    return tuple(
+        plain(
+            f"GPU{gpu.index} {short_model(gpu.model)}, {format_bytes(gpu.free * units.slice_bytes)} of "
+            f"{format_bytes(gpu.slices * units.slice_bytes)} free: {gpu.why_not or 'would do'}"
+        )
+        for gpu in report.gpus
+    )
