@@ -141,6 +141,16 @@ class ClusterState:
             for gpu, holders in zip(record.gpus, on, strict=True)
         )
 
+    def hardware(self, node: str) -> Hardware | None:
+        """Returns what kind of node it is; None where its GPUs are not known."""
+        record = self._nodes.get(node)
+        return record.hardware if record is not None and record.problem is None else None
+
+    def room(self, node: str) -> NodeRoom:
+        """Returns what is left on the GPUs of a node, by index; empty where they are not known."""
+        record = self._nodes.get(node)
+        return record.current_room() if record is not None and record.problem is None else ()
+
     # --- what the watches bring ---------------------------------------------------------------------------------
 
     def put_node(self, facts: NodeFacts) -> None:
@@ -312,6 +322,14 @@ class ClusterState:
         if found is None:
             return RefusalReason.TOGETHER.refusal
         return _named(record, demand, found)
+
+    def choose_in(self, room: NodeRoom, demand: PodDemand, node: str) -> Assignment | None:
+        """Returns which GPUs each container would get if so much were left on a node; None where that is too little."""
+        record = self._nodes.get(node)
+        if record is None or record.problem is not None:
+            return None
+        found = choose_gpus(self._problem(demand, record), room, self.policy)
+        return None if found is None else _named(record, demand, found)
 
     def without(self, uids: Iterable[str]) -> ClusterView:
         """Returns the cluster as if some pods were gone."""

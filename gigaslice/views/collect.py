@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gigaslice.classes.resource_class import ResourceClass
-from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
+from gigaslice.classes.selector import Condition, Operator
+from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import NodeState, Pod
 from gigaslice.placement.tree import bits, build_tree
+from gigaslice.units import format_bytes
 from gigaslice.views.cluster_picture import (
     ClassView,
     ClusterPicture,
@@ -98,8 +100,7 @@ def _node(state: ClusterState, name: str, links: _Links, names: Mapping[str, str
         for one in holders
     )
     problem = "" if gpus or facts.inventory_text is None else "its inventory cannot be read, or lists no GPU"
-    groups = links.of(facts.inventory_text) if gpus and facts.inventory_text else ()
-    return NodeView(name, gpus, groups, facts.schedulable, facts.ready, problem)
+    return NodeView(name, gpus, links.of(state.hardware(name)), facts.schedulable, facts.ready, problem)
 
 
 def _holder(  # noqa: PLR0917  (what a holder is made of)
@@ -114,27 +115,46 @@ class _Links:
     """The groups of near GPUs, worked out once for each kind of node."""
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[LinkGroup, ...]] = {}
+        self._known: dict[Hardware, tuple[LinkGroup, ...]] = {}
 
-    def of(self, inventory_text: str) -> tuple[LinkGroup, ...]:
-        try:
-            inventory = NodeInventory.decode(inventory_text)
-        except InventoryFormatError:
+    def of(self, hardware: Hardware | None) -> tuple[LinkGroup, ...]:
+        if hardware is None:
             return ()
-        state = NodeState.build([one.gpu for one in inventory.gpus], inventory.topology)
-        pools = state.pools()
-        key = (state.topology, tuple(pool.members for pool in pools))
-        if key not in self._known:
-            self._known[key] = tuple(group for pool in pools for group in _groups(state, pool.members))
-        return self._known[key]
-
-
-def _groups(state: NodeState, members: tuple[int, ...]) -> list[LinkGroup]:
-    tree = build_tree(state.topology, members)
-    return [LinkGroup(inner.kind, tuple(members[gpu] for gpu in bits(inner.mask))) for inner in tree.inner]
+        if hardware not in self._known:
+            node = NodeState(hardware.gpus, hardware.topology)
+            self._known[hardware] = tuple(
+                LinkGroup(inner.kind, tuple(pool.members[gpu] for gpu in bits(inner.mask)))
+                for pool in node.pools()
+                for inner in build_tree(node.topology, pool.members).inner
+            )
+        return self._known[hardware]
 
 
 def _class(state: ClusterState, one: ResourceClass) -> ClassView:
     status = state.class_status(one.name)
     problem = "" if status.devices else "no GPU of the cluster matches"
-    return ClassView(one.name, status.devices, status.free, len(status.nodes), str(one.selector), problem)
+    return ClassView(one.name, status.devices, status.free, len(status.nodes), _selects(one), problem)
+
+
+def _selects(one: ResourceClass) -> str:
+    """The selector in words, as people would write it."""
+    terms = [" and ".join(map(_condition, term.conditions)) for term in one.selector.terms]
+    share = ""
+    if one.share is not None:
+        cores = f" and {one.share.cores}% of the compute" if one.share.cores else ""
+        share = f"; a unit is {format_bytes(one.share.memory_bytes)}{cores} of a GPU"
+    return (" or ".join(terms) or "every GPU") + share
+
+
+def _condition(one: Condition) -> str:
+    return f"{one.key} {_WORDS[one.operator]} {', '.join(one.values)}".strip()
+
+
+_WORDS = {
+    Operator.IN: "is",
+    Operator.NOT_IN: "is not",
+    Operator.EXISTS: "exists",
+    Operator.DOES_NOT_EXIST: "does not exist",
+    Operator.GT: ">",
+    Operator.LT: "<",
+}

@@ -217,7 +217,7 @@ def _nearest(state: ClusterState, refused: Mapping[str, Refusal]) -> list[str]:
 
     def key(name: str) -> tuple[bool, int, int, str]:
         refusal = refused[name]
-        free = 0 if refusal.permanent else max(state.free(name), default=0)
+        free = 0 if refusal.permanent else max((gpu.free for gpu in state.room(name)), default=0)
         return refusal.permanent, -free, -_ORDER[refusal.reason], name
 
     return sorted(refused, key=key)

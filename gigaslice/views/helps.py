@@ -83,7 +83,7 @@ def _pods(state: ClusterState, demand: PodDemand, reports: Sequence[NodeReport])
         ),
         key=lambda one: one[:4],
     )
-    found, tried = [], set[str]()
+    found, tried = list[str](), set[str]()
     for slices, node, uid, gpu, holder in candidates:
         if uid in tried:
             continue

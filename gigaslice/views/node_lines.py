@@ -70,7 +70,7 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
         return ""
     gpus = [gpu for gpu in report.gpus if matches(gpu)]
     if refusal.reason is RefusalReason.NO_ROOM and gpus:
-        part = largest_part(demand)
+        part = largest_part(demand)  # one GPU must have it: of several it would be another reason
         free = _sizes([gpu.free for gpu in gpus if not _is_unhealthy(gpu)], units)
         wanted = (
             f", {format_bytes(part * units.slice_bytes).removesuffix(' GiB')} wanted on one GPU"

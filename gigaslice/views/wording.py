@@ -1,4 +1,4 @@
-"""What a pod asks for, in words: "8 GiB on one GPU", "2 GPUs of class nvidia.h100". Pure."""
+"""What a pod asks for, in words: "8 GiB of GPU memory", "2 GPUs of class nvidia.h100". Pure."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ def _amount(one: ContainerDemand, units: ClusterUnits) -> str:
         return f"{size} spread over {one.options.gpus} GPUs"
     if one.options.whole_first:
         return f"{size}, whole GPUs first"
-    return f"{size} on one GPU"
+    return f"{size} of GPU memory"

@@ -1,0 +1,100 @@
+"""Plans that free GPUs (`gigaslice.cluster.defragment`), from the cluster's state. Pure.
+
+A pod may be moved if something makes it again, it is not ending, and it does not ask to be left alone in the way that
+the cluster autoscaler knows. Nodes that lend host memory are left out: how much of it is real depends on who shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.defragment import FreeingPlan, MovablePod, plans
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, NodeRoom
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import CORES_PER_GPU, NodeState, Occupant, Pod, Share
+
+__all__ = ["freeing_plans", "may_be_moved"]
+
+_STAYS = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+
+def may_be_moved(pod: Pod) -> bool:
+    """Whether a pod may be restarted elsewhere, as far as it says."""
+    return pod.controlled and not pod.ending and not pod.mirror and pod.annotations.get(_STAYS) != "false"
+
+
+def freeing_plans(
+    state: ClusterState, pods: Mapping[str, Pod], *, gpus: int = 1, most: int = 5, tries: int = 60
+) -> list[FreeingPlan]:
+    """Finds what would free whole GPUs; see `gigaslice.cluster.defragment.plans`.
+
+    Args:
+        state: The cluster.
+        pods: The pods that it has, by UID; a pod that is missing here is not moved.
+        gpus: How many GPUs of one node are to be free together.
+        most: So many plans at most.
+        tries: So many GPUs at most are looked at.
+    """
+    nodes = {name: node for name in state.nodes if (node := _node(state, name)) is not None}
+    demands = {}
+    for occupants in (node.occupants for node in nodes.values()):
+        for one in occupants:
+            pod = pods.get(one.name)
+            if pod is not None and may_be_moved(pod):
+                demand = state.demand_of(pod)
+                if isinstance(demand, PodDemand) and demand.any:
+                    demands[pod.uid] = demand
+    movable = {uid: MovablePod(uid, pods[uid].node) for uid in demands}
+
+    def place(name: str, node: NodeState, pod: MovablePod) -> tuple[Share, ...] | None:
+        found = state.choose_in(_room(node), demands[pod.name], name)
+        return None if found is None else _together(found)
+
+    return plans(nodes, movable, place, gpus=gpus, most=most, tries=tries)
+
+
+def _node(state: ClusterState, name: str) -> NodeState | None:
+    """The node as placement has it, with its pods by UID; None for one that takes no pods now."""
+    facts, hardware = state.facts(name), state.hardware(name)
+    if facts is None or hardware is None or not facts.schedulable or not facts.ready or hardware.lends:
+        return None
+    shares: dict[str, list[Share]] = {}
+    gpus = []
+    for one, room in zip(state.holders(name), state.room(name), strict=True):
+        for holder in one.holders:
+            shares.setdefault(holder.uid, []).append(Share(one.gpu.gpu.uuid, holder.slices, holder.cores))
+        shut = one.free > 0 and room.free == 0  # one pod's alone, or unhealthy
+        gpus.append((one.gpu.gpu, not shut and not one.gpu.unhealthy))
+    occupants = [Occupant(uid, tuple(found)) for uid, found in shares.items()]
+    node = NodeState.build([gpu for gpu, _ in gpus], hardware.topology, occupants)
+    for gpu, good in gpus:
+        node = node if good else node.with_health(gpu.uuid, healthy=False)
+    return node
+
+
+def _room(node: NodeState) -> NodeRoom:
+    usage = node.usage()
+    rows = zip(node.gpus, usage.slices, usage.cores, usage.holders, strict=True)
+    return tuple(
+        GpuRoom(
+            max(0, gpu.slices - slices),
+            max(0, gpu.slices - slices),
+            max(0, CORES_PER_GPU - cores),
+            bool(held),
+        )
+        if gpu.healthy
+        else NOTHING
+        for gpu, slices, cores, held in rows
+    )
+
+
+def _together(assignment: Assignment) -> tuple[Share, ...]:
+    """What all containers have, one share per GPU. Init containers count too: a plan may be too careful."""
+    found: dict[str, tuple[int, int]] = {}
+    for shares in assignment.containers.values():
+        for share in shares:
+            slices, cores = found.get(share.gpu, (0, 0))
+            found[share.gpu] = slices + share.slices, min(CORES_PER_GPU, cores + share.cores)
+    return tuple(Share(gpu, *found[gpu]) for gpu in sorted(found))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gigaslice.cluster.moves import freeing_plans, may_be_moved
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import Pod, Share
+from gigaslice.views.move_lines import move_lines
+from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, uuid
+
+
+def held(uid: str, node: str, gpu: int, slices: int, **fields) -> Pod:
+    one = bound(uid, node, (gpu, slices), controlled=fields.pop("controlled", True), **fields)
+    return replace(one, containers=(container(slices=slices),))
+
+
+def cluster(*pods: Pod, **more) -> tuple[ClusterState, dict[str, Pod]]:
+    """Two nodes of two GPUs of 16 slices."""
+    state = ClusterState()
+    state.put_node(facts("node-a", **more))
+    state.put_node(facts("node-b"))
+    for one in pods:
+        state.put_pod(one)
+    return state, {one.uid: one for one in pods}
+
+
+def test_a_plan_is_what_the_scheduler_would_do() -> None:
+    state, pods = cluster(held("p", "node-a", 0, 4), held("q", "node-b", 1, 10), held("r", "node-b", 0, 14))
+    plan = freeing_plans(state, pods)[0]
+    assert (plan.node, plan.gpus, plan.size) == ("node-a", (uuid("node-a", 0),), 4 << 30)
+    assert plan.moves[0].shares == (Share(uuid("node-b", 1), 4),)
+    assert move_lines(state, [plan], pods) == [
+        "GPU0 of node-a (A): cordon it, restart team/pod-p (4 GiB, to GPU1 of node-b), uncordon it"
+    ]
+    # cordoned, restarted: the scheduler's own answer
+    cordoned = [inventory_gpu("node-a", 0, unhealthy="cordoned"), inventory_gpu("node-a", 1)]
+    state.put_node(facts("node-a", cordoned))
+    state.drop_pod("p")
+    demand = state.demand_of(replace(pods["p"], node="", annotations={}))
+    best = state.rank(demand, state.filter(demand, state.nodes)[0])[0][0]
+    assert best == "node-b"
+    assert state.choose(demand, best).containers["main"] == plan.moves[0].shares
+
+
+def test_pods_that_stay() -> None:
+    pod = held("p", "node-a", 0, 4)
+    assert may_be_moved(pod)
+    assert not may_be_moved(replace(pod, controlled=False))
+    assert not may_be_moved(replace(pod, ending=True))
+    stays = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert not may_be_moved(replace(pod, annotations=stays))
+    assert not may_be_moved(replace(pod, annotations={"kubernetes.io/config.mirror": "x"}))
+    state, pods = cluster(held("p", "node-a", 0, 4, controlled=False), held("q", "node-b", 1, 10))
+    assert [plan.node for plan in freeing_plans(state, pods)] == ["node-b"]
+    assert freeing_plans(state, {}) == []
+
+
+def test_nodes_that_take_no_pods_are_left_alone() -> None:
+    for away in ({"schedulable": False}, {"ready": False}):
+        state, pods = cluster(held("p", "node-a", 0, 4), held("q", "node-b", 1, 10), **away)
+        assert freeing_plans(state, pods) == []
+
+
+def test_a_gpu_that_is_one_pods_alone_takes_no_other() -> None:
+    alone = held("q", "node-b", 1, 10, annotations={"gigaslice.io/exclusive": "true"})
+    state, pods = cluster(held("p", "node-a", 0, 4), alone)
+    assert freeing_plans(state, pods) == []
