@@ -41,7 +41,7 @@ demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in 
 
 # Four at a time, since most of them wait for processes of theirs; those that measure time run alone.
 ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \
-         tests/integration/agent/test_time_slices.py tests/demo
+         tests/integration/agent/test_time_slices.py
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
 	$(PY) -m pytest -n 4 --dist worksteal $(LONG) $(ALONE:%=--ignore %)
 	$(PY) -m pytest $(LONG) $(ALONE)
