@@ -67,6 +67,7 @@ class GpuChooser:
     ) -> None:
         self.resource = resource
         self.whole_resource = whole_resource
+        self.slice_resources: tuple[str, ...] = (resource,)
         self.policy = policy
         self._gpus = gpus
         self._unit = unit
@@ -111,6 +112,12 @@ class GpuChooser:
         ):  # it has all of the compute anyway, without being throttled
             return tuple(replace(share, cores=0) for share in found.shares)
         return found.shares
+
+    def assigned_whole(self, requester: Requester, count: int) -> tuple[str, ...] | None:
+        """Returns the whole GPUs that the requester of so many was assigned; otherwise as `assigned`."""
+        slices = sum(requester.container.requests.get(one, 0) for one in self.slice_resources)
+        found = assigned_to(requester, self._gpus.now.gpus, slices=slices, whole=count)
+        return None if found is None else found.whole
 
     def demand(
         self, node: NodeState, table: AllocationTable, requester: Requester | None, slices: int

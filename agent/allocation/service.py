@@ -283,6 +283,8 @@ class AllocationService:
         if requester is None:
             self._store.update(table.replaced([replace(allocation, undecided=False)]))
             return Settled()
+        if allocation.whole:
+            return self._settle_whole(allocation, requester)
         options = self.chooser.options(requester)
         try:
             assigned = self.chooser.assigned(requester, len(allocation.device_ids))
@@ -313,10 +315,31 @@ class AllocationService:
         self._store.remake(host_memory.split(others, changed, gpus))
         return Settled()
 
+    def _settle_whole(self, allocation: Allocation, requester: Requester) -> Settled:
+        try:
+            assigned = self.chooser.assigned_whole(requester, len(allocation.device_ids))
+        except NotExecutableError as error:
+            return Settled(str(error), remake=True, refused=True)
+        if assigned is not None and frozenset(assigned) != frozenset(allocation.quota()):
+            named = ", ".join(assigned)
+            return Settled(
+                f"its GPUs were chosen before its annotations could be read, and it was assigned {named}; delete the "
+                "pod, so that it is allocated again",
+                remake=True,
+                refused=True,
+            )
+        changed = replace(allocation, owner=requester.owner, undecided=False, assigned=assigned is not None)
+        self._store.update(self._store.table.replaced([changed]))
+        return Settled()
+
+    def resource_of(self, allocation: Allocation) -> str:
+        """Returns what the container of an allocation requested."""
+        return self.chooser.whole_resource if allocation.whole else self.resource
+
     def settle_known(self, allocation: Allocation, lookup: Lookup) -> None:
         """Settles an allocation that was made up for a running container, where its pod is known."""
         if allocation.undecided and not allocation.foreign:
-            requester = owner_of(allocation, lookup, self._store.table, self.resource)
+            requester = owner_of(allocation, lookup, self._store.table, self.resource_of(allocation))
             if requester is not None:
                 self.settle(allocation, requester)
 

@@ -126,7 +126,8 @@ class StartDecider:
 
     async def _settle(self, allocation: Allocation) -> str | None:
         """Settles an undecided allocation. Returns why that is not possible yet; None when it is settled."""
-        requester = owner_of(allocation, self._cluster.pod, self._store.table, self._service.resource)
+        resource = self._service.resource_of(allocation)
+        requester = owner_of(allocation, self._cluster.pod, self._store.table, resource)
         soon = self._cluster.expected and self._service.age(allocation) < _UNKNOWN_SECONDS
         if requester is None and (soon or self._service.executes_assignments):
             return "waiting for the pod's annotations from the API server"

@@ -61,6 +61,7 @@ class AdmissionResolver:
         resource: str,
         clock: Callable[[], float] = time.monotonic,
         *,
+        whole: bool = False,
         present: Callable[[Collection[str]], Presence] = find_mounted,
     ) -> None:
         """Initializes the resolver.
@@ -71,6 +72,7 @@ class AdmissionResolver:
             cluster: The pods of this node as the API server shows them.
             resource: The resource that the calls are about.
             clock: Seconds that never go back.
+            whole: Its devices are whole GPUs.
             present: Finds the allocations that processes of the node have mounted. Blocks.
         """
         self._store = store
@@ -78,6 +80,7 @@ class AdmissionResolver:
         self._cluster = cluster
         self._resource = resource
         self._clock = clock
+        self._whole = whole
         self._present = present
         self._unseen: dict[str, float] = {}
         self._preferred: tuple[frozenset[str], float, Identification] | None = None
@@ -93,7 +96,14 @@ class AdmissionResolver:
             return Identification()
         deadline = self._clock() + _WATCH_PATIENCE
         while True:
-            found = identify(answer.pods, self._cluster.pod, self._store.table, self._resource, size)
+            found = identify(
+                answer.pods,
+                self._cluster.pod,
+                self._store.table,
+                self._resource,
+                size,
+                whole=self._whole,
+            )
             left = deadline - self._clock()
             if not self._worth_waiting(found) or left <= 0 or not self._cluster.synced:
                 return found

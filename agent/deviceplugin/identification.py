@@ -20,7 +20,13 @@ __all__ = ["identify"]
 
 
 def identify(
-    listed: Iterable[ListedPod], lookup: Lookup, table: AllocationTable, resource: str, size: int
+    listed: Iterable[ListedPod],
+    lookup: Lookup,
+    table: AllocationTable,
+    resource: str,
+    size: int,
+    *,
+    whole: bool = False,
 ) -> Identification:
     """Finds the container that an Allocate is for.
 
@@ -30,6 +36,7 @@ def identify(
         table: The allocation table.
         resource: The resource of the Allocate.
         size: The number of its devices.
+        whole: They are whole GPUs.
     """
     candidates: list[Requester] = []
     again: list[Requester] = []
@@ -42,7 +49,7 @@ def identify(
             unseen.append(str(one))
             continue
         asking = pod.asking(resource)
-        following = next_container(asking, table, pod, one.holding)
+        following = next_container(asking, table, pod, one.holding, whole=whole)
         if following is not None:
             if following.requests[resource] == size:
                 candidates.append(Requester(pod, following))

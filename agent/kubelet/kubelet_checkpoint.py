@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,17 @@ _ID_DIGITS = 32
 class KeptAnswers:
     """The entries of this agent's resources in the kubelet's checkpoint."""
 
-    def __init__(self, directory: Path, resource: str, whole: str = "") -> None:
+    def __init__(self, directory: Path, resource: str | Sequence[str], whole: str = "") -> None:
         """Initializes the reader.
 
         Args:
             directory: The kubelet's directory for device plugins.
-            resource: The resource of slices.
+            resource: The resource of slices, or several.
             whole: The resource of whole GPUs, empty where none is offered.
         """
         self._path = directory / CHECKPOINT
-        self._names: dict[str, Callable[[str], str]] = {resource: str}
+        slices = [resource] if isinstance(resource, str) else resource
+        self._names: dict[str, Callable[[str], str]] = dict.fromkeys(slices, str)
         if whole:
             self._names[whole] = whole_gpu_device_id
 

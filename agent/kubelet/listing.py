@@ -9,7 +9,7 @@ just before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
 from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
@@ -21,12 +21,14 @@ _SETTLE_SECONDS = 5.0
 _EMPTY_SECONDS = 300.0  # a node may really have no pods
 
 
-def containers_of(pod: podresources.PodResources, resource: str, whole: str = "") -> list[Listed]:
-    """Returns the containers of one listed pod that hold devices of a resource, each once with all its devices.
+def containers_of(
+    pod: podresources.PodResources, resources: Collection[str], whole: str = ""
+) -> list[Listed]:
+    """Returns the containers of one listed pod that hold devices of ours, each once with all its devices.
 
     Args:
         pod: An entry of the kubelet's list.
-        resource: The resource of slices.
+        resources: The resources of slices.
         whole: The resource of whole GPUs, empty where none is offered. Its devices come as entries of their own, under
             the device IDs that the allocation table has for them.
     """
@@ -35,7 +37,7 @@ def containers_of(pod: podresources.PodResources, resource: str, whole: str = ""
         device_ids, gpus = list[str](), list[str]()
         for devices in container.devices:  # there may be one entry for each device
             name = devices.resource_name
-            if name == resource:
+            if name in resources:
                 device_ids += devices.device_ids
             elif whole and name == whole:
                 gpus += map(whole_gpu_device_id, devices.device_ids)
@@ -53,9 +55,9 @@ def gathered(
 
 
 def listed_pods(
-    answer: podresources.ListPodResourcesResponse, resource: str, whole: str = ""
+    answer: podresources.ListPodResourcesResponse, resource: str, resources: Collection[str], whole: str = ""
 ) -> tuple[ListedPod, ...]:
-    """Returns all pods, each with its containers that hold devices of the resource and those that do not."""
+    """Returns all pods, each with its containers that hold devices of one resource and those that do not."""
     found = []
     for pod in answer.pod_resources:
         holding, bare = list[str](), list[str]()
@@ -66,7 +68,7 @@ def listed_pods(
                     break
             else:
                 bare.append(container.name)
-        held = tuple(containers_of(pod, resource, whole))
+        held = tuple(containers_of(pod, resources, whole))
         found.append(ListedPod(pod.namespace, pod.name, frozenset(holding), frozenset(bare), held))
     return tuple(found)
 

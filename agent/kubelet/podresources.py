@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -76,7 +76,7 @@ class PodResourcesClient:
     def __init__(
         self,
         socket: Path,
-        resource: str,
+        resource: str | Sequence[str],
         timeout: float = 5.0,
         *,
         whole: str = "",
@@ -87,14 +87,14 @@ class PodResourcesClient:
 
         Args:
             socket: The kubelet's pod-resources socket.
-            resource: The resource of slices.
+            resource: The resource of slices, or several.
             timeout: Seconds to wait for an answer.
             whole: The resource of whole GPUs, empty where none is offered.
             node: The node's name, empty where it is not known.
             clock: Seconds that never go back.
         """
         self._socket = socket
-        self._resource = resource
+        self._resources = (resource,) if isinstance(resource, str) else tuple(resource)
         self._whole = whole
         self._timeout = timeout
         self._connection: _Connection | None = None
@@ -117,15 +117,23 @@ class PodResourcesClient:
         pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
         found: list[Listed] = []
         async for pod in with_breaks(pods):  # a thousand entries take milliseconds, and calls wait meanwhile
-            found += listing.containers_of(pod, self._resource, self._whole)
+            found += listing.containers_of(pod, self._resources, self._whole)
         return listing.gathered(pods, found, settled=settled)
 
     async def pods(self) -> tuple[ListedPod, ...]:
         """Returns the same by pod and soon, for an admission that waits. Raises KubeletError."""
+        return await self.pods_of(self._resources[0])
+
+    async def pods_of(self, resource: str) -> tuple[ListedPod, ...]:
+        """Returns the same where the admission is about devices of a given resource. Raises KubeletError."""
         patience = min(_IMPATIENT_SECONDS if self._silent else _PATIENT_SECONDS, self._timeout)
         return await self._ask(
-            lambda answer: listing.listed_pods(answer, self._resource, self._whole), patience
+            lambda answer: listing.listed_pods(answer, resource, self._resources, self._whole), patience
         )
+
+    def of(self, resource: str) -> PodResources:
+        """Returns the same API for admissions of another of its resources."""
+        return _OfResource(self, resource)
 
     async def close(self) -> None:
         """Closes the connection once no call is under way on it."""
@@ -182,3 +190,25 @@ class PodResourcesClient:
             self._connection = None
         if not connection.calls:
             await connection.channel.close(None)
+
+
+class _OfResource:
+    """A client as an admission of one of its resources sees it."""
+
+    def __init__(self, client: PodResourcesClient, resource: str) -> None:
+        self._client = client
+        self._resource = resource
+
+    @property
+    def settled(self) -> bool:
+        return self._client.settled
+
+    @property
+    def informed(self) -> bool:
+        return self._client.informed
+
+    async def list(self) -> Listing:
+        return await self._client.list()
+
+    async def pods(self) -> tuple[ListedPod, ...]:
+        return await self._client.pods_of(self._resource)

@@ -8,7 +8,7 @@ kubelet as many healthy devices as there are free GPUs, or free slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agent.inventory.source import Inventory
@@ -18,7 +18,7 @@ from gigaslice.model import Gpu, NodeState, Placement, Request, gpu_device_ids
 from gigaslice.placement import Policy, place
 from gigaslice.placement.pairs import best_effort
 
-__all__ = ["WholeGpuChoice", "choose", "devices", "free_gpus", "prefer", "slices_withheld"]
+__all__ = ["WholeGpuChoice", "assign", "choose", "devices", "free_gpus", "prefer", "slices_withheld"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,18 @@ def choose(table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str]
         )
 
     chosen = sorted((gpu for gpu in gpus if gpu.slices), key=rank)[: len(requested)]
-    if len(chosen) < len(requested):
-        return None
+    return _given(chosen, free, requested) if len(chosen) == len(requested) else None
+
+
+def assign(
+    table: AllocationTable, gpus: Sequence[Gpu], requested: Sequence[str], assigned: Collection[str]
+) -> WholeGpuChoice:
+    """Gives exactly the assigned GPUs for as many requested devices, whatever their names."""
+    chosen = [gpu for gpu in gpus if gpu.uuid in assigned]
+    return _given(chosen, free_gpus(table, gpus), requested)
+
+
+def _given(chosen: Sequence[Gpu], free: frozenset[str], requested: Sequence[str]) -> WholeGpuChoice:
     others = [uuid for uuid in requested if uuid not in {gpu.uuid for gpu in chosen}]
     names = {gpu.uuid: gpu.uuid if gpu.uuid in requested else others.pop(0) for gpu in chosen}
     holds = tuple(

@@ -7,26 +7,31 @@ has it in the allocation table, its start waits, and both lists are corrected at
 
 from __future__ import annotations
 
-import asyncio
-import time
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
 from agent.providers import whole_gpu_rules
 from agent.providers.provider import Answer, Device, NotYetError, Provider, RefusedError
-from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable, whole_gpu_device_id
+from gigaslice.allocation.lending_by_gpu import served_by_gpu
+from gigaslice.allocation.table import (
+    Allocation,
+    AllocationOptions,
+    AllocationTable,
+    Owner,
+    whole_gpu_device_id,
+)
+from gigaslice.model import Share
 from gigaslice.placement import Policy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
 
-__all__ = ["Gpus", "WholeGpus"]
+__all__ = ["Admitted", "Gpus", "WholeGpus"]
 
 _POLL_SECONDS = 1.0  # for changes of the hardware; changes of the allocation table ring an alarm
-_START_PATIENCE = 5.0
-_START_INTERVAL = 0.1
-_TAKEN = "the kubelet has given this container's GPUs to another one; delete the pod"
 
 
 async def _none_over(device_ids: Iterable[str]) -> frozenset[str]:
@@ -35,16 +40,35 @@ async def _none_over(device_ids: Iterable[str]) -> frozenset[str]:
     return frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Whom a call of the kubelet is for, as far as that is known.
+
+    Attributes:
+        owner: The container; None while it is not known.
+        suspects: The pods that it may be for, as "namespace/name"; None where that can never be known.
+        undecided: It may have an assignment that is not known yet.
+        gpus: The GPUs that it was assigned; None where this node chooses.
+    """
+
+    owner: Owner | None = None
+    suspects: tuple[str, ...] | None = None
+    undecided: bool = False
+    gpus: tuple[str, ...] | None = None
+
+
+async def _unknown(size: int) -> Admitted:
+    """Returns nothing known about a call for so many GPUs."""
+    del size
+    return Admitted()
+
+
 class Gpus(Protocol):
-    """Has the GPUs, and tells whether a container on them may start: the allocation service."""
+    """Has the GPUs: the allocation service."""
 
     @property
     def inventory(self) -> Inventory:
         """The GPUs as they are now."""
-        ...
-
-    def start_blocker(self, allocation: Allocation) -> str | None:
-        """Returns what the start of its container waits for; None when it may start."""
         ...
 
 
@@ -66,6 +90,8 @@ class WholeGpus(Provider):
         new_id: Callable[[], str],
         withhold: Callable[[frozenset[str]], Awaitable[None]],
         allocated: Callable[[], None],
+        decide: Callable[[Sequence[Allocation], float | None], Awaitable[str | None]],
+        identify: Callable[[int], Awaitable[Admitted]] = _unknown,
         ended: Callable[[Iterable[str]], Awaitable[frozenset[str]]] = _none_over,
     ) -> None:
         """Initializes the provider.
@@ -73,13 +99,15 @@ class WholeGpus(Provider):
         Args:
             resource: What pods request.
             store: The allocation table.
-            gpus: The GPUs, and whether a container on them may start.
+            gpus: The GPUs.
             policy: How GPUs are chosen.
             visible_devices: How a container's GPUs are named to its runtime, "env" or "cdi".
             now: Returns Unix time in seconds.
             new_id: Returns 32 hex digits.
             withhold: Called with the slices that are not to be had.
             allocated: Called when the kubelet's list of containers has changed or is about to.
+            decide: Waits until a container may start; returns the reason why not yet, or None.
+            identify: Finds out whom a call for so many GPUs is for. Raises RefusedError.
             ended: Finds the allocations that are over, of those that hold device IDs which the kubelet shows as free
                 or hands out.
         """
@@ -92,6 +120,8 @@ class WholeGpus(Provider):
         self._new_id = new_id
         self._withhold = withhold
         self._allocated = allocated
+        self._decide = decide
+        self._identify = identify
         self._ended = ended
         self._alarm = Alarm()
         self._log = get_logger("whole-gpus")
@@ -103,11 +133,18 @@ class WholeGpus(Provider):
     async def prefer(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        """Returns GPUs that placement would choose together."""
+        """Returns the GPUs that were assigned, or else that placement would choose together."""
+        try:
+            admitted = await self._identify(size)
+        except RefusedError:
+            return ()  # Allocate follows, and says why
         unheld = frozenset(whole_gpu_device_id(one) for one in set(available) - set(must_include))
         over = await self._ended(unheld)
         table = self._store.table.counted_out(over).given_back(unheld, over)
         self._store.remember(table)
+        if admitted.gpus is not None:
+            named = [uuid for uuid in admitted.gpus if uuid in available]
+            return tuple(dict.fromkeys([*must_include, *named, *available]))[:size]
         after, _ = table.taken_over((whole_gpu_device_id(one) for one in must_include), over=over)
         return whole_gpu_rules.prefer(
             after, self._gpus.inventory, self._policy, available, must_include=must_include, size=size
@@ -115,10 +152,11 @@ class WholeGpus(Provider):
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> list[Answer]:
         """Makes and records one allocation per container. All or none."""
+        admitted = await self._identify(len(set(requests[0]))) if len(requests) == 1 else Admitted()
         over = await self._ended(whole_gpu_device_id(one) for devices in requests for one in devices)
         table, fresh = self._store.table.counted_out(over), list[Allocation]()
         for devices in requests:
-            table, allocation = self._add(table, devices, over)
+            table, allocation = self._add(table, devices, over, admitted)
             fresh.append(allocation)
         self._store.commit(table, fresh)
         for allocation in fresh:
@@ -134,24 +172,15 @@ class WholeGpus(Provider):
         return [self._answer(allocation) for allocation in fresh]
 
     async def start(self, devices: Sequence[str], remaining: float | None) -> None:
-        """Waits until no other container has any of the GPUs and the allocation table is safe on disk."""
+        """Waits until no other container has any of the GPUs, and the allocation is known to be its own."""
         found = self._store.table.of_device_ids(frozenset(map(whole_gpu_device_id, devices)))
         if found is None:
             raise RefusedError(
                 f"no record of this container's {len(devices)} GPUs in {self._store.state_dir}; delete the pod, so "
                 "that it is allocated again"
             )
-        patience = _START_PATIENCE if remaining is None else min(_START_PATIENCE, remaining / 2)
-        deadline = time.monotonic() + patience
-        while reason := self._reason(found.id):
-            if time.monotonic() >= deadline:
-                self._log.info("start delayed", allocation=found.id, container=found.name, detail=reason)
-                raise NotYetError(reason)
-            self._allocated()
-            await asyncio.sleep(_START_INTERVAL)
-        await asyncio.to_thread(self._store.sync)  # what was decided while waiting, too
-        if self._store.table.find(found.id) is None:
-            raise NotYetError(_TAKEN)
+        if reason := await self._decide([found], remaining):
+            raise NotYetError(reason)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follows the allocation table and the GPUs, and keeps both lists in agreement with them."""
@@ -172,12 +201,22 @@ class WholeGpus(Provider):
             self._store.watchers.remove(self._alarm.ring)
 
     def _add(
-        self, table: AllocationTable, devices: Sequence[str], over: frozenset[str]
+        self, table: AllocationTable, devices: Sequence[str], over: frozenset[str], admitted: Admitted
     ) -> tuple[AllocationTable, Allocation]:
         device_ids = frozenset(map(whole_gpu_device_id, devices))
-        after, superseded = table.taken_over(device_ids, over=over)
-        gpus = self._gpus.inventory.gpus
-        chosen = whole_gpu_rules.choose(after, gpus, sorted(set(devices))) if devices else None
+        pod = admitted.owner.uid if admitted.owner else ""
+        if admitted.gpus is not None:
+            lenders = table.lenders(device_ids, pod, (), -math.inf)
+            table = served_by_gpu(table, lenders, device_ids, [Share(one, 1) for one in admitted.gpus])
+        after, superseded = table.taken_over(device_ids, pod=pod, over=over)
+        gpus, names = self._gpus.inventory.gpus, sorted(set(devices))
+        chosen = (
+            whole_gpu_rules.assign(after, gpus, names, admitted.gpus)
+            if admitted.gpus is not None
+            else whole_gpu_rules.choose(after, gpus, names)
+            if devices
+            else None
+        )
         if chosen is None:
             raise RefusedError(
                 f"{len(devices)} whole GPUs asked for, and this node has {len(gpus)}; ask for fewer"
@@ -191,6 +230,10 @@ class WholeGpus(Provider):
             supersedes=superseded,
             waiting=chosen.waiting,
             policy=AllocationOptions(exclusive=True),
+            owner=admitted.owner,
+            suspects=admitted.suspects,
+            undecided=admitted.undecided,
+            assigned=admitted.gpus is not None,
         )
         return after.with_allocation(allocation), allocation
 
@@ -200,9 +243,3 @@ class WholeGpus(Provider):
         if self._visible_devices == "cdi":
             return Answer(cdi=tuple(f"nvidia.com/gpu={uuid}" for uuid in uuids), annotations=annotations)
         return Answer(env={"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)}, annotations=annotations)
-
-    def _reason(self, allocation_id: str) -> str | None:
-        allocation = self._store.table.find(allocation_id)
-        if allocation is None:
-            return _TAKEN
-        return self._gpus.start_blocker(allocation)

@@ -29,6 +29,7 @@ from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.poller import Poller
 from agent.deviceplugin.replay import ReplayResolver
 from agent.deviceplugin.servicer import Servicer
+from agent.deviceplugin.whole_gpu_admission import WholeGpuAdmissions
 from agent.health.controller import HealthController
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.scanner import Scanner
@@ -114,6 +115,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
     allocated = _both(limits.changed, poller.wake)
     admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
     events = PodEvents(service, cluster)
+    starts = StartDecider(store, service, cluster, events, allocated)
     gpu_memory = GpuMemory(
         store,
         service,
@@ -121,7 +123,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         config.visible_devices,
         admissions=admissions,
         replays=ReplayResolver(store, service, cluster, answers),
-        starts=StartDecider(store, service, cluster, events, allocated),
+        starts=starts,
         events=events,
         allocated=allocated,
     )
@@ -175,8 +177,24 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         restarted["cpus"] = CpuBinder(store, lambda: gpus.now, config.measure_interval).run
     providers: list[Provider] = []
     if config.whole_gpus:
+        resolver = AdmissionResolver(
+            store, kubelet.of(config.whole_gpus), cluster, config.whole_gpus, whole=True
+        )
         providers.append(
-            _whole_gpus(config, store, service, devices, allocated=allocated, now=now, admissions=admissions)
+            WholeGpus(
+                config.whole_gpus,
+                store,
+                service,
+                Policy(config.placement),
+                config.visible_devices,
+                now=now,
+                new_id=_new_id,
+                withhold=devices.set_taken_whole,
+                allocated=allocated,
+                decide=starts.decide,
+                identify=WholeGpuAdmissions(resolver, service.chooser, cluster, events).identify,
+                ended=resolver.over,
+            )
         )
     if config.rdma:
         providers.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
@@ -216,27 +234,3 @@ def _cluster(config: Config) -> KubeCluster | NoCluster:
         return NoCluster()
     log.info("API server", server=str(access), credentials=whence, node=node)
     return KubeCluster(Api(access), node)
-
-
-def _whole_gpus(
-    config: Config,
-    store: Store,
-    service: AllocationService,
-    devices: DeviceList,
-    *,
-    allocated: Callable[[], None],
-    now: Callable[[], float],
-    admissions: AdmissionResolver,
-) -> WholeGpus:
-    return WholeGpus(
-        config.whole_gpus,
-        store,
-        service,
-        Policy(config.placement),
-        config.visible_devices,
-        now=now,
-        new_id=_new_id,
-        withhold=devices.set_taken_whole,
-        allocated=allocated,
-        ended=admissions.over,
-    )

@@ -29,12 +29,12 @@ def served_by_gpu(
         table: The allocation table before the borrower takes anything over.
         lenders: Ids of the allocations that lend.
         device_ids: What the borrower gets.
-        shares: The borrower's shares of GPUs.
+        shares: The borrower's shares of GPUs; 1 of each where the device IDs are whole GPUs.
     """
     left = {share.gpu: share.slices for share in shares}
     changed = []
     for allocation in table.allocations:
-        if allocation.id in lenders and not allocation.whole:
+        if allocation.id in lenders:
             one = _served(allocation, frozenset(device_ids) & allocation.kept, left)
             if one is not None:
                 changed.append(one)

@@ -133,7 +133,9 @@ class _Listed:
 
     async def pods(self) -> tuple[ListedPod, ...]:
         raw = self.answer.SerializeToString()
-        return listing.listed_pods(podresources.ListPodResourcesResponse.FromString(raw), RESOURCE)
+        return listing.listed_pods(
+            podresources.ListPodResourcesResponse.FromString(raw), RESOURCE, (RESOURCE,)
+        )
 
 
 def measure_pods(directory: Path) -> list[float]:

@@ -61,7 +61,7 @@ def test_containers_are_listed_once_with_all_their_devices_of_our_resource():
         ]
     )
     pods = answer.pod_resources
-    found = listing.gathered(pods, [one for pod in pods for one in listing.containers_of(pod, "r")])
+    found = listing.gathered(pods, [one for pod in pods for one in listing.containers_of(pod, ["r"])])
     (listed,) = found.containers
     assert found.pods == {"default/p", "other/q"}
     assert (listed.container, listed.device_ids) == (ContainerRef("default", "p", "a"), frozenset({"1", "2"}))

@@ -1,0 +1,172 @@
+"""Whole GPUs under an assignment: the provider as the node agent joins it, without a kubelet's messages."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from agent.allocation import start as start_module
+from agent.allocation.pod_events import PodEvents
+from agent.allocation.service import AllocationService
+from agent.allocation.start import StartDecider
+from agent.deviceplugin.admission import AdmissionResolver
+from agent.deviceplugin.whole_gpu_admission import WholeGpuAdmissions
+from agent.inventory.holder import InventoryHolder
+from agent.providers.provider import NotYetError, RefusedError
+from agent.providers.whole_gpus import WholeGpus
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.kube.decode import parse_pod
+from gigaslice.model import Share
+from gigaslice.placement import Policy
+from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import inventory, uuid
+
+WHOLE, CLASS = "gigaslice.io/gpu", "gpuclass.gigaslice.io/nvidia.l4"
+
+
+@pytest.fixture
+def gpus():
+    return InventoryHolder(inventory(4))
+
+
+@pytest.fixture
+def whole(store, gpus, cluster, kubelet, monkeypatch):
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.2)
+    numbers = itertools.count(1)
+
+    def new_id():
+        return f"{next(numbers):032x}"
+
+    service = AllocationService(
+        store, gpus, Policy.GAIA, now=lambda: 1700000000.0, new_id=new_id, whole_resource=WHOLE
+    )
+    events = PodEvents(service, cluster)
+    resolver = AdmissionResolver(store, kubelet, cluster, WHOLE, whole=True)
+
+    async def withhold(device_ids):
+        del device_ids
+
+    return WholeGpus(
+        WHOLE, store, service, Policy.GAIA, "env", now=lambda: 1700000000.0, new_id=new_id,
+        withhold=withhold, allocated=lambda: None, ended=resolver.over,
+        decide=StartDecider(store, service, cluster, events, lambda: None).decide,
+        identify=WholeGpuAdmissions(resolver, service.chooser, cluster, events).identify,
+    )  # fmt: skip
+
+
+def pod(name, count, *gpus, slices=24, classes=(), init=0, init_gpus=(), **more):
+    containers = {"c0": tuple(Share(uuid(gpu), slices, 100) for gpu in gpus)}
+    if init_gpus:
+        containers["i0"] = tuple(Share(uuid(gpu), slices, 100) for gpu in init_gpus)
+    annotations = {ASSIGNMENT: Assignment(containers).encode()} if gpus else {}
+    return parse_pod(
+        pod_document(
+            name,
+            {WHOLE: count, **dict.fromkeys(classes, count)},
+            init=({WHOLE: init},) if init else (),
+            annotations=annotations,
+            uid=f"uid-{name}",
+            **more,
+        )
+    )
+
+
+def names(*numbers):
+    return [uuid(number) for number in numbers]
+
+
+async def given(provider, *numbers):
+    (answer,) = await provider.allocate([names(*numbers)])
+    return answer.env["NVIDIA_VISIBLE_DEVICES"].split(",")
+
+
+def test_the_assigned_gpus_are_preferred_and_given_for_devices_of_any_name(whole, cluster, store):
+    cluster.put(pod("a", 2, 1, 3))
+
+    async def story():
+        assert set(await whole.prefer(names(0, 1, 2, 3), [], 2)) == set(names(1, 3))
+        assert await given(whole, 0, 1) == names(1, 3)
+        await whole.start(names(0, 1), None)
+
+    asyncio.run(story())
+    (one,) = store.table.allocations
+    assert one.assigned
+    assert (one.owner.uid, one.undecided) == ("uid-a", False)
+
+
+def test_a_pod_without_an_assignment_is_placed_as_before(whole, cluster, store):
+    cluster.put(pod("a", 1))
+
+    async def story():
+        assert await given(whole, 2) == names(2)
+        await whole.start(names(2), None)
+
+    asyncio.run(story())
+    assert not store.table.allocations[0].assigned
+
+
+def test_what_cannot_be_executed_is_refused_with_an_event(whole, cluster, store):
+    async def refused(one):
+        cluster.put(one)
+        assert await whole.prefer(names(0, 1, 2, 3), [], 2) == ()
+        with pytest.raises(RefusedError) as caught:
+            await whole.allocate([names(0, 1)])
+        cluster.pods.clear()
+        return str(caught.value)
+
+    async def story():
+        assert "names " + uuid(7) in await refused(pod("unknown", 2, 1, 7))
+        assert "1 whole GPUs, and it asks for 2 whole GPUs" in await refused(pod("few", 2, 1))
+        assert "and it asks for 2 whole GPUs" in await refused(pod("parts", 2, 1, 2, slices=12))
+        assert "no scheduler of gigaslice" in await refused(pod("class", 2, classes=(CLASS,)))
+
+    asyncio.run(story())
+    assert len(set(cluster.said("AssignmentNotExecutable"))) == 4  # the sender counts repetitions
+    assert store.table.allocations == ()
+
+
+def test_a_gpu_that_another_pod_has_is_waited_for(whole, cluster, kubelet, store):
+    cluster.put(pod("plain", 1))
+
+    async def story():
+        on = await given(whole, 0)
+        kubelet.holding["default", "plain"] = frozenset({"c0"})
+        cluster.put(pod("sent", 1, 0))
+        assert await given(whole, 1) == on == names(0)
+        with pytest.raises(NotYetError, match="waiting for"):
+            await whole.start(names(1), None)
+        store.update(store.table.without([store.table.allocations[0].id]))
+        await whole.start(names(1), None)
+
+    asyncio.run(story())
+
+
+def test_a_wrong_guess_never_starts_and_a_right_one_does(whole, cluster, kubelet, store):
+    kubelet.hidden = [("default", "late")]
+
+    async def story():
+        (on,) = await given(whole, 0)
+        cluster.put(pod("late", 1, 3))
+        with pytest.raises(NotYetError, match="it was assigned " + uuid(3)):
+            await whole.start(names(0), None)
+        assert cluster.said("AssignmentNotExecutable")
+        cluster.put(pod("late", 1, names(0, 1, 2, 3).index(on)))
+        await whole.start(names(0), None)
+
+    asyncio.run(story())
+    assert store.table.allocations[0].assigned
+
+
+def test_an_init_container_lends_the_gpu_that_the_later_one_has(whole, cluster, store):
+    cluster.put(pod("p", 1, 0, init=2, init_gpus=(0, 1)))
+
+    async def story():
+        assert await given(whole, 0, 1) == names(0, 1)
+        assert await given(whole, 1) == names(0)
+        await whole.start(names(0, 1), None)
+        await whole.start(names(1), None)
+
+    asyncio.run(story())
+    held = [gpu for one in store.table.allocations for gpu in one.promised]
+    assert sorted(held) == names(0, 1)
