@@ -105,15 +105,15 @@ class Access:
 
 
 def find_access(
-    kubeconfig: Path | None, service: str, account: Path = SERVICE_ACCOUNT
+    kubeconfig: Path | None, service: str, account: Path = SERVICE_ACCOUNT, *, context: str = ""
 ) -> tuple[Access | None, str]:
     """How to reach the API server, and a sentence: where that is from, or why there is none.
 
-    SERVICE is "host:port" as the kubelet tells every container, or empty. Raises ConfigError for a KUBECONFIG that was
-    named and cannot be used.
+    SERVICE is "host:port" as the kubelet tells every container, or empty. CONTEXT is one of the kubeconfig file; empty
+    for its current one. Raises ConfigError for a KUBECONFIG that was named and cannot be used.
     """
     if kubeconfig is not None:
-        return _from_kubeconfig(kubeconfig), f"kubeconfig {kubeconfig}"
+        return _from_kubeconfig(kubeconfig, context), f"kubeconfig {kubeconfig}"
     if not service:
         return None, "not in a cluster, and no --kubeconfig"
     if not (account / "token").exists():
@@ -128,7 +128,7 @@ def find_access(
     return found, f"service account {account}"
 
 
-def _from_kubeconfig(path: Path) -> Access:
+def _from_kubeconfig(path: Path, chosen: str) -> Access:
     mistakes: list[str] = []
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def _from_kubeconfig(path: Path) -> Access:
             [f'--kubeconfig "{path}": not YAML{where}; kubectl config view shows why']
         ) from None
     document = document if isinstance(document, dict) else {}
-    context = _named(document, "contexts", "context", document.get("current-context"), mistakes)
+    context = _named(document, "contexts", "context", chosen or document.get("current-context"), mistakes)
     cluster = _named(document, "clusters", "cluster", context.get("cluster"), mistakes)
     user = _named(document, "users", "user", context.get("user"), mistakes) if context.get("user") else {}
     access = None if mistakes else _access(path.parent, cluster, user, mistakes)

@@ -101,6 +101,11 @@ def resize_options() -> str:
     return markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())["resize"]))
 
 
+def options_of(command: str) -> Callable[[], str]:
+    """The options of a command of gigaslice."""
+    return lambda: markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())[command]))
+
+
 def metrics() -> str:
     """Every metric of the agent."""
     rows = [
@@ -134,6 +139,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice node": node_settings,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
+    "gigaslice explain": options_of("explain"),
+    "gigaslice nodes": options_of("nodes"),
+    "gigaslice top": options_of("top"),
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
     "events": events,

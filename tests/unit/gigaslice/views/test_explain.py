@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gigaslice.classes.resource_class import parse_resource_class
+from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.views.explain import PodSituation, explain
 from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod
@@ -228,3 +230,11 @@ def test_whole_gpus(slices: int) -> None:
     assert str(found.lines[0]) == (
         "node-a: all GPUs are in use" if slices else "node-a: 1 of 2 GPUs would do now, more wanted"
     )
+
+
+def test_the_documentation_has_every_reason() -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "explain.md").read_text()
+    table = page.partition("<!-- reasons -->\n")[2].partition("<!-- end -->")[0]
+    of_pods = (RefusalReason.INVALID, RefusalReason.UNKNOWN_CLASS)
+    sentences = {row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()}
+    assert sentences == {reason.refusal.text for reason in RefusalReason if reason not in of_pods}

@@ -1,0 +1,54 @@
+"""`gigaslice explain`: says why a pod has no GPUs, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from agent.cli._cluster import add_target, cluster_target, tell_notes
+from agent.cli._shared import FAILED, OK, report
+
+if TYPE_CHECKING:
+    from agent.commands.cluster import ClusterContent
+    from gigaslice.kubeapi.client import KubeClient
+    from gigaslice.model import Pod
+
+HELP = "say why a pod waits for GPUs, or which it has"
+DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
+SETTINGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds which pod, and which cluster."""
+    parser.add_argument("kind", choices=("pod",), metavar="pod", help="what is explained")
+    parser.add_argument("name", metavar="NAME", help="the pod's name")
+    parser.add_argument("--namespace", "-n", metavar="NS", default="", help="default: the context's")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text (default) or JSON")
+    add_target(parser)
+
+
+def run(known: argparse.Namespace) -> int:
+    """Prints the explanation; fails where there is no such pod."""
+    where = cluster_target(known)
+    from agent.commands import cluster
+    from gigaslice.cluster.moves import freeing_plans
+    from gigaslice.views.explain import explain
+    from gigaslice.views.move_lines import move_lines
+
+    namespace = known.namespace or where.namespace
+
+    async def read(client: KubeClient) -> tuple[Pod | None, ClusterContent, str]:
+        content = await cluster.read_cluster(client)
+        pod = await cluster.read_pod(client, namespace, known.name)
+        missing = "" if pod else await cluster.no_such_pod(client, content, namespace, known.name)
+        return pod, content, missing
+
+    pod, content, missing = cluster.with_client(where, read)
+    tell_notes(content)
+    if pod is None:
+        return report(FAILED, missing)
+    plans = [] if pod.node else freeing_plans(content.state, content.pods, most=1, tries=10)
+    found = explain(content.state, pod, move_lines(content.state, plans, content.pods))
+    print(json.dumps(found.as_json(), indent=2) if known.format == "json" else found.text())
+    return OK

@@ -1,0 +1,51 @@
+"""`gigaslice top`: shows who holds how much GPU memory in the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from agent.cli._cluster import add_target, cluster_target, tell_notes
+from agent.cli._shared import OK
+
+HELP = "show which namespaces and pods hold how much GPU memory in the cluster"
+DESCRIPTION = "What pods hold, not what they use: gigaslice status and the metrics show that."
+SETTINGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is added up, and which cluster."""
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("namespaces", "pods"),
+        metavar="namespaces|pods",
+        default="namespaces",
+        help="what is added up (default: namespaces)",
+    )
+    parser.add_argument("--namespace", "-n", metavar="NS", default="", help="only this namespace")
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="table (default) or JSON"
+    )
+    add_target(parser)
+
+
+def run(known: argparse.Namespace) -> int:
+    """Prints the table."""
+    where = cluster_target(known)
+    from agent.commands import cluster, cluster_tables
+    from gigaslice.views.as_json import totals_document
+    from gigaslice.views.collect import picture
+    from gigaslice.views.totals import totals
+
+    content = cluster.with_client(where, cluster.read_cluster)
+    tell_notes(content)
+    spaces = totals(picture(content.state, names=content.names))
+    spaces = [one for one in spaces if known.namespace in ("", one.namespace)]
+    if known.format == "json":
+        print(json.dumps(totals_document(spaces), indent=2))
+    elif known.what == "pods":
+        print(cluster_tables.pods_table(spaces))
+    else:
+        print(cluster_tables.namespaces_table(spaces))
+    return OK

@@ -1,0 +1,260 @@
+"""The cluster as it is now, for the commands that show it: read once from the API server, and only read.
+
+Three lists, asked for at the same time and answered from the API server's memory (version 0): nodes, pods that have not
+ended, classes. What the user may not read is left out, and said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from gigaslice.classes.resource_class import ClassError, parse_resource_class
+from gigaslice.cluster.demand import asks_for_gpus
+from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
+from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.errors import ConfigError, GigasliceError
+from gigaslice.kube.decode import parse_pod
+from gigaslice.kubeapi.access import Access, find_access
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.model import Pod
+from gigaslice.text import plain
+from gigaslice.views.collect import WaitingSince
+
+__all__ = ["ClusterContent", "Target", "no_such_pod", "read_cluster", "read_pod", "target", "with_client"]
+
+_FORBIDDEN, _UNAUTHORIZED = 403, 401
+_MOST_BYTES = 1 << 30
+_SECONDS = 60.0
+_PAGE = "500"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster is asked, and the namespace where none is named."""
+
+    access: Access
+    whence: str
+    namespace: str = "default"
+
+
+@dataclass(slots=True)
+class ClusterContent:
+    """What was read. pods: those that ask for GPUs or have some, by UID; names: of all pods, by UID. notes: what is
+    missing, one sentence each.
+    """
+
+    state: ClusterState
+    pods: dict[str, Pod] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    created: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> list[WaitingSince]:
+        """The pods without a node, the oldest first."""
+        found = [
+            WaitingSince(pod, self.created.get(uid, "")) for uid, pod in self.pods.items() if not pod.node
+        ]
+        return sorted(found, key=lambda one: (one.since, str(one.pod)))
+
+
+def target(
+    kubeconfig: str, context: str, server: str, environment: Mapping[str, str], home: Path | None = None
+) -> Target:
+    """Finds the cluster as kubectl does: the flags, $KUBECONFIG, ~/.kube/config, and inside a pod its service account.
+
+    Raises:
+        ConfigError: There is none, or it cannot be used.
+    """
+    if server:
+        return Target(_of_server(server), f"--server {server}")
+    path = _kubeconfig(kubeconfig, environment, home or Path.home())
+    host, port = (
+        environment.get("KUBERNETES_SERVICE_HOST", ""),
+        environment.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
+    access, whence = find_access(path, f"{host}:{port}" if host else "", context=context)
+    if access is None:
+        raise ConfigError([f"no cluster: {whence}, no $KUBECONFIG and no ~/.kube/config; name one of them"])
+    return Target(access, whence, _namespace(path, context) if path else "default")
+
+
+def _kubeconfig(flag: str, environment: Mapping[str, str], home: Path) -> Path | None:
+    if flag:
+        return Path(flag)
+    for name in environment.get("KUBECONFIG", "").split(os.pathsep):
+        if name and Path(name).exists():
+            return Path(name)
+    usual = home / ".kube" / "config"
+    return usual if usual.exists() else None
+
+
+def _namespace(path: Path, context: str) -> str:
+    """The namespace of a context; the file has been read before, and is good."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    chosen = context or document.get("current-context")
+    for entry in document.get("contexts") or ():
+        if entry.get("name") == chosen:
+            return str((entry.get("context") or {}).get("namespace") or "default")
+    return "default"
+
+
+def _of_server(server: str) -> Access:
+    url = urlsplit(server if "//" in server else f"//{server}")
+    try:
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    if url.scheme not in ("", "http") or not host or url.username:
+        raise ConfigError(
+            [
+                "--server must look like http://127.0.0.1:8001, as `kubectl proxy` offers it; for TLS use a kubeconfig"
+            ]
+        )
+    return Access(host, port or 80, tls=False, prefix=url.path.rstrip("/"))
+
+
+def with_client(where: Target, work: Callable[[KubeClient], Any]) -> Any:
+    """Runs WORK, which takes a client and returns an awaitable; its errors say what the user can do."""
+
+    async def run() -> Any:
+        async with KubeClient(where.access, "gigaslice-cli", answer=_SECONDS) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(run())
+    except ApiFailure as error:
+        raise GigasliceError(_sentence(error, where)) from error
+
+
+def _sentence(error: ApiFailure, where: Target) -> str:
+    if error.status == _UNAUTHORIZED:
+        return f"{where.access} does not accept the credentials of {where.whence}; log in again"
+    if error.status == _FORBIDDEN:
+        return f"{error}; the command needs get and list of nodes, pods and {RESOURCE_CLASSES}.{GROUP}"
+    return f"{error} ({where.whence})" if error.status == 0 else str(error)
+
+
+async def read_cluster(client: KubeClient) -> ClusterContent:
+    """Reads all of it. Raises ApiFailure where not even nodes may be read."""
+    found = ClusterContent(ClusterState())
+    await asyncio.gather(_nodes(client, found), _pods(client, found), _classes(client, found))
+    for pod in found.pods.values():  # when classes are known: pods without an assignment are placed by them
+        found.state.put_pod(pod)
+    return found
+
+
+async def _nodes(client: KubeClient, found: ClusterContent) -> None:
+    async for document in _listed(client, "/api/v1/nodes", {}):
+        found.state.put_node(_node(document))
+
+
+async def _pods(client: KubeClient, found: ClusterContent) -> None:
+    query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+    try:
+        async for document in _listed(client, "/api/v1/pods", query):
+            try:
+                pod = parse_pod(document)
+            except ValueError:
+                continue
+            found.names[pod.uid] = str(pod)
+            if ASSIGNMENT in pod.annotations or asks_for_gpus(pod):
+                found.pods[pod.uid] = pod
+                found.created[pod.uid] = str((document.get("metadata") or {}).get("creationTimestamp") or "")
+    except ApiFailure as error:
+        _unless_forbidden(error, found, "pods may not be listed, so what is free is what agents say")
+
+
+async def _classes(client: KubeClient, found: ClusterContent) -> None:
+    path = f"/apis/{GROUP}/{VERSION}/{RESOURCE_CLASSES}"
+    try:
+        async for document in _listed(client, path, {}):
+            try:
+                found.state.put_class(parse_resource_class(document))
+            except ClassError as error:
+                name = str((document.get("metadata") or {}).get("name"))
+                found.notes.append(plain(f"class {name} cannot be used: {error}"))
+    except ApiFailure as error:
+        if error.status != NOT_FOUND:  # not installed: no classes
+            _unless_forbidden(error, found, "classes may not be listed, so those that pods name seem unknown")
+
+
+def _unless_forbidden(error: ApiFailure, found: ClusterContent, note: str) -> None:
+    if error.status != _FORBIDDEN:
+        raise error
+    found.notes.append(note)
+
+
+async def _listed(client: KubeClient, path: str, query: Mapping[str, str]) -> Any:
+    """The objects of a list, page by page where the server makes pages."""
+    more = ""
+    while True:
+        page = {"continue": more} if more else {"resourceVersion": "0"}
+        answer = await client.request("GET", path, {**query, **page, "limit": _PAGE}, most=_MOST_BYTES)
+        document = answer.document()
+        for item in document.get("items") or ():
+            if isinstance(item, dict):
+                yield item
+        more = str((document.get("metadata") or {}).get("continue") or "")
+        if not more:
+            return
+
+
+def _node(document: Mapping[str, Any]) -> NodeFacts:
+    metadata, spec, status = (document.get(key) or {} for key in ("metadata", "spec", "status"))
+    ready = any(
+        isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
+        for one in status.get("conditions") or ()
+    )
+    text = (metadata.get("annotations") or {}).get(INVENTORY)
+    return NodeFacts(
+        str(metadata.get("name")),
+        text if isinstance(text, str) else None,
+        not spec.get("unschedulable"),
+        ready,
+        {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
+    )
+
+
+async def read_pod(client: KubeClient, namespace: str, name: str) -> Pod | None:
+    """Reads one pod; None where there is none of that name."""
+    try:
+        return parse_pod(await client.get(object_path("api", "v1", "namespaces", namespace, "pods", name)))
+    except ApiFailure as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
+    except ValueError as error:
+        raise GigasliceError(f"pod {namespace}/{name} makes no sense: {error}") from None
+
+
+async def no_such_pod(client: KubeClient, content: ClusterContent, namespace: str, name: str) -> str:
+    """What to say where there is no pod of a name: that a quota refuses it, or which one may be meant."""
+    path = object_path("api", "v1", "namespaces", namespace, "events")
+    try:
+        events = [one async for one in _listed(client, path, {"fieldSelector": "reason=FailedCreate"})]
+    except ApiFailure:
+        events = []
+    for event in reversed(events):
+        message = str(event.get("message") or "")
+        owner = str((event.get("involvedObject") or {}).get("name") or "")
+        if "exceeded quota" in message and owner and (name == owner or name.startswith(f"{owner}-")):
+            return plain(f"there is no pod {namespace}/{name}: a quota refuses it. {message}")
+    here = [one.partition("/")[2] for one in content.names.values() if one.startswith(f"{namespace}/")]
+    elsewhere = sorted(one for one in content.names.values() if one.endswith(f"/{name}"))
+    if elsewhere:
+        space = elsewhere[0].partition("/")[0]
+        return plain(
+            f"there is no pod {namespace}/{name}; there is one in namespace {space}: write -n {space}"
+        )
+    near = difflib.get_close_matches(name, here, n=1) or [one for one in here if one.startswith(name)][:1]
+    return plain(f"there is no pod {namespace}/{name}" + (f'; did you mean "{near[0]}"?' if near else ""))

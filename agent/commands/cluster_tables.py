@@ -1,0 +1,89 @@
+"""The cluster as tables for a terminal: nodes with their GPUs, and who holds how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gigaslice.runtime.table import Column, as_table
+from gigaslice.text import plain
+from gigaslice.units import format_bytes
+from gigaslice.views.cluster_picture import ClusterPicture
+from gigaslice.views.svg import short_model, summary
+from gigaslice.views.totals import NamespaceTotals
+
+__all__ = ["namespaces_table", "nodes_table", "pods_table"]
+
+_NODES = (
+    Column("NODE", most=40),
+    Column("GPU", right=True),
+    Column("MODEL", most=24),
+    Column("FREE", right=True),
+    Column("OF", right=True),
+    Column("HELD BY", most=60),
+    Column("HEALTH", most=50),
+)
+_NAMESPACES = (
+    Column("NAMESPACE", most=40),
+    Column("PODS", right=True),
+    Column("MEMORY", right=True),
+    Column("GPUS", right=True),
+)
+_PODS = (
+    Column("NAMESPACE", most=40),
+    Column("POD", most=50),
+    Column("NODE", most=40),
+    Column("MEMORY", right=True),
+    Column("GPUS", right=True),
+    Column("MODELS", most=30),
+)
+
+
+def nodes_table(view: ClusterPicture) -> str:
+    """A row for each GPU, one for each node without any, and a line with the sums."""
+    rows: list[list[str]] = []
+    for node in view.nodes:
+        why = ", ".join(node.conditions)
+        for gpu in node.gpus:
+            size = gpu.slice_bytes
+            held = ", ".join(f"{one} {format_bytes(one.slices * size)}" for one in gpu.holders)
+            health = "; ".join(filter(None, [gpu.unhealthy, why])) or "healthy"
+            cells = [node.name, str(gpu.index), short_model(gpu.model), format_bytes(gpu.free * size)]
+            rows.append(
+                [*map(plain, cells), format_bytes(gpu.slices * size), plain(held or "-"), plain(health)]
+            )
+        if not node.gpus and node.problem:
+            rows.append([plain(node.name), "-", "-", "-", "-", "-", plain(why)])
+    return f"{as_table(_NODES, rows)}\n\n{summary(view.sums())}"
+
+
+def namespaces_table(spaces: Sequence[NamespaceTotals]) -> str:
+    """A row for each namespace, the largest first."""
+    rows = [
+        [
+            plain(space.namespace or "(unknown)"),
+            str(len(space.pods)),
+            format_bytes(space.size),
+            str(space.gpus),
+        ]
+        for space in spaces
+    ]
+    return as_table(_NAMESPACES, rows)
+
+
+def pods_table(spaces: Sequence[NamespaceTotals]) -> str:
+    """A row for each pod, the largest first."""
+    pods = sorted(
+        (pod for space in spaces for pod in space.pods), key=lambda pod: (-pod.size, pod.namespace, pod.pod)
+    )
+    rows = [
+        [
+            plain(pod.namespace or "(unknown)"),
+            plain(pod.pod),
+            plain(pod.node),
+            format_bytes(pod.size),
+            str(pod.gpus),
+            plain(", ".join(map(short_model, pod.models))),
+        ]
+        for pod in pods
+    ]
+    return as_table(_PODS, rows)

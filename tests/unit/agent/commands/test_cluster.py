@@ -1,0 +1,227 @@
+"""`gigaslice explain`, `top` and `nodes` against an API server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+import yaml
+
+from agent.cli import main
+from agent.commands.cluster import target
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.state import NodeFacts
+from gigaslice.errors import ConfigError
+from gigaslice.model import Occupant, Share, Topology
+from tests.unit.agent.commands.reading_api import CLASSES, ReadingApi
+from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+
+
+@pytest.fixture
+def api():
+    """node-a with 6 + 6 GiB free, node-b cordoned, and a pod that wants 8."""
+    with ReadingApi() as found:
+        found.put_node(facts("node-a", [inventory_gpu("node-a", index, 12) for index in range(2)]))
+        found.put_node(facts("node-b", schedulable=False))
+        found.put_pod(bound("u1", "node-a", (0, 6), phase="Running"))
+        found.put_pod(bound("u2", "node-a", (1, 6), phase="Running"))
+        found.put_pod(pod("waits", container(slices=8)))
+        found.put_pod(pod("plain", container()))
+        yield found
+
+
+def run(api: ReadingApi, capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main([*arguments, "--server", api.url])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_explain(api, capsys):
+    code, out, err = run(api, capsys, "explain", "pod", "pod-waits", "-n", "team")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:4] == [
+        "team/pod-waits: waits: no node has what it asks for",
+        "asks for: 8 GiB of GPU memory",
+        "  node-b: would fit, but is cordoned",
+        "      GPU0 A, 16 GiB of 16 GiB free: would do",
+    ]
+    assert "  node-a: 6 + 6 GiB free, 8 wanted on one GPU\n" in out
+    assert "  kubectl uncordon node-b: it would fit there\n" in out
+
+
+def test_explain_as_json(api, capsys):
+    code, out, _ = run(api, capsys, "explain", "pod", "pod-u1", "-n", "team", "--format", "json")
+    found = json.loads(out)
+    assert (code, found["situation"]) == (0, "running")
+
+
+def test_a_pod_that_is_not_there(api, capsys):
+    code, out, err = run(api, capsys, "explain", "pod", "pod-wait", "-n", "team")
+    assert (code, out) == (1, "")
+    assert err == 'gigaslice: there is no pod team/pod-wait; did you mean "pod-waits"?\n'
+    _, _, err = run(api, capsys, "explain", "pod", "pod-waits")
+    assert "write -n team" in err
+    _, _, err = run(api, capsys, "explain", "pod", "zzz", "-n", "team")
+    assert err == "gigaslice: there is no pod team/zzz\n"
+
+
+def test_a_pod_that_a_quota_refuses(api, capsys):
+    message = (
+        'Error creating: pods "train-x7" is forbidden: exceeded quota: gpus, requested: requests.gpuclass…=1'
+    )
+    api.lists["/api/v1/namespaces/team/events"] = [
+        {"message": message, "involvedObject": {"kind": "ReplicaSet", "name": "train"}}
+    ]
+    _, _, err = run(api, capsys, "explain", "pod", "train-x7", "-n", "team")
+    assert "a quota refuses it" in err
+    assert "exceeded quota: gpus" in err
+
+
+def test_nodes(api, capsys):
+    code, out, _ = run(api, capsys, "nodes")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["NODE", "GPU", "MODEL", "FREE", "OF", "HELD", "BY", "HEALTH"]
+    assert "node-a    0  A       6 GiB  12 GiB  team/pod-u1 6 GiB  healthy" in out
+    assert "cordoned" in out
+    assert "4 GPUs: 12 GiB held" in out
+
+
+def test_nodes_as_json_and_as_a_picture(api, capsys):
+    _, out, _ = run(api, capsys, "nodes", "--format", "json")
+    found = json.loads(out)
+    assert [node["name"] for node in found["nodes"]] == ["node-a", "node-b"]
+    assert found["nodes"][0]["gpus"][0]["holders"] == [
+        {"namespace": "team", "pod": "pod-u1", "slices": 6, "cores": 0}
+    ]
+    _, out, _ = run(api, capsys, "nodes", "--format", "svg")
+    assert ET.fromstring(out).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_top(api, capsys):
+    api.put_pod(bound("u3", "node-b", (0, 16)))
+    _, out, _ = run(api, capsys, "top")
+    assert out.splitlines()[1].split() == ["team", "3", "28", "GiB", "3"]
+    _, out, _ = run(api, capsys, "top", "pods", "-n", "team")
+    assert [line.split()[1] for line in out.splitlines()[1:]] == ["pod-u3", "pod-u1", "pod-u2"]
+    _, out, _ = run(api, capsys, "top", "-n", "other", "--format", "json")
+    assert json.loads(out) == {"namespaces": []}
+
+
+def test_pods_that_only_their_agent_knows_are_named(api, capsys):
+    held = (Occupant("plain", (Share(uuid("node-c", 0), 3),)),)
+    inventory = NodeInventory((inventory_gpu("node-c", 0),), Topology.flat(1), held)
+    api.put_node(NodeFacts("node-c", inventory.encode()))
+    _, out, _ = run(api, capsys, "nodes")
+    assert "team/pod-plain 3 GiB" in out
+
+
+def test_all_pages_are_read(api, capsys):
+    _, whole, _ = run(api, capsys, "nodes")
+    api.page = 1
+    _, out, _ = run(api, capsys, "nodes")
+    assert out == whole
+    assert any("continue=3" in path for path in api.asked)
+
+
+def test_nothing_is_read_but_what_is_needed(api, capsys):
+    run(api, capsys, "nodes")
+    assert {path.partition("?")[0] for path in api.asked} == {"/api/v1/nodes", "/api/v1/pods", CLASSES}
+    assert len(api.asked) == 3
+    assert all("resourceVersion=0" in path for path in api.asked)
+
+
+def test_what_may_not_be_read_is_said(api, capsys):
+    api.statuses = {"/api/v1/pods": 403, CLASSES: 403}
+    code, out, err = run(api, capsys, "nodes")
+    assert code == 0
+    assert "node-a" in out
+    assert "pods may not be listed" in err
+    assert "classes may not be listed" in err
+
+
+def test_a_cluster_without_classes_is_fine(api, capsys):
+    api.statuses = {CLASSES: 404}
+    assert run(api, capsys, "nodes")[2] == ""
+
+
+def test_a_class_that_makes_no_sense_is_left_out_and_said(api, capsys):
+    selector = {"matchExpressions": [{"key": "memory", "operator": "Near", "values": ["8GiB"]}]}
+    api.lists[CLASSES] = [{"metadata": {"name": "odd"}, "spec": {"selector": selector}}]
+    code, _, err = run(api, capsys, "nodes")
+    assert code == 0
+    assert "class odd cannot be used" in err
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(403, "needs get and list of nodes"), (401, "log in again"), (500, "500 the test refuses")],
+)
+def test_errors_say_what_to_do(api, capsys, status, words):
+    api.statuses = {"/api/v1/nodes": status}
+    code, out, err = run(api, capsys, "nodes")
+    assert (code, out) == (1, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there(capsys):
+    with ReadingApi() as gone:
+        url = gone.url
+    assert main(["nodes", "--server", url]) == 1
+    assert "127.0.0.1" in capsys.readouterr().err
+
+
+def test_without_the_libraries_it_is_one_line(api, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = run(api, capsys, "top")
+    assert code == 3
+    assert "pip install 'gigaslice[cluster]'" in err
+
+
+def kubeconfig(path, **contexts):
+    """Contexts with their namespaces."""
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": next(iter(contexts)),
+                "contexts": [
+                    {"name": name, "context": {"cluster": name, "namespace": namespace}}
+                    for name, namespace in contexts.items()
+                ],
+                "clusters": [
+                    {"name": name, "cluster": {"server": f"http://{name}:8080"}} for name in contexts
+                ],
+            }
+        )
+    )
+    return path
+
+
+def test_the_cluster_is_found_as_kubectl_finds_it(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    kubeconfig(one, a="ns-a", b=None)
+    kubeconfig(other, c="ns-c")
+    environment = {"KUBECONFIG": f"{tmp_path}/absent:{other}"}
+    found = target(str(one), "", "", environment, tmp_path)
+    assert (found.access.host, found.namespace) == ("a", "ns-a")
+    found = target(str(one), "b", "", {}, tmp_path)
+    assert (found.access.host, found.namespace) == ("b", "default")
+    assert target("", "", "", environment, tmp_path).access.host == "c"
+    with pytest.raises(ConfigError, match="zzz"):
+        target(str(one), "zzz", "", {}, tmp_path)
+    with pytest.raises(ConfigError, match="KUBECONFIG"):
+        target("", "", "", {}, tmp_path)
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path / ".kube" / "config", d="ns-d")
+    assert target("", "", "", {}, tmp_path).access.host == "d"
+
+
+@pytest.mark.parametrize(
+    "server", ["https://host:6443", "http://me:secret@host", "http://:80", "http://host:x"]
+)
+def test_a_server_by_flag_is_without_tls_and_secrets(server, tmp_path):
+    with pytest.raises(ConfigError, match="kubectl proxy") as caught:
+        target("", "", server, {}, tmp_path)
+    assert "secret" not in str(caught.value)
