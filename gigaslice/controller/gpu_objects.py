@@ -16,7 +16,7 @@ from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import GROUP, VERSION
 from gigaslice.controller.object_plan import DesiredObject, ObjectWrite, StoredObject, plan_object
 
-__all__ = ["API_VERSION", "KIND", "GpuHolder", "GpuPhase", "ReportingNode", "gpu_object_name", "plan_node"]
+__all__ = ["API_VERSION", "KIND", "GpuPhase", "PodOnGpu", "ReportingNode", "gpu_object_name", "plan_node"]
 
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "ExtendedResource"
@@ -40,7 +40,7 @@ class GpuPhase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHolder:
+class PodOnGpu:
     """A pod's part of a GPU. running: its containers have started."""
 
     uid: str
@@ -69,7 +69,7 @@ class ReportingNode:
     inventory: NodeInventory | None = None
     readable: bool = True
     ready: bool = True
-    holders: Mapping[str, Sequence[GpuHolder]] = field(default_factory=dict)
+    holders: Mapping[str, Sequence[PodOnGpu]] = field(default_factory=dict)
 
 
 def gpu_object_name(node: str, gpu: str) -> str:
@@ -136,7 +136,7 @@ def _lost(node: ReportingNode, gpu: str, present: StoredObject, reason: str) -> 
     )
 
 
-def _status(phase: GpuPhase, reason: str, holders: Sequence[GpuHolder], slice_bytes: int) -> dict[str, Any]:
+def _status(phase: GpuPhase, reason: str, holders: Sequence[PodOnGpu], slice_bytes: int) -> dict[str, Any]:
     slices = sum(holder.slices for holder in holders)
     used: dict[str, Any] = {"slices": slices}
     if slice_bytes:
@@ -150,7 +150,7 @@ def _status(phase: GpuPhase, reason: str, holders: Sequence[GpuHolder], slice_by
     return status
 
 
-def _pod_ref(holder: GpuHolder) -> dict[str, Any]:
+def _pod_ref(holder: PodOnGpu) -> dict[str, Any]:
     found: dict[str, Any] = {"uid": holder.uid, "slices": holder.slices}
     optional = {"namespace": holder.namespace, "name": holder.name, "cores": holder.cores}
     return {**found, **{key: value for key, value in optional.items() if value}}

@@ -15,8 +15,11 @@ from agent import cli as agent_cli
 from agent import config
 from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
+from gigaslice.controller import config as controller_config
+from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS, PREFIX
+from gigaslice.runtime.settings import Setting
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -33,9 +36,19 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def node_settings() -> str:
     """Every setting of `gigaslice node` in its three spellings."""
+    return settings_table(config.SETTINGS)
+
+
+def controller_settings() -> str:
+    """Every setting of `gigaslice controller` in its three spellings."""
+    return settings_table(controller_config.SETTINGS)
+
+
+def settings_table(found: Iterable[Setting]) -> str:
+    """Settings of a role in their three spellings."""
     rows = [
         (f"`--{f.flag}` {f.metavar}", f"`{f.variable}`", f"`{f.key}`", f"`{f.default}`", f.help)
-        for f in config.SETTINGS
+        for f in found
     ]
     return markdown(("flag", "environment", "file", "default", "meaning"), rows)
 
@@ -115,6 +128,15 @@ def metrics() -> str:
     return markdown(("metric", "kind", "labels besides `node`", "meaning"), rows)
 
 
+def controller_metrics() -> str:
+    """Every metric of the controller."""
+    rows = [
+        (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels) or "-", text)
+        for name, (kind, labels, text) in CONTROLLER_METRICS.items()
+    ]
+    return markdown(("metric", "kind", "labels", "meaning"), rows)
+
+
 def events() -> str:
     """Every reason of an event on a pod."""
     rows = [(f"`{row.name}`", row.kind, row.meaning) for row in REASONS]
@@ -137,6 +159,8 @@ def xids() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
     "gigaslice node": node_settings,
+    "gigaslice controller": controller_settings,
+    "metrics of the controller": controller_metrics,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
     "gigaslice explain": options_of("explain"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.controller import class_objects
 from gigaslice.controller.class_objects import ClassFigures, plan_class, plan_class_status, quota_classes
-from gigaslice.controller.gpu_objects import GpuHolder, ReportingNode, gpu_object_name, plan_node
+from gigaslice.controller.gpu_objects import PodOnGpu, ReportingNode, gpu_object_name, plan_node
 from gigaslice.controller.object_plan import MANAGED_BY, MANAGER, StoredObject, WriteKind, difference, stored
 from gigaslice.model import Gpu, Topology
 from tests.unit.gigaslice.controller.crd_schema import mistakes
@@ -58,7 +58,7 @@ def phases(store: ObjectStore) -> dict[str, str]:
 
 
 holders = st.builds(
-    GpuHolder,
+    PodOnGpu,
     st.sampled_from(["u1", "u2", "u3"]),
     st.sampled_from(["", "ns"]),
     st.sampled_from(["", "pod"]),
@@ -119,7 +119,7 @@ def test_a_controller_that_dies_between_any_two_writes_is_followed_by_one_that_e
 
 def test_an_object_shows_its_gpu():
     store = ObjectStore()
-    holder = GpuHolder("u", "ns", "pod", 8, 30, running=True)
+    holder = PodOnGpu("u", "ns", "pod", 8, 30, running=True)
     settle(store, ReportingNode("Node-A", "n1", inventory(7), holders={"GPU-7": (holder,)}))
     (one,) = store.objects.values()
     assert one.name == "node-a-gpu-7"
@@ -156,15 +156,15 @@ def test_nothing_is_written_where_nothing_has_changed():
     ("change", "phase"),
     [
         ({}, "Available"),
-        ({"holders": {"GPU-1": (GpuHolder("u", "", "", 1),)}}, "Pending"),
+        ({"holders": {"GPU-1": (PodOnGpu("u", "", "", 1),)}}, "Pending"),
         (
-            {"holders": {"GPU-1": (GpuHolder("u", "", "", 1), GpuHolder("v", "", "", 1, running=True))}},
+            {"holders": {"GPU-1": (PodOnGpu("u", "", "", 1), PodOnGpu("v", "", "", 1, running=True))}},
             "Bound",
         ),
         ({"inventory": inventory(1, unhealthy="fell off the bus")}, "Unhealthy"),
         ({"ready": False}, "Lost"),
         ({"readable": False, "inventory": None}, "Lost"),
-        ({"inventory": inventory(), "holders": {"GPU-1": (GpuHolder("u", "", "", 1),)}}, "Lost"),
+        ({"inventory": inventory(), "holders": {"GPU-1": (PodOnGpu("u", "", "", 1),)}}, "Lost"),
         ({"inventory": None}, None),
         ({"inventory": inventory()}, None),
     ],

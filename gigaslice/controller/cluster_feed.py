@@ -1,0 +1,269 @@
+"""Follows the API server's nodes, pods, classes and GPU objects, and keeps the cluster's state by them.
+
+Every replica follows all of it, so that one that takes over begins with what is there. Callers are told which node,
+class or pod has changed, and no more: what follows from it is decided later, from the state of that moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gigaslice.classes.resource_class import ClassError, parse_resource_class
+from gigaslice.cluster.demand import asks_for_gpus
+from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
+from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, EXTENDED_RESOURCES, INVENTORY, RESOURCE_CLASSES
+from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.controller.object_plan import MANAGED_BY, MANAGER, WriteKind
+from gigaslice.controller.object_table import ObjectTable, PackedObject
+from gigaslice.kube.decode import parse_pod
+from gigaslice.kubeapi.client import KubeClient
+from gigaslice.kubeapi.informer import Informer
+from gigaslice.model import Gpu, Pod
+from gigaslice.runtime.tasks import all_of
+
+__all__ = ["ClusterFeed", "WatchedNode"]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNode:
+    """A node as the API server shows it. problem: why its inventory cannot be read, or empty."""
+
+    uid: str
+    facts: NodeFacts
+    inventory: NodeInventory | None = None
+    problem: str = ""
+
+    @property
+    def hardware(self) -> tuple[tuple[Gpu, str, Mapping[str, str]], ...]:
+        """Its GPUs without what changes all the time."""
+        gpus = () if self.inventory is None else self.inventory.gpus
+        return tuple((replace(one.gpu, healthy=True), one.resource, one.properties) for one in gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedObject:
+    packed: PackedObject
+    document: Mapping[str, Any]
+
+
+class ClusterFeed:
+    """What the controller follows.
+
+    Args:
+        client: The API server.
+        state: Is kept.
+        on_node: Called with the name of a node that has changed, or on which a pod has.
+        on_class: Called with the name of a class that has changed or is gone.
+        on_pod: Called with a pod that has changed, and whether it is gone.
+        on_write: Called for each write of an object: plural, kind of write, whether it succeeded.
+        gpu_objects: Whether objects of GPUs are followed at all.
+        pause: The first pause after a failure.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: ClusterState,
+        on_node: Callable[[str], None],
+        on_class: Callable[[str], None],
+        on_pod: Callable[[Pod, bool], None],
+        *,
+        on_write: Callable[[str, WriteKind, bool], None] = lambda plural, kind, done: None,
+        gpu_objects: bool = True,
+        pause: float = 0.25,
+    ) -> None:
+        self.state = state
+        self.nodes: dict[str, WatchedNode] = {}
+        self.pods: dict[str, Pod] = {}
+        self.class_mistakes: dict[str, str] = {}
+        self.hardware_changes = 0
+        """Grows when classes or GPUs come, go or change; not with what is free or healthy."""
+        self._on_node = on_node
+        self._on_class = on_class
+        self._on_pod = on_pod
+        self.classes = ObjectTable(
+            RESOURCE_CLASSES, on_write=lambda kind, done: on_write(RESOURCE_CLASSES, kind, done)
+        )
+        self.gpus = ObjectTable(
+            EXTENDED_RESOURCES,
+            lambda one: str(one.spec.get("nodeName", "")),
+            lambda kind, done: on_write(EXTENDED_RESOURCES, kind, done),
+        )
+        self._nodes = Informer(
+            client, "/api/v1/nodes", _parse_node, self._node_seen, self._node_gone, pause=pause
+        )
+        self._pods = Informer(client, "/api/v1/pods", _parse_pod, self._pod_seen, self._pod_gone, pause=pause)
+        self._classes = Informer(
+            client,
+            self.classes.path,
+            self._parse_class,
+            self._class_seen,
+            self._class_gone,
+            on_list=self._classes_listed,
+            optional=True,
+            pause=pause,
+        )
+        self._gpu_objects = Informer(
+            client,
+            self.gpus.path,
+            self.gpus.parse,
+            self._gpu_seen,
+            self._gpu_gone,
+            on_list=self._gpus_listed,
+            query={"labelSelector": f"{MANAGED_BY}={MANAGER}"},
+            optional=True,
+            pause=pause,
+        )
+        self.informers: dict[str, Informer[Any]] = {
+            "nodes": self._nodes,
+            "pods": self._pods,
+            RESOURCE_CLASSES: self._classes,
+        }
+        if gpu_objects:
+            self.informers[EXTENDED_RESOURCES] = self._gpu_objects
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything has been seen once."""
+        return all(one.synced.is_set() for one in self.informers.values())
+
+    @property
+    def classes_installed(self) -> bool:
+        """Whether the definition of classes has ever been there."""
+        return self._classes.lists > 0
+
+    @property
+    def gpus_installed(self) -> bool:
+        """The same for objects of GPUs."""
+        return self._gpu_objects.lists > 0
+
+    def silent_seconds(self) -> dict[str, float]:
+        """Returns for how long no watch has run, by resource."""
+        now = time.monotonic()
+        return {name: one.silent_seconds(now) for name, one in self.informers.items()}
+
+    def refusals(self) -> list[str]:
+        """Returns why the API server refuses us, where it does."""
+        return [one.refusal for one in self.informers.values() if one.refusal]
+
+    async def wait(self) -> None:
+        """Waits until everything has been seen once."""
+        for one in self.informers.values():
+            await one.synced.wait()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await all_of(*(one.run() for one in self.informers.values()))
+
+    # --- nodes --------------------------------------------------------------------------------------------------
+
+    def _node_seen(self, node: WatchedNode) -> None:
+        name = node.facts.name
+        known = self.nodes.get(name)
+        self.nodes[name] = node
+        self.state.put_node(node.facts)
+        if known is None or known.hardware != node.hardware:
+            self.hardware_changes += 1
+        self._on_node(name)
+
+    def _node_gone(self, node: WatchedNode) -> None:
+        self.nodes.pop(node.facts.name, None)
+        self.state.drop_node(node.facts.name)
+        self.hardware_changes += 1
+        self._on_node(node.facts.name)
+
+    # --- pods ---------------------------------------------------------------------------------------------------
+
+    def _pod_seen(self, pod: Pod) -> None:
+        known = self.pods.get(pod.uid)
+        self.pods[pod.uid] = pod
+        self.state.put_pod(pod)
+        self._on_pod(pod, False)
+        self._touch(known, pod)
+
+    def _pod_gone(self, pod: Pod) -> None:
+        self.pods.pop(pod.uid, None)
+        self.state.drop_pod(pod.uid)
+        self._on_pod(pod, True)
+        self._touch(pod)
+
+    def _touch(self, *pods: Pod | None) -> None:
+        for node in {pod.node for pod in pods if pod is not None and pod.node}:
+            self._on_node(node)
+
+    # --- classes ------------------------------------------------------------------------------------------------
+
+    def _parse_class(self, document: Mapping[str, Any]) -> _WatchedObject:
+        wanted = {key: document[key] for key in ("metadata", "spec") if key in document}
+        return _WatchedObject(self.classes.parse(document), wanted)
+
+    def _class_seen(self, one: _WatchedObject) -> None:
+        name = one.packed.name
+        self.classes.put(one.packed)
+        try:
+            found = parse_resource_class(one.document)
+        except ClassError as error:
+            self.class_mistakes[name] = str(error)
+            self.state.drop_class(name)
+        else:
+            self.class_mistakes.pop(name, None)
+            self.state.put_class(found)
+        self.hardware_changes += 1
+        self._on_class(name)
+
+    def _class_gone(self, one: _WatchedObject) -> None:
+        self.classes.drop(one.packed)
+        self.class_mistakes.pop(one.packed.name, None)
+        self.state.drop_class(one.packed.name)
+        self.hardware_changes += 1
+        self._on_class(one.packed.name)
+
+    def _classes_listed(self) -> None:
+        for one in list(self.classes):
+            self._on_class(one.name)
+
+    # --- objects of GPUs ----------------------------------------------------------------------------------------
+
+    def _gpu_seen(self, one: PackedObject) -> None:
+        self.gpus.put(one)
+        self._on_node(one.group)
+
+    def _gpu_gone(self, one: PackedObject) -> None:
+        self.gpus.drop(one)
+        self._on_node(one.group)
+
+    def _gpus_listed(self) -> None:
+        for name in {*self.nodes, *self.gpus.groups}:
+            self._on_node(name)
+
+
+def _parse_node(document: Mapping[str, Any]) -> WatchedNode | None:
+    metadata, spec, status = (document.get(key) or {} for key in ("metadata", "spec", "status"))
+    name, uid = metadata.get("name"), metadata.get("uid")
+    if not isinstance(name, str) or not isinstance(uid, str):
+        return None
+    text = (metadata.get("annotations") or {}).get(INVENTORY)
+    labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
+    ready = any(
+        isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
+        for one in status.get("conditions") or ()
+    )
+    facts = NodeFacts(
+        name, text if isinstance(text, str) else None, not spec.get("unschedulable"), ready, labels
+    )
+    if facts.inventory_text is None:
+        return WatchedNode(uid, facts)
+    try:
+        return WatchedNode(uid, facts, NodeInventory.decode(facts.inventory_text))
+    except InventoryFormatError as error:
+        return WatchedNode(uid, facts, None, str(error))
+
+
+def _parse_pod(document: Mapping[str, Any]) -> Pod | None:
+    """Pods that ask for GPUs, or have some. The others are thousands, and of no matter here."""
+    pod = parse_pod(document)
+    classes = any(key.startswith(CLASS_PREFIX) for one in pod.containers for key in one.requests)
+    return pod if classes or ASSIGNMENT in pod.annotations or asks_for_gpus(pod) else None

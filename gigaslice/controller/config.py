@@ -1,0 +1,95 @@
+"""The controller's settings: one field of `ControllerConfig` is one setting, with its flag, default and help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gigaslice import units
+from gigaslice.cluster.names import SCHEDULER_NAME
+from gigaslice.runtime import setting_values as values
+from gigaslice.runtime import settings
+from gigaslice.runtime.settings import Settings, setting
+
+__all__ = ["SETTINGS", "ControllerConfig", "load"]
+
+_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+
+
+def _object_name(text: str) -> str:
+    if not re.fullmatch(_NAME, text):
+        raise ValueError("must be the name of an object, such as gigaslice-controller")
+    return text
+
+
+def _name_or_empty(text: str) -> str:
+    return _object_name(text) if text else ""
+
+
+def _writes(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+        raise ValueError("must be a number from 1 to 9999")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig(Settings):
+    """Everything the controller can be told."""
+
+    # fmt: off
+    namespace: str = setting("NAME", _object_name, "gigaslice",
+        "the controller's own namespace, which has its lease and secret")
+    leader_lease: str = setting("NAME", _object_name, "gigaslice-controller",
+        "the lease by which one of several replicas is chosen to write")
+    identity: str = setting("NAME", _name_or_empty, "", "this replica's name; empty: the host's, in a pod the pod's")
+    scheduler_name: str = setting("NAME", _object_name, SCHEDULER_NAME,
+        "schedulerName of pods that ask for GPUs by class")
+    slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit, as set on the agents",
+        flag="slice")
+    automatic_classes: str = setting("on|off", values.on_off, "on",
+        "whether a ResourceClass is made for each type of GPU that the cluster has")
+    extended_resources: str = setting("on|off", values.on_off, "on",
+        "whether an ExtendedResource object is kept for each GPU")
+    pod_events: str = setting("on|off", values.on_off, "on", "whether waiting pods are told why by an event")
+    wake_scheduler: str = setting("on|off", values.on_off, "off",
+        "whether a label of a node is changed when a waiting pod fits it; for kube-scheduler before 1.26, which does "
+        "not retry pods when an annotation changes")
+    writes_per_second: int = setting("COUNT", _writes, "50", "the most objects that are written in a second")
+    page_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
+        "where the read-only web page of the cluster is served; it names all pods with GPUs")
+    metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
+        "where /metrics, /healthz and /readyz are served")
+    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
+        "a token without which /metrics is refused (Authorization: Bearer …)")
+    webhook_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
+        "where the admission webhook is served by TLS")
+    webhook_secret: str = setting("NAME", _object_name, "gigaslice-webhook", "the secret with its certificates")
+    webhook_service: str = setting("NAME", _object_name, "gigaslice-webhook",
+        "the Service by which the API server reaches it")
+    webhook_configuration: str = setting("NAME", _object_name, "gigaslice",
+        "the name of its mutating and validating webhook configurations")
+    oversize: str = setting("refuse|warn", values.choice("refuse", "warn"), "refuse",
+        "what admission does with a pod that asks for more than any node has: warn, where larger nodes may be added")
+    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
+        "how to reach the API server from outside a pod; in one, its service account is used")
+    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
+        "least severity that is logged")
+    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
+    # fmt: on
+    kubernetes_service: str = ""
+    """"host:port" of the API server, which the kubelet tells every container; not a setting."""
+
+
+SETTINGS = settings.table(ControllerConfig)
+
+
+def load(
+    flags: Mapping[str, str | None], environ: Mapping[str, str], *, mistakes: tuple[str, ...] = ()
+) -> ControllerConfig:
+    """The controller's configuration; see `gigaslice.runtime.settings.load`."""
+    config = settings.load(ControllerConfig, flags, environ, mistakes=mistakes)
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
+    return replace(config, kubernetes_service=f"{host}:{port}" if usable else "")

@@ -1,0 +1,224 @@
+"""The passes by which the leader keeps objects as they should be: one over the objects of a node, one over a class.
+
+A pass reads what is known now, plans, and sends its writes one after another. It may be cut off between any two: the
+next pass, of this replica or another one, plans from what is there then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gigaslice.classes.automatic import automatic_classes
+from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.names import CLASS_PREFIX, EXTENDED_RESOURCES, RESOURCE_CLASSES
+from gigaslice.controller.class_objects import (
+    ClassFigures,
+    plan_class,
+    plan_class_status,
+    quota_classes,
+)
+from gigaslice.controller.cluster_feed import ClusterFeed
+from gigaslice.controller.gpu_objects import PodOnGpu, ReportingNode, plan_node
+from gigaslice.controller.object_plan import WriteKind
+from gigaslice.controller.work_queue import RateLimit, WorkQueue
+from gigaslice.kubeapi.client import KubeClient
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["ObjectPasses", "class_spec"]
+
+_UNNEEDED_SECONDS = 300.0
+"""A type of GPU must be gone for so long before its class goes: a node that is installed anew comes back."""
+_WORKERS = 4
+_GATHER_SECONDS = 1.0
+_QUOTAS = "/api/v1/resourcequotas"
+
+
+class ObjectPasses:
+    """The two queues of passes.
+
+    Args:
+        client: The API server.
+        feed: What is known.
+        limit: How fast may be written.
+        leading: Whether this replica may write.
+        automatic: Whether classes are made for the types of GPUs that there are.
+        gpu_objects: Whether objects are kept for GPUs.
+        gather: Seconds in which changes to one object become one write.
+        unneeded: Seconds after which an automatic class without GPUs goes.
+        now: The time of day, as the API writes it.
+        clock: Gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        feed: ClusterFeed,
+        limit: RateLimit,
+        leading: Callable[[], bool],
+        *,
+        automatic: bool = True,
+        gpu_objects: bool = True,
+        gather: float = _GATHER_SECONDS,
+        unneeded: float = _UNNEEDED_SECONDS,
+        now: Callable[[], str] = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.figures: dict[str, ClassFigures] = {}
+        """How each class stands, as last computed."""
+        self.nodes = WorkQueue[str]("gpus", self._node, workers=_WORKERS, gather=gather)
+        self.classes = WorkQueue[str]("classes", self._class, gather=gather)
+        self._client = client
+        self._feed = feed
+        self._limit = limit
+        self._leading = leading
+        self._automatic = automatic
+        self._gpu_objects = gpu_objects
+        self._unneeded = unneeded
+        self._now = now
+        self._clock = clock
+        self._types: dict[str, ResourceClass] = {}
+        self._types_at = -1  # hardware_changes of which these are
+        self._gone: dict[str, float] = {}  # since when no GPU is of an automatic class
+        self._reported = LogOnce()
+        self._log = get_logger("controller")
+
+    def everything(self) -> None:
+        """Has every node and class passed over: when this replica begins to lead."""
+        for node in {*self._feed.nodes, *self._feed.gpus.groups}:
+            self.node(node)
+        self.every_class()
+
+    def node(self, name: str) -> None:
+        """Has a node passed over."""
+        if self._gpu_objects:
+            self.nodes.add(name)
+
+    def every_class(self) -> None:
+        """Has every class passed over, those that are to be made too."""
+        for name in {*self.types(), *(one.name for one in self._feed.classes)}:
+            self.classes.add(name)
+
+    def clear(self) -> None:
+        """Forgets what is queued: when this replica leads no more."""
+        self.nodes.clear()
+        self.classes.clear()
+
+    def types(self) -> Mapping[str, ResourceClass]:
+        """Returns the automatic classes of the GPUs that there are."""
+        if self._automatic and self._types_at != self._feed.hardware_changes:
+            self._types_at = self._feed.hardware_changes
+            kinds = {
+                (kind["vendor"], kind["model"], kind["memory"])
+                for name, node in self._feed.nodes.items()
+                if node.inventory is not None
+                for kind in (one.all_properties(name) for one in node.inventory.gpus)
+            }
+            keys = ("vendor", "model", "memory")
+            found = automatic_classes(dict(zip(keys, kind, strict=True)) for kind in sorted(kinds))
+            self._types = {one.name: one for one in found}
+        return self._types
+
+    def count(self) -> None:
+        """Computes how every class stands; the queue gets those whose status is another one now."""
+        figures = {}
+        for one in self._feed.classes:
+            figures[one.name] = self._figures(one.name)
+            if self._leading() and plan_class_status(one, figures[one.name], self._now()):
+                self.classes.add(one.name)
+        self.figures = figures
+
+    # --- the objects of a node ----------------------------------------------------------------------------------
+
+    async def _node(self, name: str) -> None:
+        if not self._may_write(EXTENDED_RESOURCES, self._feed.gpus_installed):
+            return
+        writes, _ = plan_node(self._reporting(name), self._feed.gpus.of_group(name))
+        for write in writes:
+            if not self._leading():
+                return
+            await self._feed.gpus.write(self._client, self._limit, write)
+        if any(write.kind in (WriteKind.CREATE, WriteKind.UPDATE) for write in writes):
+            self.nodes.add(name, 0.0)  # for the status
+
+    def _reporting(self, name: str) -> ReportingNode | None:
+        node = self._feed.nodes.get(name)
+        if node is None:
+            return None
+        holders = {
+            one.gpu.gpu.uuid: [
+                PodOnGpu(pod.uid, pod.namespace, pod.name, pod.slices, pod.cores, self._runs(pod.uid))
+                for pod in one.holders
+                if not pod.reserved
+            ]
+            for one in self._feed.state.holders(name)
+            if one.holders
+        }
+        return ReportingNode(name, node.uid, node.inventory, not node.problem, node.facts.ready, holders)
+
+    def _runs(self, uid: str) -> bool:
+        """Whether a holder runs; one that only the agent names does, as far as can be known."""
+        pod = self._feed.pods.get(uid)
+        return pod is None or pod.phase == "Running"
+
+    # --- a class ------------------------------------------------------------------------------------------------
+
+    async def _class(self, name: str) -> None:
+        if not self._may_write(RESOURCE_CLASSES, self._feed.classes_installed):
+            return
+        table = self._feed.classes
+        if self._automatic:
+            found = self.types().get(name)
+            present = table.get(name)
+            going = found is None and present is not None and present.managed
+            if not going or await self._may_go(name):
+                spec = None if found is None else class_spec(found)
+                for write in plan_class(name, spec, present, lambda name: False):
+                    await table.write(self._client, self._limit, write)
+        present = table.get(name)
+        if present is not None:
+            for write in plan_class_status(present, self._figures(name), self._now()):
+                await table.write(self._client, self._limit, write)
+
+    async def _may_go(self, name: str) -> bool:
+        """Whether the automatic class of a type that has no GPU any more may be deleted."""
+        if any(node.problem for node in self._feed.nodes.values()):
+            return False
+        since = self._gone.setdefault(name, self._clock())
+        if (left := since + self._unneeded - self._clock()) > 0:
+            self.classes.add(name, left + 0.1)
+            return False
+        resource = CLASS_PREFIX + name
+        if any(
+            resource in container.requests
+            for pod in self._feed.pods.values()
+            if not pod.terminal
+            for container in pod.containers
+        ):
+            return False
+        quotas = (await self._client.get(_QUOTAS)).get("items")
+        return name not in quota_classes(quotas if isinstance(quotas, list) else [])
+
+    def _figures(self, name: str) -> ClassFigures:
+        mistake = self._feed.class_mistakes.get(name, "")
+        if mistake:
+            return ClassFigures(mistake=mistake)
+        status = self._feed.state.class_status(name)
+        return ClassFigures(status.devices, status.free, tuple(one.node for one in status.nodes))
+
+    def _may_write(self, kind: str, installed: bool) -> bool:
+        if not installed and self._leading() and self._reported.new(kind):
+            self._log.warning(
+                "definition not installed; waiting for it",
+                kind=kind,
+                detail="apply the chart's definitions (files/crds); nothing else is needed then",
+            )
+        return installed and self._leading()
+
+
+def class_spec(one: ResourceClass) -> dict[str, Any]:
+    """Returns the spec of an automatic class as the API takes it."""
+    terms = one.selector.document()
+    return {"selector": terms[0] if len(terms) == 1 else {"terms": terms}}

@@ -1,0 +1,151 @@
+"""Pods that ask for GPUs and do not get them: which they are, why, and what they are told by an event. No I/O.
+
+What a pod is told has no numbers that change from one moment to the next, and is told again only when it has changed
+(`pod_notices`). A mistake that no waiting mends, such as a class that does not exist, is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
+from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.cluster.state import ClusterState
+from gigaslice.controller.pod_notices import Notices
+from gigaslice.model import Pod
+
+__all__ = ["Notice", "WaitingPod", "WaitingPods"]
+
+_PATIENCE = 5.0
+"""Seconds that a pod waits before it is told that nothing is free: most are bound before."""
+_CLASS_NOT_FOUND = "ResourceClassNotFound"
+_INVALID = "InvalidGpuRequest"
+_WAITING = "WaitingForGpu"
+_UNSERVED = "ResourceClassNotServed"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod that waits. refusal: why, whatever node; None where nodes differ. fits: nodes that would take it now."""
+
+    pod: Pod
+    since: float
+    demand: PodDemand | None
+    refusal: Refusal | None
+    fits: tuple[str, ...] = ()
+    refused: Mapping[str, Refusal] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An event that is due."""
+
+    pod: Pod
+    reason: str
+    text: str
+
+
+Explain = Callable[[WaitingPod], str]
+
+
+class WaitingPods:
+    """The pods that wait.
+
+    Args:
+        state: The cluster.
+        scheduler: schedulerName of pods that ask for classes.
+        patience: Seconds before a pod is told that nothing is free.
+        explain: Makes the text for a pod that fits no node.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        scheduler: str = SCHEDULER_NAME,
+        *,
+        patience: float = _PATIENCE,
+        explain: Explain | None = None,
+    ) -> None:
+        self._state = state
+        self._scheduler = scheduler
+        self._patience = patience
+        self._explain = explain or summary
+        self._pods: dict[str, tuple[Pod, float]] = {}
+        self._notices = Notices()
+
+    def put(self, pod: Pod, now: float) -> None:
+        """Takes a pod as it is now."""
+        if pod.terminal or pod.ending or (pod.node and not self._unserved(pod)):
+            self.drop(pod.uid)
+        else:
+            known = self._pods.get(pod.uid)
+            self._pods[pod.uid] = pod, now if known is None else known[1]
+
+    def drop(self, uid: str) -> None:
+        """Forgets a pod that is gone."""
+        self._pods.pop(uid, None)
+        self._notices.forget(uid)
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def waiting(self) -> Iterator[WaitingPod]:
+        """Yields the unbound pods, the longest waiting first."""
+        usable = [name for name in self._state.nodes if self._usable(name)]
+        answers: dict[PodDemand, tuple[tuple[str, ...], Mapping[str, Refusal]]] = {}
+        for pod, since in sorted(self._pods.values(), key=lambda one: (one[1], one[0].uid)):
+            if pod.node:
+                continue
+            demand = self._state.demand_of(pod)
+            if isinstance(demand, Refusal):
+                yield WaitingPod(pod, since, None, demand)
+                continue
+            if demand not in answers:
+                fits, refused = self._state.filter(demand, usable)
+                answers[demand] = tuple(fits), refused
+            yield WaitingPod(pod, since, demand, None, *answers[demand])
+
+    def due(self, now: float) -> list[Notice]:
+        """Returns the events that are to be sent now."""
+        found = [Notice(pod, _UNSERVED, self._unserved_text) for pod, _ in self._pods.values() if pod.node]
+        for one in self.waiting():
+            if one.refusal is not None:
+                unknown = one.refusal.reason is RefusalReason.UNKNOWN_CLASS
+                found.append(Notice(one.pod, _CLASS_NOT_FOUND if unknown else _INVALID, one.refusal.text))
+            elif one.fits:
+                self._notices.forget(one.pod.uid)
+            elif now - one.since >= self._patience:
+                found.append(Notice(one.pod, _WAITING, self._explain(one)))
+        return [one for one in found if self._notices.due(one.pod.uid, one.text, now) <= 0]
+
+    def told(self, notice: Notice, now: float) -> None:
+        """Notes that an event has been sent."""
+        self._notices.said(notice.pod.uid, notice.text, now)
+
+    @property
+    def _unserved_text(self) -> str:
+        return (
+            f"the pod was bound without GPUs: only {self._scheduler} gives out GPUs by class; set schedulerName: "
+            f"{self._scheduler}, or install the chart's admission, which does"
+        )
+
+    def _usable(self, name: str) -> bool:
+        facts = self._state.facts(name)
+        return facts is not None and facts.schedulable and facts.ready
+
+    @staticmethod
+    def _unserved(pod: Pod) -> bool:
+        """Whether a pod was bound by a scheduler that does not read classes: it runs, and has no GPU."""
+        names = {name for one in pod.containers for name in one.requests}
+        classes = {name for name in names if name.startswith(CLASS_PREFIX)}
+        units = any(name.startswith("gigaslice.io/") for name in names)
+        return bool(classes) and not units and ASSIGNMENT not in pod.annotations
+
+
+def summary(one: WaitingPod) -> str:
+    """Returns why a pod fits no node: each reason once, in one order, so that only another reason is another text."""
+    found = {refusal.reason: refusal.text for refusal in (one.refused or {}).values()}
+    texts = dict.fromkeys(found[reason] for reason in RefusalReason if reason in found)
+    return "no node has the GPUs: " + ("; ".join(texts) or "no node is ready for pods")
