@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
+.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-cluster test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -43,7 +43,7 @@ demo: all fakedriver  ## one node, two pods with 8 and 12 GiB, real programs in 
 ALONE := tests/integration/test_native_share.py tests/integration/test_native_time_slices.py \
          tests/integration/agent/test_time_slices.py
 test: all fakedriver native-test  ## every test that needs neither GPU nor cluster
-	$(PY) -m pytest -n 4 --dist worksteal $(LONG) $(ALONE:%=--ignore %)
+	$(PY) -m pytest -n 4 --dist worksteal $(LONG) $(ALONE:%=--ignore %) --ignore tests/cluster
 	$(PY) -m pytest $(LONG) $(ALONE)
 
 test-long:  ## the same with all seeds
@@ -75,6 +75,9 @@ test-preloads: all fakedriver native-clients  ## Debian's allocators and OpenMP 
 test-gpu:  ## this machine's GPU: GROUP=A|B|C|D, CASE=, BUDGET=seconds, OUT=folder (tests/gpu/README.md)
 	@PYTHON="$(PYTHON)" tests/gpu/run $(if $(GROUP),--group $(GROUP)) $(addprefix --case ,$(CASE)) \
 	  $(if $(BUDGET),--budget $(BUDGET)) $(if $(OUT),--out "$(OUT)")
+
+test-cluster: all  ## against real etcd, kube-apiserver and kube-scheduler, which K8S_BIN or PATH must have; else skipped
+	$(PY) -m pytest -n 0 -rs tests/cluster
 
 test-kills: all  ## a node agent killed some hundred times under load, and handed over; KILLS=500, about twenty minutes
 	$(PY) -m tests.integration.agent.storm --kills $(or $(KILLS),500)

@@ -3,7 +3,7 @@
     python deploy/image/lock.py            both files anew, with the newest versions that pyproject.toml allows
     python deploy/image/lock.py --check    whether they are what pyproject.toml asks for; asks no index
 
-`runtime.txt` is what the agent imports, `build.txt` what its wheel is compiled with. pip chooses, as it would in the
+`runtime.txt` is what the roles import, `build.txt` what its wheel is compiled with. pip chooses, as it would in the
 image: wheels for the image's Python on both architectures. It is asked what it would install, and installs nothing.
 """
 
@@ -43,7 +43,10 @@ def wanted(root: Path = ROOT) -> dict[str, list[str]]:
     """What each file must satisfy, as pyproject.toml says it."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     return {
-        "runtime.txt": project["project"]["dependencies"],
+        "runtime.txt": [
+            *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["cluster"],  # one image for all roles
+        ],
         "build.txt": project["build-system"]["requires"],
     }
 
@@ -94,7 +97,7 @@ def chosen(requirements: Iterable[str], architecture: str) -> dict[str, tuple[st
 def written(name: str, requirements: Iterable[str]) -> str:
     """The text of a lock file. Raises ValueError when the architectures do not have the same versions."""
     answers = [chosen(requirements, architecture) for architecture in ARCHITECTURES]
-    what = {"runtime.txt": "What the agent imports", "build.txt": "What its wheel is compiled with"}[name]
+    what = {"runtime.txt": "What the roles import", "build.txt": "What its wheel is compiled with"}[name]
     lines = [_HEAD.format(what=what, python=PYTHON, architectures=" and ".join(ARCHITECTURES))]
     for package in sorted({one for answer in answers for one in answer}):
         versions = {answer[package][0] for answer in answers if package in answer}
