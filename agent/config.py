@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gigaslice import units
+from gigaslice.model import ResourceTypes
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
@@ -19,6 +20,7 @@ from gigaslice.runtime.settings import Settings, setting
 __all__ = ["SETTINGS", "Config", "load", "socket_name"]
 
 _GPU_UUID = r"GPU(-[0-9a-fA-F]+){5}"
+_TYPE = r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?"
 _LABEL_KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 _DERIVED = "vendor model memory cores architecture computeCapability driver numa nvlink node uuid"
@@ -48,6 +50,24 @@ def _lending(text: str) -> Mapping[str, int]:
             raise ValueError("one size is given twice; give one for the node, and one for each GPU at most")
         found[key] = size_bytes
     return found
+
+
+def _types(text: str) -> tuple[tuple[str, str], ...] | None:
+    """Pairs of a model's words and a type; none for types by themselves, None where the setting is off."""
+    if values.is_off(text):
+        return None
+    if text == "auto":
+        return ()
+    found = []
+    for item in text.split(","):
+        pattern, equals, name = (part.strip() for part in item.partition("="))
+        if not equals or not re.search(r"[A-Za-z0-9]", pattern) or not re.fullmatch(_TYPE, name):
+            raise ValueError(
+                f"{item.strip()!r} is no type; write auto, or words of a model and a name of lower-case letters, "
+                "digits and '-', such as H100=h100,RTX 6000 Ada=rtx-6000"
+            )
+        found.append((pattern, name))
+    return tuple(found)
 
 
 def _labels(text: str) -> Mapping[str, Mapping[str, str]]:
@@ -84,6 +104,9 @@ class Config(Settings):
         "the kubelet's pod-resources socket")
     resource: str = setting("NAME", values.resource_name, "gigaslice.io/vgpu-memory",
         "name of the resource that pods ask for")
+    resource_per_type: tuple[tuple[str, str], ...] | None = setting("off|auto|MODEL=TYPE,…", _types, "off",
+        "one resource for each type of GPU, the name above with .TYPE after it: by itself from the model (h100, "
+        "rtx-3090), or by words of the model; other GPUs keep the name above")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit of the resource",
         flag="slice")
     host_memory: Mapping[str, int] = setting("SIZE|off", _lending, "off",
@@ -148,6 +171,11 @@ class Config(Settings):
         """File name of the plugin's own socket in kubelet_dir; differs between resources."""
         return socket_name(self.resource)
 
+    @property
+    def resource_types(self) -> ResourceTypes:
+        """By which resource the slices of a GPU are requested."""
+        return ResourceTypes(self.resource, self.resource_per_type == (), self.resource_per_type or ())
+
     def contradictions(self) -> list[str]:
         """Resources that have the same name, and socket paths that are too long."""
         flags = {"resource": self.resource, "whole-gpus": self.whole_gpus, "rdma": self.rdma}
@@ -158,6 +186,13 @@ class Config(Settings):
             for other in list(named)[list(named).index(flag) + 1 :]
             if named[other] == resource
         ]
+        types = self.resource_types
+        found += [
+            f'--resource-per-type: a GPU that has "{one}" in its model can have "{other}" too, and would count under '
+            "two names; give both one type, or leave one out"
+            for one, other in types.overlapping()
+        ]
+        found += self._type_names(dict.fromkeys(f"{self.resource}.{name}" for _, name in types.patterns))
         for flag, resource in named.items():
             path = self.kubelet_dir / socket_name(resource)
             length = len(os.fsencode(path))
@@ -165,6 +200,33 @@ class Config(Settings):
                 found.append(
                     f"--kubelet-dir and --{flag}: the socket path {path} has {length} bytes, "
                     f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or resource name"
+                )
+        return found
+
+    def type_contradictions(self, models: Iterable[str]) -> list[str]:
+        """What is wrong with the resources of a node with GPUs of these models."""
+        types = self.resource_types
+        found = [
+            f"--resource-per-type: {model} is {' and '.join(matching)}; types must not overlap"
+            for model in dict.fromkeys(models)
+            if len(matching := types.matching(model)) > 1
+        ]
+        return found + self._type_names(dict.fromkeys(map(types.of, models)))
+
+    def _type_names(self, resources: Iterable[str]) -> list[str]:
+        found = []
+        for resource in resources:
+            try:
+                values.resource_name(resource)
+            except ValueError as error:
+                found.append(f"--resource-per-type: {resource!r}: {error}")
+            if resource in (self.whole_gpus, self.rdma):
+                found.append(f"--resource-per-type: {resource} is the name of another resource")
+            length = len(os.fsencode(self.kubelet_dir / socket_name(resource)))
+            if length > _SOCKET_PATH_MAX:
+                found.append(
+                    f"--kubelet-dir and --resource-per-type: the socket path of {resource} has {length} bytes, "
+                    f"{_SOCKET_PATH_MAX} are possible; use a shorter directory or type"
                 )
         return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agent.allocation.assigned import assigned_to
 from agent.allocation.owner import ImpossibleError, Requester
-from agent.inventory.holder import InventoryHolder
+from agent.inventory.holder import GpusNow
 from gigaslice.allocation import host_memory
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.errors import DeviceIdError
@@ -63,11 +63,18 @@ class GpuChooser:
     """Chooses among the node's present GPUs by a placement policy."""
 
     def __init__(
-        self, gpus: InventoryHolder, policy: Policy, resource: str, unit: SliceUnit, whole_resource: str = ""
+        self,
+        gpus: GpusNow,
+        policy: Policy,
+        resource: str,
+        unit: SliceUnit,
+        *,
+        whole_resource: str = "",
+        slice_resources: tuple[str, ...] = (),
     ) -> None:
         self.resource = resource
         self.whole_resource = whole_resource
-        self.slice_resources: tuple[str, ...] = (resource,)
+        self.slice_resources = slice_resources or (resource,)
         self.policy = policy
         self._gpus = gpus
         self._unit = unit
@@ -97,6 +104,12 @@ class GpuChooser:
         """
         if requester is None:
             return None
+        asked = [one for one in self.slice_resources if requester.container.requests.get(one)]
+        if len(asked) > 1:
+            raise ImpossibleError(
+                f"container {requester.container.name} asks for {' and '.join(asked)}; a container has slices of one "
+                "type of GPU: write one of them"
+            )
         options, gpus = self.options(requester), self._gpus.now.gpus
         found = assigned_to(
             requester,

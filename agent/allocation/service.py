@@ -24,7 +24,7 @@ from agent.allocation.owner import (
     Requester,
     owner_of,
 )
-from agent.inventory.holder import InventoryHolder
+from agent.inventory.holder import GpusNow
 from agent.inventory.lending_source import host_memory_left
 from agent.inventory.source import Inventory
 from agent.persistence.store import Store
@@ -74,13 +74,14 @@ class AllocationService:
     def __init__(
         self,
         store: Store,
-        gpus: InventoryHolder,
+        gpus: GpusNow,
         policy: Policy,
         now: Callable[[], float],
         new_id: Callable[[], str],
         *,
         resource: str = _RESOURCE,
         whole_resource: str = "",
+        slice_resources: tuple[str, ...] = (),
         slice_bytes: int = 1 << 30,
         host_left: Callable[[], int | None] = host_memory_left,
     ) -> None:
@@ -94,12 +95,20 @@ class AllocationService:
             new_id: Returns 32 hex digits.
             resource: The resource that pods request.
             whole_resource: The resource of whole GPUs, empty where none is offered.
+            slice_resources: All resources of slices on this node, where there are several.
             slice_bytes: Memory of one device ID.
             host_left: Returns how many bytes of memory the host has left, None where it does not say.
         """
         self.resource = resource
         unit = SliceUnit(slice_bytes, units.parse_bytes)
-        self.chooser = GpuChooser(gpus, policy, resource, unit, whole_resource)
+        self.chooser = GpuChooser(
+            gpus,
+            policy,
+            resource,
+            unit,
+            whole_resource=whole_resource,
+            slice_resources=slice_resources,
+        )
         self._store = store
         self._gpus = gpus
         self._policy = policy
@@ -144,7 +153,7 @@ class AllocationService:
         slices = max(1, size)
         try:
             assigned = self.chooser.assigned(requester, slices)
-        except NotExecutableError:
+        except ImpossibleError:
             return ()  # Allocate follows, and says why
         if assigned is not None:
             return named_for(assigned, available, must_include, size)
@@ -288,8 +297,8 @@ class AllocationService:
         options = self.chooser.options(requester)
         try:
             assigned = self.chooser.assigned(requester, len(allocation.device_ids))
-        except NotExecutableError as error:
-            return Settled(str(error), remake=True, refused=True)
+        except ImpossibleError as error:
+            return Settled(str(error), remake=True, refused=isinstance(error, NotExecutableError))
         mistakes = options.mistakes + options.contradictions(len(allocation.device_ids))
         if mistakes:
             return Settled(to_correct(mistakes))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.inventory.holder import InventoryHolder
+from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.source import Inventory
 from agent.providers.provider import Device
 from gigaslice.model import gpu_device_ids
 
-__all__ = ["DeviceList", "slice_devices"]
+__all__ = ["DeviceList", "DevicesOfType", "slice_devices"]
 
 
 def slice_devices(inventory: Inventory, withheld: frozenset[str] = frozenset()) -> tuple[Device, ...]:
@@ -29,6 +29,24 @@ def slice_devices(inventory: Inventory, withheld: frozenset[str] = frozenset()) 
         for gpu in inventory.gpus
         for device_id in gpu_device_ids(gpu)
     )
+
+
+class DevicesOfType:
+    """Those slices of a list that are of one type of GPU."""
+
+    def __init__(self, devices: DeviceList, gpus: GpusNow) -> None:
+        """Args: devices: All slices. gpus: The GPUs of the type."""
+        self._devices = devices
+        self._gpus = gpus
+
+    def devices(self) -> tuple[Device, ...]:
+        """Returns every slice of every GPU of the type."""
+        names = set(self._gpus.now.uuids)
+        return tuple(one for one in self._devices.devices() if one.id.rpartition("/")[0] in names)
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called at every change of the list. Returns a function that ends this."""
+        return self._devices.watch(changed)
 
 
 class DeviceList:

@@ -16,7 +16,7 @@ from agent.allocation.service import AllocationService, ImpossibleError
 from agent.allocation.start import StartDecider
 from agent.deviceplugin import messages
 from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.device_list import DeviceList
+from agent.deviceplugin.device_list import DeviceList, DevicesOfType
 from agent.deviceplugin.replay import ReplayResolver
 from agent.persistence.store import Store
 from agent.providers.provider import Answer, Device, NotYetError, Provider, RefusedError
@@ -36,7 +36,7 @@ class GpuMemory(Provider):
         self,
         store: Store,
         service: AllocationService,
-        devices: DeviceList,
+        devices: DeviceList | DevicesOfType,
         visible_devices: str,
         *,
         admissions: AdmissionResolver,

@@ -18,6 +18,7 @@ from agent.deviceplugin.link import Link
 from agent.deviceplugin.registration import Registration
 from agent.deviceplugin.servicer import Servicer
 from agent.providers.provider import Provider
+from agent.telemetry.counters import Counters
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime import logs
 from gigaslice.runtime.logs import get_logger
@@ -64,13 +65,21 @@ async def serve_one(
     )
 
 
-async def host(provider: Provider, kubelet_dir: Path, stop: asyncio.Event, link: Link) -> None:
-    """Serves a provider until it is asked to end, again after each failure."""
+async def host(
+    provider: Provider,
+    kubelet_dir: Path,
+    stop: asyncio.Event,
+    link: Link,
+    counters: Counters | None = None,
+) -> None:
+    """Serves a provider until it is asked to end, again after each failure. Its calls may be counted."""
     log = get_logger("providers")
     pause = _FIRST_PAUSE
     while not stop.is_set():
         try:
-            await serve_one(Servicer(provider), kubelet_dir, socket_name(provider.resource), stop, link)
+            await serve_one(
+                Servicer(provider, counters), kubelet_dir, socket_name(provider.resource), stop, link
+            )
         except GigasliceError as error:
             log.error("provider failed; retrying", resource=provider.resource, detail=str(error))
         except Exception:

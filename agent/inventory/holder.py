@@ -6,9 +6,20 @@ here when it needs it, so that no part works with GPUs of an earlier scan.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from agent.inventory.source import Inventory
 
-__all__ = ["InventoryHolder"]
+__all__ = ["GpusNow", "InventoryHolder"]
+
+
+class GpusNow(Protocol):
+    """Has an inventory that is never older than the last scan."""
+
+    @property
+    def now(self) -> Inventory:
+        """The present inventory."""
+        ...
 
 
 class InventoryHolder:

@@ -22,7 +22,7 @@ from gigaslice import units
 from gigaslice.errors import ConfigError, GigasliceError, MissingError
 from gigaslice.model import Lending
 
-__all__ = ["check_list_fits", "find", "scan_again", "scan_once"]
+__all__ = ["check_list_fits", "check_types", "find", "scan_again", "scan_once"]
 
 _SCAN_SECONDS = 120.0  # a machine of eight GPUs without persistence mode takes some twenty
 _SCAN_AGAIN_SECONDS = 2.0  # the kubelet's calls wait meanwhile
@@ -98,6 +98,17 @@ def check_list_fits(inventory: Inventory, config: Config) -> None:
             f"use --slice {units.format_bytes(enough).replace(' ', '')} or more"
         ]
     )
+
+
+def check_types(inventory: Inventory, config: Config) -> None:
+    """Refuses types of GPUs that overlap, or whose resources cannot be served. Removes what an agent without types
+    left: a socket that is not served reads as a fault.
+    """
+    models = [gpu.model for gpu in inventory.gpus]
+    if mistakes := config.type_contradictions(models):
+        raise ConfigError(mistakes)
+    if config.resource not in map(config.resource_types.of, models):
+        sockets.remove_dead(config.kubelet_dir / config.socket_name)
 
 
 def _source(config: Config) -> Source:

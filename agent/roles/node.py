@@ -13,7 +13,7 @@ import platform
 import signal
 
 import vcuda
-from agent.config import Config
+from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
 from agent.front import sockets
@@ -54,6 +54,7 @@ def run(config: Config) -> None:
     link.hello(config.log_level, config.log_format)
     try:
         discovery.check_list_fits(inventory, config)
+        discovery.check_types(inventory, config)
         _log_start(config, gpus)
         waited = _open(config, store, link)
         if waited is None:
@@ -120,10 +121,14 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
     parts = build(config, source, gpus, store)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    lead = socket_name(parts.servicer.provider.resource)
     running = {
         "registration": run_beside(
-            serve_one(parts.servicer, config.kubelet_dir, config.socket_name, stop, link),
-            [host(one, config.kubelet_dir, stop, link) for one in parts.providers],
+            serve_one(parts.servicer, config.kubelet_dir, lead, stop, link),
+            [
+                *(host(one, config.kubelet_dir, stop, link, parts.counters) for one in parts.types),
+                *(host(one, config.kubelet_dir, stop, link) for one in parts.providers),
+            ],
         ),
         **{name: part() for name, part in parts.essential.items()},
         **{name: lasting(name, part, parts.counters.part_failed) for name, part in parts.restarted.items()},

@@ -24,16 +24,17 @@ from agent.apiserver.wire import Api
 from agent.config import Config
 from agent.control.server import ControlServer
 from agent.deviceplugin.admission import AdmissionResolver
-from agent.deviceplugin.device_list import DeviceList
+from agent.deviceplugin.device_list import DeviceList, DevicesOfType
 from agent.deviceplugin.gpu_memory import GpuMemory
 from agent.deviceplugin.poller import Poller
 from agent.deviceplugin.replay import ReplayResolver
 from agent.deviceplugin.servicer import Servicer
 from agent.deviceplugin.whole_gpu_admission import WholeGpuAdmissions
 from agent.health.controller import HealthController
-from agent.inventory.holder import InventoryHolder
+from agent.inventory.holder import GpusNow, InventoryHolder
 from agent.inventory.scanner import Scanner
 from agent.inventory.source import Source
+from agent.inventory.view import InventoryView
 from agent.kubelet.kubelet_checkpoint import KeptAnswers
 from agent.kubelet.podresources import PodResourcesClient
 from agent.limits.compute_manager import ComputeManager
@@ -49,6 +50,7 @@ from agent.roles.gpu_health_events import GpuHealthEvents
 from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import Exposition
+from gigaslice.model import Gpu, ResourceTypes
 from gigaslice.placement import Policy
 from gigaslice.runtime import logs
 from gigaslice.runtime.clock import steady
@@ -64,11 +66,13 @@ Run = Callable[[], Coroutine[Any, Any, None]]
 class Parts:
     """What runs in a node agent.
 
-    servicer: serves GPU memory to the kubelet. providers: the other resources. essential: parts whose failure ends the
+    servicer: serves GPU memory to the kubelet. types: serve GPU memory of further types of GPUs. providers: the other
+    resources. essential: parts whose failure ends the
     agent. restarted: parts without which the others go on; by name, as in gigaslice_component_failures_total.
     """
 
     servicer: Servicer
+    types: tuple[Provider, ...]
     providers: tuple[Provider, ...]
     essential: dict[str, Run]
     restarted: dict[str, Run]
@@ -89,16 +93,9 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         told=GpuHealthEvents(cluster, store).send,
     )
     gpus.now = health.open(scanned)
-    service = AllocationService(
-        store,
-        gpus,
-        Policy(config.placement),
-        now,
-        _new_id,
-        resource=config.resource,
-        whole_resource=config.whole_gpus,
-        slice_bytes=config.slice_bytes,
-    )
+    types = config.resource_types
+    resources = tuple(dict.fromkeys(types.of(gpu.model) for gpu in scanned.gpus))
+    service = _service(config, store, gpus, now, resources=resources, resource=resources[0])
     limits = LimitsManager(
         store,
         service,
@@ -109,24 +106,37 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
     )
     limits.refresh(every=True)
     node = config.node_name or platform.node().lower()
-    kubelet = PodResourcesClient(config.pod_resources, config.resource, whole=config.whole_gpus, node=node)
-    answers = KeptAnswers(config.kubelet_dir, config.resource, config.whole_gpus).read
+    kubelet = PodResourcesClient(config.pod_resources, resources, whole=config.whole_gpus, node=node)
+    answers = KeptAnswers(config.kubelet_dir, resources, config.whole_gpus).read
     poller = Poller(store, service, kubelet, config.poll_interval, now, cluster=cluster, answers=answers)
     allocated = _both(limits.changed, poller.wake)
-    admissions = AdmissionResolver(store, kubelet, cluster, config.resource)
     events = PodEvents(service, cluster)
     starts = StartDecider(store, service, cluster, events, allocated)
-    gpu_memory = GpuMemory(
-        store,
-        service,
-        devices,
-        config.visible_devices,
-        admissions=admissions,
-        replays=ReplayResolver(store, service, cluster, answers),
-        starts=starts,
-        events=events,
-        allocated=allocated,
-    )
+    replays = ReplayResolver(store, service, cluster, answers)
+    sliced: list[GpuMemory] = []
+    for resource in resources:
+        part: GpusNow = gpus
+        served: DeviceList | DevicesOfType = devices
+        chosen = service
+        if config.resource_per_type is not None:
+            part = InventoryView(gpus, _is_of(types, resource))
+            served = DevicesOfType(devices, part)
+            chosen = _service(config, store, part, now, resources=resources, resource=resource)
+        told = PodEvents(chosen, cluster)
+        sliced.append(
+            GpuMemory(
+                store,
+                chosen,
+                served,
+                config.visible_devices,
+                admissions=AdmissionResolver(store, kubelet.of(resource), cluster, resource),
+                replays=replays,
+                starts=StartDecider(store, chosen, cluster, told, allocated),
+                events=told,
+                allocated=allocated,
+            )
+        )
+    gpu_memory, *others = sliced
     servicer = Servicer(gpu_memory, counters)
     room = Room(config.state_dir, devices.set_recordable, probe=store.probe)
     store.failed.append(room.write_failed)
@@ -168,7 +178,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
             gpus,
             cluster,
             reason=health.reason,
-            resource=lambda _: config.resource,
+            resource=lambda gpu: types.of(gpu.model),
             whole_resource=config.whole_gpus,
             labels=config.gpu_labels,
             watch=devices.watch,
@@ -199,7 +209,33 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
     if config.rdma:
         providers.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
     essential: dict[str, Run] = {"poller": poller.run, "room": room.run}
-    return Parts(servicer, tuple(providers), essential, restarted, counters)
+    return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters)
+
+
+def _is_of(types: ResourceTypes, resource: str) -> Callable[[Gpu], bool]:
+    return lambda gpu: types.of(gpu.model) == resource
+
+
+def _service(
+    config: Config,
+    store: Store,
+    gpus: GpusNow,
+    now: Callable[[], float],
+    *,
+    resources: tuple[str, ...],
+    resource: str,
+) -> AllocationService:
+    return AllocationService(
+        store,
+        gpus,
+        Policy(config.placement),
+        now,
+        _new_id,
+        resource=resource,
+        whole_resource=config.whole_gpus,
+        slice_resources=resources,
+        slice_bytes=config.slice_bytes,
+    )
 
 
 def _new_id() -> str:

@@ -19,6 +19,7 @@ from gigaslice.model.options import (
 )
 from gigaslice.model.pod import ContainerKind, Pod, PodContainer
 from gigaslice.model.request import Infeasible, Placement, Reason, Request, Share
+from gigaslice.model.resource_types import ResourceTypes, short_name
 from gigaslice.model.topology import LinkLevel, Topology
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Reason",
     "Request",
     "RequestOptions",
+    "ResourceTypes",
     "Share",
     "SliceUnit",
     "TopoMatrix",
@@ -55,4 +57,5 @@ __all__ = [
     "parse_device_id",
     "parse_options",
     "parse_topo_matrix",
+    "short_name",
 ]
