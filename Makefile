@@ -26,7 +26,7 @@ BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
 EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
 
-.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-cluster test-kills test-nvidia-smi test-runtimes test-preloads proto fmt image lock man clean help
+.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-cluster test-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -68,6 +68,9 @@ bench: all fakedriver  ## the figures of docs/benchmarks.md
 
 test-runtimes: all fakedriver native-clients  ## NVIDIA's CUDA runtimes 11.7 to 13.5 from the package index; writes docs/runtimes.md
 	$(PY) -m tests.native.runtimes
+
+test-browser: $(VENV)  ## the controller's web page in a headless Chromium, where one is installed with chromedriver
+	$(PY) -m pytest -n 0 -rs -o python_files='check_*.py' tests/browser
 
 test-preloads: all fakedriver native-clients  ## Debian's allocators and OpenMP beside the library; writes docs/proofs/preloads.md
 	$(PY) -m tests.cross.preloads

@@ -1,0 +1,176 @@
+"""The web page in a real browser: `make test-browser`. Needs Chromium; skipped where there is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from gigaslice.views.cluster_picture import ClusterPicture, HolderView, NodeView
+from gigaslice.views.page import HEADERS, PageQuery, render
+from tests.browser.driver import Browser, browser, missing
+from tests.unit.gigaslice.views.pictures import cluster, gpu
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+EVIL = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>\"'&"
+TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
+
+
+class Site:
+    """The page as the controller serves it. view may be changed; down: no answer is one."""
+
+    def __init__(self) -> None:
+        self.view = cluster()
+        self.down = False
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Says nothing."""
+
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                query = PageQuery.parse(dict(parse_qsl(url.query)))
+                body = render(site.view, query, "a moment ago").encode()
+                self.send_response(503 if site.down else 200)
+                for name, value in HEADERS.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}/"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def site():
+    found = Site()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def page(chromium: Browser, site: Site):
+    chromium.devtools("Emulation.setScriptExecutionDisabled", value=False)
+    chromium.devtools("Emulation.setEmulatedMedia", features=[])
+    chromium.open(site.url)
+    yield chromium
+    assert [one for one in chromium.complaints() if "503" not in one] == []
+
+
+def eventually(check, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def test_it_shows_the_cluster(page: Browser) -> None:
+    text = page.text()
+    for word in ("gpu-node-00", "team-a/trainer-0", "Who holds what", "nvidia.h100", "fragmentation"):
+        assert word in text
+    assert page.visible("article svg") == 6
+
+
+def test_the_filter_follows_typing_and_escape_ends_it(page: Browser) -> None:
+    page.press("/")
+    page.press(*"gpu-node-03")
+    assert page.visible("article") == 1
+    assert "shown" in page.text("#said")
+    page.press(ESCAPE)
+    assert page.visible("article") == 7
+
+
+def test_it_can_be_used_by_keyboard(page: Browser) -> None:
+    page.press(TAB)
+    assert page.script("return document.activeElement.className") == "skip"
+    page.script("document.querySelector('#waiting + div summary').focus()")
+    assert "would help" not in page.text("main")
+    page.press(ENTER)
+    assert "would help: ask for 6 GiB" in page.text("main")
+
+
+def test_it_refreshes_itself_and_keeps_what_is_open_and_filtered(page: Browser, site: Site) -> None:
+    page.click("#waiting + div summary")
+    page.type("#q", "team-a trainer")
+    assert page.visible("article") == 0
+    site.view = replace(site.view, moves=("a new move",))
+    eventually(lambda: "a new move" in page.text("main"))
+    assert "would help: ask for 6 GiB" in page.text("main")
+    assert page.visible("article") == 0
+    assert page.script("return document.activeElement.id") == "q"
+
+
+def test_it_says_when_it_is_not_refreshed_and_recovers(page: Browser, site: Site) -> None:
+    site.down = True
+    eventually(lambda: "not refreshed" in page.text("#said"))
+    site.down = False
+    eventually(lambda: "not refreshed" not in page.text("#said"))
+
+
+def test_a_user_may_stop_the_refresh(page: Browser, site: Site) -> None:
+    page.click("#live")
+    site.view = replace(site.view, moves=("a new move",))
+    time.sleep(12)
+    assert "a new move" not in page.text("main")
+
+
+def test_names_of_others_do_nothing(page: Browser, site: Site) -> None:
+    one = gpu(0, HolderView(EVIL, EVIL, 6), unhealthy=EVIL, model=EVIL)
+    site.view = ClusterPicture((NodeView(EVIL, (one,), problem=EVIL),), (), (), (EVIL,), EVIL)
+    page.open(site.url + "?q=%3Cscript%3E")
+    assert page.script("return window.hurt === undefined && document.images.length === 0")
+    assert EVIL in page.text("#moves + ul")
+
+
+def test_without_a_program_the_filter_is_a_form(page: Browser, site: Site) -> None:
+    page.devtools("Emulation.setScriptExecutionDisabled", value=True)
+    page.open(site.url)
+    assert page.visible("#live") == 0
+    page.type("#q", "gpu-node-03" + ENTER)
+    eventually(lambda: page.visible("article") == 1)
+    assert "Nodes (1 of 7)" in page.text("main")
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_it_is_light_or_dark_as_the_user_likes(page: Browser, scheme: str, dark: bool) -> None:
+    page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    paper = page.script("return getComputedStyle(document.body).backgroundColor")
+    red, *_ = (int(part) for part in paper.removeprefix("rgb(").removesuffix(")").split(","))
+    assert (red < 80) is dark
+
+
+def test_a_narrow_window_does_not_scroll_sideways(page: Browser) -> None:
+    page.devtools(
+        "Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False
+    )
+    try:
+        assert page.script("return document.documentElement.scrollWidth") <= 400
+    finally:
+        page.devtools("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_thousand_nodes_are_filtered_quickly(page: Browser, site: Site) -> None:
+    site.view = cluster(nodes=1000)
+    page.open(site.url)
+    assert page.visible("article") == 100
+    page.type("#q", "gpu-node-42")
+    assert page.visible("article") == 1
+    page.click("form button")
+    eventually(lambda: "gpu-node-429" in page.text("main"))
