@@ -17,11 +17,11 @@ from itertools import combinations
 from pathlib import Path
 
 from gigaslice.model import LinkLevel, NodeState
-from tests.bench.simulation_policies import Chosen, FirstFit, Gaia, Hami, NodeSums, Scheduler
+from tests.bench.simulation_policies import Chosen, FirstFit, Gigaslice, Hami, NodeSums, Scheduler
 from tests.bench.simulation_traces import TRACES, Job, Trace, trace
 
 POLICIES: dict[str, Callable[[dict[str, NodeState]], Scheduler]] = {
-    "gigaslice": Gaia,
+    "gigaslice": Gigaslice,
     "first fit": FirstFit,
     "best fit by node sums": NodeSums,
     "HAMi binpack": lambda nodes: Hami(nodes, pack=True),

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from math import inf
 from typing import Protocol
 
-from gigaslice.model import NodeState, Placement, Request, Share
-from gigaslice.placement import pair_score, place
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.model import NodeState, Placement, Pod, PodContainer, Request
+from gigaslice.placement import place
 from tests.bench.simulation_traces import Job
 
 Chosen = tuple[str, tuple[int, ...]]
@@ -126,63 +131,50 @@ class Hami(_ByGpu):
         return tuple(sorted(sorted(fitting, key=key)[: job.gpus]))
 
 
-class Gaia(_ByGpu):
-    """Ours: the node by the keys of the placement code, and its GPUs by the same code."""
+class Gigaslice:
+    """Ours: the scheduler's own state of the cluster, asked as kube-scheduler does: filter, rank, choose."""
 
     def __init__(self, nodes: dict[str, NodeState]) -> None:
-        super().__init__(nodes)
-        self._known: dict[object, tuple[tuple[int, ...], tuple[int, ...]] | None] = {}
+        self._state = ClusterState()
+        self._demands: dict[tuple[int, int], PodDemand] = {}
+        for name, node in nodes.items():
+            gpus = tuple(InventoryGpu(gpu) for gpu in node.gpus)
+            self._state.put_node(NodeFacts(name, NodeInventory(gpus, node.topology).encode()))
+        self._nodes = nodes
 
     def start(self, job: Job) -> Chosen | None:
-        chosen = super().start(job)
-        if chosen is not None:
-            machine = self.machines[chosen[0]]
-            shares = tuple(Share(machine.state.gpus[gpu].uuid, job.slices) for gpu in chosen[1])
-            machine.state = machine.state.with_occupant(str(job.number), Placement(shares))
-        return chosen
+        demand = self._demand(job)
+        fitting, _ = self._state.filter(demand, self._state.nodes)
+        if not fitting:
+            return None
+        name = self._state.rank(demand, fitting)[0][0]
+        found = self._state.choose(demand, name)
+        if not isinstance(found, Assignment):
+            raise AssertionError(found.text)
+        self._state.reserve(str(job.number), name, found, inf, demand)
+        return name, tuple(self._nodes[name].position(share.gpu) for share in found.containers["main"])
 
     def end(self, job: Job, chosen: Chosen) -> Iterator[tuple[Job, Chosen]]:
-        machine = self.machines[chosen[0]]
-        machine.state = machine.state.without(str(job.number))
-        return super().end(job, chosen)
+        del chosen
+        self._state.release(str(job.number))
+        return iter(())
 
-    def choose(self, job: Job) -> Chosen | None:
-        best: tuple[tuple[tuple[int, ...], str], Chosen] | None = None
-        for machine in self.machines.values():
-            if len(machine.fitting(job.slices)) < job.gpus:
-                continue
-            found = self._rated(machine, job)
-            if found is not None and (best is None or (found[0], machine.name) < best[0]):
-                best = ((found[0], machine.name), (machine.name, found[1]))
-        return None if best is None else best[1]
+    def stuck(self) -> int:
+        return 0
 
-    def _rated(self, machine: Machine, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        known = (
-            machine.state.topology,
-            tuple(machine.free),
-            tuple(map(bool, machine.jobs)),
-            job.gpus,
-            job.slices,
-        )
-        if known not in self._known:
-            self._known[known] = self._rate(machine, job)
-        return self._known[known]
-
-    def _rate(self, machine: Machine, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        state = machine.state
-        found = place(state, Request(gpus=job.gpus, slices=job.slices))
-        if not isinstance(found, Placement):
-            return None
-        gpus = tuple(state.position(uuid) for uuid in found.uuids)
-        whole = sum(not jobs for jobs in machine.jobs)
-        opened = sum(not machine.jobs[gpu] for gpu in gpus)
-        left = sum(machine.free[gpu] - job.slices for gpu in gpus)
-        scores = [pair_score(state.topology, one, other) for one, other in combinations(gpus, 2)]
-        if job.gpus > 1:
-            return (-min(scores), -sum(scores), opened, whole), gpus
-        if job.slices < state.gpus[0].slices:
-            return (opened, left, whole), gpus
-        return (whole,), gpus
+    def _demand(self, job: Job) -> PodDemand:
+        """What a pod of that shape asks for: whole GPUs by their resource, parts in slices."""
+        shape = (job.gpus, job.slices)
+        if shape not in self._demands:
+            whole = job.slices == next(iter(self._nodes.values())).gpus[0].slices
+            asks = {GPU_RESOURCE: job.gpus} if whole else {MEMORY_RESOURCE: job.gpus * job.slices}
+            annotations = {} if whole else {"gigaslice.io/gpus": str(job.gpus)}
+            pod = Pod("jobs", "job", "job", annotations, (PodContainer("main", requests=asks),))
+            demand = self._state.demand_of(pod)
+            if not isinstance(demand, PodDemand):
+                raise AssertionError(demand.text)
+            self._demands[shape] = demand
+        return self._demands[shape]
 
 
 @dataclass(slots=True)
