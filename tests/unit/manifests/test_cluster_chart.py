@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from gigaslice.cluster import names
+from gigaslice.controller import config
 from tests.unit.manifests.test_chart import helm, listed
 
 ON = ("--set", "cluster.enabled=true")
@@ -139,7 +140,7 @@ def test_the_second_scheduler_is_configured_for_the_service_beside_it():
     ]  # fmt: skip
     service = spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"][1]
     address = extender["urlPrefix"].removeprefix("http://").partition("/")[0]
-    assert f"--address={address}" in service["args"] and address.startswith("127.0.0.1:")
+    assert f"--listen-address={address}" in service["args"] and address.startswith("127.0.0.1:")
     lease = configuration["leaderElection"]
     (role,) = of(documents, "Role", "-scheduler")
     assert role["metadata"]["namespace"] == lease["resourceNamespace"]
@@ -162,7 +163,7 @@ def test_an_own_schedulers_service_listens_on_the_control_planes_loopback_addres
     workload = one_of(documents, "DaemonSet", "-scheduler")
     (service,) = spec_of(workload)["containers"]
     assert spec_of(workload)["hostNetwork"] is True
-    assert {"--address=127.0.0.1:8090", "--metrics-address=127.0.0.1:9447"} <= set(service["args"])
+    assert "--listen-address=127.0.0.1:8090" in service["args"] and "ports" not in service
     assert service["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
     assert not of(documents, "ConfigMap")
     assert not of(documents, "MutatingAdmissionPolicy", "-scheduler"), "pods stay with the default scheduler"
@@ -258,6 +259,33 @@ def test_the_clusters_roles_run_as_the_restricted_standard_demands(scheduler):
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def controller_settings(documents: list[Document]) -> config.ControllerConfig:
+    """What the controller makes of its flags."""
+    (container,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
+    command, *flags = container["args"]
+    assert command == "controller"
+    return config.load(dict(flag.removeprefix("--").split("=", 1) for flag in flags), {})
+
+
+def test_the_controller_understands_its_flags():
+    settings = controller_settings(chart("settings.slice=2GiB", "admission.nodesMayCome=true"))
+    assert (settings.namespace, settings.leader_lease) == ("kube-system", "gigaslice-controller")
+    assert (settings.slice_bytes, settings.oversize) == (2 << 30, "warn")
+    assert settings.page_address == ("127.0.0.1", 8080), "kubectl port-forward reaches it, other pods do not"
+    changed = controller_settings(chart("controller.settings.pageAddress=:80", "admission.mode=none"))
+    assert changed.page_address == (None, 80) and changed.webhook_address is None
+
+
+def test_waking_old_schedulers_needs_a_right_of_its_own():
+    wake = chart("controller.settings.wakeScheduler=true")
+    assert rights(wake, "gigaslice-controller") - rights(chart(), "gigaslice-controller") == {
+        ("patch", "nodes")
+    }
+
+
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
@@ -296,8 +324,13 @@ def test_the_webhook_is_where_its_configuration_says():
         assert (reference["name"], reference["port"]) == (service["metadata"]["name"], port["port"])
         assert reference["namespace"] == service["metadata"]["namespace"]
         assert hook["clientConfig"].keys() == {"service"}, "the controller writes the caBundle"
-    assert f"--webhook-name={service['metadata']['name']}" in container["args"]
-    assert one_of(documents, "Secret")["metadata"]["name"] == service["metadata"]["name"]
+    settings = controller_settings(documents)
+    assert settings.webhook_address == (None, container["ports"][1]["containerPort"])
+    assert settings.webhook_service == service["metadata"]["name"]
+    assert settings.webhook_secret == one_of(documents, "Secret")["metadata"]["name"]
+    assert {settings.webhook_configuration} == {
+        one["metadata"]["name"] for one in documents if one["kind"].endswith("WebhookConfiguration")
+    }
 
 
 def test_only_our_scheduler_writes_assignments_and_whoever_is_named():
