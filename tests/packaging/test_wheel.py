@@ -14,6 +14,7 @@ import pytest
 import vcuda
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)  # the library is compiled, beside other tests
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

@@ -138,6 +138,7 @@ def test_what_is_copied_exists_and_reaches_the_build() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the library is compiled, beside other tests
 def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -154,7 +155,7 @@ def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=500,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
