@@ -79,6 +79,8 @@ class ClusterFeed:
         self.nodes: dict[str, WatchedNode] = {}
         self.pods: dict[str, Pod] = {}
         self.class_mistakes: dict[str, str] = {}
+        self.changes = 0
+        """Grows with everything that is seen."""
         self.hardware_changes = 0
         """Grows when classes or GPUs come, go or change; not with what is free or healthy."""
         self._on_node = on_node
@@ -161,6 +163,7 @@ class ClusterFeed:
     # --- nodes --------------------------------------------------------------------------------------------------
 
     def _node_seen(self, node: WatchedNode) -> None:
+        self.changes += 1
         name = node.facts.name
         known = self.nodes.get(name)
         self.nodes[name] = node
@@ -170,6 +173,7 @@ class ClusterFeed:
         self._on_node(name)
 
     def _node_gone(self, node: WatchedNode) -> None:
+        self.changes += 1
         self.nodes.pop(node.facts.name, None)
         self.state.drop_node(node.facts.name)
         self.hardware_changes += 1
@@ -178,6 +182,7 @@ class ClusterFeed:
     # --- pods ---------------------------------------------------------------------------------------------------
 
     def _pod_seen(self, pod: Pod) -> None:
+        self.changes += 1
         known = self.pods.get(pod.uid)
         self.pods[pod.uid] = pod
         self.state.put_pod(pod)
@@ -185,6 +190,7 @@ class ClusterFeed:
         self._touch(known, pod)
 
     def _pod_gone(self, pod: Pod) -> None:
+        self.changes += 1
         self.pods.pop(pod.uid, None)
         self.state.drop_pod(pod.uid)
         self._on_pod(pod, True)
@@ -201,6 +207,7 @@ class ClusterFeed:
         return _WatchedObject(self.classes.parse(document), wanted)
 
     def _class_seen(self, one: _WatchedObject) -> None:
+        self.changes += 1
         name = one.packed.name
         self.classes.put(one.packed)
         try:
@@ -215,6 +222,7 @@ class ClusterFeed:
         self._on_class(name)
 
     def _class_gone(self, one: _WatchedObject) -> None:
+        self.changes += 1
         self.classes.drop(one.packed)
         self.class_mistakes.pop(one.packed.name, None)
         self.state.drop_class(one.packed.name)

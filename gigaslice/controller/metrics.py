@@ -26,11 +26,12 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gigaslice_cluster_nodes": ("gauge", ("inventory",), "nodes by their inventory: read, unreadable or none"),
     "gigaslice_cluster_gpus": ("gauge", ("model", "condition"), "GPUs: whole, partly used, full or unhealthy"),
     "gigaslice_cluster_memory_bytes": ("gauge", ("state",),
-        "GPU memory: held, free on whole GPUs, free on partly used ones, unhealthy"),
+        "GPU memory: held, free_whole, free_partly (on GPUs that are partly used) or unhealthy"),
     "gigaslice_cluster_fragmentation_ratio": ("gauge", (), "part of the free memory that lies on partly used GPUs"),
     "gigaslice_class_gpus": ("gauge", ("class",), "GPUs that the class matches"),
     "gigaslice_class_free_gpus": ("gauge", ("class",), "those of them on which one unit fits now"),
-    "gigaslice_pods_waiting": ("gauge", ("reason",), "pods that ask for GPUs and are not bound"),
+    "gigaslice_pods_waiting": ("gauge", ("state",),
+        "unbound pods that ask for GPUs: fits (a node has room), no-room or invalid"),
     "gigaslice_defragmentation_moves": ("gauge", (), "moves of pods that would free a whole GPU each"),
 }  # fmt: skip
 """Kind, labels and help by name."""

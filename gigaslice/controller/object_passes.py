@@ -27,12 +27,12 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["ObjectPasses", "class_spec"]
+__all__ = ["GATHER_SECONDS", "ObjectPasses", "class_spec"]
 
 _UNNEEDED_SECONDS = 300.0
 """A type of GPU must be gone for so long before its class goes: a node that is installed anew comes back."""
 _WORKERS = 4
-_GATHER_SECONDS = 1.0
+GATHER_SECONDS = 1.0
 _QUOTAS = "/api/v1/resourcequotas"
 
 
@@ -61,7 +61,7 @@ class ObjectPasses:
         *,
         automatic: bool = True,
         gpu_objects: bool = True,
-        gather: float = _GATHER_SECONDS,
+        gather: float = GATHER_SECONDS,
         unneeded: float = _UNNEEDED_SECONDS,
         now: Callable[[], str] = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         clock: Callable[[], float] = time.monotonic,
@@ -76,7 +76,7 @@ class ObjectPasses:
         self._leading = leading
         self._automatic = automatic
         self._gpu_objects = gpu_objects
-        self._unneeded = unneeded
+        self.unneeded = unneeded
         self._now = now
         self._clock = clock
         self._types: dict[str, ResourceClass] = {}
@@ -187,7 +187,7 @@ class ObjectPasses:
         if any(node.problem for node in self._feed.nodes.values()):
             return False
         since = self._gone.setdefault(name, self._clock())
-        if (left := since + self._unneeded - self._clock()) > 0:
+        if (left := since + self.unneeded - self._clock()) > 0:
             self.classes.add(name, left + 0.1)
             return False
         resource = CLASS_PREFIX + name

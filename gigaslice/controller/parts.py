@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from aiohttp import web
+
 from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.cluster.moves import freeing_plans
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.config import ControllerConfig
 from gigaslice.controller.metrics import ControllerCounters, Readings, exposition
-from gigaslice.controller.object_passes import ObjectPasses
+from gigaslice.controller.object_passes import GATHER_SECONDS, ObjectPasses
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.controller.waiting_pods import WaitingPods
 from gigaslice.controller.wake_label import WAKE_LABEL, WakeUps
+from gigaslice.controller.web_page import page_routes
+from gigaslice.controller.web_servers import serve
 from gigaslice.controller.work_queue import RateLimit
 from gigaslice.kube.event import Regarding
 from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
@@ -27,13 +33,21 @@ from gigaslice.model import Pod
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
+from gigaslice.views.cluster_picture import GpuView
+from gigaslice.views.collect import WaitingSince, picture
+from gigaslice.views.move_lines import move_lines
+from gigaslice.views.page import HEADERS, PageQuery, render
+from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.rotation import WebhookCertificates
+from gigaslice.webhook.server import routes as webhook_routes
 
 __all__ = ["ControllerParts", "Part"]
 
 Part = Callable[[], Coroutine[Any, Any, None]]
 
 _OBSERVE_SECONDS = 1.0
-_COUNT_SECONDS = 2.0
+_MOVES_SECONDS = 60.0
 _SHARE = 10  # of the time at most one part in so many is spent on counting and explaining
 _EVENTS_PER_SECOND, _EVENT_BURST = 5.0, 100  # fewer than the recorder takes: it forgets what is too much
 _SILENT_SECONDS = 420.0  # without a watch: longer than a whole one lasts and its repetition takes
@@ -47,6 +61,8 @@ class ControllerParts:
         config: The settings.
         identity: This replica's own name for the lease.
         observe: Seconds between two passes over what waits.
+        gather: Seconds in which changes to one object become one write.
+        pause: The first pause after a failure.
         clock: Gives seconds that only grow.
     """
 
@@ -57,6 +73,8 @@ class ControllerParts:
         identity: str,
         *,
         observe: float = _OBSERVE_SECONDS,
+        gather: float = GATHER_SECONDS,
+        pause: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -72,6 +90,7 @@ class ControllerParts:
             self._pod_changed,
             on_write=self._written,
             gpu_objects=config.extended_resources == "on",
+            pause=pause,
         )
         limit = RateLimit(config.writes_per_second, config.writes_per_second, clock=clock)
         self.passes = ObjectPasses(
@@ -81,6 +100,7 @@ class ControllerParts:
             self._may_write,
             automatic=config.automatic_classes == "on",
             gpu_objects=config.extended_resources == "on",
+            gather=gather,
             clock=clock,
         )
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
@@ -91,6 +111,12 @@ class ControllerParts:
         self._node_notices = Notices()
         self._wake_ups = WakeUps()
         self._types: frozenset[str] = frozenset()
+        self._facts = AdmissionFacts(synced=False)
+        self._facts_at = -1  # hardware_changes of which they are
+        self._moves: list[str] = []
+        self._gpus: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._waits: Counter[str] = Counter()
         self._reported = LogOnce()
         self._log = get_logger("controller")
         self.essential: Mapping[str, Part] = {"feed": self.feed.run, "leader": self.leader.run}
@@ -100,10 +126,15 @@ class ControllerParts:
             "events": self.events.run,
             "observer": self._observer,
             "counter": self._counter,
+            "moves": self._find_moves,
             "metrics": Server(
                 config.metrics_address, self._metrics, self.unready, config.metrics_token_file
             ).run,
         }
+        if config.page_address is not None:
+            self.restarted = {**self.restarted, "page": self._page}
+        if config.webhook_address is not None:
+            self.restarted = {**self.restarted, "webhook": self._webhook}
 
     def unready(self) -> str | None:
         """Why this replica cannot do its work, or None."""
@@ -159,7 +190,27 @@ class ControllerParts:
                         self.passes.classes.add(name)
                     self._types = types
                 self.passes.count()
-            await asyncio.sleep(max(_COUNT_SECONDS, _SHARE * (self._clock() - begun)))
+                self._count_gpus()
+            self._waits = Counter(one.state for one in self.waiting.waiting())
+            await asyncio.sleep(max(2 * self._observe, _SHARE * (self._clock() - begun)))
+
+    def _count_gpus(self) -> None:
+        gpus, sizes = Counter[tuple[str, str]](), Counter[str]()
+        for node in picture(self.state).nodes:
+            for gpu in node.gpus:
+                gpus[gpu.model, gpu.condition.value] += 1
+                for state, size in _sizes(gpu):
+                    sizes[state] += size
+        self._gpus, self._bytes = gpus, sizes
+
+    async def _find_moves(self) -> None:
+        """Looks now and then for moves of pods that would free a whole GPU: told to people, never made."""
+        await self.feed.wait()
+        while True:
+            begun = self._clock()
+            plans = freeing_plans(self.state, self.feed.pods)
+            self._moves = move_lines(self.state, plans, self.feed.pods)
+            await asyncio.sleep(max(_MOVES_SECONDS, _SHARE * (self._clock() - begun)))
 
     async def _observer(self) -> None:
         """Tells pods and nodes what is wrong with them, and wakes old schedulers."""
@@ -212,6 +263,63 @@ class ControllerParts:
         else:
             self._reported.over("wake")
 
+    # --- what is served -----------------------------------------------------------------------------------------
+
+    def facts(self) -> AdmissionFacts:
+        """Returns what admission decides by."""
+        if not self.feed.synced:
+            return AdmissionFacts(synced=False)
+        if self._facts_at != self.feed.hardware_changes:
+            self._facts_at = self.feed.hardware_changes
+            nodes = {
+                name: one.inventory for name, one in self.feed.nodes.items() if one.inventory is not None
+            }
+            self._facts = AdmissionFacts(
+                dict(self.state.classes),
+                nodes,
+                units=self.state.units,
+                scheduler=self.config.scheduler_name,
+                nodes_may_come=self.config.oversize == "warn",
+            )
+        return self._facts
+
+    async def _webhook(self) -> None:
+        config = self.config
+        if config.webhook_address is None:
+            return
+        certificates = WebhookCertificates(
+            self._client,
+            namespace=config.namespace,
+            secret=config.webhook_secret,
+            service=config.webhook_service,
+            configuration=config.webhook_configuration,
+        )
+        await certificates.prepare()
+        served = webhook_routes(self.facts, self._reviewed)
+        await all_of(
+            certificates.run(), serve("webhook", config.webhook_address, served, certificates.context)
+        )
+
+    def _reviewed(self, path: str, allowed: bool) -> None:
+        self.counters.reviews[path, "yes" if allowed else "no"] += 1
+
+    async def _page(self) -> None:
+        if self.config.page_address is not None:
+            await serve("page", self.config.page_address, self.page_routes())
+
+    def page_routes(self) -> list[web.RouteDef]:
+        """Returns the web page's routes."""
+        return page_routes(self._render, lambda: self.feed.changes, HEADERS)
+
+    def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
+        """Takes a picture now; the page is written from it, which may be in a thread."""
+        waits = [WaitingSince(one.pod, one.pod.created) for one in self.waiting.waiting()]
+        note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
+        taken = picture(self.state, waits, self._moves, note=note)
+        wanted = PageQuery.parse(query)
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        return lambda: render(taken, wanted, at)
+
     # --- metrics ------------------------------------------------------------------------------------------------
 
     def _metrics(self) -> Callable[[], bytes]:
@@ -228,7 +336,23 @@ class ControllerParts:
         for node in self.feed.nodes.values():
             read = "unreadable" if node.problem else "none" if node.inventory is None else "read"
             found.add("gigaslice_cluster_nodes", 1, read)
+        for (model, condition), count in self._gpus.items():
+            found.add("gigaslice_cluster_gpus", count, model, condition)
+        for state, size in self._bytes.items():
+            found.add("gigaslice_cluster_memory_bytes", size, state)
+        free = self._bytes["free_whole"] + self._bytes["free_partly"]
+        found.add("gigaslice_cluster_fragmentation_ratio", self._bytes["free_partly"] / free if free else 0.0)
+        found.add("gigaslice_defragmentation_moves", len(self._moves))
+        for state in ("fits", "no-room", "invalid"):
+            found.add("gigaslice_pods_waiting", self._waits[state], state)
         for name, figures in self.passes.figures.items():
             found.add("gigaslice_class_gpus", figures.devices, name)
             found.add("gigaslice_class_free_gpus", figures.free, name)
         return exposition(found)
+
+
+def _sizes(gpu: GpuView) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The bytes of a GPU that are held, and the others by what they are good for."""
+    held = min(gpu.used, gpu.slices)
+    rest = "unhealthy" if gpu.unhealthy else "free_partly" if gpu.holders else "free_whole"
+    return ("held", held * gpu.slice_bytes), (rest, (gpu.slices - held) * gpu.slice_bytes)

@@ -6,7 +6,7 @@ What a pod is told has no numbers that change from one moment to the next, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gigaslice.cluster.demand import PodDemand
@@ -15,6 +15,7 @@ from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.model import Pod
+from gigaslice.views.explain import explain as explained
 
 __all__ = ["Notice", "WaitingPod", "WaitingPods"]
 
@@ -28,14 +29,18 @@ _UNSERVED = "ResourceClassNotServed"
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that waits. refusal: why, whatever node; None where nodes differ. fits: nodes that would take it now."""
+    """A pod that waits. refusal: why, whatever the node; None where nodes differ. fits: nodes with room."""
 
     pod: Pod
     since: float
     demand: PodDemand | None
     refusal: Refusal | None
     fits: tuple[str, ...] = ()
-    refused: Mapping[str, Refusal] | None = None
+
+    @property
+    def state(self) -> str:
+        """In one word, as the metric has it."""
+        return "invalid" if self.refusal is not None else "fits" if self.fits else "no-room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,6 @@ class Notice:
     text: str
 
 
-Explain = Callable[[WaitingPod], str]
-
-
 class WaitingPods:
     """The pods that wait.
 
@@ -57,7 +59,7 @@ class WaitingPods:
         state: The cluster.
         scheduler: schedulerName of pods that ask for classes.
         patience: Seconds before a pod is told that nothing is free.
-        explain: Makes the text for a pod that fits no node.
+        explain: Makes the text for a pod that fits no node; pods with equal requests share it.
     """
 
     def __init__(
@@ -66,12 +68,12 @@ class WaitingPods:
         scheduler: str = SCHEDULER_NAME,
         *,
         patience: float = _PATIENCE,
-        explain: Explain | None = None,
+        explain: Callable[[Pod], str] | None = None,
     ) -> None:
         self._state = state
         self._scheduler = scheduler
         self._patience = patience
-        self._explain = explain or summary
+        self._explain = explain or (lambda pod: explained(state, pod).event())
         self._pods: dict[str, tuple[Pod, float]] = {}
         self._notices = Notices()
 
@@ -94,7 +96,7 @@ class WaitingPods:
     def waiting(self) -> Iterator[WaitingPod]:
         """Yields the unbound pods, the longest waiting first."""
         usable = [name for name in self._state.nodes if self._usable(name)]
-        answers: dict[PodDemand, tuple[tuple[str, ...], Mapping[str, Refusal]]] = {}
+        answers: dict[PodDemand, tuple[str, ...]] = {}
         for pod, since in sorted(self._pods.values(), key=lambda one: (one[1], one[0].uid)):
             if pod.node:
                 continue
@@ -103,13 +105,13 @@ class WaitingPods:
                 yield WaitingPod(pod, since, None, demand)
                 continue
             if demand not in answers:
-                fits, refused = self._state.filter(demand, usable)
-                answers[demand] = tuple(fits), refused
-            yield WaitingPod(pod, since, demand, None, *answers[demand])
+                answers[demand] = tuple(self._state.filter(demand, usable)[0])
+            yield WaitingPod(pod, since, demand, None, answers[demand])
 
     def due(self, now: float) -> list[Notice]:
         """Returns the events that are to be sent now."""
         found = [Notice(pod, _UNSERVED, self._unserved_text) for pod, _ in self._pods.values() if pod.node]
+        texts: dict[PodDemand | None, str] = {}
         for one in self.waiting():
             if one.refusal is not None:
                 unknown = one.refusal.reason is RefusalReason.UNKNOWN_CLASS
@@ -117,7 +119,9 @@ class WaitingPods:
             elif one.fits:
                 self._notices.forget(one.pod.uid)
             elif now - one.since >= self._patience:
-                found.append(Notice(one.pod, _WAITING, self._explain(one)))
+                if one.demand not in texts:
+                    texts[one.demand] = self._explain(one.pod)
+                found.append(Notice(one.pod, _WAITING, texts[one.demand]))
         return [one for one in found if self._notices.due(one.pod.uid, one.text, now) <= 0]
 
     def told(self, notice: Notice, now: float) -> None:
@@ -142,10 +146,3 @@ class WaitingPods:
         classes = {name for name in names if name.startswith(CLASS_PREFIX)}
         units = any(name.startswith("gigaslice.io/") for name in names)
         return bool(classes) and not units and ASSIGNMENT not in pod.annotations
-
-
-def summary(one: WaitingPod) -> str:
-    """Returns why a pod fits no node: each reason once, in one order, so that only another reason is another text."""
-    found = {refusal.reason: refusal.text for refusal in (one.refused or {}).values()}
-    texts = dict.fromkeys(found[reason] for reason in RefusalReason if reason in found)
-    return "no node has the GPUs: " + ("; ".join(texts) or "no node is ready for pods")

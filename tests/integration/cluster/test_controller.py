@@ -1,0 +1,339 @@
+"""The controller against a stand-in of the API server: what it keeps, and what the server's bad days make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.controller.config import load
+from gigaslice.controller.object_plan import MANAGED_BY, MANAGER
+from gigaslice.controller.parts import ControllerParts
+from gigaslice.kubeapi.access import find_access
+from gigaslice.kubeapi.client import KubeClient
+from gigaslice.model import Gpu, Topology
+from tests.fakes.kubeapi.objects import ObjectApi
+
+CLASSES, GPUS = "gigaslice.io/v1alpha1/resourceclasses", "gigaslice.io/v1alpha1/extendedresources"
+GIB = 1 << 30
+SECONDS = 60.0
+
+
+def node(
+    name: str, *gpus: str, model: str = "NVIDIA H100", text: str | None = None, ready: bool = True
+) -> dict[str, Any]:
+    found = tuple(
+        InventoryGpu(Gpu(gpu, number, model, 80 * GIB, 80, GIB), free=80) for number, gpu in enumerate(gpus)
+    )
+    square = [[0] * len(gpus) for _ in gpus]
+    inventory = text if text is not None else NodeInventory(found, Topology.build(square, square)).encode()
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    metadata = {"name": name, "annotations": {"gigaslice.io/inventory": inventory}}
+    return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
+
+
+def pod(
+    name: str, limits: dict[str, int], node_name: str = "", assignment: str = "", phase: str = "Pending"
+) -> dict[str, Any]:
+    annotations = {"gigaslice.io/assignment": assignment} if assignment else {}
+    resources = {"limits": {key: str(value) for key, value in limits.items()}}
+    spec: dict[str, Any] = {"containers": [{"name": "c", "resources": resources}]}
+    if node_name:
+        spec["nodeName"] = node_name
+    metadata = {"name": name, "namespace": "default", "annotations": annotations}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+@pytest.fixture
+def api() -> Iterator[ObjectApi]:
+    with ObjectApi(CLASSES, GPUS) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def controller(
+    api: ObjectApi, folder: Path, name: str = "a", **flags: str
+) -> AsyncIterator[ControllerParts]:
+    access, _ = find_access(api.kubeconfig(folder), "")
+    assert access is not None
+    config = load({"metrics-address": "off", **flags}, {})
+    async with KubeClient(access, "test", answer=5.0) as client:
+        parts = ControllerParts(client, config, name, observe=0.05, gather=0.02, pause=0.05)
+        tasks = [
+            asyncio.create_task(part()) for part in (*parts.essential.values(), *parts.restarted.values())
+        ]
+        try:
+            yield parts
+        finally:
+            broken = [task for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert broken == []
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "not within a minute"
+        await asyncio.sleep(0.02)
+
+
+def phases(api: ObjectApi) -> dict[str, str]:
+    return {name: one.get("status", {}).get("phase", "") for name, one in api.of(GPUS).items()}
+
+
+def free(api: ObjectApi, name: str) -> int | None:
+    found = api.of(CLASSES).get(name, {}).get("status", {}).get("free")
+    return found if isinstance(found, int) else None
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_gpus_and_classes_of_the_cluster_are_kept(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1", "GPU-2"))
+        api.put(
+            CLASSES, {"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": {"node": "n1"}}}}
+        )
+        async with controller(api, tmp_path):
+            await until(lambda: phases(api) == {"n1-gpu-1": "Available", "n1-gpu-2": "Available"})
+            await until(lambda: free(api, "nvidia.h100") == 2 and free(api, "mine") == 2)
+            api.put("v1/pods", pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}'))
+            await until(lambda: phases(api)["n1-gpu-1"] == "Pending")
+            await until(lambda: free(api, "nvidia.h100") == 1)
+            running = pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}', "Running")
+            api.put("v1/pods", running)
+            await until(lambda: phases(api)["n1-gpu-1"] == "Bound")
+            assert api.of(GPUS)["n1-gpu-1"]["status"]["podRefs"][0]["name"] == "p"
+            api.remove("v1/pods", "p", "default")
+            await until(lambda: phases(api)["n1-gpu-1"] == "Available" and free(api, "mine") == 2)
+            api.put("v1/nodes", node("n1", "GPU-2", "GPU-3"))
+            await until(lambda: set(phases(api)) == {"n1-gpu-2", "n1-gpu-3"})
+            api.put("v1/nodes", node("n1", "GPU-2", "GPU-3", ready=False))
+            await until(lambda: set(phases(api).values()) == {"Lost"})
+            api.remove("v1/nodes", "n1")
+            await until(lambda: phases(api) == {})
+        assert not api.of(CLASSES)["mine"]["metadata"].get("labels")
+
+    run(main())
+
+
+def test_a_restart_writes_nothing_where_nothing_has_changed(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        for number in range(20):
+            api.put("v1/nodes", node(f"n{number}", f"GPU-{number}"))
+        async with controller(api, tmp_path):
+            await until(
+                lambda: list(phases(api).values()) == ["Available"] * 20 and free(api, "nvidia.h100") == 20
+            )
+        written = len(api.writes())
+        async with controller(api, tmp_path, "b") as parts:
+            await until(lambda: parts.leader.leading and parts.feed.synced and bool(parts.passes.figures))
+            await until(lambda: not len(parts.passes.nodes) and not len(parts.passes.classes))
+            await asyncio.sleep(0.2)
+        assert len(api.writes()) == written
+
+    run(main())
+
+
+def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1"))
+        api.put("v1/nodes", node("n2", "GPU-2", model="Tesla T4"))
+        quota = {
+            "metadata": {"name": "q", "namespace": "default"},
+            "spec": {"hard": {"requests.gpuclass.gigaslice.io/nvidia.tesla.t4": "1"}},
+        }
+        async with controller(api, tmp_path) as parts:
+            parts.passes.unneeded = 0.1
+            await until(lambda: set(api.of(CLASSES)) == {"nvidia.h100", "nvidia.tesla.t4"})
+            assert api.of(CLASSES)["nvidia.h100"]["metadata"]["labels"] == {MANAGED_BY: MANAGER}
+            api.put("v1/resourcequotas", quota)
+            api.remove("v1/nodes", "n1")
+            api.remove("v1/nodes", "n2")
+            await until(lambda: set(api.of(CLASSES)) == {"nvidia.tesla.t4"})
+            await asyncio.sleep(0.5)
+            assert set(api.of(CLASSES)) == {"nvidia.tesla.t4"}, "the quota names it"
+
+    run(main())
+
+
+def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1"))
+        api.put("v1/nodes", node("n2", "GPU-2"))
+        api.put("v1/nodes", node("old", text="{}"))
+        api.put("v1/pods", pod("big", {"gigaslice.io/vgpu-memory": 500}))
+        api.put("v1/pods", pod("wrong", {"gpuclass.gigaslice.io/nvidia.h10": 1}))
+        api.put("v1/pods", pod("loose", {"gpuclass.gigaslice.io/nvidia.h100": 1}, "n1"))
+        api.put("v1/pods", pod("fits", {"gigaslice.io/vgpu-memory": 8}))
+
+        def told() -> dict[str, tuple[str, int]]:
+            found = api.of("v1/events").values()
+            return {one["involvedObject"]["name"]: (one["reason"], one["count"]) for one in found}
+
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: {"wrong", "loose", "old"} <= set(told()))
+            assert parts.leader.leading
+            await until(lambda: "big" in told())
+            await asyncio.sleep(1.0)
+        assert told() == {
+            "wrong": ("ResourceClassNotFound", 1),
+            "loose": ("ResourceClassNotServed", 1),
+            "big": ("WaitingForGpu", 1),
+            "old": ("InventoryUnreadable", 1),
+        }
+
+    run(main())
+
+
+def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    async def main() -> None:
+        with ObjectApi() as api:
+            api.put("v1/nodes", node("n1", "GPU-1"))
+            async with controller(api, tmp_path) as parts:
+                await until(lambda: parts.leader.leading and parts.feed.synced)
+                await asyncio.sleep(0.5)
+                assert parts.unready() is None
+                assert api.writes() == []
+        lines = [
+            line for line in "\n".join(capfd.readouterr()).splitlines() if "definition not installed" in line
+        ]
+        assert len(lines) == 2, "one for each kind"
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [409, 410, 429, 500, 503])
+def test_it_ends_up_right_although_every_other_request_is_refused(
+    api: ObjectApi, tmp_path: Path, status: int
+):
+    async def main() -> None:
+        count = 0
+
+        def fail(method: str, path: str) -> int:
+            nonlocal count
+            count += 1
+            return status if count % 2 and "leases" not in path else 0
+
+        api.fail = fail
+        for name in ("n1", "n2"):
+            api.put("v1/nodes", node(name, f"GPU-{name}"))
+        async with controller(api, tmp_path):
+            await until(
+                lambda: list(phases(api).values()) == ["Available"] * 2 and free(api, "nvidia.h100") == 2
+            )
+            api.forget()
+            api.put("v1/nodes", node("n2", "GPU-other"))
+            await until(lambda: set(phases(api)) == {"n1-gpu-n1", "n2-gpu-other"})
+
+    run(main())
+
+
+def test_only_one_of_two_replicas_writes_and_the_other_takes_over(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1"))
+        async with controller(api, tmp_path, "b") as second:
+            async with controller(api, tmp_path, "a") as first:
+                await until(lambda: phases(api) == {"n1-gpu-1": "Available"})
+                await until(lambda: first.feed.synced and second.feed.synced)
+                assert first.leader.leading + second.leader.leading == 1
+                leader = first if first.leader.leading else second
+                other = second if leader is first else first
+                assert not other.counters.writes
+            if leader is first:
+                await until(lambda: second.leader.leading)
+            api.put("v1/nodes", node("n1", "GPU-2"))
+            await until(lambda: phases(api) == {"n1-gpu-2": "Available"})
+
+    run(main())
+
+
+def test_the_page_is_served_and_known_pages_are_not_sent_again(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1"))
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: parts.feed.synced)
+            application = web.Application()
+            application.add_routes(parts.page_routes())
+            runner = web.AppRunner(application)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+            async with ClientSession() as session:
+                async with session.get(url) as answer:
+                    text, tag = await answer.text(), answer.headers["ETag"]
+                    assert answer.status == 200 and "n1" in text
+                    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                    assert answer.headers["Cache-Control"] == "no-store"
+                async with session.get(url, headers={"If-None-Match": tag}) as answer:
+                    assert (answer.status, await answer.read()) == (304, b"")
+                async with session.get(url, headers={"If-None-Match": '"another"'}) as answer:
+                    assert answer.status == 200
+                async with session.post(url) as answer:
+                    assert answer.status == 405
+            await runner.cleanup()
+
+    run(main())
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3, 5])
+def test_killed_after_any_write_it_goes_on_from_there(api: ObjectApi, tmp_path: Path, writes: int):
+    for number in (1, 2):
+        api.put("v1/nodes", node(f"n{number}", f"GPU-{number}"))
+    command = [
+        sys.executable,
+        "-m",
+        "agent",
+        "controller",
+        f"--kubeconfig={api.kubeconfig(tmp_path)}",
+        "--metrics-address=off",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + SECONDS
+
+        def hold(method: str, path: str) -> int:
+            """Kills the controller instead of answering what comes after so many writes."""
+            if (
+                method != "GET"
+                and "gigaslice.io/v1alpha1" in path
+                and len(api.writes("gigaslice.io/v1alpha1")) > writes
+            ):
+                os.kill(process.pid, signal.SIGKILL)
+                return 503
+            return 0
+
+        api.fail = hold
+        assert process.wait(end - time.monotonic()) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    api.fail = lambda method, path: 0
+    for lease in api.of("coordination.k8s.io/v1/leases"):
+        api.remove("coordination.k8s.io/v1/leases", lease, "gigaslice")
+
+    async def main() -> None:
+        async with controller(api, tmp_path, "next"):
+            await until(
+                lambda: list(phases(api).values()) == ["Available"] * 2 and free(api, "nvidia.h100") == 2
+            )
+
+    run(main())
