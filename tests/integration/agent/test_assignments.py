@@ -1,0 +1,151 @@
+"""Assigned pods on a node: stand-ins of API server and kubelet, and the agent as a process of its own."""
+
+import random
+
+import pytest
+
+import vcuda
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.model import Share
+from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi.server import NODE
+from tests.fakes.kubelet import FakeKubelet, Runtime
+from tests.fakes.nodes import GIB, uuid
+from tests.integration.agent.conftest import (
+    PATIENCE,
+    QUICK,
+    RESOURCE,
+    AgentProcess,
+    allocation_dir,
+    inventory_text,
+    pod,
+    wait_until,
+)
+from vcuda import contract
+
+
+@pytest.fixture
+def api():
+    with KubeApi() as made:
+        yield made
+
+
+@pytest.fixture
+def begin(directory, api):
+    started = []
+
+    def start(gpus=4, policy="none"):
+        kubelet = FakeKubelet(
+            directory / "kubelet", 7, policy, settings=QUICK, runtime=Runtime("plain"), api=api
+        )
+        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent.inventory.write_text(inventory_text(gpus))
+        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
+        started.append((kubelet, agent))
+        kubelet.start()
+        agent.start()
+        agent.wait_event("pods watched")
+        kubelet.wait_allocatable(RESOURCE, gpus * 24, PATIENCE)
+        return kubelet, agent
+
+    yield start
+    for kubelet, agent in started:
+        if agent.process is not None:
+            assert agent.terminate() == 0
+        kubelet.close()
+        assert "Traceback" not in agent.output.read_text()
+
+
+def assigned(name, *containers):
+    """A pod of containers with these shares each, as the scheduler binds it."""
+    shares = {
+        f"c{number}": tuple(Share(uuid(gpu), n) for gpu, n in one) for number, one in enumerate(containers)
+    }
+    counts = [sum(n for _, n in one) for one in containers]
+    return pod(name, *counts, annotations={ASSIGNMENT: Assignment(shares).encode()})
+
+
+def limits(container):
+    page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
+    return {gpu.uuid: gpu.memory_bytes // GIB for gpu in page.gpus}
+
+
+def published(api):
+    text = api.nodes[NODE]["metadata"].get("annotations", {}).get(INVENTORY)
+    return NodeInventory.decode(text) if text else None
+
+
+@pytest.mark.parametrize("policy", ["none", "restricted"])
+def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(begin, api, policy):
+    kubelet, agent = begin(policy=policy)
+    chance = random.Random(5)
+    wanted, pods = {}, []
+    for number in range(12):
+        gpu, slices = number % 4, chance.randint(1, 6)
+        wanted[f"p{number}"] = {uuid(gpu): slices}
+        pods.append(kubelet.create_pod(assigned(f"p{number}", [(gpu, slices)])))
+        if number == 4:
+            agent.kill_worker()
+    for one in pods:
+        one.wait_for(lambda one: one.phase != "Pending", PATIENCE)
+    assert {one.spec.name: limits(one.container("c0")) for one in pods if one.phase == "Running"} == wanted
+    agent.kill()
+    kubelet.restart()
+    agent.start()
+    kubelet.wait_allocatable(RESOURCE, 96, PATIENCE)
+    late = kubelet.run_pod(assigned("late", [(0, 2), (3, 1)]))
+    assert limits(late.container("c0")) == {uuid(0): 2, uuid(3): 1}
+    taken = [sum(one.get(uuid(gpu), 0) for one in wanted.values()) for gpu in range(4)]
+    left = [24 - taken[0] - 2, 24 - taken[1], 24 - taken[2], 24 - taken[3] - 1]
+    wait_until(lambda: published(api) and [one.free for one in published(api).gpus] == left, "published")
+    assert published(api).held == ()
+
+
+def test_a_watch_that_is_behind_gives_no_pod_another_gpu(begin, api):
+    kubelet, agent = begin()
+    api.lag = 0.15
+    pods = [kubelet.create_pod(assigned(f"p{number}", [(3 - number, 4)])) for number in range(3)]
+    for one in pods:
+        one.wait_for(lambda one: one.phase != "Pending", PATIENCE)
+        assert one.phase == "Running", one.message
+    assert [limits(one.container("c0")) for one in pods] == [{uuid(3 - n): 4} for n in range(3)]
+    assert not any(one["undecided"] for one in agent.events("allocated"))
+
+
+def test_a_watch_that_is_too_far_behind_ends_in_a_refused_start_and_never_on_another_gpu(begin, api):
+    kubelet, _ = begin()
+    first = kubelet.run_pod(assigned("first", [(0, 20)]))
+    api.lag = 2.0
+    late = kubelet.create_pod(assigned("late", [(3, 4)]))  # left to itself, the agent fills the first GPU
+    said = wait_until(lambda: api.events("AssignmentNotExecutable"), "said")
+    assert f"it was assigned 4 slices of {uuid(3)}; delete the pod" in said[0]["message"]
+    assert late.phase == "Pending"
+    api.lag = 0.0
+    kubelet.delete_pod(late)
+    again = kubelet.run_pod(assigned("again", [(3, 4)]))
+    assert limits(again.container("c0")) == {uuid(3): 4}
+    assert limits(first.container("c0")) == {uuid(0): 20}
+
+
+def test_a_full_gpu_frees_the_pod_that_waits_for_it(begin, api):
+    kubelet, agent = begin(gpus=2)
+    plain = kubelet.run_pod(pod("plain", 20))
+    (on,) = limits(plain.container("c0"))
+    number = 0 if on == uuid(0) else 1
+    sent = kubelet.create_pod(assigned("sent", [(number, 8)]))
+    agent.wait_event("start delayed")
+    assert sent.phase == "Pending"
+    wait_until(lambda: api.events("WaitingForGPU"), "said")
+    kubelet.delete_pod(plain)
+    sent.wait_for(lambda one: one.phase != "Pending", PATIENCE)
+    assert limits(sent.container("c0")) == {on: 8}
+
+
+def test_a_gpu_that_is_not_there_fails_the_pod_with_the_sentence(begin, api):
+    kubelet, _ = begin(gpus=2)
+    lost = kubelet.run_pod(assigned("lost", [(7, 8)]))
+    assert lost.phase == "Failed"
+    assert f"names {uuid(7)}, which this node does not have" in lost.message
+    assert kubelet.run_pod(assigned("next", [(1, 8)])).phase == "Running"
