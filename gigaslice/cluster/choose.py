@@ -14,6 +14,7 @@ from itertools import combinations
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, NodeRoom, Taken
 from gigaslice.cluster.problem import Block, Problem
 from gigaslice.cluster.search import Assigned, Matcher, take
+from gigaslice.cluster.shortcuts import quick_fits
 from gigaslice.model import NodeState, Placement, Request
 from gigaslice.placement import Policy, place
 from gigaslice.placement.tree import bits
@@ -25,6 +26,9 @@ def fits(problem: Problem, room: NodeRoom) -> bool:
     """Whether all containers of a pod fit into the room together."""
     if problem.never is not None:
         return False
+    quick = quick_fits(problem, room)
+    if quick is not None:
+        return quick
     if problem.together:
         return any(
             Matcher(problem.hardware, problem.blocks, gpus).solve(0, room) is not None

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from gigaslice.allocation.host_memory import least_physical, own_view, physical_share
 from gigaslice.model import CORES_PER_GPU, Gpu, NodeState, Occupant, Share, Topology
 
-__all__ = ["GpuRoom", "Hardware", "NodeRoom", "Taken"]
+__all__ = ["NOTHING", "GpuRoom", "Hardware", "HardwareKinds", "NodeRoom", "Taken"]
 
 
 class GpuRoom(NamedTuple):
@@ -53,7 +55,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Hardware:
-    """One kind of node. Equal kinds are one object (see `intern`), so it is compared by identity.
+    """One kind of node. Equal kinds are one object (see `HardwareKinds`), so it is compared by identity.
 
     Attributes:
         gpus: By index, with their number as UUID.
@@ -81,16 +83,11 @@ class Hardware:
         return cls(plain, own_view(plain), topology, tuple(resources), whole_resource)
 
     @property
-    def key(self) -> object:
-        """What equal kinds have in common."""
-        return self.gpus, self.topology, self.resources, self.whole_resource
-
-    @property
     def all_gpus(self) -> int:
         """The set of all GPUs."""
         return (1 << len(self.gpus)) - 1
 
-    @property
+    @cached_property
     def lends(self) -> bool:
         """Whether any GPU has host memory lent to it."""
         return any(gpu.host_bytes for gpu in self.gpus)
@@ -133,3 +130,23 @@ class Hardware:
             if used or left.foreign or left.own:
                 occupants.append(Occupant(str(gpu), (Share(str(gpu), used, CORES_PER_GPU - left.cores),)))
         return NodeState(self.view(host), self.topology, tuple(occupants))
+
+
+class HardwareKinds:
+    """The kinds of nodes that there are, each once."""
+
+    def __init__(self) -> None:
+        self._kinds: WeakValueDictionary[object, Hardware] = WeakValueDictionary()
+
+    def kind(
+        self, gpus: Sequence[Gpu], topology: Topology, resources: Sequence[str], whole_resource: str
+    ) -> Hardware:
+        """Returns the hardware of GPUs given by index: the same object for the same kind."""
+        sizes = tuple(
+            (gpu.model, gpu.memory_bytes, gpu.slices, gpu.slice_bytes, gpu.host_bytes) for gpu in gpus
+        )
+        key = (sizes, topology, tuple(resources), whole_resource)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = Hardware.of(gpus, topology, resources, whole_resource)
+        return found

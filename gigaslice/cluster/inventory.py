@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
@@ -23,6 +24,7 @@ __all__ = ["InventoryFormatError", "InventoryGpu", "NodeInventory"]
 SCHEMA = 1
 _MIB = 1 << 20
 _MOST_GPUS = 256
+_Triangle = tuple[tuple[int, ...], ...]
 
 
 class InventoryFormatError(GigasliceError):
@@ -155,9 +157,8 @@ def _inventory(document: Mapping[str, Any]) -> NodeInventory:
     size = len(gpus)
     if len({one.gpu.uuid for one in gpus}) != size:
         raise InventoryFormatError("two GPUs have the same UUID")
-    topology = Topology.build(
-        _square(document["levels"], size),
-        _square(document.get("nvlinks") or [[0] * i for i in range(size)], size),
+    topology = _topology(
+        size, _rows(document["levels"]), _rows(document.get("nvlinks") or [[0] * i for i in range(size)])
     )
     held = tuple(
         Occupant(
@@ -189,11 +190,20 @@ def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
     return InventoryGpu(gpu, unhealthy, _count(row.get("free", 0)), _text(row["resource"]), properties)
 
 
+@lru_cache(maxsize=256)  # a cluster has few kinds of nodes, and every change of a node brings its links again
+def _topology(size: int, levels: _Triangle, nvlinks: _Triangle) -> Topology:
+    return Topology.build(_square(levels, size), _square(nvlinks, size))
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> _Triangle:
+    return tuple(tuple(_count(one) for one in row) for row in rows)
+
+
 def _square(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
     """Returns the whole matrix of a triangle without its diagonal."""
     if len(rows) != size or any(len(row) != number for number, row in enumerate(rows)):
         raise InventoryFormatError("the links do not fit the GPUs")
-    return [[0 if i == j else _count(rows[max(i, j)][min(i, j)]) for j in range(size)] for i in range(size)]
+    return [[0 if i == j else rows[max(i, j)][min(i, j)] for j in range(size)] for i in range(size)]
 
 
 def _count(value: object) -> int:

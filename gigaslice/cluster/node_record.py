@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, NodeRoom
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeRoom
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
@@ -119,21 +119,21 @@ class NodeRecord:
             for number, (gpu, own) in enumerate(zip(hardware.gpus, hardware.own, strict=True))
         )
 
-    def read_inventory(self) -> Hardware | None:
-        """Takes its GPUs from its annotation. Returns their kind; None where they are not known."""
-        self.gpus, self.positions, self.listed, self.unhealthy = (), {}, (), 0
+    def read_inventory(self, kinds: HardwareKinds) -> None:
+        """Takes its GPUs from its annotation."""
+        self.gpus, self.positions, self.listed, self.unhealthy, self.hardware = (), {}, (), 0, None
         self.masks.clear()
         if self.facts.inventory_text is None:
             self.problem = RefusalReason.NO_INVENTORY
-            return None
+            return
         try:
             inventory = NodeInventory.decode(self.facts.inventory_text)
         except InventoryFormatError:
             self.problem = RefusalReason.UNREADABLE_INVENTORY
-            return None
+            return
         if not inventory.gpus:
             self.problem = RefusalReason.NO_INVENTORY
-            return None
+            return
         order = sorted(range(len(inventory.gpus)), key=lambda number: inventory.gpus[number].gpu.index)
         self.gpus = tuple(inventory.gpus[number] for number in order)
         self.problem = None
@@ -145,9 +145,10 @@ class NodeRecord:
             )
             for one in inventory.held
         )
-        return Hardware.of(
+        in_order = order == list(range(len(order)))
+        self.hardware = kinds.kind(
             [one.gpu for one in self.gpus],
-            inventory.topology.reordered(order),
+            inventory.topology if in_order else inventory.topology.reordered(order),
             [one.resource for one in self.gpus],
             inventory.whole_resource,
         )

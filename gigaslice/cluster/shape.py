@@ -27,33 +27,59 @@ class Shape:
         self.verdicts: dict[tuple[Problem, NodeRoom, int], Refusal | None] = {}
         self.keys: dict[tuple[Problem, NodeRoom], RankKey] = {}
         self._judge, self._key = judge, key
-        self._known: dict[str, Refusal | None] = {}
+        self._fits: set[str] = set()
+        self._refusals: dict[str, Refusal] = {}
         self._placed: dict[str, tuple[RankKey, str]] = {}
         self._order: list[tuple[RankKey, str]] = []
+        self._names: list[str] | None = None
 
     def forget(self, node: str) -> None:
         """Takes out what is known about a node that has changed."""
-        self._known.pop(node, None)
+        self._fits.discard(node)
+        self._refusals.pop(node, None)
         entry = self._placed.pop(node, None)
         if entry is not None:
             del self._order[bisect_left(self._order, entry)]
+            self._names = None
         for memory in (self.verdicts, self.keys):
             if len(memory) > _MOST_REMEMBERED:
                 memory.clear()
 
     def refusal(self, node: str) -> Refusal | None:
         """Returns why the pod does not fit on a node; None where it does."""
-        try:
-            return self._known[node]
-        except KeyError:
-            found = self._known[node] = self._judge(node)
-            return found
+        if node in self._fits:
+            return None
+        if node not in self._refusals:
+            found = self._judge(node)
+            if found is None:
+                self._fits.add(node)
+                return None
+            self._refusals[node] = found
+        return self._refusals[node]
+
+    def split(self, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
+        """Returns the nodes that the pod fits on, in their order, and why it does not fit on the others."""
+        fits, refusals = self._fits, self._refusals
+        fitting = [name for name in names if name in fits]
+        if len(fitting) < len(names):
+            for name in names:
+                if name not in fits and name not in refusals:
+                    self.refusal(name)
+            fitting = [name for name in names if name in fits]
+        return fitting, {name: refusals[name] for name in names if name in refusals}
 
     def ranked(self, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes that the pod fits on, the best first."""
-        wanted = set(names)
-        for name in wanted - self._placed.keys():
-            if self.refusal(name) is None:
-                entry = self._placed[name] = (self._key(name), name)
+        placed = self._placed
+        missing = [name for name in names if name not in placed]
+        for name in missing:
+            if name not in placed and self.refusal(name) is None:
+                entry = placed[name] = (self._key(name), name)
                 insort(self._order, entry)
-        return [name for _, name in self._order if name in wanted]
+                self._names = None
+        if self._names is None:
+            self._names = [name for _, name in self._order]
+        wanted = set(names)
+        if len(wanted) == len(self._names) and wanted.issubset(placed):
+            return self._names
+        return [name for name in self._names if name in wanted]

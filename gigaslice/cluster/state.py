@@ -11,13 +11,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus, demand_of
-from gigaslice.cluster.hardware import Hardware, NodeRoom
+from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
@@ -33,6 +32,7 @@ from gigaslice.cluster.refusal import NodeReport, Refusal, RefusalReason
 from gigaslice.cluster.report import node_report
 from gigaslice.cluster.search import Assigned
 from gigaslice.cluster.shape import Shape
+from gigaslice.cluster.shortcuts import quick_key
 from gigaslice.cluster.summary import ClassOnNode, ClassStatus, GpuHolder, GpuHolders
 from gigaslice.cluster.verdict import why_not
 from gigaslice.model import Pod, Share
@@ -95,7 +95,7 @@ class ClusterState:
         self._node_of: dict[str, str] = {}
         self._unassigned: dict[str, Pod] = {}
         self._reservations: dict[str, _Reservation] = {}
-        self._hardware: WeakValueDictionary[object, Hardware] = WeakValueDictionary()
+        self._kinds = HardwareKinds()
         self._shapes: OrderedDict[PodDemand, Shape] = OrderedDict()
 
     # --- what there is ------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ClusterState:
         record.facts, record.known = facts, True
         if same:
             return
-        self._read_inventory(record)
+        record.read_inventory(self._kinds)
         record.masks.clear()
         self._changed(record)
 
@@ -170,7 +170,7 @@ class ClusterState:
         if record is None or not record.known:
             return
         record.facts, record.known = NodeFacts(name), False
-        self._read_inventory(record)
+        record.read_inventory(self._kinds)
         self._changed(record)
         self._forget_if_empty(record)
 
@@ -278,18 +278,12 @@ class ClusterState:
 
     def filter(self, demand: PodDemand, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
         """Returns which of the nodes a pod fits on, in their order, and why not on the others."""
-        shape, fitting, refused = self._shape(demand), list[str](), dict[str, Refusal]()
-        for name in names:
-            found = shape.refusal(name)
-            if found is None:
-                fitting.append(name)
-            else:
-                refused[name] = found
-        return fitting, refused
+        return self._shape(demand).split(names)
 
     def rank(self, demand: PodDemand, names: Sequence[str]) -> list[tuple[str, int]]:
         """Returns those of the nodes that a pod fits on, the best first, with 0, 1, 2 and so on."""
-        return [(name, number) for number, name in enumerate(self._shape(demand).ranked(names))]
+        ranked = self._shape(demand).ranked(names)
+        return list(zip(ranked, range(len(ranked)), strict=True))
 
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""
@@ -298,9 +292,12 @@ class ClusterState:
         record = self._nodes.get(node)
         if record is None or record.problem is not None:
             return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
-        problem = self._problem(demand, record)
-        reason = why_not(problem, self._room(record, without), record.unhealthy)
-        return reason.refusal if reason is not None else None
+        problem, room = self._problem(demand, record), self._room(record, without)
+        known, key = self._shape(demand).verdicts, (problem, room, record.unhealthy)
+        if key not in known:
+            reason = why_not(*key)
+            known[key] = reason.refusal if reason is not None else None
+        return known[key]
 
     def choose(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Assignment | Refusal:
         """Returns which GPUs each container of a pod gets on a node, or why none.
@@ -416,10 +413,6 @@ class ClusterState:
             self._changed(record)
             self._forget_if_empty(record)
 
-    def _read_inventory(self, record: NodeRecord) -> None:
-        hardware = record.read_inventory()
-        record.hardware = hardware and self._hardware.setdefault(hardware.key, hardware)
-
     def _place_pending(self, record: NodeRecord) -> None:
         """Counts pods that came without an assignment: as listed, and until then as the agent would place them."""
         record.unplaced.clear()
@@ -499,9 +492,14 @@ class ClusterState:
         if record is None or record.problem is not None:
             return ()
         problem, room = self._problem(demand, record), record.current_room()
-        found = choose_gpus(problem, room, self.policy)
-        key = rank_key(problem, room, found) if found is not None else ()
-        return tuple(-one for one in key) if self.spread else key
+        known = self._shape(demand).keys
+        if (problem, room) not in known:
+            quick = quick_key(problem, room) if self.policy is Policy.GAIA else None
+            if quick is None:
+                found = choose_gpus(problem, room, self.policy)
+                quick = rank_key(problem, room, found) if found is not None else ()
+            known[problem, room] = tuple(-one for one in quick) if self.spread else quick
+        return known[problem, room]
 
 
 _NONE = RefusalReason.NO_INVENTORY

@@ -1,0 +1,178 @@
+"""The common pod, one container whose GPUs are interchangeable, judged and ranked without a search. Pure.
+
+Thousands of nodes are judged for a shape of request that is seen for the first time. For most shapes counting is
+enough, and what depends on links has few forms: which GPUs are idle, which are in use, how many are needed. The answers
+are those of search and placement, which tests hold them to; None means that only those can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gigaslice.cluster.hardware import Hardware, NodeRoom
+from gigaslice.cluster.problem import Problem, Unit
+from gigaslice.cluster.rank import RankKey
+from gigaslice.model import NodeState
+from gigaslice.placement.pairs import pair_score
+from gigaslice.placement.subset import Search, Weights, cheapest
+from gigaslice.placement.tree import Tree, bits, build_tree
+
+__all__ = ["quick_fits", "quick_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolOfNode:
+    """One pool: its GPUs, its tree, and for each GPU the others under its parent."""
+
+    gpus: int
+    size: int
+    tree: Tree
+    siblings: tuple[int, ...]
+
+
+def quick_fits(problem: Problem, room: NodeRoom) -> bool | None:
+    """Returns whether a pod fits into the room; None where that takes a search."""
+    if not _simple(problem):
+        return None
+    return any(_enough(problem.hardware, units, room) for units in problem.blocks[0].alternatives)
+
+
+def quick_key(problem: Problem, room: NodeRoom) -> RankKey | None:
+    """Returns the rank of a node that a pod fits on, for the policy `gaia`; None where that takes placement."""
+    block = problem.blocks[0]
+    if not _simple(problem) or len(block.asks) != 1:
+        return None
+    if block.asks[0].request.whole_first or block.asks[0].request.parts:
+        return None
+    if any(len(set(units)) > 1 for units in block.alternatives):
+        return None
+    idle = sum(1 << gpu for gpu, one in enumerate(room) if one.free > 0 and not one.foreign)
+    if all(len(units) == 1 for units in block.alternatives):
+        return _one(problem, room, idle)
+    return _several(problem, room, idle)
+
+
+def _simple(problem: Problem) -> bool:
+    if len(problem.blocks) != 1 or problem.together:
+        return False
+    block = problem.blocks[0]
+    if block.exclusive or problem.hardware.lends:
+        return False
+    return all(len({unit.gpus for unit in units}) == 1 for units in block.alternatives)
+
+
+def _fitting(hardware: Hardware, unit: Unit, room: NodeRoom) -> int:
+    """Returns the GPUs that could serve a unit."""
+    found = 0
+    for gpu, one in enumerate(room):
+        if not unit.gpus >> gpu & 1:
+            continue
+        size = hardware.gpus[gpu].slices
+        slices = unit.slices or size
+        if slices == size:
+            fits = one.free == size > 0 and not one.foreign
+        else:
+            fits = one.free >= slices and one.cores >= unit.cores
+        found |= fits << gpu
+    return found
+
+
+def _enough(hardware: Hardware, units: tuple[Unit, ...], room: NodeRoom) -> bool:
+    """Whether units, largest first, find different GPUs: who could serve a unit could serve each smaller one."""
+    number = len(units)
+    while number:
+        unit = units[number - 1]
+        if _fitting(hardware, unit, room).bit_count() < number:
+            return False
+        while number and units[number - 1] == unit:
+            number -= 1
+    return True
+
+
+def _one(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
+    hardware, alternatives = problem.hardware, problem.blocks[0].alternatives
+    fitting = 0
+    for (unit,) in alternatives:
+        fitting |= _fitting(hardware, unit, room)
+    slices = {
+        gpu: unit.slices or hardware.gpus[gpu].slices for (unit,) in alternatives for gpu in bits(unit.gpus)
+    }
+    used = [room[gpu].free - slices[gpu] for gpu in bits(fitting & ~idle)]
+    if used:
+        if len({unit.slices for (unit,) in alternatives}) > 1:
+            return None
+        return 1, 0, min(used), 0, idle.bit_count()
+    for number, pool in enumerate(_pools(hardware)):
+        here = fitting & idle & pool.gpus
+        if here:
+            left = pool.size - slices[bits(here)[0]]
+            full = sum(1 << gpu for gpu in bits(pool.gpus) if room[gpu].free == 0)
+            tier = 0 if left else _tier(hardware, number, here, idle & pool.gpus, full)
+            return 1, 1, left, tier, idle.bit_count()
+    return None
+
+
+def _several(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
+    hardware, alternatives = problem.hardware, problem.blocks[0].alternatives
+    for number, pool in enumerate(_pools(hardware)):
+        for units in alternatives:
+            if not units[0].gpus & pool.gpus:
+                continue
+            fitting = _fitting(hardware, units[0], room) & pool.gpus
+            if fitting.bit_count() >= len(units):
+                found = _links(hardware, number, fitting, fitting & idle, len(units))
+                return (len(units), *found, idle.bit_count())
+    return None
+
+
+@lru_cache(maxsize=256)
+def _pools(hardware: Hardware) -> tuple[_PoolOfNode, ...]:
+    """Returns the pools of a node, in the order in which they are tried."""
+    found = []
+    for pool in NodeState(hardware.gpus, hardware.topology).pools():
+        tree = build_tree(hardware.topology, pool.members)
+        siblings = [0] * len(hardware.gpus)
+        for number, gpu in enumerate(pool.members):
+            others = tree.parent[number] & ~(1 << number)
+            siblings[gpu] = sum(1 << pool.members[other] for other in bits(others))
+        gpus = sum(1 << gpu for gpu in pool.members)
+        found.append(_PoolOfNode(gpus, pool.slices, tree, tuple(siblings)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 15)
+def _tier(hardware: Hardware, pool: int, candidates: int, idle: int, full: int) -> int:
+    """Returns the best tier of Singular among the candidates: see `gigaslice.placement.singular`."""
+    siblings = _pools(hardware)[pool].siblings
+    best = 2
+    for gpu in bits(candidates):
+        others = siblings[gpu]
+        if not others or others & idle == others:
+            continue
+        best = min(best, 0 if others & full == others else 1)
+    return best
+
+
+@lru_cache(maxsize=1 << 16)
+def _links(hardware: Hardware, pool: int, candidates: int, idle: int, count: int) -> tuple[int, int, int]:
+    """Returns the worst and the summed link of the best set, as scores with the sign turned, and how many it opens."""
+    tree = _pools(hardware)[pool].tree
+    members = {gpu: number for number, gpu in enumerate(tree.members)}
+    opened = tuple(idle >> gpu & 1 for gpu in tree.members)
+    chosen = cheapest(
+        Search(
+            tree,
+            sum(1 << members[gpu] for gpu in bits(idle)),
+            sum(1 << members[gpu] for gpu in bits(candidates)),
+            count,
+            Weights(opened, (0,) * len(opened)),
+        )
+    )
+    if chosen is None:
+        raise AssertionError("there are enough candidates")
+    gpus = [tree.members[number] for number in bits(chosen)]
+    scores = [
+        pair_score(hardware.topology, one, other) for at, one in enumerate(gpus) for other in gpus[at + 1 :]
+    ]
+    return -min(scores), -sum(scores), (chosen & sum(1 << members[gpu] for gpu in bits(idle))).bit_count()
