@@ -194,11 +194,10 @@ def test_a_successor_stands_by_while_the_agent_of_the_one_before_is_not_ready_ye
     second.wait_event("successor is ready")
     second.worker.resume()
     second.wait_event("state loaded")
-    assert node.run_pod(pod("a", 4)).phase == "Running"
     assert second.terminate() == 0
-    third.wait_event("taken over")
-    assert node.run_pod(pod("b", 4)).phase == "Running"
-    assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
+    third.wait_event("taken over")  # the streams, too, unless the second agent was away for too long
+    wait_until(lambda: node.manager.capacity()[1].get(RESOURCE) == SLICES, "slices")
+    assert node.run_pod(pod("a", 4)).phase == "Running"
 
 
 def test_a_successor_takes_over_from_one_that_is_killed(node, agent, successor):
