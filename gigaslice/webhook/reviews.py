@@ -14,7 +14,7 @@ from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.mistakes import findings
 
-__all__ = ["Answer", "ReviewError", "answer_mutate", "answer_validate", "read_review", "write_review"]
+__all__ = ["ReviewAnswer", "ReviewError", "answer_mutate", "answer_validate", "read_review", "write_review"]
 
 _API = "admission.k8s.io/v1"
 _LONGEST_MESSAGE = 4000
@@ -27,7 +27,7 @@ class ReviewError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReviewAnswer:
     """What the API server is told. message: why the pod is refused; empty where it is not."""
 
     message: str = ""
@@ -50,7 +50,7 @@ def read_review(document: object) -> tuple[str, Mapping[str, Any]]:
     return request["uid"], pod
 
 
-def write_review(uid: str, answer: Answer) -> dict[str, Any]:
+def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
     """Returns the AdmissionReview that carries an answer."""
     response: dict[str, Any] = {"uid": uid, "allowed": not answer.message}
     if answer.message:
@@ -63,18 +63,18 @@ def write_review(uid: str, answer: Answer) -> dict[str, Any]:
     return {"apiVersion": _API, "kind": "AdmissionReview", "response": response}
 
 
-def answer_mutate(pod: Mapping[str, Any], facts: AdmissionFacts) -> Answer:
+def answer_mutate(pod: Mapping[str, Any], facts: AdmissionFacts) -> ReviewAnswer:
     """Completes a pod, or refuses it for what no completion mends; warnings are left to the second question."""
     found = findings(pod, facts, completed=False)
     if found.mistakes:
-        return Answer(_sentence(found.mistakes))
-    return Answer(patch=tuple(patch_of(pod, facts)))
+        return ReviewAnswer(_sentence(found.mistakes))
+    return ReviewAnswer(patch=tuple(patch_of(pod, facts)))
 
 
-def answer_validate(pod: Mapping[str, Any], facts: AdmissionFacts) -> Answer:
+def answer_validate(pod: Mapping[str, Any], facts: AdmissionFacts) -> ReviewAnswer:
     """Checks a pod as it is going to be stored, after everything that changes pods."""
     found = findings(pod, facts, completed=True)
-    return Answer(_sentence(found.mistakes), tuple(map(plain, dict.fromkeys(found.warnings))))
+    return ReviewAnswer(_sentence(found.mistakes), tuple(map(plain, dict.fromkeys(found.warnings))))
 
 
 def _sentence(mistakes: list[str]) -> str:

@@ -97,7 +97,7 @@ class WebhookCertificates:
             await self.once()
         except ApiFailure as error:
             if self._reported.new("api", str(error)):
-                self._log.warning("webhook_certificates_wait", error=str(error))
+                self._log.warning("webhook certificates not written; tried again", detail=str(error))
             return False
         self._reported.over("api")
         return True
@@ -115,7 +115,9 @@ class WebhookCertificates:
             self._load(found.chain)
             self._served = found.chain
             self._log.info(
-                "webhook_certificate", until=found.serving.not_valid_after_utc.isoformat(), host=self._host
+                "webhook certificate loaded",
+                until=found.serving.not_valid_after_utc.isoformat(),
+                host=self._host,
             )
 
     async def _stored(self) -> Certificates:
@@ -133,7 +135,7 @@ class WebhookCertificates:
             reason = str(error)
             better = fresh(self._host, now, salvaged(data, now))
             if data:
-                self._log.warning("webhook_certificates_replaced", reason=reason)
+                self._log.warning("webhook certificates unusable; replaced", detail=reason)
         encoded = {key: base64.b64encode(value).decode() for key, value in better.encode().items()}
         try:
             await self._api.put(self._secret, {**secret, "data": encoded})
@@ -141,7 +143,7 @@ class WebhookCertificates:
             if error.status != CONFLICT:
                 raise
             return await self._stored()  # another replica was first; what it wrote is as new
-        self._log.info("webhook_certificates_written", reason=reason)
+        self._log.info("webhook certificates written", detail=reason)
         return better
 
     async def _trust(self, path: str, bundle: bytes) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.reviews import (
-    Answer,
+    ReviewAnswer,
     ReviewError,
     answer_mutate,
     answer_validate,
@@ -39,7 +39,9 @@ def routes(
         count: Called after every answer with the path and whether the pod was allowed.
     """
 
-    def endpoint(path: str, decide: Callable[[Mapping[str, Any], AdmissionFacts], Answer]) -> web.RouteDef:
+    def endpoint(
+        path: str, decide: Callable[[Mapping[str, Any], AdmissionFacts], ReviewAnswer]
+    ) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
             known = facts()
             if not known.synced:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import Api, ControlPlane, Refused, path_of, until
+from tests.unit.docs.test_cluster_page import EXAMPLES
 from tests.unit.manifests.test_chart import listed
 
 NAMESPACE = "gigaslice"
@@ -291,6 +292,61 @@ def test_every_role_may_what_it_needs(installed):
 
 
 # --- quota ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_counts_a_class_and_the_units_that_were_added(installed):
+    """The controller that fills status.hard is not run here; the API server enforces what stands there."""
+    api = installed.admin
+    api.post("/api/v1/namespaces", {"metadata": {"name": "limited"}})
+    path = "/api/v1/namespaces/limited/resourcequotas"
+    hard = {"requests.gpuclass.gigaslice.io/small": "2", "requests.gigaslice.io/vgpu-memory": "20"}
+    api.post(path, {"metadata": {"name": "gpus"}, "spec": {"hard": hard}})
+    status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+    api.patch(f"{path}/gpus/status", status)
+    pods = "/api/v1/namespaces/limited/pods"
+    until(lambda: _enforced(api, pods))
+    api.post(pods, pod({"gpuclass.gigaslice.io/small": 2}))
+    assert api.get(f"{path}/gpus")["status"]["used"] == {
+        "requests.gpuclass.gigaslice.io/small": "2", "requests.gigaslice.io/vgpu-memory": "16",
+    }  # fmt: skip
+    with pytest.raises(Refused, match="exceeded quota: gpus"):
+        api.post(pods, pod({"gpuclass.gigaslice.io/small": 1}))
+    with pytest.raises(Refused, match="exceeded quota: gpus"):
+        api.post(pods, pod({"gigaslice.io/vgpu-memory": 5}))
+    api.post(pods, pod({"gigaslice.io/vgpu-memory": 4}))
+
+
+def _enforced(api: Api, pods: str) -> bool:
+    try:
+        api.post(f"{pods}?dryRun=All", pod({"gpuclass.gigaslice.io/small": 3}))
+    except Refused:
+        return True
+    return False
+
+
+# --- what was shipped -------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_examples_are_taken(installed):
+    api = installed.admin
+    api.post("/api/v1/namespaces", {"metadata": {"name": "reader"}})
+    for name in ("nvidia.h100", "nvidia.tesla.t4"):
+        api.apply(klass(name))
+    until(lambda: _known(api))
+    for document in EXAMPLES:
+        if document["kind"] == "Pod":
+            found = api.post("/api/v1/namespaces/reader/pods", document)
+            assert found["spec"]["schedulerName"] == "gigaslice-scheduler"
+        elif document["kind"] != "KubeSchedulerConfiguration":
+            api.apply(document)
+
+
+def _known(api: Api) -> bool:
+    try:
+        api.post(f"{PODS}?dryRun=All", pod({"gpuclass.gigaslice.io/nvidia.tesla.t4": 1}))
+    except Refused:
+        return False
+    return True
 
 
 def test_the_manifests_are_as_the_server_keeps_them(installed):

@@ -1,0 +1,60 @@
+"""docs/cluster.md: what a reader copies from it is valid, passes our own admission, and is what the chart installs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gigaslice.classes.resource_class import parse_resource_class
+from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.reviews import answer_mutate
+from tests.unit.docs.test_docs import ROOT, fences
+from tests.unit.manifests.test_cluster_chart import chart, one_of
+
+PAGE = ROOT / "docs" / "cluster.md"
+EXAMPLES: list[dict[str, Any]] = [one for text in fences(PAGE, "yaml") for one in yaml.safe_load_all(text)]
+NAMES = ("nvidia.h100", "nvidia.tesla.t4")
+FACTS = AdmissionFacts(
+    {name: parse_resource_class({"metadata": {"name": name}, "spec": {}}) for name in NAMES}
+)
+
+
+def of(kind: str) -> list[dict[str, Any]]:
+    return [one for one in EXAMPLES if one["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [one for one in EXAMPLES if "Configuration" not in one["kind"]],
+    ids=lambda one: str(one["kind"]),
+)
+def test_kubernetes_takes_every_example(document):
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_admission_takes_every_pod():
+    assert len(of("Pod")) == 4
+    for pod in of("Pod"):
+        assert not answer_mutate(pod, FACTS).message
+        assert patch_of(pod, FACTS), "the examples are the short form"
+
+
+def test_the_lines_for_an_own_scheduler_are_those_of_the_chart():
+    (shown,) = of("KubeSchedulerConfiguration")
+    installed = yaml.safe_load(one_of(chart(), "ConfigMap")["data"]["scheduler.yaml"])
+    extender = {key: value for key, value in installed["extenders"][0].items() if key != "ignorable"}
+    assert shown["extenders"] == [extender] and installed["extenders"][0]["ignorable"] is False
+    (profile,), (own,) = installed["profiles"], shown["profiles"]
+    assert own == {**profile, "schedulerName": "default-scheduler"}
+
+
+def test_the_page_names_what_is_installed():
+    text = PAGE.read_text()
+    names = {(one["kind"], one["metadata"]["name"]) for one in chart()}
+    for kind, name in (("DaemonSet", "gigaslice-node"), ("Deployment", "gigaslice-controller")):
+        assert (kind, name) in names and f"{kind.lower()}/{name}" in text
+    assert ("Deployment", "gigaslice-scheduler") in names
