@@ -239,10 +239,10 @@ def load(
 ) -> Config:
     """The node agent's configuration; see `gigaslice.runtime.settings.load`."""
     config = settings.load(Config, flags, environ, mistakes=mistakes)
-    return replace(config, kubernetes_service=_kubernetes_service(environ))
+    return replace(config, kubernetes_service=kubernetes_service(environ))
 
 
-def _kubernetes_service(environ: Mapping[str, str]) -> str:
+def kubernetes_service(environ: Mapping[str, str]) -> str:
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     usable = host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) <= 65535
     return f"{host}:{port}" if usable else ""

@@ -20,6 +20,9 @@ from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS, PREFIX
 from gigaslice.runtime.settings import Setting
+from gigaslice.runtime.settings import table as settings_of
+from gigaslice.scheduler.metrics import METRICS as SCHEDULER_METRICS
+from gigaslice.scheduler.settings import SchedulerSettings
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -42,6 +45,11 @@ def node_settings() -> str:
 def controller_settings() -> str:
     """Every setting of `gigaslice controller` in its three spellings."""
     return settings_table(controller_config.SETTINGS)
+
+
+def scheduler_settings() -> str:
+    """Every setting of `gigaslice scheduler` in its three spellings."""
+    return settings_table(settings_of(SchedulerSettings))
 
 
 def settings_table(found: Iterable[Setting]) -> str:
@@ -137,6 +145,11 @@ def controller_metrics() -> str:
     return markdown(("metric", "kind", "labels", "meaning"), rows)
 
 
+def scheduler_metrics() -> str:
+    """Every metric of the scheduler service."""
+    return markdown(("metric", "meaning"), [(f"`{name}`", text) for name, text in SCHEDULER_METRICS.items()])
+
+
 def events() -> str:
     """Every reason of an event on a pod."""
     rows = [(f"`{row.name}`", row.kind, row.meaning) for row in REASONS]
@@ -161,6 +174,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice node": node_settings,
     "gigaslice controller": controller_settings,
     "metrics of the controller": controller_metrics,
+    "gigaslice scheduler": scheduler_settings,
+    "metrics of the scheduler": scheduler_metrics,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
     "gigaslice explain": options_of("explain"),

@@ -1,0 +1,98 @@
+"""The objects that make up `ClusterState`, cut down to what it takes: for the `parse` of informers.
+
+A node is some twenty kilobytes and a pod ten, of which a few hundred bytes matter. Texts that many objects share, such
+as names of nodes and resources, are kept once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gigaslice.classes.resource_class import ClassError, ResourceClass, parse_resource_class
+from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
+from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
+from gigaslice.cluster.node_record import NodeFacts
+from gigaslice.kube.decode import parse_pod
+from gigaslice.model import Pod, PodContainer
+
+__all__ = [
+    "CLASSES_PATH",
+    "NODES_PATH",
+    "PODS_PATH",
+    "PODS_QUERY",
+    "gpu_pod",
+    "node_facts",
+    "resource_class",
+]
+
+NODES_PATH = "/api/v1/nodes"
+PODS_PATH = "/api/v1/pods"
+PODS_QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+CLASSES_PATH = f"/apis/{GROUP}/{VERSION}/{RESOURCE_CLASSES}"
+
+_OURS = f"{GROUP}/"
+_UNITS = ClusterUnits()
+
+
+def node_facts(document: Mapping[str, Any]) -> NodeFacts:
+    """Returns what matters of a Node. Raises ValueError for what is none."""
+    metadata = _object(document, "metadata")
+    name = metadata.get("name")
+    if not isinstance(name, str):
+        raise ValueError("a node has no name")
+    inventory = _object(metadata, "annotations").get(INVENTORY)
+    conditions = _object(document, "status").get("conditions")
+    return NodeFacts(
+        name=sys.intern(name),
+        inventory_text=inventory if isinstance(inventory, str) else None,
+        schedulable=not _object(document, "spec").get("unschedulable"),
+        ready=any(
+            isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
+            for one in (conditions if isinstance(conditions, list) else ())
+        ),
+        labels={
+            sys.intern(key): sys.intern(value)
+            for key, value in _object(metadata, "labels").items()
+            if isinstance(value, str)
+        },
+    )
+
+
+def gpu_pod(document: Mapping[str, Any], units: ClusterUnits = _UNITS) -> Pod | None:
+    """Returns the pod, without what others have written to it; None for one that has nothing to do with GPUs."""
+    pod = parse_pod(document)
+    if pod.terminal or not (ASSIGNMENT in pod.annotations or asks_for_gpus(pod, units)):
+        return None
+    return replace(
+        pod,
+        namespace=sys.intern(pod.namespace),
+        node=sys.intern(pod.node),
+        scheduler=sys.intern(pod.scheduler),
+        phase=sys.intern(pod.phase),
+        annotations={
+            sys.intern(key): value for key, value in pod.annotations.items() if key.startswith(_OURS)
+        },
+        containers=tuple(_container(one) for one in pod.containers),
+    )
+
+
+def resource_class(document: Mapping[str, Any]) -> ResourceClass:
+    """Returns the class. Raises ValueError for an invalid one, which the API server should have refused."""
+    try:
+        return parse_resource_class(document)
+    except ClassError as error:
+        raise ValueError(str(error)) from None
+
+
+def _container(one: PodContainer) -> PodContainer:
+    return PodContainer(
+        sys.intern(one.name), one.kind, {sys.intern(name): count for name, count in one.requests.items()}
+    )
+
+
+def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,170 @@
+"""Writes bindings: one request per pod, which carries the node, the GPUs and the pod's UID.
+
+A pod has one binding at a time, however often kube-scheduler sends it (1.20 sends a second one while the first runs):
+the second waits for the first and gets its answer. What an answer means for the GPUs:
+
+    201                        written; they are kept until the watch shows the pod
+    400, 403, 404, 422, 429    not written; they are released
+    409                        another binding, or an earlier one of ours: the pod itself says which
+    500, 503, no answer        may have been written, even later: the pod says so if it was, else they are kept, and
+                               only the same binding is tried again (docs/adr/0065)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.refusal import Refusal
+from gigaslice.kube.decode import parse_pod
+from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.model import Pod
+from gigaslice.runtime.logs import get_logger
+from gigaslice.scheduler.placer import Placer
+from gigaslice.scheduler.protocol import BindRequest
+
+__all__ = ["Binder"]
+
+_READ_SECONDS = 2.0
+_NOT_WRITTEN = (400, 403, 404, 422, 429)
+_UNKNOWN_POD = "the pod is not known yet; it is tried again"
+
+
+class Binder:
+    """Writes the bindings of one service.
+
+    Args:
+        client: The API server.
+        placer: Decides.
+        seconds: How long a binding may take.
+        clock: Gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        placer: Placer,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outcomes: Counter[str] = Counter()
+        """How many bindings ended how: bound, refused, failed, doubtful."""
+        self._client = client
+        self._placer = placer
+        self._seconds = seconds
+        self._clock = clock
+        self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
+        self._log = get_logger("scheduler")
+
+    async def bind(self, request: BindRequest) -> str:
+        """Binds a pod; returns why it could not, empty where it is bound."""
+        running = self._running.get(request.uid)
+        if running is not None:
+            node, task = running
+            error = await asyncio.shield(task)
+            if node == request.node or not error:
+                return error if node == request.node else f"the pod is bound to node {node}"
+        return await asyncio.shield(self._start(request))
+
+    def _start(self, request: BindRequest) -> asyncio.Task[str]:
+        """The binding goes on when its caller does not wait any more: kube-scheduler's patience is shorter."""
+        running = self._running.get(request.uid)
+        if running is not None:  # begun by another call that waited for the same one
+            return running[1]
+        task = asyncio.create_task(self._bind(request), name=f"bind {request.namespace}/{request.name}")
+        self._running[request.uid] = (request.node, task)
+        task.add_done_callback(lambda _: self._running.pop(request.uid, None))
+        return task
+
+    async def settle(self, seconds: float) -> None:
+        """Waits for the bindings that are being written."""
+        tasks = [task for _, task in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def _bind(self, request: BindRequest) -> str:
+        pod = self._placer.pod(request.uid)
+        if pod is None:
+            self.outcomes["refused"] += 1
+            return _UNKNOWN_POD
+        if pod.node:
+            return "" if pod.node == request.node else f"the pod is bound to node {pod.node}"
+        attempt = self._placer.attempts.get(request.uid)
+        if attempt is not None and attempt.state.value == "bound":
+            return "" if attempt.node == request.node else f"the pod is bound to node {attempt.node}"
+        chosen = self._placer.begin_binding(pod, request.node, self._clock())
+        if isinstance(chosen, Refusal):
+            self.outcomes["refused"] += 1
+            return chosen.text
+        try:
+            return await self._write(request, pod, chosen)
+        except BaseException:
+            self._placer.doubtful(pod, self._clock())
+            raise
+
+    async def _write(self, request: BindRequest, pod: Pod, chosen: Assignment) -> str:
+        metadata: dict[str, Any] = {"name": request.name, "namespace": request.namespace, "uid": request.uid}
+        if text := _text(chosen):
+            metadata["annotations"] = {ASSIGNMENT: text}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": request.node},
+        }
+        path = object_path("api", "v1", "namespaces", request.namespace, "pods", request.name)
+        try:
+            await self._client.request("POST", f"{path}/binding", body=body, seconds=self._seconds)
+        except ApiFailure as failure:
+            return await self._after(failure, path, request, pod, chosen)
+        self._placer.bound(pod, self._clock())
+        self.outcomes["bound"] += 1
+        return ""
+
+    async def _after(
+        self, failure: ApiFailure, path: str, request: BindRequest, pod: Pod, chosen: Assignment
+    ) -> str:
+        """What the failure of a binding means for the pod's GPUs."""
+        if failure.status in _NOT_WRITTEN or not failure.sent:
+            return self._failed(pod, failure)
+        self._log.warning("binding without a clear answer", pod=str(pod), detail=str(failure))
+        try:
+            found = parse_pod((await self._client.request("GET", path, seconds=_READ_SECONDS)).document())
+        except ApiFailure as unread:
+            if unread.status == NOT_FOUND:
+                return self._failed(pod, failure)
+            found = None
+        except ValueError:
+            found = None
+        if found is None:
+            return self._doubtful(pod, failure)
+        if found.uid != request.uid:
+            return self._failed(pod, failure)
+        if not found.node:
+            # A conflict is an answer: gated or being deleted. Anything else may still be written.
+            return self._failed(pod, failure) if failure.status == CONFLICT else self._doubtful(pod, failure)
+        self._placer.put_pod(found, self._clock())
+        if found.node == request.node and found.annotations.get(ASSIGNMENT, "") == _text(chosen):
+            self.outcomes["bound"] += 1
+            return ""
+        self.outcomes["failed"] += 1
+        return f"the pod is bound to node {found.node} already"
+
+    def _failed(self, pod: Pod, failure: ApiFailure) -> str:
+        self._placer.failed(pod, self._clock())
+        self.outcomes["failed"] += 1
+        return str(failure)
+
+    def _doubtful(self, pod: Pod, failure: ApiFailure) -> str:
+        self._placer.doubtful(pod, self._clock())
+        self.outcomes["doubtful"] += 1
+        return str(failure)
+
+
+def _text(chosen: Assignment) -> str:
+    return chosen.encode() if chosen.containers else ""

@@ -1,0 +1,279 @@
+"""What the service answers to kube-scheduler, decided in memory. Pure: no call of the API server, time is an argument.
+
+The scheduler's cycle is serial, its bindings are not: between the filter of a pod and its binding come the filters of
+the next pods, and nothing tells us what the scheduler has assumed. So the GPUs of a pod are reserved as soon as its
+node is certain: at prioritize, where our score makes one node the winner whatever the other scores are, or at filter
+where one node is left. bind decides again on that node with what is known then (docs/adr/0063).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.demand import PodDemand, asks_for_gpus
+from gigaslice.cluster.preempt import victims
+from gigaslice.cluster.refusal import Refusal, RefusalReason
+from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.kube.event import remember
+from gigaslice.model import Pod
+from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
+from gigaslice.scheduler.waiting import WaitingPods
+
+__all__ = ["Fitting", "Placer"]
+
+_SCORE = 200  # of one rank: with kube-scheduler's factor of ten more than all its own scores together
+_DOUBT_SECONDS = 90.0  # an API server gives up a request after 60
+_UNSEEN_SECONDS = (
+    120.0  # until a binding that no watch shows is given up: its pod came and went between two lists
+)
+_MOST_TRIED = 20_000
+_ELSEWHERE = "the pod is being bound to another node"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """The answer to filter: the nodes that fit, and a refusal for each other one."""
+
+    names: Sequence[str]
+    refused: Mapping[str, Refusal]
+
+
+class Placer:
+    """Decides for the pods of one kube-scheduler.
+
+    Args:
+        state: The cluster, as others keep it.
+        reserve: Seconds for which GPUs are kept between scoring and binding.
+    """
+
+    def __init__(self, state: ClusterState, reserve: float) -> None:
+        self.state = state
+        self.attempts = Attempts()
+        self.waiting = WaitingPods()
+        self.changed = -math.inf
+        """When room may have appeared last."""
+        self._reserve = reserve
+        self._pods: dict[str, Pod] = {}  # those that a watch has shown
+        self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
+        self._revision = state.revision
+
+    # --- what the watches bring ---------------------------------------------------------------------------------
+
+    def put_node(self, node: NodeFacts, now: float) -> None:
+        """Takes a node as it is now."""
+        self.state.put_node(node)
+        self.note_change(now)
+
+    def drop_node(self, node: NodeFacts, now: float) -> None:
+        """Takes a node away."""
+        self.state.drop_node(node.name)
+        self.note_change(now)
+
+    def put_pod(self, pod: Pod, now: float) -> None:
+        """Takes a pod as the API server shows it."""
+        self._pods[pod.uid] = pod
+        if pod.node:
+            self._tried.pop(pod.uid, None)
+            self.attempts.drop(pod.uid)
+            self.waiting.over(pod.uid)
+        self.state.put_pod(pod)
+        self.note_change(now)
+
+    def drop_pod(self, pod: Pod, now: float) -> None:
+        """Takes a pod away that is gone, or that does not matter any more."""
+        self._pods.pop(pod.uid, None)
+        self._tried.pop(pod.uid, None)
+        self.waiting.over(pod.uid)
+        attempt = self.attempts.get(pod.uid)
+        if attempt is not None and attempt.state is AttemptState.BINDING:
+            self.attempts.set(replace(attempt, gone=True))
+        else:
+            self.attempts.drop(pod.uid)
+            self.state.drop_pod(pod.uid)
+        self.note_change(now)
+
+    def put_class(self, one: ResourceClass, now: float) -> None:
+        """Takes a class as it is now."""
+        self.state.put_class(one)
+        self._classes_changed(now)
+
+    def drop_class(self, one: ResourceClass, now: float) -> None:
+        """Takes a class away."""
+        self.state.drop_class(one.name)
+        self._classes_changed(now)
+
+    def _classes_changed(self, now: float) -> None:
+        self.waiting.read_again(self.state.demand_of)
+        self.note_change(now)
+
+    def note_change(self, now: float) -> None:
+        """Remembers that something has changed which may have made room."""
+        if self.state.revision != self._revision:
+            self._revision = self.state.revision
+            self.changed = now
+
+    def pod(self, uid: str) -> Pod | None:
+        """Returns a pod as kube-scheduler or a watch has shown it last."""
+        return self._tried.get(uid) or self._pods.get(uid)
+
+    def expire(self, now: float) -> None:
+        """Gives up what is over."""
+        for attempt in self.attempts.over(now):
+            if attempt.state is AttemptState.BOUND and attempt.uid in self._pods:
+                # The watch is behind: what it shows next decides.
+                self.attempts.set(replace(attempt, until=now + _UNSEEN_SECONDS))
+                continue
+            self._release(attempt.uid, now)
+
+    # --- filter, prioritize, preempt ----------------------------------------------------------------------------
+
+    def filter(self, pod: Pod, names: Sequence[str], now: float) -> Fitting:
+        """Returns on which of the nodes a pod fits."""
+        self.expire(now)
+        if not asks_for_gpus(pod, self.state.units):
+            return Fitting(names, {})
+        remember(self._tried, pod.uid, pod, _MOST_TRIED)
+        demand = self.state.demand_of(pod)
+        settled = self._settled_node(pod)
+        if settled:
+            # A binding was written, or may have been: every other node would be wrong.
+            if settled not in names and isinstance(demand, PodDemand):
+                self.waiting.refused(pod, demand, names, now)
+            away = Refusal(RefusalReason.TOGETHER, _ELSEWHERE)
+            return Fitting(
+                [name for name in names if name == settled], {name: away for name in names if name != settled}
+            )
+        self._release(pod.uid, now)
+        if isinstance(demand, Refusal):
+            self.waiting.refused(pod, None, names, now)
+            return Fitting([], dict.fromkeys(names, demand))
+        fitting, refused = self.state.filter(demand, names)
+        if fitting:
+            self.waiting.over(pod.uid)
+        else:
+            self.waiting.refused(pod, demand, names, now)
+        if len(fitting) == 1:
+            self._provide(pod, demand, fitting[0], now)
+        self.note_change(now)
+        return Fitting(fitting, refused)
+
+    def prioritize(self, pod: Pod, names: Sequence[str], now: float) -> list[tuple[str, int]]:
+        """Returns a score for each node, and keeps the GPUs on the one that wins."""
+        self.expire(now)
+        if not asks_for_gpus(pod, self.state.units) or self._settled_node(pod):
+            return [(name, 0) for name in names]
+        demand = self.state.demand_of(pod)
+        if isinstance(demand, Refusal):
+            return [(name, 0) for name in names]
+        self._release(pod.uid, now)
+        ranks = self.state.rank(demand, names)
+        scores = {name: _SCORE * (len(ranks) - rank) for name, rank in ranks}
+        for name, _ in ranks:
+            if self._provide(pod, demand, name, now):
+                break
+            scores[name] = 0
+        self.note_change(now)
+        return [(name, scores.get(name, 0)) for name in names]
+
+    def preempt(
+        self, pod: Pod, proposed: Mapping[str, Sequence[str]], now: float
+    ) -> dict[str, tuple[str, ...]]:
+        """Returns whom to evict on each node so that a pod fits GPU by GPU; nodes where nothing helps are left out."""
+        self.expire(now)
+        if not asks_for_gpus(pod, self.state.units):
+            return {node: tuple(uids) for node, uids in proposed.items()}
+        demand = self.state.demand_of(pod)
+        if isinstance(demand, Refusal):
+            return {}
+        found = {}
+        for node, uids in proposed.items():
+            if self.state.refusal(demand, node) is None:
+                found[node] = tuple(uids)  # GPUs are not what is missing
+                continue
+            holders = {one.uid for gpu in self.state.holders(node) for one in gpu.holders}
+            required = [uid for uid in uids if uid not in holders]  # for other resources
+            chosen = victims(self.state, demand, node, pod.priority, required=required)
+            if chosen:
+                found[node] = chosen
+        return found
+
+    # --- bind ---------------------------------------------------------------------------------------------------
+
+    def begin_binding(self, pod: Pod, node: str, now: float) -> Assignment | Refusal:
+        """Decides again on the node, and keeps the GPUs until `bound`, `failed` or `doubtful` says what came of it."""
+        self.expire(now)
+        known = self.attempts.get(pod.uid)
+        if known is not None and known.state is AttemptState.DOUBTFUL:
+            if known.node != node:
+                return Refusal(RefusalReason.TOGETHER, _ELSEWHERE)
+            # The earlier binding may still arrive: only the same one may be written.
+            self.attempts.set(replace(known, state=AttemptState.BINDING, since=now, until=math.inf))
+            return known.assignment
+        demand = self.state.demand_of(pod)
+        if isinstance(demand, Refusal):
+            return demand
+        self._release(pod.uid, now)
+        chosen = self.state.choose(demand, node)
+        if isinstance(chosen, Refusal):
+            return chosen
+        self.state.reserve(pod.uid, node, chosen, math.inf, demand)
+        self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.BINDING, now, math.inf))
+        self.note_change(now)
+        return chosen
+
+    def bound(self, pod: Pod, now: float) -> None:
+        """Takes note that the binding was written: the GPUs are kept until the watch shows the pod."""
+        attempt = self.attempts.get(pod.uid)
+        if attempt is not None and attempt.gone:
+            self._release(pod.uid, now)
+        elif attempt is not None:
+            self.state.confirm(pod.uid)
+            until = now + _UNSEEN_SECONDS
+            self.attempts.set(replace(attempt, state=AttemptState.BOUND, since=now, until=until))
+
+    def failed(self, pod: Pod, now: float) -> None:
+        """Takes note that the binding was certainly not written."""
+        self._release(pod.uid, now)
+
+    def doubtful(self, pod: Pod, now: float) -> None:
+        """Takes note that nobody can say whether the binding was written."""
+        attempt = self.attempts.get(pod.uid)
+        if attempt is not None:
+            until = now + _DOUBT_SECONDS
+            self.attempts.set(replace(attempt, state=AttemptState.DOUBTFUL, since=now, until=until))
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _settled_node(self, pod: Pod) -> str:
+        """The only node that a pod can be on, as far as is known; empty while it can be on any."""
+        attempt = self.attempts.get(pod.uid)
+        if attempt is not None and attempt.settled:
+            return attempt.node
+        known = self._pods.get(pod.uid)
+        return known.node if known is not None else ""
+
+    def _provide(self, pod: Pod, demand: PodDemand, node: str, now: float) -> bool:
+        chosen = self.state.choose(demand, node)
+        if isinstance(chosen, Refusal):
+            return False
+        until = now + self._reserve
+        self.state.reserve(pod.uid, node, chosen, until, demand)
+        self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
+        return True
+
+    def _release(self, uid: str, now: float) -> None:
+        if self.attempts.drop(uid) is not None or self.state.reserved_on(uid):
+            self.state.release(uid)
+            self.note_change(now)
+
+    def _fits_somewhere(self, demand: PodDemand, names: frozenset[str] | None) -> bool:
+        return bool(self.state.filter(demand, sorted(names) if names is not None else self.state.nodes)[0])
+
+    def to_be_woken(self, now: float, most: int) -> list[Pod]:
+        """Returns pods that were refused, would fit now, and have not been tried since."""
+        return self.waiting.due(self.changed, now, self._fits_somewhere, most)

@@ -1,0 +1,232 @@
+"""The role `gigaslice scheduler`: informers feed the state, kube-scheduler is answered from it, bindings are written.
+
+Until all nodes, pods and classes have been seen, and whenever no watch has run for a minute, kube-scheduler gets 503
+and tries its pods later: a decision from an old state could promise a GPU twice. Nothing is kept on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+from datetime import datetime, timezone
+
+from aiohttp import web
+
+from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.cluster.state import ClusterState
+from gigaslice.errors import MissingError
+from gigaslice.kubeapi.access import Access, find_access
+from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.cluster_objects import (
+    CLASSES_PATH,
+    NODES_PATH,
+    PODS_PATH,
+    PODS_QUERY,
+    gpu_pod,
+    node_facts,
+    resource_class,
+)
+from gigaslice.kubeapi.informer import Informer
+from gigaslice.model import Pod
+from gigaslice.runtime import logs
+from gigaslice.runtime.failures import catch_all
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.tasks import run_together
+from gigaslice.scheduler.binding import Binder
+from gigaslice.scheduler.http_api import HttpApi
+from gigaslice.scheduler.metrics import Reading, SchedulerMetrics
+from gigaslice.scheduler.placer import Placer
+from gigaslice.scheduler.settings import SchedulerSettings
+
+__all__ = ["SchedulerService", "run"]
+
+_STALE_SECONDS = 60.0
+_WAKE_SECONDS = 0.25  # between two comparisons of waiting pods with what there is
+_PATIENCE_SECONDS = 0.3  # for kube-scheduler to try a pod by itself after a change
+_MOST_WOKEN = 20
+_EXPIRE_SECONDS = 0.25
+_LEAVE_SECONDS = 5.0
+_STRATEGIC = "application/strategic-merge-patch+json"
+_CONDITION = "gigaslice.io/GPUsAvailable"
+
+
+class SchedulerService:
+    """All parts of the service.
+
+    Args:
+        settings: What the service was told.
+        client: The API server.
+    """
+
+    def __init__(self, settings: SchedulerSettings, client: KubeClient) -> None:
+        units = ClusterUnits(settings.slice_bytes)
+        self.placer = Placer(ClusterState(units, spread=settings.policy == "spread"), settings.reserve)
+        self.binder = Binder(client, self.placer, settings.bind_timeout)
+        self.metrics = SchedulerMetrics(self._reading)
+        self.api = HttpApi(self.placer, self.binder, self.metrics, self.unready)
+        self.wakeups = 0
+        self.port = 0
+        self._settings = settings
+        self._client = client
+        self._log = logs.get_logger("scheduler")
+        self._reported = LogOnce()
+        clock, placer = time.monotonic, self.placer
+
+        self.nodes = Informer(
+            client,
+            NODES_PATH,
+            node_facts,
+            lambda node: placer.put_node(node, clock()),
+            lambda node: placer.drop_node(node, clock()),
+        )
+        self.pods = Informer(
+            client,
+            PODS_PATH,
+            lambda document: gpu_pod(document, units),
+            lambda pod: placer.put_pod(pod, clock()),
+            lambda pod: placer.drop_pod(pod, clock()),
+            query=PODS_QUERY,
+        )
+        self.classes = Informer(
+            client,
+            CLASSES_PATH,
+            resource_class,
+            lambda one: placer.put_class(one, clock()),
+            lambda one: placer.drop_class(one, clock()),
+            optional=True,
+        )
+
+    def unready(self) -> str | None:
+        """Returns why kube-scheduler is not answered now."""
+        now = time.monotonic()
+        for name, one in (("nodes", self.nodes), ("pods", self.pods)):
+            if not one.synced.is_set():
+                return one.refusal or f"the {name} have not all been seen yet"
+            if one.silent_seconds(now) > _STALE_SECONDS:
+                return f"the API server has not shown the {name} for {_STALE_SECONDS:g} s"
+        return None if self.classes.synced.is_set() else "the classes have not all been seen yet"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until STOP is set."""
+        await run_together(
+            "server",
+            {
+                "server": self._serve(stop),
+                "nodes": self.nodes.run(),
+                "pods": self.pods.run(),
+                "classes": self.classes.run(),
+                "expiry": self._expire(),
+                "waiting pods": self._wake(),
+                "synced": self._settle(),
+            },
+        )
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        runner = web.AppRunner(
+            self.api.application(),
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=3600.0,
+            shutdown_timeout=_LEAVE_SECONDS,
+        )
+        await runner.setup()
+        try:
+            address = self._settings.listen_address
+            host, port = address if address is not None else ("127.0.0.1", 0)
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            self._log.info("serving", address=host or "*", port=self.port)
+            await stop.wait()
+            await self.binder.settle(_LEAVE_SECONDS)
+        finally:
+            await runner.cleanup()
+
+    async def _settle(self) -> None:
+        for one in (self.nodes, self.pods, self.classes):
+            await one.synced.wait()
+        self._log.info("ready", nodes=len(self.nodes), pods=len(self.pods), classes=len(self.classes))
+        gc.collect()
+        gc.freeze()  # what was loaded stays for long, and would be looked through by every collection
+        await asyncio.Event().wait()
+
+    async def _expire(self) -> None:
+        while True:
+            self.placer.expire(time.monotonic())
+            await asyncio.sleep(_EXPIRE_SECONDS)
+
+    async def _wake(self) -> None:
+        """Hands pods that fit now back to kube-scheduler, where it has not tried them by itself."""
+        seen, full = -1.0, 0.0
+        while True:
+            await asyncio.sleep(_WAKE_SECONDS)
+            now = time.monotonic()
+            changed = self.placer.changed
+            if not len(self.placer.waiting) or now - changed < _PATIENCE_SECONDS or self.unready():
+                continue
+            if changed == seen and now - full < 1.0:
+                continue
+            seen, full = changed, now
+            for pod in self.placer.to_be_woken(now, _MOST_WOKEN):
+                await self._wake_one(pod)
+
+    async def _wake_one(self, pod: Pod) -> None:
+        """Writes a condition of our own: a change of the pod, for which every kube-scheduler tries it again."""
+        path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status")
+        condition = {
+            "type": _CONDITION,
+            "status": "True",
+            "reason": "RoomAppeared",
+            "message": "GPUs that fit have become free",
+            "lastTransitionTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        try:
+            await self._client.request("PATCH", path, body=body, content=_STRATEGIC, seconds=5.0)
+        except ApiFailure as failure:
+            if failure.status not in (404, 409) and self._reported.new("wake", str(failure)):
+                self._log.warning("waiting pod not handed back", pod=str(pod), detail=str(failure))
+        else:
+            self._reported.over("wake")
+            self.wakeups += 1
+
+    def _reading(self) -> Reading:
+        return Reading(
+            reservations=self.placer.attempts.counts(),
+            objects={"nodes": len(self.nodes), "pods": len(self.pods), "resourceclasses": len(self.classes)},
+            bindings=dict(self.binder.outcomes),
+            waiting=len(self.placer.waiting),
+            wakeups=self.wakeups,
+            ready=self.unready() is None,
+        )
+
+
+def run(settings: SchedulerSettings, service: str, version: str) -> None:
+    """Runs the service until SIGTERM or SIGINT.
+
+    Args:
+        settings: What the service was told.
+        service: "host:port" of the API server as a pod is told it; empty outside of one.
+        version: For the User-Agent header.
+    """
+    logs.set_up(settings.log_level, settings.log_format)
+    log = logs.get_logger("scheduler")
+    catch_all(log)
+    access, whence = find_access(settings.kubeconfig, service)
+    if access is None:
+        raise MissingError(f"no access to the API server: {whence}")
+    log.info("starting", version=version, server=str(access), credentials=whence)
+    for sentence in settings.warnings:
+        log.warning("configuration", detail=sentence)
+    asyncio.run(_run(settings, access, version))
+    log.info("stopped")
+
+
+async def _run(settings: SchedulerSettings, access: Access, version: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with KubeClient(access, f"gigaslice-scheduler/{version}") as client:
+        await SchedulerService(settings, client).run(stop)

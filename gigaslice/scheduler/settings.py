@@ -1,0 +1,39 @@
+"""The settings of `gigaslice scheduler`: one field is one setting, with its flag, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gigaslice import units
+from gigaslice.runtime import setting_values as values
+from gigaslice.runtime.settings import Settings, setting
+
+__all__ = ["SchedulerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings(Settings):
+    """Everything the scheduler service can be told."""
+
+    # fmt: off
+    listen_address: tuple[str | None, int] | None = setting("HOST:PORT", values.address, "127.0.0.1:8090",
+        "where kube-scheduler finds the service; it takes no credentials, so only the same pod should reach it")
+    kubeconfig: Path | None = setting("FILE", values.optional_path, "",
+        "how to reach the API server; empty: as the pod's service account")
+    policy: str = setting("binpack|spread", values.choice("binpack", "spread"), "binpack",
+        "which of the nodes that fit is better: the one on which the pod leaves the least behind, or the emptiest")
+    slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
+        "GPU memory of one unit of the resource, as set on the agents", flag="slice")
+    reserve: float = setting("TIME", values.seconds, "2s",
+        "how long GPUs are kept for a pod between its scoring and its binding")
+    bind_timeout: float = setting("TIME", values.seconds, "10s",
+        "how long the API server may take for a binding; kube-scheduler itself waits for its httpTimeout")
+    log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
+        "least severity that is logged")
+    log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
+    # fmt: on
+
+    def contradictions(self) -> list[str]:
+        """A service that does not listen is none."""
+        return [] if self.listen_address else ["--listen-address: off is impossible; name a host and a port"]

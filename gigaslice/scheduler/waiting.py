@@ -1,0 +1,99 @@
+"""Pods that were refused, and which of them kube-scheduler should try again. Pure.
+
+kube-scheduler tries a refused pod again when an event may have made room. The same event reaches us by another watch,
+sometimes later: a pod that was tried before we had seen it is refused once more, and no further event comes. Other
+room appears without any event: a reservation that was given up. And old schedulers do not react to a node's
+annotations. So after every change the pods are compared with what there is now; one that would fit, and that
+kube-scheduler has not tried since, is named, and one write to its status makes kube-scheduler try it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.refusal import Refusal
+from gigaslice.model import Pod
+
+__all__ = ["WaitingPods"]
+
+_MOST = 20_000
+_MOST_NODES = 16  # of one pod, whose names are remembered: above that, all nodes are looked at
+_AGAIN_SECONDS = 5.0  # until a pod that was named is named again; doubled each time that it was in vain
+_LONGEST_SECONDS = 300.0
+
+Nodes = frozenset[str] | None
+Key = tuple[PodDemand, Nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """demand: None where the request could not be served by any node. nodes: those it was refused on; None: many."""
+
+    pod: Pod
+    demand: PodDemand | None
+    nodes: Nodes
+    tried: float
+    woken: float = -math.inf
+    times: int = 0
+
+
+class WaitingPods:
+    """The pods that were refused last time, by UID; the oldest are forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, _Waiting] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._found
+
+    def refused(self, pod: Pod, demand: PodDemand | None, names: Sequence[str], now: float) -> None:
+        """Notes that a pod was refused on all of the nodes."""
+        nodes = frozenset(names) if len(names) <= _MOST_NODES else None
+        self._found.pop(pod.uid, None)
+        self._found[pod.uid] = _Waiting(pod, demand, nodes, now)
+        while len(self._found) > _MOST:
+            self._found.popitem(last=False)
+
+    def over(self, uid: str) -> None:
+        """Forgets a pod: it fits, or it is gone."""
+        self._found.pop(uid, None)
+
+    def read_again(self, demand_of: Callable[[Pod], PodDemand | Refusal]) -> None:
+        """Reads every request anew: the classes have changed."""
+        for uid, one in self._found.items():
+            demand = demand_of(one.pod)
+            self._found[uid] = replace(one, demand=demand if isinstance(demand, PodDemand) else None)
+
+    def due(
+        self, changed: float, now: float, fits: Callable[[PodDemand, Nodes], bool], most: int
+    ) -> list[Pod]:
+        """Returns the pods to be tried again, those of the highest priority and of the longest wait first.
+
+        Args:
+            changed: When room may have appeared last; pods that were tried later are left out.
+            now: The present time.
+            fits: Whether a demand fits on any of the nodes; None: on any at all.
+            most: The most pods that are returned.
+        """
+        answers: dict[Key, bool] = {}
+        found = []
+        for one in self._found.values():
+            pause = min(_LONGEST_SECONDS, _AGAIN_SECONDS * 2 ** min(one.times, 8))
+            if one.demand is None or one.tried > changed or now - one.woken < pause:
+                continue
+            key = (one.demand, one.nodes)
+            if key not in answers:
+                answers[key] = fits(*key)
+            if answers[key]:
+                found.append(one)
+        found.sort(key=lambda one: (-one.pod.priority, one.pod.created, one.pod.uid))
+        for one in found[:most]:
+            self._found[one.pod.uid] = replace(one, woken=now, times=one.times + 1)
+        return [one.pod for one in found[:most]]

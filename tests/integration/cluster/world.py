@@ -1,0 +1,160 @@
+"""A cluster in one event loop: the stand-ins of API server and kube-scheduler around the real service over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import ASSIGNMENT, GPU_RESOURCE, INVENTORY, MEMORY_RESOURCE
+from gigaslice.kubeapi.client import KubeClient
+from gigaslice.model import Gpu, LinkLevel, Topology
+from gigaslice.scheduler.service import SchedulerService
+from gigaslice.scheduler.settings import SchedulerSettings
+from tests.fakes.kubeapi.cluster_server import Object, ObjectServer
+from tests.fakes.scheduler import SchedulerStandIn
+
+GIB = 1 << 30
+SCHEDULER = "gigaslice-scheduler"
+
+
+def inventory(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> str:
+    """The annotation of a node; fields of each InventoryGpu, and model."""
+    model = fields.pop("model", "NVIDIA A")
+    found = tuple(
+        InventoryGpu(
+            Gpu(
+                f"GPU-{name}-{one}",
+                one,
+                model,
+                slices * GIB,
+                slices,
+                GIB,
+                healthy=not fields.get("unhealthy"),
+            ),
+            **fields,
+        )
+        for one in range(gpus)
+    )
+    levels = [[LinkLevel.SYSTEM] * gpus for _ in range(gpus)]
+    return NodeInventory(found, Topology.build(levels)).encode()
+
+
+def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Object:
+    return {
+        "metadata": {"name": name, "annotations": {INVENTORY: inventory(name, gpus, slices, **fields)}},
+        "spec": {},
+        "status": {
+            "allocatable": {MEMORY_RESOURCE: str(gpus * slices), GPU_RESOURCE: str(gpus)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Object:
+    asked = {MEMORY_RESOURCE: slices} if slices else {}
+    asked |= {key.replace("__", "/"): count for key, count in limits.items()}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "schedulerName": SCHEDULER,
+            "priority": priority,
+            "containers": [
+                {"name": "main", "resources": {"limits": {key: str(value) for key, value in asked.items()}}}
+            ],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+@contextlib.asynccontextmanager
+async def serving(api: ObjectServer, **settings: Any) -> AsyncIterator[SchedulerService]:
+    """The service, ready, on a free port."""
+    found = SchedulerSettings(listen_address=("127.0.0.1", 0), **settings)
+    stop = asyncio.Event()
+    async with KubeClient(api.access, "gigaslice-scheduler/test") as client:
+        service = SchedulerService(found, client)
+        work = asyncio.create_task(service.run(stop))
+        try:
+            await until(lambda: (service.port and service.unready() is None) or work.done())
+            if work.done():
+                work.result()
+            yield service
+        finally:
+            stop.set()
+            await asyncio.wait({work}, timeout=20)
+            if not work.done():
+                work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def url(service: SchedulerService) -> str:
+    return f"http://127.0.0.1:{service.port}"
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        if asyncio.get_running_loop().time() > end:
+            pytest.fail("what the test waits for has not come")
+        await asyncio.sleep(0.01)
+
+
+def bound(api: ObjectServer) -> dict[str, str]:
+    """The node of each pod that has one."""
+    found = {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in api.all("pods")}
+    return {name: node for name, node in found.items() if node}
+
+
+def held(api: ObjectServer) -> Counter[str]:
+    """Slices of each GPU by the assignments of bound pods."""
+    found: Counter[str] = Counter()
+    for one in api.all("pods"):
+        text = one["metadata"].get("annotations", {}).get(ASSIGNMENT)
+        if text and one["spec"].get("nodeName"):
+            for shares in Assignment.decode(text).containers.values():
+                for share in shares:
+                    found[share.gpu] += share.slices
+    return found
+
+
+def check(api: ObjectServer) -> None:
+    """No GPU is promised twice, no pod is bound twice, every pod that is bound has its GPUs on its node."""
+    sizes = {}
+    for one in api.all("nodes"):
+        text = one["metadata"]["annotations"].get(INVENTORY)
+        for gpu in NodeInventory.decode(text).gpus if text else ():
+            sizes[gpu.gpu.uuid] = gpu.gpu.slices
+    for gpu, slices in held(api).items():
+        assert slices <= sizes.get(gpu, slices), f"{gpu} is promised {slices} times"
+    taken: Counter[str] = Counter(
+        body["metadata"]["uid"] for _, path, body, status in api.writes if "binding" in path and status == 201
+    )
+    assert all(count == 1 for count in taken.values())
+
+
+def bindings(api: ObjectServer) -> list[int]:
+    """The answers to bindings, in order."""
+    return [status for _, path, _, status in api.writes if path.endswith("/binding")]
+
+
+@contextlib.asynccontextmanager
+async def world(
+    *nodes: Object, standin: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[ObjectServer, SchedulerService, SchedulerStandIn]]:
+    """An API server with nodes, the service, a scheduler that calls it."""
+    async with ObjectServer() as api:
+        for one in nodes:
+            api.create("nodes", one)
+        async with (
+            serving(api, **settings) as service,
+            SchedulerStandIn(api, url(service), **(standin or {})) as scheduler,
+        ):
+            yield api, service, scheduler
+        check(api)
