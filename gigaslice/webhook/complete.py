@@ -39,7 +39,7 @@ def patch_of(pod: Mapping[str, Any], facts: AdmissionFacts) -> list[dict[str, An
 
 def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, int]:
     """Returns the raw units that the container's classes stand for; none where it has raw units, or a mistake."""
-    if container.counts.keys() & facts.names:
+    if any(map(facts.counts_gpus, container.counts)):
         return {}
     units: dict[str, int] = {}
     for name, count in container.classes.items():

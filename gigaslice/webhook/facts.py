@@ -17,6 +17,9 @@ from gigaslice.cluster.names import SCHEDULER_NAME
 
 __all__ = ["AdmissionFacts"]
 
+_RDMA = "gigaslice.io/rdma"
+"""Adapters, by the name that the agents' documentation gives them; inventories do not have them."""
+
 
 @dataclass(frozen=True)
 class AdmissionFacts:
@@ -45,11 +48,20 @@ class AdmissionFacts:
         return -(-size // self.units.slice_bytes)
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The resources of ours that a container may ask for, classes left aside."""
+    def gpu_names(self) -> frozenset[str]:
+        """The resources by which GPUs are counted."""
         offered = {one.resource for node in self.nodes.values() for one in node.gpus}
         whole = {node.whole_resource for node in self.nodes.values() if node.whole_resource}
-        return self.resources | offered | whole | {self.units.memory_resource, self.units.gpu_resource}
+        return frozenset({*offered, *whole, self.units.memory_resource, self.units.gpu_resource})
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The resources of ours that a container may ask for, classes left aside."""
+        return self.gpu_names | self.resources | {_RDMA}
+
+    def counts_gpus(self, resource: str) -> bool:
+        """Whether GPUs are counted by a resource."""
+        return resource in self.gpu_names or self.units.is_memory(resource)
 
     def most_of_class(self, name: str, slices: int) -> int:
         """Returns how many GPUs of a class one node has at most, of those with so many slices or more."""

@@ -27,7 +27,7 @@ __all__ = ["Findings", "findings"]
 _ANNOTATIONS = frozenset(row.name for row in ANNOTATIONS)
 _OURS = frozenset({"allocation"})
 """Annotations under our prefix that the agent writes."""
-_NEAR = 0.75
+_NEAR = 0.7
 
 
 @dataclass(slots=True)
@@ -73,18 +73,27 @@ def _names(container: ContainerRequest, facts: AdmissionFacts, found: Findings) 
             known = name.removeprefix(CLASS_PREFIX)
             if known not in facts.classes:
                 found.mistakes.append(f"{said}: there is no such class; {_classes(known, facts)}")
+        elif name not in facts.names and not facts.units.is_memory(name):
+            _unknown(said, name, facts, found)
         elif name not in facts.names:
-            near = _nearest(name, [*facts.names, *(CLASS_PREFIX + one for one in facts.classes)])
-            domain = name.partition("/")[0]
-            if domain != GROUP and not _nearest(domain, [GROUP, CLASS_PREFIX.rstrip("/")]):
-                continue  # of another project, or a name that an administrator chose
-            if facts.units.is_memory(name):
-                found.warnings.append(f"{said}: no node offers it now; the pod waits for one")
-            elif near:
-                found.mistakes.append(f"{said}: there is no such resource; did you mean {near}?")
-            else:
-                offered = ", ".join(sorted(facts.names))
-                found.mistakes.append(f"{said}: there is no such resource; nodes offer {offered}")
+            found.warnings.append(f"{said}: no node offers it now; the pod waits for one")
+
+
+def _unknown(said: str, name: str, facts: AdmissionFacts, found: Findings) -> None:
+    """A resource that is none of ours as far as is known: refused where it can be taken for a slip of the pen."""
+    domain, _, rest = name.partition("/")
+    if domain == GROUP:
+        ours = {one.removeprefix(GROUP + "/") for one in facts.names if one.startswith(GROUP + "/")}
+        near = _nearest(rest, ours)
+        if near:
+            found.mistakes.append(f"{said}: there is no such resource; did you mean {GROUP}/{near}?")
+        else:
+            offered = ", ".join(sorted(facts.names))
+            found.warnings.append(f"{said}: no node is known to offer it; there are {offered}")
+    elif _nearest(domain, [GROUP, CLASS_PREFIX.rstrip("/")]):
+        near = _nearest(name, [*facts.names, *(CLASS_PREFIX + one for one in facts.classes)])
+        hint = f"did you mean {near}?" if near else f"our names begin with {GROUP}/ or {CLASS_PREFIX}"
+        found.mistakes.append(f"{said}: there is no such resource; {hint}")
 
 
 def _classes(name: str, facts: AdmissionFacts) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import MEMORY_RESOURCE
 from gigaslice.model import Gpu, Topology
 from gigaslice.webhook.facts import AdmissionFacts
 
@@ -13,10 +14,12 @@ Document = dict[str, Any]
 GIB = 1 << 30
 
 
-def inventory(*models: tuple[str, int]) -> NodeInventory:
+def inventory(*models: tuple[str, int], resource: str = MEMORY_RESOURCE) -> NodeInventory:
     """A node with such GPUs: model and slices of each."""
     gpus = tuple(
-        InventoryGpu(Gpu(f"GPU-{index}", index, model, slices * GIB, slices, GIB), free=slices)
+        InventoryGpu(
+            Gpu(f"GPU-{index}", index, model, slices * GIB, slices, GIB), free=slices, resource=resource
+        )
         for index, (model, slices) in enumerate(models)
     )
     flat = [[0] * len(gpus) for _ in gpus]

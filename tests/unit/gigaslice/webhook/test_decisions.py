@@ -19,7 +19,7 @@ from gigaslice.webhook.reviews import (
     read_review,
     write_review,
 )
-from tests.unit.gigaslice.webhook.pods import asks, facts, h100, pod
+from tests.unit.gigaslice.webhook.pods import asks, facts, h100, inventory, pod
 
 FACTS = facts()
 
@@ -93,7 +93,7 @@ def test_init_containers_and_sidecars_get_it_too():
 
 
 def test_another_units_name_is_the_agents_setting():
-    known = facts(nodes={}, resources=frozenset({"example.com/gigaslice-memory"}))
+    known = facts(nodes={"a": inventory(("H100", 80), resource="example.com/gigaslice-memory")})
     limits = {"gpuclass.gigaslice.io/nvidia.h100": 1, "example.com/gigaslice-memory": 8}
     assert units(completed(pod(asks(limits=limits)), known)) == {"example.com/gigaslice-memory": "8"}
 
@@ -178,7 +178,9 @@ def test_a_second_pass_adds_nothing_and_no_class_slips_past(apps, inits, schedul
      "container c0: gpuclass.gigaslice.io/tpu: there is no such class; there are h100.odd, h100.small, nvidia.b200, "
      "nvidia.h100, nvidia.t4 (kubectl get resourceclasses)"),
     ({"gigaslice.io/vgpumemory": 1}, "did you mean gigaslice.io/vgpu-memory?"),
-    ({"gigaslice.io/frames-per-second": 1}, "nodes offer gigaslice.io/gpu, gigaslice.io/vgpu-memory"),
+    ({"gigaslice.io/memory": 1}, "did you mean gigaslice.io/vgpu-memory?"),
+    ({"gigaslice.io/gpus": 1}, "did you mean gigaslice.io/gpu?"),
+    ({"gigaslice.com/gpu": 1}, "did you mean gigaslice.io/gpu?"),
     ({"gpuclasses.gigaslice.io/nvidia.h100": 1}, "did you mean gpuclass.gigaslice.io/nvidia.h100?"),
     ({"gpuclass.gigaslice.io/nvidia.h100": 0}, "must be a whole number from 1 up; to ask for none, leave the line out"),
     ({"gigaslice.io/vgpu-memory": -1}, "must be a whole number from 1 up"),
@@ -264,6 +266,19 @@ def test_before_the_first_node_has_said_what_it_has_nothing_is_too_much():
 def test_a_type_that_no_node_offers_now_is_a_warning():
     (warning,) = warned(pod(asks(limits={"gigaslice.io/vgpu-memory.h100": 8})))
     assert "no node offers it now" in warning
+
+
+@pytest.mark.parametrize("name", ["gigaslice.io/nic", "gigaslice.io/frames-per-second"])
+def test_a_name_that_an_administrator_may_have_chosen_is_a_warning(name):
+    (warning,) = warned(pod(asks(limits={name: 1, "gigaslice.io/vgpu-memory": 8})))
+    assert "no node is known to offer it; there are gigaslice.io/gpu, gigaslice.io/rdma" in warning
+
+
+def test_adapters_beside_a_class_do_not_stand_for_its_unit():
+    limits = {"gigaslice.io/rdma": 1, "gpuclass.gigaslice.io/nvidia.h100": 1}
+    document = pod(asks(limits=limits))
+    assert units(completed(document)) == {"gigaslice.io/rdma": "1", "gigaslice.io/gpu": "1"}
+    assert not said(document) and not warned(document)
 
 
 def test_a_share_counts_gpus_that_are_large_enough():
