@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.control_plane import Api, ControlPlane, Refused, path_of, until
 from tests.unit.docs.test_cluster_page import EXAMPLES
@@ -289,6 +290,43 @@ def test_every_role_may_what_it_needs(installed):
     assert may(controller, "update", "secrets", NAMESPACE, name="gigaslice-webhook")
     configuration = {"group": "admissionregistration.k8s.io", "name": "gigaslice-webhook"}
     assert may(controller, "update", "validatingwebhookconfigurations", **configuration)
+
+
+def test_a_stock_scheduler_works_with_the_charts_configuration_and_rights(installed, agent, tmp_path):
+    """It reads all it watches, takes its lease, and binds a pod that asks for none of ours."""
+    api, name = installed.admin, "gigaslice-scheduler"
+    token = api.post(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{name}/token", {"spec": {}})
+    access = yaml.safe_load(installed.kubeconfig().read_text())
+    access["users"][0]["user"] = {"token": token["status"]["token"]}
+    kubeconfig, configuration = tmp_path / "kubeconfig", tmp_path / "scheduler.yaml"
+    kubeconfig.write_text(yaml.safe_dump(access))
+    given = yaml.safe_load(
+        api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}")["data"]["scheduler.yaml"]
+    )
+    configuration.write_text(yaml.safe_dump({**given, "clientConnection": {"kubeconfig": str(kubeconfig)}}))
+    flags = [f"--{one}-kubeconfig={kubeconfig}" for one in ("authentication", "authorization")]
+    process = installed.start(
+        "kube-scheduler", f"--config={configuration}", "--bind-address=127.0.0.1", "--secure-port=0", *flags
+    )
+    node = "/api/v1/nodes/node-b"
+    ready = {
+        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "10"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    api.patch(f"{node}/status", {"status": {**ready, "allocatable": ready["capacity"]}})
+    api.patch(node, {"spec": {"taints": None}})
+    plain = pod({"cpu": 1}, schedulerName=name, nodeSelector={"kept": "yes"})
+    path = f"{PODS}/{api.post(PODS, plain)['metadata']['name']}"
+    try:
+        until(lambda: process.poll() is not None or api.get(path)["spec"].get("nodeName"), 90)
+    finally:
+        process.terminate()
+        process.wait(20)
+    log = (installed.folder / "kube-scheduler.log").read_text()
+    assert api.get(path)["spec"].get("nodeName") == "node-b", log[-3000:]
+    assert "forbidden" not in log.lower()
+    lease = api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{name}")
+    assert lease["spec"]["leaseTransitions"] >= 0
 
 
 # --- quota ------------------------------------------------------------------------------------------------------------

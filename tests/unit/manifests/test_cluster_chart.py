@@ -11,6 +11,8 @@ import yaml
 
 from gigaslice.cluster import names
 from gigaslice.controller import config
+from gigaslice.runtime.settings import load
+from gigaslice.scheduler.settings import SchedulerSettings
 from tests.unit.manifests.test_chart import helm, listed
 
 ON = ("--set", "cluster.enabled=true")
@@ -277,6 +279,17 @@ def test_the_controller_understands_its_flags():
     assert settings.page_address == ("127.0.0.1", 8080), "kubectl port-forward reaches it, other pods do not"
     changed = controller_settings(chart("controller.settings.pageAddress=:80", "admission.mode=none"))
     assert changed.page_address == (None, 80) and changed.webhook_address is None
+
+
+def test_the_scheduler_understands_its_flags():
+    for mode in ("second", "extender"):
+        documents = chart(f"scheduler.mode={mode}", "settings.slice=2GiB", "scheduler.settings.policy=spread")
+        kind = "Deployment" if mode == "second" else "DaemonSet"
+        command, *flags = spec_of(one_of(documents, kind, "-scheduler"))["containers"][-1]["args"]
+        given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        settings = load(SchedulerSettings, given, {})
+        assert (command, settings.slice_bytes, settings.policy) == ("scheduler", 2 << 30, "spread")
+        assert settings.listen_address == ("127.0.0.1", 8090)
 
 
 def test_waking_old_schedulers_needs_a_right_of_its_own():
