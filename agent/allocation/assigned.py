@@ -8,16 +8,17 @@ or still occupied is none of them, since that passes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from agent.allocation.owner import ImpossibleError, Requester
+from gigaslice.allocation.reconcile import Answered
 from gigaslice.allocation.table import device_order
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
-from gigaslice.model import CORES_PER_GPU, Gpu, Share
+from gigaslice.model import CORES_PER_GPU, Gpu, Pod, Share
 
-__all__ = ["Assigned", "NotExecutableError", "assigned_to", "named_for", "shares_in"]
+__all__ = ["Assigned", "NotExecutableError", "assigned_to", "named_for", "shares_in", "with_assignment"]
 
 _AGAIN = "delete the pod, so that it is scheduled again"
 
@@ -125,6 +126,15 @@ def _shares(requester: Requester) -> tuple[Share, ...] | None:
             f"the assignment of this pod is for {named}, and container {name} asks for GPUs too; {_AGAIN}"
         )
     return found.containers[name]
+
+
+def with_assignment(answer: Answered, pods: Iterable[Pod]) -> Answered:
+    """Returns a kept answer with what its pod was assigned, if that is known."""
+    for pod in pods:
+        text = pod.annotations.get(ASSIGNMENT)
+        if pod.uid == answer.pod and text is not None:
+            return replace(answer, assigned=shares_in(text, answer.container))
+    return answer
 
 
 def shares_in(text: str, container: str) -> tuple[Share, ...]:

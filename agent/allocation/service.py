@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.allocation.assigned import NotExecutableError, named_for
+from agent.allocation.assigned import NotExecutableError, named_for, with_assignment
 from agent.allocation.choice import GpuChooser
 from agent.allocation.owner import (
     Identification,
@@ -365,6 +365,7 @@ class AllocationService:
         pod = next((one for one in pods.values() if one.uid == answer.pod), None)
         ref = ContainerRef(pod.namespace, pod.name, answer.container) if pod else None
         gpus = self.inventory.gpus
+        answer = with_assignment(answer, [pod] if pod else [])
         allocation = from_answer(answer, ref, gpus, self._store.library, round(self._now(), 3))
         if allocation is None:
             return False

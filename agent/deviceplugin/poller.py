@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from agent.accounting.presence import Presence, find_mounted
+from agent.allocation.assigned import with_assignment
 from agent.allocation.service import AllocationService
 from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import known_pods
@@ -209,7 +210,8 @@ class Poller:
 
     def _usable(self, answers: Sequence[Answered]) -> tuple[Answered, ...]:
         """Returns the answers whose files would be where this agent makes them."""
-        return tuple(one for one in answers if self._store.is_place_of(one))
+        pods = tuple(self._cluster.pods.values())
+        return tuple(with_assignment(one, pods) for one in answers if self._store.is_place_of(one))
 
     def _report_forgotten(self, forgotten: Sequence[Allocation]) -> None:
         """Reports each container whose devices the kubelet has lost, once in the log and once on its pod.

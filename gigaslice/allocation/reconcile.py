@@ -28,11 +28,12 @@ from gigaslice.allocation.table import (
     AllocationTable,
     ContainerRef,
     Hold,
+    assign_device_ids,
     whole_gpu,
     whole_gpu_device_id,
 )
 from gigaslice.errors import DeviceIdError
-from gigaslice.model import Gpu, parse_device_id
+from gigaslice.model import Gpu, Placement, Share, parse_device_id
 
 __all__ = [
     "Answered",
@@ -52,7 +53,8 @@ class Answered:
     """An Allocate of ours that was answered, as the kubelet keeps it. pod: its UID. container: its name.
 
     device IDs: as the allocation table has them. allocation: the id that it was given. directory: the host's directory
-    whose files are mounted, empty where none are. gpus: the GPUs that were named to the runtime.
+    whose files are mounted, empty where none are. gpus: the GPUs that were named to the runtime. assigned: slices of
+    each that the pod was assigned; empty where it was not.
     """
 
     pod: str
@@ -61,6 +63,7 @@ class Answered:
     allocation: str
     directory: str
     gpus: tuple[str, ...]
+    assigned: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +350,10 @@ def from_answer(
             )
             for gpu in answer.gpus
         )
+    elif {one.gpu for one in answer.assigned} == set(answer.gpus) and sum(
+        one.slices for one in answer.assigned
+    ) == len(answer.device_ids):
+        holds = assign_device_ids(answer.device_ids, Placement(answer.assigned), gpus)
     else:
         by_gpu: dict[str, list[str]] = {}
         for device_id in sorted(answer.device_ids):

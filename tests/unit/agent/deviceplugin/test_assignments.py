@@ -6,6 +6,7 @@ import pytest
 
 import vcuda
 from agent.allocation import start as start_module
+from gigaslice.allocation.reconcile import Answered
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.kube.decode import parse_pod
@@ -192,6 +193,25 @@ def test_an_init_container_lends_what_the_scheduler_counted(call, cluster, kubel
         await stub.PreStartContainer(pre_start(other))
 
     call(story)
+
+
+def test_a_lost_allocation_is_restored_with_what_was_assigned(call, cluster, kept, store):
+    """The names of its device IDs say nothing of its GPUs; its pod does."""
+    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(0), 3, 20), Share(uuid(1), 5))}))
+    chosen = device_ids(0, *range(8))
+
+    async def story(stub):
+        await visible(stub, chosen)
+        (lost,) = store.table.allocations
+        place = str(store.dirs.path(lost.id))
+        kept[:] = [Answered("uid-a", "c0", lost.device_ids, lost.id, place, (uuid(0), uuid(1)))]
+        store.update(store.table.without([lost.id]))
+        store.dirs.remove(lost.id)
+        await stub.PreStartContainer(pre_start(chosen))
+
+    call(story)
+    assert pages(store) == [{uuid(0): (3, 20), uuid(1): (5, 0)}]
+    assert store.table.allocations[0].assigned
 
 
 # --- the watch is late -----------------------------------------------------------------------------------------------
