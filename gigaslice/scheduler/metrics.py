@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.runtime.http_server import CONTENT_TYPE
 
-__all__ = ["CONTENT_TYPE", "METRICS", "Reading", "SchedulerMetrics"]
+__all__ = ["CONTENT_TYPE", "METRICS", "SchedulerMetrics", "SchedulerReading"]
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _VERBS = ("filter", "prioritize", "preempt", "bind")
@@ -33,7 +33,7 @@ METRICS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SchedulerReading:
     """What is read at a scrape."""
 
     reservations: Mapping[str, int]
@@ -47,7 +47,7 @@ class Reading:
 class SchedulerMetrics:
     """All metrics of one service. READ returns the present values."""
 
-    def __init__(self, read: Callable[[], Reading]) -> None:
+    def __init__(self, read: Callable[[], SchedulerReading]) -> None:
         self._read = read
         self._registry = CollectorRegistry()
         self._seconds = {
@@ -82,7 +82,7 @@ class SchedulerMetrics:
         return lambda: bytes(generate_latest(_Both(self._registry, families)))
 
     @staticmethod
-    def _families(reading: Reading) -> Iterator[Metric]:
+    def _families(reading: SchedulerReading) -> Iterator[Metric]:
         def gauge(name: str, values: Mapping[str, float], label: str = "") -> Metric:
             family = GaugeMetricFamily(name, METRICS[name], labels=[label] if label else [])
             for key, value in values.items():

@@ -22,7 +22,7 @@ from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.kube.event import remember
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
-from gigaslice.scheduler.waiting import WaitingPods
+from gigaslice.scheduler.waiting import RefusedPods
 
 __all__ = ["Fitting", "Placer"]
 
@@ -54,7 +54,7 @@ class Placer:
     def __init__(self, state: ClusterState, reserve: float) -> None:
         self.state = state
         self.attempts = Attempts()
-        self.waiting = WaitingPods()
+        self.waiting = RefusedPods()
         self.changed = -math.inf
         """When room may have appeared last."""
         self._reserve = reserve
@@ -241,9 +241,11 @@ class Placer:
         self._release(pod.uid, now)
 
     def doubtful(self, pod: Pod, now: float) -> None:
-        """Takes note that nobody can say whether the binding was written."""
+        """Takes note that it is not known whether the binding was written."""
         attempt = self.attempts.get(pod.uid)
-        if attempt is not None:
+        if attempt is not None and attempt.gone:
+            self._release(pod.uid, now)  # no binding of it can be written any more
+        elif attempt is not None:
             until = now + _DOUBT_SECONDS
             self.attempts.set(replace(attempt, state=AttemptState.DOUBTFUL, since=now, until=until))
 

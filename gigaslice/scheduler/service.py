@@ -36,7 +36,7 @@ from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.http_api import HttpApi
-from gigaslice.scheduler.metrics import Reading, SchedulerMetrics
+from gigaslice.scheduler.metrics import SchedulerMetrics, SchedulerReading
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.settings import SchedulerSettings
 
@@ -192,8 +192,8 @@ class SchedulerService:
             self._reported.over("wake")
             self.wakeups += 1
 
-    def _reading(self) -> Reading:
-        return Reading(
+    def _reading(self) -> SchedulerReading:
+        return SchedulerReading(
             reservations=self.placer.attempts.counts(),
             objects={"nodes": len(self.nodes), "pods": len(self.pods), "resourceclasses": len(self.classes)},
             bindings=dict(self.binder.outcomes),

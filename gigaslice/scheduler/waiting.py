@@ -18,7 +18,7 @@ from gigaslice.cluster.demand import PodDemand
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.model import Pod
 
-__all__ = ["WaitingPods"]
+__all__ = ["RefusedPods"]
 
 _MOST = 20_000
 _MOST_NODES = 16  # of one pod, whose names are remembered: above that, all nodes are looked at
@@ -41,7 +41,7 @@ class _Waiting:
     times: int = 0
 
 
-class WaitingPods:
+class RefusedPods:
     """The pods that were refused last time, by UID; the oldest are forgotten when there are too many."""
 
     def __init__(self) -> None:
