@@ -1,0 +1,69 @@
+"""`gigaslice explain` and the picture of a cluster of 5,000 nodes with 8 GPUs, when everything has been read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
+from gigaslice.cluster.names import MEMORY_RESOURCE
+from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.model import Gpu, LinkLevel, Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.views.collect import picture
+from gigaslice.views.explain import PodSituation, explain
+from gigaslice.views.page import PageQuery, render
+
+NODES, GPUS, SLICES, GIB = 5000, 8, 80, 1 << 30
+
+
+@pytest.fixture(scope="module")
+def state() -> ClusterState:
+    """Nodes with two pods on every GPU, of which the agents say what they hold."""
+    rng, found = random.Random(1), ClusterState()
+    levels = [
+        [LinkLevel.SINGLE if i // 2 == j // 2 else LinkLevel.SYSTEM for j in range(GPUS)] for i in range(GPUS)
+    ]
+    topology = Topology.build(levels)
+    for number in range(NODES):
+        name = f"node-{number:04}"
+        gpus = [
+            Gpu(f"GPU-{number:04}-{index}", index, "NVIDIA A100-SXM4-80GB", SLICES * GIB, SLICES, GIB)
+            for index in range(GPUS)
+        ]
+        held = [
+            Occupant(f"pod-{number}-{index}-{one}", (Share(gpu.uuid, rng.randint(20, 40)),))
+            for index, gpu in enumerate(gpus)
+            for one in range(2)
+        ]
+        inventory = NodeInventory(tuple(map(InventoryGpu, gpus)), topology, tuple(held))
+        found.put_node(NodeFacts(name, inventory.encode(), schedulable=number % 100 != 0))
+    return found
+
+
+def test_explain(benchmark, state: ClusterState) -> None:
+    """A pod of which nothing is remembered, and which fits nowhere."""
+    pod = Pod("team", "waits", "waits", {}, (PodContainer("main", requests={MEMORY_RESOURCE: 60}),))
+
+    def forget() -> None:
+        state._shapes.clear()
+
+    found = benchmark.pedantic(explain, (state, pod), setup=forget, rounds=10, warmup_rounds=1)
+    assert found.situation is PodSituation.WAITING
+
+
+def test_explain_again(benchmark, state: ClusterState) -> None:
+    """The next pod of its kind."""
+    pod = Pod("team", "waits", "waits", {}, (PodContainer("main", requests={MEMORY_RESOURCE: 60}),))
+    assert benchmark(explain, state, pod).situation is PodSituation.WAITING
+
+
+def test_picture(benchmark, state: ClusterState) -> None:
+    """All nodes, as the page takes them before it is written."""
+    assert len(benchmark.pedantic(picture, (state,), rounds=3).nodes) == NODES
+
+
+def test_page(benchmark, state: ClusterState) -> None:
+    """The page of them, filtered."""
+    view = picture(state)
+    assert "node-1234" in benchmark.pedantic(render, (view, PageQuery("node-1234")), rounds=3)
