@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gigaslice.cluster.choose import fits
 from gigaslice.cluster.hardware import NOTHING, NodeRoom
 from gigaslice.cluster.problem import Block, Problem
@@ -23,17 +25,22 @@ def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReas
         return problem.never
     if fits(problem, room):
         return None
-    idle = problem.hardware.idle()
-    if not fits(problem, idle):
+    if not _fits_when_idle(problem, 0):
         return RefusalReason.TOO_FEW if len(problem.blocks) == 1 else RefusalReason.TOGETHER_NEVER
-    if unhealthy:
-        healthy = tuple(NOTHING if unhealthy >> gpu & 1 else one for gpu, one in enumerate(idle))
-        if not fits(problem, healthy):
-            return RefusalReason.UNHEALTHY
+    if unhealthy and not _fits_when_idle(problem, unhealthy):
+        return RefusalReason.UNHEALTHY
+    if len(problem.blocks) == 1 and not problem.together:
+        return _short_of(problem, problem.blocks[0], room)
     for block in problem.blocks:
         if not _fits_alone(problem, block, room):
             return _short_of(problem, block, room)
     return RefusalReason.TOGETHER
+
+
+@lru_cache(maxsize=256)  # a kind of node stands for thousands of nodes
+def _fits_when_idle(problem: Problem, unhealthy: int) -> bool:
+    idle = problem.hardware.idle()
+    return fits(problem, tuple(NOTHING if unhealthy >> gpu & 1 else one for gpu, one in enumerate(idle)))
 
 
 def _fits_alone(problem: Problem, block: Block, room: NodeRoom) -> bool:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from heapq import nsmallest
+from operator import attrgetter
 from typing import Any
 
 from gigaslice.cluster.assignment import Assignment, AssignmentError
@@ -189,12 +191,15 @@ def _unbound(
             asks,
             helps=("kubectl describe pod: what else it needs, such as processors, volumes or tolerations",),
         )
-    shown = [*fitting, *_nearest(state, refused)][:_CLOSELY]
+    shown = [*fitting[:_CLOSELY], *_nearest(state, refused)][:_CLOSELY]
     reports = state.report(demand, shown)
     reports.sort(key=lambda report: shown.index(report.node))
     lines = lines_of(reports, demand, state.units)
     rest = Counter(refused[name].text for name in refused.keys() - set(shown))
-    lines += [NodeLine(f"{sentence} (more of them)", count) for sentence, count in sorted(rest.items())]
+    rest[_FITS_BUT] += len(fitting[_CLOSELY:])
+    lines += [
+        NodeLine(f"{sentence} (more of them)", count) for sentence, count in sorted(rest.items()) if count
+    ]
     helps = helps_for(state, demand, reports)
     if any(one.reason in (RefusalReason.NO_GPU, RefusalReason.NO_ROOM) for one in refused.values()):
         helps += [f"moving pods: {move}" for move in moves[:1]]
@@ -217,10 +222,13 @@ def _nearest(state: ClusterState, refused: Mapping[str, Refusal]) -> list[str]:
 
     def key(name: str) -> tuple[bool, int, int, str]:
         refusal = refused[name]
-        free = 0 if refusal.permanent else max((gpu.free for gpu in state.room(name)), default=0)
+        free = 0 if refusal.permanent else max(map(_free, state.room(name)), default=0)
         return refusal.permanent, -free, -_ORDER[refusal.reason], name
 
-    return sorted(refused, key=key)
+    return nsmallest(_CLOSELY, refused, key)
+
+
+_free = attrgetter("free")
 
 
 _ORDER = {reason: number for number, reason in enumerate(RefusalReason)}

@@ -175,8 +175,8 @@ def table(seeds: int, jobs: int, runs: Iterable[tuple[str, float]] = RUNS) -> st
 def main() -> None:
     """Prints the table, or writes it to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=3000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1500)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--traces", default="")
     parser.add_argument("--markdown", type=Path)
     known = parser.parse_args()

@@ -168,6 +168,14 @@ def test_hundreds_of_nodes_with_the_same_reason_are_one_line() -> None:
     assert sum(found.reasons.values()) == 601
 
 
+def test_all_nodes_are_counted_where_many_would_fit_but_for_a_cordon() -> None:
+    state = ClusterState()
+    for number in range(90):
+        state.put_node(facts(f"n{number:02}", 1, schedulable=False))
+    found = explain(state, eight())
+    assert sum(line.count for line in found.lines) == 90
+
+
 def test_the_nearest_node_is_among_those_that_are_looked_at() -> None:
     state = ClusterState()
     for number in range(100):
