@@ -34,7 +34,6 @@ from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
-from gigaslice.views.cluster_picture import GpuView
 from gigaslice.views.collect import WaitingSince, picture
 from gigaslice.views.move_lines import move_lines
 from gigaslice.views.page import HEADERS, PageQuery, render
@@ -50,6 +49,8 @@ _OBSERVE_SECONDS = 1.0
 _MOVES_SECONDS = 60.0
 _SHARE = 10  # of the time at most one part in so many is spent on counting and explaining
 _EVENTS_PER_SECOND, _EVENT_BURST = 5.0, 100  # fewer than the recorder takes: it forgets what is too much
+_NODES_AT_ONCE = 100
+_CONDITIONS = {"unhealthy": "unhealthy", "free_partly": "partly used", "free_whole": "whole"}
 _SILENT_SECONDS = 420.0  # without a watch: longer than a whole one lasts and its repetition takes
 
 
@@ -113,6 +114,7 @@ class ControllerParts:
         self._types: frozenset[str] = frozenset()
         self._facts = AdmissionFacts(synced=False)
         self._facts_at = -1  # hardware_changes of which they are
+        self._certified = config.webhook_address is None
         self._moves: list[str] = []
         self._gpus: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[str] = Counter()
@@ -128,7 +130,7 @@ class ControllerParts:
             "counter": self._counter,
             "moves": self._find_moves,
             "metrics": Server(
-                config.metrics_address, self._metrics, self.unready, config.metrics_token_file
+                config.metrics_address, self.metrics, self.unready, config.metrics_token_file
             ).run,
         }
         if config.page_address is not None:
@@ -141,6 +143,8 @@ class ControllerParts:
         missing = [name for name, one in self.feed.informers.items() if not one.synced.is_set()]
         if missing:
             return f"waiting for {', '.join(missing)} of the API server"
+        if not self._certified:
+            return "the admission webhook has no certificate yet"
         silent = {name for name, seconds in self.feed.silent_seconds().items() if seconds > _SILENT_SECONDS}
         return f"no watch of {', '.join(sorted(silent))}" if silent else None
 
@@ -190,17 +194,23 @@ class ControllerParts:
                         self.passes.classes.add(name)
                     self._types = types
                 self.passes.count()
-                self._count_gpus()
+                await self._count_gpus()
             self._waits = Counter(one.state for one in self.waiting.waiting())
             await asyncio.sleep(max(2 * self._observe, _SHARE * (self._clock() - begun)))
 
-    def _count_gpus(self) -> None:
+    async def _count_gpus(self) -> None:
+        """Counts GPUs and memory for the metrics, a part at a time: others have their turn in between."""
         gpus, sizes = Counter[tuple[str, str]](), Counter[str]()
-        for node in picture(self.state).nodes:
-            for gpu in node.gpus:
-                gpus[gpu.model, gpu.condition.value] += 1
-                for state, size in _sizes(gpu):
-                    sizes[state] += size
+        for number, name in enumerate(self.state.nodes):
+            for one in self.state.holders(name):
+                gpu, held = one.gpu.gpu, min(one.gpu.gpu.slices, sum(pod.slices for pod in one.holders))
+                state = "unhealthy" if one.gpu.unhealthy else "free_partly" if one.holders else "free_whole"
+                full = state == "free_partly" and held == gpu.slices
+                gpus[gpu.model, "full" if full else _CONDITIONS[state]] += 1
+                sizes["held"] += held * gpu.slice_bytes
+                sizes[state] += (gpu.slices - held) * gpu.slice_bytes
+            if number % _NODES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._gpus, self._bytes = gpus, sizes
 
     async def _find_moves(self) -> None:
@@ -295,6 +305,7 @@ class ControllerParts:
             configuration=config.webhook_configuration,
         )
         await certificates.prepare()
+        self._certified = True
         served = webhook_routes(self.facts, self._reviewed)
         await all_of(
             certificates.run(), serve("webhook", config.webhook_address, served, certificates.context)
@@ -322,7 +333,8 @@ class ControllerParts:
 
     # --- metrics ------------------------------------------------------------------------------------------------
 
-    def _metrics(self) -> Callable[[], bytes]:
+    def metrics(self) -> Callable[[], bytes]:
+        """Collects every value now; returns the function that writes them, which may be called in any thread."""
         found = Readings()
         found.add("gigaslice_controller_leader", int(self.leader.leading))
         found.add_all("gigaslice_controller_writes_total", self.counters.writes)
@@ -349,10 +361,3 @@ class ControllerParts:
             found.add("gigaslice_class_gpus", figures.devices, name)
             found.add("gigaslice_class_free_gpus", figures.free, name)
         return exposition(found)
-
-
-def _sizes(gpu: GpuView) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The bytes of a GPU that are held, and the others by what they are good for."""
-    held = min(gpu.used, gpu.slices)
-    rest = "unhealthy" if gpu.unhealthy else "free_partly" if gpu.holders else "free_whole"
-    return ("held", held * gpu.slice_bytes), (rest, (gpu.slices - held) * gpu.slice_bytes)

@@ -19,6 +19,7 @@ from aiohttp import web
 __all__ = ["PageMaker", "page_routes"]
 
 _FRESH_SECONDS = 2.0
+_SHARE = 20  # at most one part in so many of the controller's time is spent on pages
 _REMEMBERED = 32  # pages of different queries
 
 PageMaker = Callable[[Mapping[str, str]], Callable[[], str]]
@@ -27,7 +28,7 @@ PageMaker = Callable[[Mapping[str, str]], Callable[[], str]]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    made: float
+    until: float
     revision: int
     body: bytes
     tag: str
@@ -47,12 +48,14 @@ class _Pages:
             known = self._pages.get(key)
             revision = self._revision()
             now = self._clock()
-            if known is not None and (known.revision == revision or now - known.made < _FRESH_SECONDS):
+            if known is not None and (known.revision == revision or now < known.until):
                 self._pages.move_to_end(key)
                 return known
-            text = await asyncio.get_running_loop().run_in_executor(None, self._make(query))
-            body = text.encode()
-            found = _Page(self._clock(), revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+            write = self._make(query)
+            held = self._clock() - now  # nothing else was done meanwhile
+            body = (await asyncio.get_running_loop().run_in_executor(None, write)).encode()
+            until = self._clock() + max(_FRESH_SECONDS, _SHARE * held)
+            found = _Page(until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
             self._pages[key] = found
             self._pages.move_to_end(key)
             while len(self._pages) > _REMEMBERED:

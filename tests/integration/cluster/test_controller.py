@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientConnectionError, ClientSession, web
 
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.controller.config import load
@@ -27,7 +30,7 @@ from tests.fakes.kubeapi.objects import ObjectApi
 
 CLASSES, GPUS = "gigaslice.io/v1alpha1/resourceclasses", "gigaslice.io/v1alpha1/extendedresources"
 GIB = 1 << 30
-SECONDS = 60.0
+SECONDS = 30.0
 
 
 def node(
@@ -53,6 +56,13 @@ def pod(
         spec["nodeName"] = node_name
     metadata = {"name": name, "namespace": "default", "annotations": annotations}
     return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 @pytest.fixture
@@ -290,6 +300,91 @@ def test_the_page_is_served_and_known_pages_are_not_sent_again(api: ObjectApi, t
                 async with session.post(url) as answer:
                     assert answer.status == 405
             await runner.cleanup()
+
+    run(main())
+
+
+def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
+    configurations = "admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+    async def main() -> None:
+        with ObjectApi(CLASSES, GPUS, "v1/secrets", configurations) as api:
+            api.put("v1/nodes", node("n1", "GPU-1"))
+            hook = {"name": "a.gigaslice.io", "clientConfig": {}}
+            api.put(configurations, {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
+            port = free_port()
+            async with controller(api, tmp_path, **{"webhook-address": f"127.0.0.1:{port}"}) as parts:
+                await until(lambda: parts.feed.synced)
+                assert parts.unready() == "the admission webhook has no certificate yet"
+                secret = {"metadata": {"name": "gigaslice-webhook", "namespace": "gigaslice"}}
+                api.put("v1/secrets", secret)
+                await until(lambda: parts.unready() is None)
+                await until(lambda: "nvidia.h100" in parts.facts().classes)
+                (found,) = api.of(configurations)["gigaslice"]["webhooks"]
+                authority = base64.b64decode(found["clientConfig"]["caBundle"]).decode()
+                context = ssl.create_default_context(cadata=authority)
+                document = pod("p", {"gpuclass.gigaslice.io/nvidia.h100": 1})
+                review = {
+                    "apiVersion": "admission.k8s.io/v1",
+                    "kind": "AdmissionReview",
+                    "request": {
+                        "uid": "r",
+                        "operation": "CREATE",
+                        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                        "namespace": "default",
+                        "object": document,
+                    },
+                }
+                async with ClientSession() as session:
+                    answer = await reviewed(session, port, context, review)
+                assert answer["response"]["allowed"] is True and answer["response"]["patch"]
+                assert parts.counters.reviews["/mutate", "yes"] == 1
+
+    run(main())
+
+
+async def reviewed(session: ClientSession, port: int, context: ssl.SSLContext, review: object) -> Any:
+    host = "gigaslice-webhook.gigaslice.svc"
+    for _ in range(100):
+        try:
+            url = f"https://127.0.0.1:{port}/mutate"
+            async with session.post(url, json=review, ssl=context, server_hostname=host) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+        except ClientConnectionError:
+            await asyncio.sleep(0.1)
+    raise AssertionError("never served")
+
+
+def test_metrics_show_the_cluster(api: ObjectApi, tmp_path: Path):
+    async def main() -> None:
+        api.put("v1/nodes", node("n1", "GPU-1", "GPU-2", "GPU-3"))
+        api.put("v1/nodes", node("old", text="{}"))
+        api.put("v1/pods", pod("p", {"gigaslice.io/vgpu-memory": 20}, "n1", '{"c":[["GPU-1",20]]}'))
+        api.put("v1/pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-2",80,100]]}'))
+        api.put("v1/pods", pod("large", {"gigaslice.io/vgpu-memory": 500}))
+        async with controller(api, tmp_path) as parts:
+
+            def found() -> dict[str, float]:
+                text = parts.metrics()().decode()
+                rows = (line.rpartition(" ") for line in text.splitlines() if line.startswith("gigaslice_"))
+                return {name: float(value) for name, _, value in rows}
+
+            expected = {
+                "gigaslice_controller_leader": 1,
+                'gigaslice_controller_writes_total{kind="extendedresources",result="done",write="create"}': 3,
+                'gigaslice_cluster_nodes{inventory="read"}': 1,
+                'gigaslice_cluster_nodes{inventory="unreadable"}': 1,
+                'gigaslice_cluster_gpus{condition="partly used",model="NVIDIA H100"}': 1,
+                'gigaslice_cluster_gpus{condition="full",model="NVIDIA H100"}': 1,
+                'gigaslice_cluster_gpus{condition="whole",model="NVIDIA H100"}': 1,
+                'gigaslice_cluster_memory_bytes{state="held"}': 100 * GIB,
+                'gigaslice_cluster_memory_bytes{state="free_partly"}': 60 * GIB,
+                "gigaslice_cluster_fragmentation_ratio": 60 / 140,
+                'gigaslice_class_gpus{class="nvidia.h100"}': 3,
+                'gigaslice_pods_waiting{state="no-room"}': 1,
+            }
+            await until(lambda: expected.items() <= found().items())
 
     run(main())
 
