@@ -12,6 +12,7 @@ are left where they are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -23,6 +24,8 @@ __all__ = ["FreeingPlan", "MovablePod", "PlaceOn", "PodMove", "plans"]
 
 _MOST_ORDERS = 24
 """Orders in which the pods of a plan are tried: all of four pods."""
+_MOST_NODES = 100
+"""Nodes that are asked for one pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,8 @@ class _Planner:
         self._nodes = nodes
         self._movable = movable
         self._place = place
-        self._rooms = {name: _room(state) for name, state in nodes.items()}
-        self._whole: dict[str, frozenset[str]] = {}
+        self._whole = {name: _whole(state) for name, state in nodes.items()}
+        self._parts = {name: _parts(state, self._whole[name]) for name, state in nodes.items()}
 
     def plan(self, target: _Target) -> FreeingPlan | None:
         start = self._nodes[target.node]
@@ -167,25 +170,33 @@ class _Planner:
         return None
 
     def _move(self, changed: Mapping[str, NodeState], pod: MovablePod, size: int) -> PodMove | None:
-        """Where a pod goes: onto partly used GPUs alone, and there where the least is left."""
-        best: tuple[tuple[int, bool, str], PodMove] | None = None
-        for name, before in self._nodes.items():
-            if name not in changed and self._rooms[name] <= 0:
-                continue
-            state = changed.get(name, before)
+        """Where a pod goes: onto partly used GPUs alone, and there where the least is left.
+
+        Nodes are asked in the order of the least that can be left there, so most are never asked.
+        """
+        best: tuple[int, PodMove] | None = None
+        need = max(share.slices for share in self._nodes[pod.node].occupant(pod.name).shares)
+        for number, (bound, _, name) in enumerate(sorted(self._bounds(changed, pod, need))):
+            if number == _MOST_NODES or (best is not None and bound >= best[0]):
+                break
+            state = changed.get(name, self._nodes[name])
             shares = self._place(name, state, pod)
-            if shares is None or any(share.gpu in self._whole_before(name) for share in shares):
+            if shares is None or any(share.gpu in self._whole[name] for share in shares):
                 continue
             left = sum(state.free(share.gpu) - share.slices for share in shares)
-            key = (left, name != pod.node, name)
-            if best is None or key < best[0]:
-                best = (key, PodMove(pod, name, shares, size))
+            if best is None or left < best[0]:
+                best = (left, PodMove(pod, name, shares, size))
         return None if best is None else best[1]
 
-    def _whole_before(self, node: str) -> frozenset[str]:
-        if node not in self._whole:
-            self._whole[node] = _whole(self._nodes[node])
-        return self._whole[node]
+    def _bounds(
+        self, changed: Mapping[str, NodeState], pod: MovablePod, need: int
+    ) -> Iterator[tuple[int, bool, str]]:
+        """The nodes that could take the largest part of a pod, with the least that would be left there."""
+        for name, before in self._parts.items():
+            parts = _parts(changed[name], self._whole[name]) if name in changed else before
+            at = bisect_left(parts, need)
+            if at < len(parts):
+                yield parts[at] - need, name != pod.node, name
 
 
 def _orders(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
@@ -205,16 +216,13 @@ def _whole(state: NodeState) -> frozenset[str]:
     )
 
 
-def _room(state: NodeState) -> int:
-    """The most slices that are free on one partly used GPU."""
+def _parts(state: NodeState, whole: frozenset[str]) -> list[int]:
+    """The slices that are free on each healthy GPU but those of WHOLE, ascending."""
     usage = state.usage()
-    return max(
-        (
-            gpu.slices - used
-            for gpu, used, held in zip(state.gpus, usage.slices, usage.holders, strict=True)
-            if gpu.healthy and held
-        ),
-        default=0,
+    return sorted(
+        gpu.slices - used
+        for gpu, used in zip(state.gpus, usage.slices, strict=True)
+        if gpu.healthy and gpu.slices > used and gpu.uuid not in whole
     )
 
 

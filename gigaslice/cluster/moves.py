@@ -2,22 +2,28 @@
 
 A pod may be moved if something makes it again, it is not ending, and it does not ask to be left alone in the way that
 the cluster autoscaler knows. Nodes that lend host memory are left out: how much of it is real depends on who shares it.
+Of a large cluster the nodes are looked at where the least would have to move, since the search must not take long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nsmallest
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.defragment import FreeingPlan, MovablePod, plans
 from gigaslice.cluster.demand import PodDemand
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, NodeRoom
+from gigaslice.cluster.refusal import Refusal
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import CORES_PER_GPU, NodeState, Occupant, Pod, Share
 
 __all__ = ["freeing_plans", "may_be_moved"]
 
 _STAYS = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+
+_MOST_NODES = 300
 
 
 def may_be_moved(pod: Pod) -> bool:
@@ -37,22 +43,35 @@ def freeing_plans(
         most: So many plans at most.
         tries: So many GPUs at most are looked at.
     """
-    nodes = {name: node for name in state.nodes if (node := _node(state, name)) is not None}
-    demands = {}
-    for occupants in (node.occupants for node in nodes.values()):
-        for one in occupants:
-            pod = pods.get(one.name)
-            if pod is not None and may_be_moved(pod):
-                demand = state.demand_of(pod)
-                if isinstance(demand, PodDemand) and demand.any:
-                    demands[pod.uid] = demand
-    movable = {uid: MovablePod(uid, pods[uid].node) for uid in demands}
+    names = nsmallest(_MOST_NODES, state.nodes, lambda name: (_least_held(state, name), name))
+    nodes = {name: node for name in sorted(names) if (node := _node(state, name)) is not None}
+    movable = {
+        one.name: MovablePod(one.name, pod.node)
+        for node in nodes.values()
+        for one in node.occupants
+        if (pod := pods.get(one.name)) is not None and may_be_moved(pod)
+    }
+    demands: dict[str, PodDemand | Refusal] = {}
 
     def place(name: str, node: NodeState, pod: MovablePod) -> tuple[Share, ...] | None:
-        found = state.choose_in(_room(node), demands[pod.name], name)
+        if pod.name not in demands:
+            demands[pod.name] = state.demand_of(pods[pod.name])
+        demand = demands[pod.name]
+        if isinstance(demand, Refusal) or not demand.any:
+            return None
+        found = state.choose_in(_room(node), demand, name)
         return None if found is None else _together(found)
 
     return plans(nodes, movable, place, gpus=gpus, most=most, tries=tries)
+
+
+def _least_held(state: ClusterState, name: str) -> int:
+    """The fewest slices that are held of a partly used GPU; very many where there is none."""
+    hardware = state.hardware(name)
+    if hardware is None:
+        return 1 << 30
+    rows = zip(hardware.gpus, state.room(name), strict=True)
+    return min((gpu.slices - room.free for gpu, room in rows if room.foreign and room.free), default=1 << 29)
 
 
 def _node(state: ClusterState, name: str) -> NodeState | None:

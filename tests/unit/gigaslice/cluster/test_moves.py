@@ -65,3 +65,15 @@ def test_a_gpu_that_is_one_pods_alone_takes_no_other() -> None:
     alone = held("q", "node-b", 1, 10, annotations={"gigaslice.io/exclusive": "true"})
     state, pods = cluster(held("p", "node-a", 0, 4), alone)
     assert freeing_plans(state, pods) == []
+
+
+def test_of_a_large_cluster_the_cheapest_moves_are_found() -> None:
+    state, pods = ClusterState(), {}
+    for number in range(400):
+        name = f"n{number:03}"
+        state.put_node(facts(name))
+        for one in (held(f"p{number}", name, 0, 3 if number == 399 else 9), held(f"q{number}", name, 1, 12)):
+            pods[one.uid] = one
+            state.put_pod(one)
+    best = freeing_plans(state, pods, most=1)[0]
+    assert (best.node, best.size) == ("n399", 3 << 30)
