@@ -18,7 +18,7 @@ from agent.control.pb import control_v1_pb2_grpc as rpc
 from agent.limits.manager import LimitChange, LimitsManager, ResizeOutcome
 from agent.persistence.store import Store
 from gigaslice.errors import GigasliceError
-from gigaslice.limits.live_limits import Refusal
+from gigaslice.limits.live_limits import ResizeRefusal
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
@@ -83,7 +83,7 @@ class ControlServer(rpc.ControlServicer):
             self._log.error("resize failed", detail=str(error))
             await context.abort(grpc.StatusCode.INTERNAL, plain(str(error)))
             raise
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, ResizeRefusal):
             self._log.info("resize refused", pod=f"{change.namespace}/{change.pod}", detail=outcome.detail)
             code = (
                 grpc.StatusCode.INVALID_ARGUMENT if outcome.mistake else grpc.StatusCode.FAILED_PRECONDITION

@@ -157,13 +157,13 @@ class LimitsManager:
             self.refresh()
             self._wake.set()
 
-    def resize(self, change: LimitChange) -> ResizeOutcome | live_limits.Refusal:
+    def resize(self, change: LimitChange) -> ResizeOutcome | live_limits.ResizeRefusal:
         """Carries out an administrator's change, all of it or nothing. Raises StorageError."""
         allocation = self._find(change)
-        if isinstance(allocation, live_limits.Refusal):
+        if isinstance(allocation, live_limits.ResizeRefusal):
             return allocation
         if change.memory is None and change.cores is None:
-            return live_limits.Refusal("nothing to change; give --memory or --cores", mistake=True)
+            return live_limits.ResizeRefusal("nothing to change; give --memory or --cores", mistake=True)
         gpus = [change.gpu] if change.gpu else list(allocation.quota())
         memory = dict.fromkeys(gpus, change.memory) if change.memory is not None else {}
         cores = dict.fromkeys(gpus, change.cores) if change.cores is not None else {}
@@ -171,17 +171,17 @@ class LimitsManager:
 
     def _change(
         self, before: Allocation, allocation: Allocation, memory: Mapping[str, int], cores: Mapping[str, int]
-    ) -> ResizeOutcome | live_limits.Refusal:
+    ) -> ResizeOutcome | live_limits.ResizeRefusal:
         present = self._present()
         after = live_limits.resized(
             self._store.table, allocation, self._inventory.gpus, present, memory=memory, cores=cores
         )
-        if isinstance(after, live_limits.Refusal):
+        if isinstance(after, live_limits.ResizeRefusal):
             return after
         quota = before.quota()
         grows = any(count > quota[gpu] for gpu, count in after.quota().items())
         if grows and (lack := self._allocator.host_lacks(after)):
-            return live_limits.Refusal(f"that needs {lack}")
+            return live_limits.ResizeRefusal(f"that needs {lack}")
         if after != before:
             if after.resizes == before.resizes:
                 after = replace(after, resizes=before.resizes + 1)
@@ -198,7 +198,7 @@ class LimitsManager:
         self._wake.set()
         return ResizeOutcome(before, after, present.get(after.id, {}))
 
-    def _find(self, change: LimitChange) -> Allocation | live_limits.Refusal:
+    def _find(self, change: LimitChange) -> Allocation | live_limits.ResizeRefusal:
         named = f"{change.namespace}/{change.pod}"
         of_pod = [
             allocation
@@ -209,7 +209,7 @@ class LimitsManager:
             and not allocation.whole
         ]
         if not of_pod:
-            return live_limits.Refusal(
+            return live_limits.ResizeRefusal(
                 f"pod {named} holds no slices of this node; gigaslice status lists those that do",
                 mistake=False,
             )
@@ -220,11 +220,11 @@ class LimitsManager:
             if not change.container or (allocation.ref and allocation.ref.container == change.container)
         ]
         if not found:
-            return live_limits.Refusal(
+            return live_limits.ResizeRefusal(
                 f"pod {named} has no container {change.container} with slices, but {', '.join(names)}"
             )
         if not change.container and len(names) > 1:
-            return live_limits.Refusal(
+            return live_limits.ResizeRefusal(
                 f"pod {named} has several containers with slices; name one with --container {'|'.join(names)}",
                 mistake=True,
             )
@@ -284,13 +284,13 @@ class LimitsManager:
         refusal = live_limits.resized(
             self._store.table, allocation, self._inventory.gpus, self._present(), memory=memory, cores=cores
         )
-        if isinstance(refusal, live_limits.Refusal):
+        if isinstance(refusal, live_limits.ResizeRefusal):
             self._report_annotation(pod, allocation, "GPUResizeDeferred", refusal.detail)
             return
         done = self._change(
             allocation, live_limits.with_limits(replace(kept, policy=updated), {}, {}), memory, {}
         )
-        if isinstance(done, live_limits.Refusal):
+        if isinstance(done, live_limits.ResizeRefusal):
             self._report_annotation(pod, allocation, "GPUResizeDeferred", done.detail)
             return
         self._reported.over((allocation.id, "GPUResizeDeferred"))
@@ -321,13 +321,13 @@ class LimitsManager:
         return self._allocator.inventory
 
 
-def _changeable(allocation: Allocation) -> Allocation | live_limits.Refusal:
+def _changeable(allocation: Allocation) -> Allocation | live_limits.ResizeRefusal:
     if (allocation.owner and allocation.owner.init) or allocation.lent:
-        return live_limits.Refusal(
+        return live_limits.ResizeRefusal(
             f"{allocation.name} is an init container, whose slices others take over; change those"
         )
     if allocation.undecided:
-        return live_limits.Refusal(
+        return live_limits.ResizeRefusal(
             f"{allocation.name} has not started yet; wait until its annotations are settled"
         )
     return allocation

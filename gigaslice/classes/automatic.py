@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from gigaslice.classes.amounts import amount_of
 from gigaslice.classes.resource_class import ResourceClass
-from gigaslice.classes.selector import Condition, Operator, Selector, Term
+from gigaslice.classes.selector import Operator, Requirement, Selector, Term
 
 __all__ = ["automatic_classes", "class_name"]
 
@@ -65,8 +65,8 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
-def _one_of(key: str, values: set[str]) -> Condition:
-    return Condition(key, Operator.IN, tuple(sorted(values)))
+def _one_of(key: str, values: set[str]) -> Requirement:
+    return Requirement(key, Operator.IN, tuple(sorted(values)))
 
 
 def _gib(memory: str) -> int:
@@ -75,9 +75,9 @@ def _gib(memory: str) -> int:
     return 0 if size is None or size <= 0 else -(-size // Fraction(_GIB))
 
 
-def _size(gib: int) -> tuple[Condition, Condition]:
+def _size(gib: int) -> tuple[Requirement, Requirement]:
     """Returns the conditions of more than GIB - 1 and at most GIB, for sizes in whole MiB."""
     return (
-        Condition("memory", Operator.GT, (f"{gib - 1}GiB",)),
-        Condition("memory", Operator.LT, (f"{gib * _MIB_PER_GIB + 1}MiB",)),
+        Requirement("memory", Operator.GT, (f"{gib - 1}GiB",)),
+        Requirement("memory", Operator.LT, (f"{gib * _MIB_PER_GIB + 1}MiB",)),
     )

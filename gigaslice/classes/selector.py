@@ -16,7 +16,7 @@ from typing import Any
 from gigaslice.classes.amounts import amount_of
 from gigaslice.errors import InputError
 
-__all__ = ["ClassError", "Condition", "Operator", "Selector", "Term", "parse_selector"]
+__all__ = ["ClassError", "Operator", "Requirement", "Selector", "Term", "parse_selector"]
 
 _MOST = 64  # terms, conditions, values
 _LONGEST = 256  # characters of a key or value
@@ -42,7 +42,7 @@ _ONE_VALUE = (Operator.GT, Operator.LT)
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Requirement:
     """One property compared with values: none for Exists and DoesNotExist, one for Gt and Lt, else one or more."""
 
     key: str
@@ -71,7 +71,7 @@ class Condition:
 class Term:
     """Conditions that must all hold; none holds for every GPU."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[Requirement, ...] = ()
 
     def holds(self, properties: Mapping[str, str]) -> bool:
         """Whether the properties of a GPU meet all of its conditions."""
@@ -143,7 +143,7 @@ def _term(where: str, document: object) -> Term:
             f'{where}.matchLabels: write properties with their values, such as model: "Tesla T4"'
         )
     found = [
-        Condition(_key(f"{where}.matchLabels", key), Operator.IN, (_value(f"{where}.matchLabels", value),))
+        Requirement(_key(f"{where}.matchLabels", key), Operator.IN, (_value(f"{where}.matchLabels", value),))
         for key, value in labels.items()
     ]
     expressions = document.get("matchExpressions")
@@ -155,7 +155,7 @@ def _term(where: str, document: object) -> Term:
     return Term(tuple(found))
 
 
-def _condition(where: str, document: object) -> Condition:
+def _condition(where: str, document: object) -> Requirement:
     if not isinstance(document, Mapping):
         raise ClassError(f"{where}: write an object with key, operator and values")
     key = _key(where, document.get("key"))
@@ -173,7 +173,7 @@ def _condition(where: str, document: object) -> Condition:
         raise ClassError(f"{where}.values: {operator.value} takes exactly one amount, such as 10GiB")
     if operator in (Operator.IN, Operator.NOT_IN) and not values:
         raise ClassError(f"{where}.values: {operator.value} takes one value or more")
-    return Condition(key, operator, values)
+    return Requirement(key, operator, values)
 
 
 def _list(where: str, document: object) -> Sequence[object]:

@@ -1,29 +1,24 @@
-"""The whole cluster in memory: nodes, pods, classes, what is reserved; and which node and GPUs a pod gets. Pure.
+"""The whole cluster in memory, and what follows from it: which node and GPUs a pod gets, or why none. Pure.
 
-Fed by those who watch the API server, in any order: a pod may come before its node. What the API server shows is the
-truth; a reservation only bridges the time between a decision and the pod that shows it. Every answer depends on the
-present content alone, never on the way there, so another process that has seen the same objects gives the same answers.
+Every answer depends on the present content alone, never on the way there, so another process that has seen the same
+objects gives the same answers. Answers are kept per shape of request until a node changes (see `shape`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
-from gigaslice.classes.resource_class import ResourceClass
-from gigaslice.cluster.assignment import Assignment, AssignmentError
+from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.choose import choose_gpus
-from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus, demand_of
-from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom
-from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.contents import ClusterContents
+from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of
+from gigaslice.cluster.hardware import NodeRoom
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
     HeldShare,
     PodHoldings,
     holdings_of,
-    traits_of_demand,
     traits_of_pod,
 )
 from gigaslice.cluster.problem import Masks, Problem, build_problem
@@ -52,12 +47,6 @@ __all__ = [
 _MOST_SHAPES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Reservation:
-    node: str
-    expires: float
-
-
 class ClusterView:
     """The cluster as if some pods were gone. It is of the moment in which it is used."""
 
@@ -73,7 +62,7 @@ class ClusterView:
         return self._state.refusal(demand, node, without=self._uids)
 
 
-class ClusterState:
+class ClusterState(ClusterContents):
     """The cluster. revision: grows with every change that can matter to a decision."""
 
     def __init__(
@@ -86,189 +75,10 @@ class ClusterState:
             policy: How GPUs are chosen on a node; the agents' own.
             spread: Whether the emptiest node comes first rather than the fullest.
         """
-        self.units = units or ClusterUnits()
+        super().__init__(units or ClusterUnits())
         self.policy = policy
         self.spread = spread
-        self.revision = 0
-        self._nodes: dict[str, NodeRecord] = {}
-        self._classes: dict[str, ResourceClass] = {}
-        self._node_of: dict[str, str] = {}
-        self._unassigned: dict[str, Pod] = {}
-        self._reservations: dict[str, _Reservation] = {}
-        self._kinds = HardwareKinds()
         self._shapes: OrderedDict[PodDemand, Shape] = OrderedDict()
-
-    # --- what there is ------------------------------------------------------------------------------------------
-
-    @property
-    def classes(self) -> Mapping[str, ResourceClass]:
-        """The classes, by name."""
-        return self._classes
-
-    @property
-    def nodes(self) -> Sequence[str]:
-        """The names of all nodes that the API server knows, in order."""
-        return sorted(name for name, record in self._nodes.items() if record.known)
-
-    def facts(self, node: str) -> NodeFacts | None:
-        """Returns what the API server says about a node; None for one that it does not know."""
-        record = self._nodes.get(node)
-        return record.facts if record is not None and record.known else None
-
-    def holders(self, node: str) -> tuple[GpuHolders, ...]:
-        """Returns the GPUs of a node by index with the pods on them; empty where they are not known."""
-        record = self._nodes.get(node)
-        if record is None:
-            return ()
-        on: list[list[GpuHolder]] = [[] for _ in record.gpus]
-        for one in sorted(record.holdings(), key=lambda one: one.uid):
-            for share in one.shares:
-                gpu = record.positions.get(share.gpu)
-                if gpu is not None:
-                    on[gpu].append(
-                        GpuHolder(
-                            one.uid,
-                            share.slices,
-                            share.cores,
-                            one.namespace,
-                            one.name,
-                            one.priority,
-                            one.reserved,
-                        )
-                    )
-        return tuple(
-            GpuHolders(gpu, max(0, gpu.gpu.slices - sum(one.slices for one in holders)), tuple(holders))
-            for gpu, holders in zip(record.gpus, on, strict=True)
-        )
-
-    def hardware(self, node: str) -> Hardware | None:
-        """Returns what kind of node it is; None where its GPUs are not known."""
-        record = self._nodes.get(node)
-        return record.hardware if record is not None and record.problem is None else None
-
-    def room(self, node: str) -> NodeRoom:
-        """Returns what is left on the GPUs of a node, by index; empty where they are not known."""
-        record = self._nodes.get(node)
-        return record.current_room() if record is not None and record.problem is None else ()
-
-    # --- what the watches bring ---------------------------------------------------------------------------------
-
-    def put_node(self, facts: NodeFacts) -> None:
-        """Takes a node as it is now."""
-        record = self._record(facts.name)
-        same = record.known and record.facts.inventory_text == facts.inventory_text
-        record.facts, record.known = facts, True
-        if same:
-            return
-        record.read_inventory(self._kinds)
-        record.masks.clear()
-        self._changed(record)
-
-    def drop_node(self, name: str) -> None:
-        """Takes a node away. Pods on it count again when it comes back."""
-        record = self._nodes.get(name)
-        if record is None or not record.known:
-            return
-        record.facts, record.known = NodeFacts(name), False
-        record.read_inventory(self._kinds)
-        self._changed(record)
-        self._forget_if_empty(record)
-
-    def put_pod(self, pod: Pod) -> None:
-        """Takes a pod as it is now. One that is bound counts from here on until it has ended."""
-        if pod.terminal:
-            self.drop_pod(pod.uid)
-            return
-        if not pod.node:
-            return
-        assignment = _assignment(pod)
-        counts = assignment is not None or asks_for_gpus(pod, self.units)
-        before = self._node_of.get(pod.uid)
-        if before is not None and (before != pod.node or not counts):
-            self._take_off(pod.uid, before)
-        self._drop_reservation(pod.uid)
-        if not counts:
-            return
-        record = self._record(pod.node)
-        self._node_of[pod.uid] = pod.node
-        if assignment is None:
-            if self._unassigned.get(pod.uid) == pod:
-                return
-            record.bound.pop(pod.uid, None)
-            self._unassigned[pod.uid] = pod
-            record.pending[pod.uid] = pod
-        else:
-            self._unassigned.pop(pod.uid, None)
-            record.pending.pop(pod.uid, None)
-            shares = holdings_of(assignment, traits_of_pod(pod))
-            held = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
-            if record.bound.get(pod.uid) == held:
-                return
-            record.bound[pod.uid] = held
-        self._changed(record)
-
-    def drop_pod(self, uid: str) -> None:
-        """Takes a pod away."""
-        self._drop_reservation(uid)
-        node = self._node_of.pop(uid, None)
-        if node is not None:
-            self._take_off(uid, node)
-
-    def put_class(self, one: ResourceClass) -> None:
-        """Takes a class as it is now. Pods that are bound stay where they are."""
-        if self._classes.get(one.name) != one:
-            self._classes[one.name] = one
-            self._class_changed(one.name)
-
-    def drop_class(self, name: str) -> None:
-        """Takes a class away."""
-        if self._classes.pop(name, None) is not None:
-            self._class_changed(name)
-
-    # --- reservations -------------------------------------------------------------------------------------------
-
-    def reserve(
-        self, uid: str, node: str, assignment: Assignment, expires: float, demand: PodDemand | None = None
-    ) -> None:
-        """Counts what was chosen for a pod that is not bound yet, in place of what was reserved for it before.
-
-        Args:
-            uid: The pod.
-            node: Where it will be.
-            assignment: Its GPUs.
-            expires: When the reservation is given up; infinite for never.
-            demand: What the pod asks for: which containers lend, and which have GPUs for themselves.
-        """
-        if uid in self._node_of:
-            return  # bound: the pod itself counts
-        self._drop_reservation(uid)
-        record = self._record(node)
-        traits = traits_of_demand(demand) if demand is not None else ()
-        record.reserved[uid] = PodHoldings(uid, holdings_of(assignment, traits), reserved=True)
-        self._reservations[uid] = _Reservation(node, expires)
-        self._changed(record)
-
-    def reserved_on(self, uid: str) -> str:
-        """Returns the node on which GPUs are reserved for a pod; empty where there is none."""
-        found = self._reservations.get(uid)
-        return found.node if found is not None else ""
-
-    def confirm(self, uid: str) -> None:
-        """Keeps a reservation until its pod is seen, bound or gone: the binding has been written."""
-        found = self._reservations.get(uid)
-        if found is not None:
-            self._reservations[uid] = _Reservation(found.node, math.inf)
-
-    def release(self, uid: str) -> None:
-        """Gives up what is reserved for a pod."""
-        self._drop_reservation(uid)
-
-    def expire(self, now: float) -> tuple[str, ...]:
-        """Gives up the reservations whose time is over, and returns their pods."""
-        over = tuple(uid for uid, one in self._reservations.items() if one.expires <= now)
-        for uid in over:
-            self._drop_reservation(uid)
-        return over
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -369,16 +179,6 @@ class ClusterState:
 
     # --- parts --------------------------------------------------------------------------------------------------
 
-    def _record(self, name: str) -> NodeRecord:
-        record = self._nodes.get(name)
-        if record is None:
-            record = self._nodes[name] = NodeRecord(NodeFacts(name))
-        return record
-
-    def _forget_if_empty(self, record: NodeRecord) -> None:
-        if not record.known and not record.bound and not record.pending and not record.reserved:
-            self._nodes.pop(record.facts.name, None)
-
     def _changed(self, record: NodeRecord) -> None:
         self.revision += 1
         self._place_pending(record)
@@ -395,23 +195,6 @@ class ClusterState:
         for record in self._nodes.values():
             if record.pending:
                 self._changed(record)
-
-    def _take_off(self, uid: str, node: str) -> None:
-        self._unassigned.pop(uid, None)
-        self._node_of.pop(uid, None)
-        record = self._nodes[node]
-        held = record.bound.pop(uid, None) or record.pending.pop(uid, None)
-        if held is not None:
-            self._changed(record)
-        self._forget_if_empty(record)
-
-    def _drop_reservation(self, uid: str) -> None:
-        found = self._reservations.pop(uid, None)
-        if found is not None:
-            record = self._nodes[found.node]
-            record.reserved.pop(uid, None)
-            self._changed(record)
-            self._forget_if_empty(record)
 
     def _place_pending(self, record: NodeRecord) -> None:
         """Counts pods that came without an assignment: as listed, and until then as the agent would place them."""
@@ -503,16 +286,6 @@ class ClusterState:
 
 
 _NONE = RefusalReason.NO_INVENTORY
-
-
-def _assignment(pod: Pod) -> Assignment | None:
-    text = pod.annotations.get(ASSIGNMENT)
-    if text is None:
-        return None
-    try:
-        return Assignment.decode(text)
-    except AssignmentError:
-        return None
 
 
 def _named(record: NodeRecord, demand: PodDemand, found: Assigned) -> Assignment:

@@ -17,7 +17,7 @@ from gigaslice.model import CORES_PER_GPU, Gpu, gpu_device_ids
 
 __all__ = [
     "MIB",
-    "Refusal",
+    "ResizeRefusal",
     "limit_slices",
     "limits_now",
     "physical_now",
@@ -33,7 +33,7 @@ Present = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ResizeRefusal:
     """Why a change cannot be made, for a person. mistake: it never can, as it was asked."""
 
     detail: str
@@ -118,7 +118,7 @@ def resized(
     *,
     memory: Mapping[str, int] | None = None,
     cores: Mapping[str, int] | None = None,
-) -> Allocation | Refusal:
+) -> Allocation | ResizeRefusal:
     """ALLOCATION with the MEMORY in bytes and CORES in per cent that are given for some of its GPUs, or why not.
 
     Shrinking always works. Growing needs room beside what the others on the GPU were promised, or hold where that is
@@ -207,24 +207,26 @@ def _refusal(
     *,
     size: int | None,
     share: int | None,
-) -> Refusal | None:
+) -> ResizeRefusal | None:
     quota = allocation.quota()
     if gpu not in quota:
-        return Refusal(
+        return ResizeRefusal(
             f"{allocation.name} has no slices of {gpu}; it has some of {', '.join(quota)}", mistake=True
         )
     if size is not None and size < MIB:
-        return Refusal("less than 1 MiB is no limit; delete the pod to take all away", mistake=True)
+        return ResizeRefusal("less than 1 MiB is no limit; delete the pod to take all away", mistake=True)
     if share is not None and not 0 <= share <= CORES_PER_GPU:
-        return Refusal(f"{share} is no share of a GPU's compute; say 0 to {CORES_PER_GPU}", mistake=True)
+        return ResizeRefusal(
+            f"{share} is no share of a GPU's compute; say 0 to {CORES_PER_GPU}", mistake=True
+        )
     others = [other for other in table.allocations if other.id != allocation.id]
     if size is not None and size > quota[gpu]:
         if device is None:
-            return Refusal(f"{gpu} is no longer on this node, so its share cannot grow")
+            return ResizeRefusal(f"{gpu} is no longer on this node, so its share cannot grow")
         shared_out = allocation.physical.get(gpu, 0) > 0
         whole = device.bytes_of(device.slices if shared_out else device.own_slices)
         if size > whole:
-            return Refusal(f"{gpu} has {units.format_bytes(whole)} in all", mistake=True)
+            return ResizeRefusal(f"{gpu} has {units.format_bytes(whole)} in all", mistake=True)
         held = {
             other.id: max(other.promised.get(gpu, 0), present.get(other.id, {}).get(gpu, 0))
             for other in others
@@ -233,7 +235,7 @@ def _refusal(
         taken = others_bytes(allocation, device, sum(held.values()), real)
         if taken + size > whole:
             free = max(0, whole - taken - quota[gpu])
-            return Refusal(
+            return ResizeRefusal(
                 f"{units.format_bytes(size - quota[gpu])} more of {gpu} asked for, and {units.format_bytes(free)} are "
                 f"free: {units.format_bytes(whole)} in all, {allocation.name} has {units.format_bytes(quota[gpu])}"
                 + "".join(
@@ -243,7 +245,9 @@ def _refusal(
     if share is not None and share > allocation.cores_of(gpu):
         given = sum(other.cores_of(gpu) for other in others if gpu in other.promised)
         if given + share > CORES_PER_GPU:
-            return Refusal(f"{CORES_PER_GPU - given}% of the compute of {gpu} are free, {share}% asked for")
+            return ResizeRefusal(
+                f"{CORES_PER_GPU - given}% of the compute of {gpu} are free, {share}% asked for"
+            )
     return None
 
 

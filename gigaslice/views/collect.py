@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gigaslice.classes.resource_class import ResourceClass
-from gigaslice.classes.selector import Condition, Operator
+from gigaslice.classes.selector import Operator, Requirement
 from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import NodeState, Pod
@@ -146,7 +146,7 @@ def _selects(one: ResourceClass) -> str:
     return (" or ".join(terms) or "every GPU") + share
 
 
-def _condition(one: Condition) -> str:
+def _condition(one: Requirement) -> str:
     return f"{one.key} {_WORDS[one.operator]} {', '.join(one.values)}".strip()
 
 

@@ -14,7 +14,7 @@ from agent.inventory.source import Inventory
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
 from gigaslice.kube.decode import parse_pod
-from gigaslice.limits.live_limits import Refusal
+from gigaslice.limits.live_limits import ResizeRefusal
 from gigaslice.model import Gpu, Topology
 from gigaslice.placement import Policy
 from tests.fakes.cluster import MemoryCluster
@@ -124,7 +124,7 @@ def test_what_cannot_be_done_changes_nothing_and_says_why(node, ask, words):
     one = node.admit("a", range(8))
     before = node.store.table
     refusal = node.resize(**ask)
-    assert isinstance(refusal, Refusal) and words in refusal.detail
+    assert isinstance(refusal, ResizeRefusal) and words in refusal.detail
     assert node.store.table is before and node.page(one) == (8, 0)
 
 
@@ -324,18 +324,20 @@ def test_no_container_grows_into_host_memory_that_is_not_there(host_node):
     allocation = host_node.admit("one", range(8), oversubscribe="true")
     host_node.left = 3 * GIB
     refused = host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB))
-    assert isinstance(refused, Refusal) and not refused.mistake
+    assert isinstance(refused, ResizeRefusal) and not refused.mistake
     assert "4 GiB of host memory, of which 3 GiB are left" in refused.detail
     assert host_node.store.table.find(allocation).quota() == {uuid(0): 8 * GIB}
     host_node.left = 0
-    assert not isinstance(host_node.manager.resize(LimitChange("default", "one", memory=6 * GIB)), Refusal), (
-        "smaller"
-    )
     assert not isinstance(
-        host_node.manager.resize(LimitChange("default", "one", memory=16 * GIB)), Refusal
+        host_node.manager.resize(LimitChange("default", "one", memory=6 * GIB)), ResizeRefusal
+    ), "smaller"
+    assert not isinstance(
+        host_node.manager.resize(LimitChange("default", "one", memory=16 * GIB)), ResizeRefusal
     ), "on the GPU"
     host_node.left = 4 * GIB
-    assert not isinstance(host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB)), Refusal)
+    assert not isinstance(
+        host_node.manager.resize(LimitChange("default", "one", memory=20 * GIB)), ResizeRefusal
+    )
 
 
 def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):

@@ -117,18 +117,18 @@ def test_limits_grow_only_into_what_is_there():
     table = table.with_allocation(allocation(2, (0, range(8, 16))))
     one, plain = table.allocations
     grown = live_limits.resized(table, one, [found], {}, memory={uuid(0): 16 * GIB})
-    assert not isinstance(grown, live_limits.Refusal)
+    assert not isinstance(grown, live_limits.ResizeRefusal)
     assert grown.physical[uuid(0)] == 4 * GIB
     assert isinstance(
-        live_limits.resized(table, one, [found], {}, memory={uuid(0): 17 * GIB}), live_limits.Refusal
+        live_limits.resized(table, one, [found], {}, memory={uuid(0): 17 * GIB}), live_limits.ResizeRefusal
     )
     larger = live_limits.resized(table, plain, [found], {}, memory={uuid(0): 12 * GIB})
-    assert not isinstance(larger, live_limits.Refusal)
+    assert not isinstance(larger, live_limits.ResizeRefusal)
     assert isinstance(
-        live_limits.resized(table, plain, [found], {}, memory={uuid(0): 13 * GIB}), live_limits.Refusal
+        live_limits.resized(table, plain, [found], {}, memory={uuid(0): 13 * GIB}), live_limits.ResizeRefusal
     )
     small = live_limits.resized(table, one, [found], {}, memory={uuid(0): 2 * GIB})
-    assert not isinstance(small, live_limits.Refusal)
+    assert not isinstance(small, live_limits.ResizeRefusal)
     assert small.physical[uuid(0)] == 2 * GIB
 
 
@@ -210,7 +210,7 @@ def test_a_node_never_promises_more_host_memory_than_it_lends(seed):
             changed = next(iter(one.quota()))
             asked = {changed: luck.randint(1, 48) * GIB // 2}
             grown = live_limits.resized(table, one, gpus, {}, memory=asked)
-            if not isinstance(grown, live_limits.Refusal):
+            if not isinstance(grown, live_limits.ResizeRefusal):
                 table = table.replaced([grown])
         elif roll < 0.95:
             victim = luck.choice(table.allocations)

@@ -62,14 +62,14 @@ def test_a_refusal_names_what_is_free_and_who_has_the_rest():
 def test_what_a_neighbour_uses_beyond_its_promise_is_not_free():
     one, other = named(1, (0, range(8))), named(2, (0, range(8, 12)))
     used = {other.id: {uuid(0): 10 * GIB}}
-    assert isinstance(grow(table(one, other), one, 15 * GIB, used), live_limits.Refusal)
+    assert isinstance(grow(table(one, other), one, 15 * GIB, used), live_limits.ResizeRefusal)
     assert "uses 10 GiB" in grow(table(one, other), one, 15 * GIB, used).detail
     assert isinstance(grow(table(one, other), one, 14 * GIB, used), Allocation)
 
 
 def test_one_that_waits_behind_the_gate_keeps_its_place():
     one, waits = named(1, (0, range(8))), allocation(2, (0, range(8, 24)), waiting=True)
-    assert isinstance(grow(table(one, waits), one, 9 * GIB), live_limits.Refusal)
+    assert isinstance(grow(table(one, waits), one, 9 * GIB), live_limits.ResizeRefusal)
 
 
 @pytest.mark.parametrize(
