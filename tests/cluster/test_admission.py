@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.control_plane import Api, ControlPlane, Refused, path_of, until
+from tests.cluster.control_plane import Api, ControlPlane, Refused, free_port, path_of, until
 from tests.unit.docs.test_cluster_page import EXAMPLES
-from tests.unit.manifests.test_chart import listed
+from tests.unit.gigaslice.webhook.pods import inventory
+from tests.unit.manifests.test_chart import ROOT, listed
 
 NAMESPACE = "gigaslice"
 TEAM = "team"
@@ -292,41 +298,69 @@ def test_every_role_may_what_it_needs(installed):
     assert may(controller, "update", "validatingwebhookconfigurations", **configuration)
 
 
-def test_a_stock_scheduler_works_with_the_charts_configuration_and_rights(installed, agent, tmp_path):
-    """It reads all it watches, takes its lease, and binds a pod that asks for none of ours."""
+@pytest.fixture
+def scheduled(installed: ControlPlane, agent: Api, tmp_path: Path) -> Iterator[ControlPlane]:
+    """A stock kube-scheduler with our service, both with the chart's configuration and account; one node with GPUs."""
     api, name = installed.admin, "gigaslice-scheduler"
     token = api.post(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{name}/token", {"spec": {}})
     access = yaml.safe_load(installed.kubeconfig().read_text())
     access["users"][0]["user"] = {"token": token["status"]["token"]}
     kubeconfig, configuration = tmp_path / "kubeconfig", tmp_path / "scheduler.yaml"
     kubeconfig.write_text(yaml.safe_dump(access))
-    given = yaml.safe_load(
-        api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}")["data"]["scheduler.yaml"]
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}"
+    given, address = api.get(path)["data"]["scheduler.yaml"], f"127.0.0.1:{free_port()}"
+    found = yaml.safe_load(given.replace("127.0.0.1:8090", address))
+    configuration.write_text(yaml.safe_dump({**found, "clientConnection": {"kubeconfig": str(kubeconfig)}}))
+    node = "/api/v1/nodes/node-b"
+    # Room for the pods of the other tests too, which this scheduler binds as well.
+    capacity = {"cpu": "32", "memory": "8Gi", "pods": "90"}
+    capacity |= {"gigaslice.io/gpu": "12", "gigaslice.io/vgpu-memory": "960"}
+    conditions = [{"type": "Ready", "status": "True"}]
+    api.patch(
+        f"{node}/status",
+        {"status": {"capacity": capacity, "allocatable": capacity, "conditions": conditions}},
     )
-    configuration.write_text(yaml.safe_dump({**given, "clientConnection": {"kubeconfig": str(kubeconfig)}}))
+    text = inventory(*[("H100", 80)] * 12).encode()
+    api.patch(node, {"spec": {"taints": None}, "metadata": {"annotations": {"gigaslice.io/inventory": text}}})
+    (tmp_path / "service.log").touch()
+    with (tmp_path / "service.log").open("ab") as log:
+        command = [sys.executable, "-m", "agent", "scheduler", f"--kubeconfig={kubeconfig}"]
+        service = subprocess.Popen(
+            [*command, f"--listen-address={address}"], cwd=ROOT, stdout=log, stderr=log
+        )
     flags = [f"--{one}-kubeconfig={kubeconfig}" for one in ("authentication", "authorization")]
     process = installed.start(
         "kube-scheduler", f"--config={configuration}", "--bind-address=127.0.0.1", "--secure-port=0", *flags
     )
-    node = "/api/v1/nodes/node-b"
-    ready = {
-        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "10"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    api.patch(f"{node}/status", {"status": {**ready, "allocatable": ready["capacity"]}})
-    api.patch(node, {"spec": {"taints": None}})
-    plain = pod({"cpu": 1}, schedulerName=name, nodeSelector={"kept": "yes"})
-    path = f"{PODS}/{api.post(PODS, plain)['metadata']['name']}"
     try:
-        until(lambda: process.poll() is not None or api.get(path)["spec"].get("nodeName"), 90)
+        yield installed
     finally:
-        process.terminate()
-        process.wait(20)
-    log = (installed.folder / "kube-scheduler.log").read_text()
-    assert api.get(path)["spec"].get("nodeName") == "node-b", log[-3000:]
-    assert "forbidden" not in log.lower()
-    lease = api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{name}")
-    assert lease["spec"]["leaseTransitions"] >= 0
+        for one in (process, service):
+            one.terminate()
+            one.wait(20)
+
+
+def test_a_stock_scheduler_and_the_service_work_with_the_charts_configuration_and_rights(scheduled):
+    """A pod that asks for none of ours, the short form of a class request, and that of a share, all bound."""
+    api = scheduled.admin
+    plain = pod({"cpu": 1}, schedulerName="gigaslice-scheduler", nodeSelector={"kept": "yes"})
+    whole, part = pod({"gpuclass.gigaslice.io/nvidia.h100": 1}), pod({"gpuclass.gigaslice.io/small": 1})
+    paths = [f"{PODS}/{api.post(PODS, one)['metadata']['name']}" for one in (plain, whole, part)]
+    bound = [api.get(path) for path in paths]
+
+    def all_bound() -> bool:
+        bound[:] = [api.get(path) for path in paths]
+        return all(one["spec"].get("nodeName") for one in bound)
+
+    until(all_bound, 90)
+    assert {one["spec"]["nodeName"] for one in bound} == {"node-b"}
+    chosen = [one["metadata"].get("annotations", {}).get("gigaslice.io/assignment") for one in bound]
+    assert chosen[0] is None
+    ((gpu, slices, *_),), ((other, eight, *_),) = (json.loads(one)["c0"] for one in chosen[1:])
+    assert gpu != other and (slices, eight) == (80, 8)
+    assert "forbidden" not in (scheduled.folder / "kube-scheduler.log").read_text().lower()
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gigaslice-scheduler"
+    assert api.get(lease)["spec"]["holderIdentity"]
 
 
 # --- quota ------------------------------------------------------------------------------------------------------------
@@ -373,10 +407,21 @@ def test_the_pages_examples_are_taken(installed):
     until(lambda: _known(api))
     for document in EXAMPLES:
         if document["kind"] == "Pod":
+            if priority := document["spec"].get("priorityClassName"):
+                until(lambda name=priority: _usable(api, name))
             found = api.post("/api/v1/namespaces/reader/pods", document)
             assert found["spec"]["schedulerName"] == "gigaslice-scheduler"
         elif document["kind"] != "KubeSchedulerConfiguration":
             api.apply(document)
+
+
+def _usable(api: Api, priority: str) -> bool:
+    """Admission hears of a new PriorityClass a moment after it was stored."""
+    try:
+        api.post(f"{PODS}?dryRun=All", pod({}, priorityClassName=priority))
+    except Refused:
+        return False
+    return True
 
 
 def _known(api: Api) -> bool:
