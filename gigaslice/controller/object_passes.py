@@ -173,6 +173,8 @@ class ObjectPasses:
             found = self.types().get(name)
             present = table.get(name)
             going = found is None and present is not None and present.managed
+            if not going:
+                self._gone.pop(name, None)
             if not going or await self._may_go(name):
                 spec = None if found is None else class_spec(found)
                 for write in plan_class(name, spec, present, lambda name: False):
@@ -184,12 +186,17 @@ class ObjectPasses:
 
     async def _may_go(self, name: str) -> bool:
         """Whether the automatic class of a type that has no GPU any more may be deleted."""
-        if any(node.problem for node in self._feed.nodes.values()):
-            return False
         since = self._gone.setdefault(name, self._clock())
-        if (left := since + self.unneeded - self._clock()) > 0:
-            self.classes.add(name, left + 0.1)
-            return False
+        left = since + self.unneeded - self._clock()
+        if left <= 0 and not await self._needed(name):
+            return True
+        self.classes.add(name, left + 0.1 if left > 0 else max(1.0, self.unneeded))
+        return False
+
+    async def _needed(self, name: str) -> bool:
+        """Whether a pod or a quota refers to a class, or a node that cannot be read may have GPUs of it."""
+        if any(node.problem for node in self._feed.nodes.values()):
+            return True
         resource = CLASS_PREFIX + name
         if any(
             resource in container.requests
@@ -197,9 +204,9 @@ class ObjectPasses:
             if not pod.terminal
             for container in pod.containers
         ):
-            return False
+            return True
         quotas = (await self._client.get(_QUOTAS)).get("items")
-        return name not in quota_classes(quotas if isinstance(quotas, list) else [])
+        return name in quota_classes(quotas if isinstance(quotas, list) else [])
 
     def _figures(self, name: str) -> ClassFigures:
         mistake = self._feed.class_mistakes.get(name, "")

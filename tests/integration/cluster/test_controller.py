@@ -73,13 +73,13 @@ def api() -> Iterator[ObjectApi]:
 
 @contextlib.asynccontextmanager
 async def controller(
-    api: ObjectApi, folder: Path, name: str = "a", **flags: str
+    api: ObjectApi, folder: Path, name: str = "a", clock: Callable[[], float] = time.monotonic, **flags: str
 ) -> AsyncIterator[ControllerParts]:
     access, _ = find_access(api.kubeconfig(folder), "")
     assert access is not None
     config = load({"metrics-address": "off", **flags}, {})
     async with KubeClient(access, "test", answer=5.0) as client:
-        parts = ControllerParts(client, config, name, observe=0.05, gather=0.02, pause=0.05)
+        parts = ControllerParts(client, config, name, observe=0.05, gather=0.02, pause=0.05, clock=clock)
         tasks = [
             asyncio.create_task(part()) for part in (*parts.essential.values(), *parts.restarted.values())
         ]
@@ -178,6 +178,31 @@ def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: 
             await until(lambda: set(api.of(CLASSES)) == {"nvidia.tesla.t4"})
             await asyncio.sleep(0.5)
             assert set(api.of(CLASSES)) == {"nvidia.tesla.t4"}, "the quota names it"
+            api.put("v1/pods", pod("p", {"gpuclass.gigaslice.io/nvidia.tesla.t4": 1}))
+            await until(lambda: len(parts.feed.pods) == 1)
+            api.remove("v1/resourcequotas", "q", "default")
+            await asyncio.sleep(1.5)
+            assert set(api.of(CLASSES)) == {"nvidia.tesla.t4"}, "a pod names it"
+            api.remove("v1/pods", "p", "default")
+            await until(lambda: api.of(CLASSES) == {})
+
+
+def test_an_automatic_class_stays_where_its_gpus_are_back_in_time(api: ObjectApi, tmp_path: Path):
+    ahead = 0.0
+
+    async def main() -> None:
+        nonlocal ahead
+        api.put("v1/nodes", node("n1", "GPU-1"))
+        async with controller(api, tmp_path, clock=lambda: time.monotonic() + ahead) as parts:
+            await until(lambda: free(api, "nvidia.h100") == 1)
+            uid = api.of(CLASSES)["nvidia.h100"]["metadata"]["uid"]
+            for _ in range(3):  # away for less than five minutes each time, and for more altogether
+                api.remove("v1/nodes", "n1")
+                await until(lambda: free(api, "nvidia.h100") == 0 and "nvidia.h100" in parts.passes._gone)
+                ahead += 200.0
+                api.put("v1/nodes", node("n1", "GPU-1"))
+                await until(lambda: free(api, "nvidia.h100") == 1)
+            assert api.of(CLASSES)["nvidia.h100"]["metadata"]["uid"] == uid
 
     run(main())
 
