@@ -1,0 +1,203 @@
+"""The scheduler service at 5,000 nodes of 8 GPUs with 50,000 pods: filter and prioritize over HTTP, memory, sends.
+
+    python -m tests.bench.scheduler [--nodes 5000] [--pods 50000] [--calls 300]
+
+The service is a process of its own between a stand-in of the API server and this program, which sends what
+kube-scheduler sends: a filter with all names, a prioritize with those that fit, a bind of the winner, so that every
+next decision is from another state. The goals: p99 of filter and prioritize together at most 5 ms inside the service,
+400 MiB, one send per reply. Figures are printed and never compared with the goals here: they are of one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import yaml
+
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.model import Share
+from tests.fakes.kubeapi.cluster_server import ObjectServer
+from tests.integration.cluster.world import node, pod
+
+GPUS, SLICES = 8, 80
+_TRACED = 20
+
+
+def filled(api: ObjectServer, nodes: int, pods: int) -> None:
+    """Makes the nodes, and the pods bound on them: some GPUs of each are full, some empty."""
+    for number in range(nodes):
+        api.create("nodes", node(f"node-{number:04}", gpus=GPUS, slices=SLICES))
+    for number in range(pods):
+        name = f"node-{number % nodes:04}"
+        gpu = number // nodes % GPUS
+        slices = 4 + number % 7
+        one = pod(f"pod-{number}", slices)
+        text = Assignment({"main": (Share(f"GPU-{name}-{gpu}", slices),)}).encode()
+        one["metadata"]["annotations"] = {ASSIGNMENT: text, "example.com/other": "x" * 200}
+        one["spec"] |= {"nodeName": name}
+        api.create("pods", one)
+
+
+def kubeconfig(api: ObjectServer, folder: Path) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{api.port}"}}],
+                "users": [{"name": "u", "user": {"token": "a token"}}],
+            }
+        )
+    )
+    return path
+
+
+async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
+    async with ObjectServer() as api:
+        filled(api, nodes, pods)
+        with closing(socket.socket()) as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        begun = perf_counter()
+        service = subprocess.Popen(
+            [sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{port}",
+             f"--kubeconfig={kubeconfig(api, folder)}", "--log-level=warning"]
+        )  # fmt: skip
+        try:
+            async with aiohttp.ClientSession() as session:
+                await until_ready(session, f"http://127.0.0.1:{port}/readyz", service)
+                print(f"ready after {perf_counter() - begun:.1f} s with {nodes} nodes and {pods} pods")
+                process = psutil.Process(service.pid)
+                print(f"memory when ready: {process.memory_info().rss >> 20} MiB")
+                url = f"http://127.0.0.1:{port}"
+                show(await talk(api, session, f"{url}/scheduler", nodes, range(calls)))
+                print(f"memory after {calls} pods: {process.memory_info().rss >> 20} MiB")
+                print(await inside(session, f"{url}/metrics"))
+                traced = trace(service.pid, folder)  # afterwards: it makes every call slower
+                await talk(api, session, f"{url}/scheduler", nodes, range(calls, calls + _TRACED))
+                sends(traced, folder, _TRACED)
+        finally:
+            service.send_signal(signal.SIGTERM)
+            service.wait(20)
+
+
+async def until_ready(session: aiohttp.ClientSession, url: str, service: subprocess.Popen[bytes]) -> None:
+    while service.poll() is None:
+        try:
+            async with session.get(url) as reply:
+                if reply.status == 200:
+                    return
+        except aiohttp.ClientError:
+            pass
+        await asyncio.sleep(0.1)
+    raise SystemExit("the service has ended")
+
+
+async def talk(
+    api: ObjectServer, session: aiohttp.ClientSession, url: str, nodes: int, numbers: range
+) -> dict[str, list[float]]:
+    names = [f"node-{number:04}" for number in range(nodes)]
+    taken: dict[str, list[float]] = {"filter": [], "prioritize": [], "bind": []}
+
+    async def send(verb: str, body: Any) -> Any:
+        text = orjson.dumps(body)
+        begun = perf_counter()
+        async with session.post(f"{url}/{verb}", data=text) as reply:
+            found = await reply.read()
+        taken[verb].append(perf_counter() - begun)
+        return orjson.loads(found)
+
+    for number in numbers:
+        one = api.create("pods", pod(f"new-{number}", 8 + 8 * (number % 3)))
+        fitting = (await send("filter", {"Pod": one, "Nodes": None, "NodeNames": names}))["NodeNames"]
+        scores = await send("prioritize", {"Pod": one, "Nodes": None, "NodeNames": fitting})
+        best = max(scores, key=lambda score: int(score["Score"]))["Host"]
+        metadata = one["metadata"]
+        error = await send(
+            "bind",
+            {"PodName": metadata["name"], "PodNamespace": "default", "PodUID": metadata["uid"], "Node": best},
+        )
+        if error["Error"]:
+            raise SystemExit(error["Error"])
+    return taken
+
+
+def show(taken: dict[str, list[float]]) -> None:
+    """Prints how long the calls took."""
+    both = [one + other for one, other in zip(taken["filter"], taken["prioritize"], strict=True)]
+    for name, values in (*taken.items(), ("filter + prioritize", both)):
+        cut = quantiles(values[3:], n=100)
+        print(f"{name}, seen by the client: p50 {cut[49] * 1000:.2f} ms, p99 {cut[98] * 1000:.2f} ms")
+
+
+async def inside(session: aiohttp.ClientSession, url: str) -> str:
+    """How many calls took how long inside the service, from its own histograms."""
+    async with session.get(url) as reply:
+        text = await reply.text()
+    lines = []
+    for verb in ("filter", "prioritize"):
+        rows = re.findall(rf'gigaslice_scheduler_{verb}_seconds_bucket{{le="([^"]+)"}} (\S+)', text)
+        lines.append(
+            f"{verb} inside the service: " + ", ".join(f"<= {le} s: {float(n):g}" for le, n in rows[:6])
+        )
+    return "\n".join(lines)
+
+
+def trace(pid: int, folder: Path) -> subprocess.Popen[bytes] | None:
+    if shutil.which("strace") is None:
+        return None
+    flags = [
+        "-f",
+        "-c",
+        "-e",
+        "trace=sendto,sendmsg,write,writev",
+        "-o",
+        str(folder / "sends"),
+        "-p",
+        str(pid),
+    ]
+    return subprocess.Popen(["strace", *flags], stderr=subprocess.DEVNULL)
+
+
+def sends(traced: subprocess.Popen[bytes] | None, folder: Path, pods: int) -> None:
+    """Prints the sends per reply: three replies to kube-scheduler and one binding for each pod."""
+    if traced is None:
+        return
+    traced.send_signal(signal.SIGINT)
+    traced.wait(10)
+    rows = [row.split() for row in (folder / "sends").read_text().splitlines()]
+    count = sum(int(row[3]) for row in rows if row and row[-1] in ("sendto", "sendmsg", "writev"))
+    print(
+        f"{count} sends for {3 * pods} replies and {pods} bindings: {(count - pods) / (3 * pods):.2f} per reply"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("nodes", 5000), ("pods", 50_000), ("calls", 300)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    known = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(known.nodes, known.pods, known.calls, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
