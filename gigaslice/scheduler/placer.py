@@ -27,6 +27,7 @@ from gigaslice.scheduler.waiting import RefusedPods
 __all__ = ["Fitting", "Placer"]
 
 _SCORE = 200  # of one rank: with kube-scheduler's factor of ten more than all its own scores together
+_MOST_SCORED = 32
 _DOUBT_SECONDS = 90.0  # an API server gives up a request after 60
 _UNSEEN_SECONDS = (
     120.0  # until a binding that no watch shows is given up: its pod came and went between two lists
@@ -163,22 +164,22 @@ class Placer:
         return Fitting(fitting, refused)
 
     def prioritize(self, pod: Pod, names: Sequence[str], now: float) -> list[tuple[str, int]]:
-        """Returns a score for each node, and keeps the GPUs on the one that wins."""
+        """Returns scores of the best nodes, and keeps the GPUs on the one that wins.
+
+        kube-scheduler gives 0 to a node without a score: thousands of zeros would only be read and written.
+        """
         self.expire(now)
         if not asks_for_gpus(pod, self.state.units) or self._settled_node(pod):
-            return [(name, 0) for name in names]
+            return []
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
-            return [(name, 0) for name in names]
+            return []
         self._release(pod.uid, now)
-        ranks = self.state.rank(demand, names)
-        scores = {name: _SCORE * (len(ranks) - rank) for name, rank in ranks}
-        for name, _ in ranks:
-            if self._provide(pod, demand, name, now):
-                break
-            scores[name] = 0
+        best = [name for name, _ in self.state.rank(demand, names)[:_MOST_SCORED]]
+        while best and not self._provide(pod, demand, best[0], now):
+            del best[0]
         self.note_change(now)
-        return [(name, scores.get(name, 0)) for name in names]
+        return [(name, _SCORE * (len(best) - rank)) for rank, name in enumerate(best)]
 
     def preempt(
         self, pod: Pod, proposed: Mapping[str, Sequence[str]], now: float
