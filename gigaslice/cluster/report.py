@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gigaslice.cluster.demand import ContainerDemand, PodDemand
 from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.node_record import NodeRecord
+from gigaslice.cluster.pod_holdings import HeldShare
 from gigaslice.cluster.problem import Block, Problem
 from gigaslice.cluster.refusal import GpuReport, NodeReport, Refusal, RefusalReason
 from gigaslice.model import CORES_PER_GPU
@@ -17,20 +20,25 @@ def node_report(
 ) -> NodeReport:
     """Returns a node as a pod sees it. problem: the pod on this kind of node; None where its GPUs are not known."""
     facts = record.facts
-    gpus = (
-        tuple(_gpu(record, demand, problem, number) for number in range(len(record.gpus))) if problem else ()
-    )
+    gpus: tuple[GpuReport, ...] = ()
+    if problem is not None:
+        on: list[list[tuple[str, HeldShare]]] = [[] for _ in record.gpus]
+        for holding in record.holdings():
+            for share in holding.shares:
+                if share.gpu in record.positions:
+                    on[record.positions[share.gpu]].append((holding.uid, share))
+        gpus = tuple(_gpu(record, demand, problem, number, held) for number, held in enumerate(on))
     return NodeReport(facts.name, refusal, _would_help(record, refusal), facts.schedulable, facts.ready, gpus)
 
 
-def _gpu(record: NodeRecord, demand: PodDemand, problem: Problem, number: int) -> GpuReport:
+def _gpu(
+    record: NodeRecord,
+    demand: PodDemand,
+    problem: Problem,
+    number: int,
+    holders: Sequence[tuple[str, HeldShare]],
+) -> GpuReport:
     one = record.gpus[number]
-    holders = [
-        (holding.uid, share)
-        for holding in record.holdings()
-        for share in holding.shares
-        if share.gpu == one.gpu.uuid
-    ]
     whys = [
         _why(record, container, block, problem.hardware, number)
         for container, block in zip(demand.containers, problem.blocks, strict=True)
