@@ -22,8 +22,8 @@ __all__ = ["Notice", "WaitingPod", "WaitingPods"]
 _PATIENCE = 5.0
 """Seconds that a pod waits before it is told that nothing is free: most are bound before."""
 _CLASS_NOT_FOUND = "ResourceClassNotFound"
-_INVALID = "InvalidGpuRequest"
-_WAITING = "WaitingForGpu"
+_INVALID = "InvalidGPURequest"
+_WAITING = "GPUUnavailable"
 _UNSERVED = "ResourceClassNotServed"
 
 

@@ -229,7 +229,7 @@ def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ObjectApi, tmp_pat
         assert told() == {
             "wrong": ("ResourceClassNotFound", 1),
             "loose": ("ResourceClassNotServed", 1),
-            "big": ("WaitingForGpu", 1),
+            "big": ("GPUUnavailable", 1),
             "old": ("InventoryUnreadable", 1),
         }
 

@@ -57,9 +57,9 @@ def test_mistakes_are_told_at_once_and_full_clusters_after_a_while():
     pods.put(pod("both", slices=1, gpus=1), 0.0)
     pods.put(pod("large", slices=1000), 0.0)
     pods.put(pod("fits", slices=8), 0.0)
-    assert told(pods, 0.0) == {"unknown": "ResourceClassNotFound", "both": "InvalidGpuRequest"}
+    assert told(pods, 0.0) == {"unknown": "ResourceClassNotFound", "both": "InvalidGPURequest"}
     assert told(pods, 4.9) == {}
-    assert told(pods, 5.0) == {"large": "WaitingForGpu"}
+    assert told(pods, 5.0) == {"large": "GPUUnavailable"}
     assert told(pods, 1000.0) == {}
     assert {one.pod.uid: one.state for one in pods.waiting()} == {
         "unknown": "invalid",
@@ -73,12 +73,12 @@ def test_a_cordoned_node_is_no_room_and_room_that_comes_ends_the_matter():
     cluster = state("n1", schedulable=False)
     pods = WaitingPods(cluster, explain=lambda one: "no room")
     pods.put(pod("p", slices=8), 0.0)
-    assert told(pods, 10.0) == {"p": "WaitingForGpu"}
+    assert told(pods, 10.0) == {"p": "GPUUnavailable"}
     cluster.put_node(NodeFacts("n1", state_text(cluster), True))
     assert told(pods, 11.0) == {}
     assert [one.fits for one in pods.waiting()] == [("n1",)]
     cluster.put_node(NodeFacts("n1", state_text(cluster), False))
-    assert told(pods, 12.0) == {"p": "WaitingForGpu"}, "a new matter"
+    assert told(pods, 12.0) == {"p": "GPUUnavailable"}, "a new matter"
 
 
 def state_text(cluster: ClusterState) -> str | None:
