@@ -68,8 +68,18 @@ class Shape:
             fitting = [name for name in names if name in fits]
         return fitting, {name: refusals[name] for name in names if name in refusals}
 
-    def ranked(self, names: Sequence[str]) -> list[str]:
-        """Returns those of the nodes that the pod fits on, the best first."""
+    def best(self, names: Sequence[str], most: int) -> list[str]:
+        """Returns the best MOST of the nodes that the pod fits on, the best first."""
+        self._place(names)
+        wanted, found = set(names), list[str]()
+        for _, name in self._order:
+            if name in wanted:
+                found.append(name)
+                if len(found) >= most:
+                    break
+        return found
+
+    def _place(self, names: Sequence[str]) -> None:
         placed = self._placed
         missing = [name for name in names if name not in placed]
         for name in missing:
@@ -77,6 +87,11 @@ class Shape:
                 entry = placed[name] = (self._key(name), name)
                 insort(self._order, entry)
                 self._names = None
+
+    def ranked(self, names: Sequence[str]) -> list[str]:
+        """Returns those of the nodes that the pod fits on, the best first."""
+        self._place(names)
+        placed = self._placed
         if self._names is None:
             self._names = [name for _, name in self._order]
         wanted = set(names)

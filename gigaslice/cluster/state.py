@@ -95,6 +95,10 @@ class ClusterState(ClusterContents):
         ranked = self._shape(demand).ranked(names)
         return list(zip(ranked, range(len(ranked)), strict=True))
 
+    def best(self, demand: PodDemand, names: Sequence[str], most: int) -> list[str]:
+        """Returns the first MOST of `rank`, without ranking the others' names."""
+        return self._shape(demand).best(names, most)
+
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""
         if not demand.any:

@@ -175,7 +175,7 @@ class Placer:
         if isinstance(demand, Refusal):
             return []
         self._release(pod.uid, now)
-        best = [name for name, _ in self.state.rank(demand, names)[:_MOST_SCORED]]
+        best = self.state.best(demand, names, _MOST_SCORED)
         while best and not self._provide(pod, demand, best[0], now):
             del best[0]
         self.note_change(now)

@@ -200,3 +200,15 @@ def test_nothing_changes_without_a_change(state: ClusterState) -> None:
     state.drop_pod("never")
     state.release("never")
     assert state.revision == before
+
+
+def test_the_best_nodes_are_the_first_of_the_ranking() -> None:
+    state = ClusterState()
+    for number in range(20):
+        state.put_node(facts(f"n{number:02}"))
+        if number % 3:
+            state.put_pod(bound(f"u{number}", f"n{number:02}", (0, number % 7 + 1)))
+    wanted = demand(state, pod("p", container(slices=4)))
+    names = [f"n{number:02}" for number in range(0, 20, 2)]
+    for most in (1, 3, 99):
+        assert state.best(wanted, names, most) == [name for name, _ in state.rank(wanted, names)][:most]
