@@ -91,6 +91,13 @@ class PodDemand:
     """What a pod asks for. containers: those that ask for GPUs, in the order of admission."""
 
     containers: tuple[ContainerDemand, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.containers))
+
+    def __hash__(self) -> int:
+        return self._hash  # a key that is looked up once for every node
 
     @property
     def any(self) -> bool:
