@@ -210,6 +210,16 @@ def _of_classes(
     memory = sum(slices * counts[name] for name, slices in shared.items())
     rest = total - sum(counts[name] for name in shared)  # units that are no share by themselves
     resource = one.resource or units.memory_resource
+    if (
+        shared and rest
+    ):  # two answers of the agent would each name the container's GPUs, and one of them be lost
+        part = next(iter(shared))
+        whole = next(name for name in counts if name not in shared)
+        return _invalid(
+            container,
+            f"class {part} is a share of a GPU and class {whole} a whole one; ask for one kind in a container, and for "
+            "the other in another container of the pod",
+        )
     if shared and one.slices and one.slices != memory:
         return _invalid(
             container, f"its classes are {memory} of {resource} altogether; write {memory}, or leave it out"

@@ -51,7 +51,7 @@ def test_equal_templates_are_equal() -> None:
         (container(classes={"eighth": 2}), [("eighth", 2, 8, 30)]),
         (container(classes={"eighth": 2}, slices=16), [("eighth", 2, 8, 30)]),
         (container(classes={"odd": 1}), [("odd", 1, 2, 0)]),
-        (container(classes={"eighth": 1, "h100": 1}, slices=8, gpus=1), [("eighth", 1, 8, 30), ("h100", 1, 0, 100)]),
+        (container(classes={"eighth": 1, "odd": 1}, slices=10), [("eighth", 1, 8, 30), ("odd", 1, 2, 0)]),
     ],
 )  # fmt: skip
 def test_units(one: PodContainer, units: list[tuple[str, int, int, int]]) -> None:
@@ -106,6 +106,11 @@ TWO_KINDS = PodContainer("main", requests={"gigaslice.io/vgpu-memory": 1, "gigas
         ),
         (container(classes={"eighth": 2}, gpus=2), {}, "write 16 of gigaslice.io/vgpu-memory in place of it"),
         (container(classes={"eighth": 2}), {"cores": "50"}, "class eighth says 30"),
+        (
+            container(classes={"eighth": 1, "h100": 1}, slices=8, gpus=1),
+            {},
+            "class eighth is a share of a GPU and class h100 a whole one; ask for one kind in a container",
+        ),
     ],
 )
 def test_contradictions(one: PodContainer, annotations: dict[str, str], sentence: str) -> None:

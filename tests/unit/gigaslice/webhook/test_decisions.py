@@ -67,8 +67,7 @@ def warned(document, known=FACTS):
     ({"gpuclass.gigaslice.io/h100.small": 2}, {"gigaslice.io/vgpu-memory": "16"}),
     ({"gpuclass.gigaslice.io/h100.odd": 3}, {"gigaslice.io/vgpu-memory": "6"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 1, "gpuclass.gigaslice.io/nvidia.t4": 1}, {"gigaslice.io/gpu": "2"}),
-    ({"gpuclass.gigaslice.io/nvidia.h100": 1, "gpuclass.gigaslice.io/h100.small": 1},
-     {"gigaslice.io/gpu": "1", "gigaslice.io/vgpu-memory": "8"}),
+    ({"gpuclass.gigaslice.io/h100.odd": 1, "gpuclass.gigaslice.io/h100.small": 1}, {"gigaslice.io/vgpu-memory": "10"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 2, "gigaslice.io/vgpu-memory": 24}, {"gigaslice.io/vgpu-memory": "24"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 2, "gigaslice.io/gpu": 2}, {"gigaslice.io/gpu": "2"}),
     ({"gigaslice.io/vgpu-memory": 8}, {"gigaslice.io/vgpu-memory": "8"}),
@@ -171,6 +170,8 @@ def test_a_second_pass_adds_nothing_and_no_class_slips_past(apps, inits, schedul
 
 
 @pytest.mark.parametrize("limits, sentence", [
+    ({"gpuclass.gigaslice.io/nvidia.h100": 1, "gpuclass.gigaslice.io/h100.small": 1},
+     "class h100.small is a share of a GPU and class nvidia.h100 a whole one"),
     ({"gpuclass.gigaslice.io/nvidia.h10": 1},
      "container c0: gpuclass.gigaslice.io/nvidia.h10: there is no such class; did you mean "
      "gpuclass.gigaslice.io/nvidia.h100?"),
