@@ -207,7 +207,7 @@ def reads(*resources: str) -> set[tuple[str, str]]:
 
 def test_the_scheduler_reads_and_binds_and_nothing_else():
     own = reads("nodes", "pods", "resourceclasses") | {
-        ("create", "pods/binding"), ("create", "events"), ("patch", "events"),
+        ("create", "pods/binding"), ("patch", "pods/status"), ("create", "events"), ("patch", "events"),
     }  # fmt: skip
     assert rights(chart("scheduler.mode=extender"), "gigaslice-scheduler") == own
     assert rights(chart(), "gigaslice-scheduler") == own | {
