@@ -1,0 +1,117 @@
+"""How many pods a second a real kube-scheduler binds, with and without the service as its extender.
+
+    K8S_BIN=… python -m tests.cluster.throughput --nodes 500 --pods 500 --rounds 3
+
+Paired runs on the same nodes, in turns: pods are made first, then the scheduler starts, and the time is taken from its
+tenth binding to the last but ten. Both ways have the same profile; only the second has the extender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.control_plane import ControlPlane, find_binaries, free_port
+from tests.cluster.test_scheduler import CLASSES, NAMESPACE, Cluster
+from tests.unit.gigaslice.controller.crd_schema import FOLDER
+
+_EDGE = 10  # bindings at either end that are not timed
+
+
+def _configuration(cluster: Cluster, *, extender: bool) -> Path:
+    document: dict[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(cluster.plane.kubeconfig()), "qps": 5000, "burst": 5000},
+        "leaderElection": {"leaderElect": False},
+        "profiles": [{"schedulerName": "gigaslice-scheduler", "percentageOfNodesToScore": 100}],
+    }
+    if extender:
+        verbs = {f"{verb}Verb": verb for verb in ("filter", "prioritize", "preempt", "bind")}
+        document["extenders"] = [
+            {
+                "urlPrefix": f"http://127.0.0.1:{cluster.port}/scheduler",
+                **verbs,
+                "weight": 1,
+                "nodeCacheCapable": True,
+                "httpTimeout": "5s",
+                "managedResources": [{"name": "gigaslice.io/vgpu-memory"}],
+            }
+        ]
+    path = cluster.folder / f"extender-{extender}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def _run(cluster: Cluster, pods: int, *, extender: bool) -> float:
+    """Returns pods per second."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: cluster.pod(f"t{number}", 4), range(pods)))
+    time.sleep(2)
+    scheduler = cluster.plane.start(
+        "kube-scheduler", f"--config={_configuration(cluster, extender=extender)}", f"--secure-port={free_port()}",
+        "--bind-address=127.0.0.1", f"--cert-dir={cluster.folder}",
+    )  # fmt: skip
+    seen: list[tuple[float, int]] = []
+    end = time.monotonic() + 300
+    while not seen or seen[-1][1] < pods:
+        if time.monotonic() > end:
+            raise SystemExit(f"only {seen[-1][1]} of {pods} pods were bound; logs are in {cluster.folder}")
+        seen.append((time.monotonic(), len(cluster.bound())))
+        time.sleep(0.1)
+    cluster.check()
+    scheduler.terminate()
+    scheduler.wait(30)
+    for number in range(pods):
+        cluster.delete(f"t{number}")
+    inner = [one for one in seen if one[1] >= _EDGE]
+    first, last = inner[0], next(one for one in inner if one[1] >= pods - _EDGE)
+    return (last[1] - first[1]) / (last[0] - first[0])
+
+
+def main() -> None:
+    """Prints a line for each pair, and the ratio's median."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--pods", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    binaries = find_binaries()
+    if isinstance(binaries, str):
+        sys.exit(binaries)
+    with tempfile.TemporaryDirectory() as name, ControlPlane(Path(name), binaries) as plane:
+        cluster = Cluster(plane, Path(name), free_port())
+        plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        for path in FOLDER.iterdir():
+            plane.admin.apply(yaml.safe_load(path.read_text()))
+        while "items" not in plane.admin.get(CLASSES):
+            time.sleep(0.2)
+        with ThreadPoolExecutor(8) as pool:
+            made = [
+                pool.submit(cluster.nodes, **{f"n{number}": {"gpus": 8}}) for number in range(given.nodes)
+            ]
+        for one in made:
+            one.result()
+        ratios = []
+        for _ in range(given.rounds):
+            alone = _run(cluster, given.pods, extender=False)
+            cluster.start_service()
+            try:
+                beside = _run(cluster, given.pods, extender=True)
+            finally:
+                cluster.stop_service()
+            ratios.append(beside / alone)
+            print(f"{alone:6.0f} pods/s without, {beside:6.0f} with: {ratios[-1]:.2f}", flush=True)
+    print(f"ratio, median of {given.rounds}: {statistics.median(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
