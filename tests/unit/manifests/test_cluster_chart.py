@@ -128,6 +128,31 @@ def test_the_second_scheduler_is_of_the_clusters_version(version, tag):
     assert images[0] == f"registry.k8s.io/kube-scheduler:{tag}"
 
 
+@pytest.mark.parametrize("sets, given", [
+    (("--kube-version", "1.28.0"), True),
+    (("--kube-version", "1.36.2-gke.1"), True),
+    (("--kube-version", "1.37.0"), False),
+    (("--kube-version", "1.40.0"), False),
+    (("--kube-version", "1.36.2", "--set", "scheduler.kubeScheduler.tag=v1.37.1"), False),
+    (("--kube-version", "1.37.0", "--set", "scheduler.kubeScheduler.tag=v1.36.4"), True),
+])  # fmt: skip
+def test_refused_pods_with_a_class_are_tried_again_soon_where_the_scheduler_has_the_flag(sets, given):
+    command = spec_of(one_of(listed(*ON, *sets), "Deployment", "-scheduler"))["containers"][0]["command"]
+    assert ("--pod-max-in-unschedulable-pods-duration=10s" in command) == given
+    assert len(command) == 2 + given
+
+
+@pytest.mark.parametrize("sets, flags", [
+    ((), ["--whole-gpus=gigaslice.io/gpu"]),
+    (("settings.wholeGpus=example.com/gpu",), ["--whole-gpus=example.com/gpu"]),
+    (("settings.wholeGpus=off",), ["--whole-gpus=off"]),
+    (("cluster.enabled=false",), []),
+])  # fmt: skip
+def test_nodes_offer_whole_gpus_by_which_classes_are_counted(sets, flags):
+    agent = spec_of(one_of(chart("cluster.enabled=true", *sets), "DaemonSet", "-node"))["containers"][0]
+    assert [flag for flag in agent["args"] if flag.startswith("--whole-gpus")] == flags
+
+
 def test_the_second_scheduler_is_configured_for_the_service_beside_it():
     documents = chart(
         "settings.resource=example.com/gib", "scheduler.managedResources={gigaslice.io/vgpu-memory.h100}"

@@ -77,6 +77,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range $key, $value := .Values.settings }}
 - {{ printf "--%s=%s" (regexReplaceAll "([A-Z])" $key "-$1" | lower) (include "gigaslice.text" $value) | quote }}
 {{- end }}
+{{- /* A class without a share is counted in whole GPUs, so nodes must offer them. */}}
 {{- if and .Values.cluster.enabled (not (hasKey .Values.settings "wholeGpus")) }}
 - --whole-gpus=gigaslice.io/gpu
 {{- end }}
