@@ -187,13 +187,9 @@ def _container(
     return _invalid(container, "; ".join(odd_slices)) if odd_slices else one
 
 
-def _of_classes(
-    one: ContainerDemand,
-    container: PodContainer,
-    counts: Mapping[str, int],
-    classes: Mapping[str, ResourceClass],
-    units: ClusterUnits,
-) -> ContainerDemand | Refusal:
+def _unknown(
+    container: PodContainer, counts: Mapping[str, int], classes: Mapping[str, ResourceClass]
+) -> Refusal | None:
     for name in counts:
         if name not in classes:
             near = difflib.get_close_matches(name, sorted(classes), n=1)
@@ -202,6 +198,18 @@ def _of_classes(
                 RefusalReason.UNKNOWN_CLASS,
                 plain(f'container {container.name}: there is no GPU class "{name}"; {hint}'),
             )
+    return None
+
+
+def _of_classes(
+    one: ContainerDemand,
+    container: PodContainer,
+    counts: Mapping[str, int],
+    classes: Mapping[str, ResourceClass],
+    units: ClusterUnits,
+) -> ContainerDemand | Refusal:
+    if unknown := _unknown(container, counts, classes):
+        return unknown
     total = sum(counts.values())
     if odd := _divided(one.options, total):
         return _invalid(container, f"{odd} and GPU classes both say how many GPUs; leave {odd} out")

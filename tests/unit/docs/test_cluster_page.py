@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gigaslice.classes.automatic import class_name
 from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
@@ -29,11 +30,24 @@ def of(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "document",
-    [one for one in EXAMPLES if "Configuration" not in one["kind"]],
+    [one for one in EXAMPLES if "Configuration" not in one["kind"] and one["kind"] != "ResourceClass"],
     ids=lambda one: str(one["kind"]),
 )
 def test_kubernetes_takes_every_example(document):
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_class_of_the_examples_is_made_of_the_drivers_names():
+    (shown,) = of("ResourceClass")
+    one = parse_resource_class(shown)
+    assert one.name == "nvidia.h100"
+    for model, matches in (
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA H100 PCIe", True),
+        ("NVIDIA A100", False),
+    ):
+        assert one.matches({"vendor": "NVIDIA", "model": model}) == matches
+    assert class_name("NVIDIA", "NVIDIA H100 80GB HBM3") in PAGE.read_text()
 
 
 def test_admission_takes_every_pod():
