@@ -2,8 +2,9 @@
 
 The kubelet names neither. Its pod-resources list takes a millisecond or two and shows the pod that is being admitted.
 The watch of the API server usually shows a pod before the kubelet admits it. Where it does not, the pod is waited for,
-for half a second at most and only while the watch is running. What is still unknown then is left to the start
-decision. Nothing here refuses a call.
+for half a second at most and only while the watch is running. On a node with assigned pods that is three seconds: GPUs
+that were guessed for such a pod are the wrong ones, and it can only be made anew. What is still unknown then is left to
+the start decision. Nothing here refuses a call.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from agent.deviceplugin.identification import identify
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence, ListedPod, Listing, Standing, claims, standings
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.errors import KubeletError
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
@@ -27,6 +29,7 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["AdmissionResolver", "known_pods"]
 
 _WATCH_PATIENCE = 0.5  # seconds to wait for the watch
+_ASSIGNED_PATIENCE = 3.0  # the same where pods come with assignments
 _UNSEEN_SECONDS = (
     5.0  # a pod that the watch has not shown for so long may be a static one: not waited for again
 )
@@ -94,7 +97,8 @@ class AdmissionResolver:
         answer = await self._list()
         if answer is None:
             return Identification()
-        deadline = self._clock() + _WATCH_PATIENCE
+        assigned = any(ASSIGNMENT in pod.annotations for pod in self._cluster.pods.values())
+        deadline = self._clock() + (_ASSIGNED_PATIENCE if assigned else _WATCH_PATIENCE)
         while True:
             found = identify(
                 answer.pods,

@@ -114,10 +114,19 @@ def test_a_watch_that_is_behind_gives_no_pod_another_gpu(begin, api):
     assert not any(one["undecided"] for one in agent.events("allocated"))
 
 
+def test_a_watch_that_is_a_second_behind_is_waited_for(begin, api):
+    kubelet, _ = begin()
+    kubelet.run_pod(assigned("first", [(0, 20)]))
+    api.lag = 1.0
+    late = kubelet.run_pod(assigned("late", [(3, 4)]))
+    assert limits(late.container("c0")) == {uuid(3): 4}
+    assert not api.events("AssignmentNotExecutable")
+
+
 def test_a_watch_that_is_too_far_behind_ends_in_a_refused_start_and_never_on_another_gpu(begin, api):
     kubelet, _ = begin()
     first = kubelet.run_pod(assigned("first", [(0, 20)]))
-    api.lag = 2.0
+    api.lag = 6.0
     late = kubelet.create_pod(assigned("late", [(3, 4)]))  # left to itself, the agent fills the first GPU
     said = wait_until(lambda: api.events("AssignmentNotExecutable"), "said")
     assert f"it was assigned 4 slices of {uuid(3)}; delete the pod" in said[0]["message"]

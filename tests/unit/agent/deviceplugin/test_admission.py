@@ -32,6 +32,10 @@ class Cluster:
         self.expected = self.synced = True
         self.known, self.after, self.now, self.waits = {}, None, 0.0, 0
 
+    @property
+    def pods(self):
+        return self.known
+
     def pod(self, namespace, name):
         return self.known.get((namespace, name))
 
@@ -75,6 +79,16 @@ def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     cluster.now, waits = 60.0, cluster.waits
     asyncio.run(admissions.identify(4))
     assert cluster.waits == waits, "a static pod is never shown, and must not slow down every admission"
+
+
+def test_among_assigned_pods_the_watch_is_waited_for_longer(world):
+    _pods, cluster, admissions = world
+    other = parse_pod(
+        pod_document("q", {GPU: 4}, annotations={"gigaslice.io/assignment": '{"c0":[["GPU-1",4]]}'})
+    )
+    cluster.known["default", "q"] = other
+    assert asyncio.run(admissions.identify(4)).requester is None
+    assert cluster.now == pytest.approx(3.0)
 
 
 def test_a_watch_that_is_not_running_is_not_waited_for(world):
