@@ -98,7 +98,7 @@ def url(service: SchedulerService) -> str:
     return f"http://127.0.0.1:{service.port}"
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = asyncio.get_running_loop().time() + seconds
     while not condition():
         if asyncio.get_running_loop().time() > end:
