@@ -78,6 +78,7 @@ def published(api):
 
 
 @pytest.mark.parametrize("policy", ["none", "restricted"])
+@pytest.mark.long
 def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(begin, api, policy):
     kubelet, agent = begin(policy=policy)
     chance = random.Random(5)
