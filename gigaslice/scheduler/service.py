@@ -32,6 +32,7 @@ from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime import logs
 from gigaslice.runtime.failures import catch_all
+from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
@@ -66,6 +67,9 @@ class SchedulerService:
         self.binder = Binder(client, self.placer, settings.bind_timeout)
         self.metrics = SchedulerMetrics(self._reading)
         self.api = HttpApi(self.placer, self.binder, self.metrics, self.unready)
+        self.scraped = Server(
+            settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
+        )
         self.wakeups = 0
         self.port = 0
         self._settings = settings
@@ -114,6 +118,7 @@ class SchedulerService:
             "server",
             {
                 "server": self._serve(stop),
+                "metrics": self.scraped.run(),
                 "nodes": self.nodes.run(),
                 "pods": self.pods.run(),
                 "classes": self.classes.run(),

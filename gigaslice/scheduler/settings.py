@@ -19,6 +19,10 @@ class SchedulerSettings(Settings):
     # fmt: off
     listen_address: tuple[str | None, int] | None = setting("HOST:PORT", values.address, "127.0.0.1:8090",
         "where kube-scheduler finds the service; it takes no credentials, so only the same pod should reach it")
+    metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
+        "where /metrics, /healthz and /readyz are served apart from that; off: at the listen address alone")
+    metrics_token_file: Path | None = setting("FILE", values.optional_path, "",
+        "a token without which /metrics is refused there (Authorization: Bearer …)")
     kubeconfig: Path | None = setting("FILE", values.optional_path, "",
         "how to reach the API server; empty: as the pod's service account")
     policy: str = setting("binpack|spread", values.choice("binpack", "spread"), "binpack",

@@ -176,6 +176,39 @@ def test_the_second_scheduler_is_configured_for_the_service_beside_it():
     ]
 
 
+@pytest.mark.parametrize("sets, port", [
+    ((), 9447),
+    (("scheduler.settings.metricsAddress=:9000",), 9000),
+    (("scheduler.mode=extender", "scheduler.settings.metricsAddress=:9000"), 9000),
+])  # fmt: skip
+def test_probes_and_metrics_of_the_service_are_apart_from_what_kube_scheduler_asks(sets, port):
+    documents = chart(
+        *sets, "networkPolicy.enabled=true", "networkPolicy.from[0].podSelector.matchLabels.a=b"
+    )
+    kind = "DaemonSet" if "scheduler.mode=extender" in sets else "Deployment"
+    service = spec_of(one_of(documents, kind, "-scheduler"))["containers"][-1]
+    assert f"--metrics-address=:{port}" in service["args"]
+    assert [one for one in service["args"] if one.startswith("--listen-address")] == [
+        "--listen-address=127.0.0.1:8090"
+    ]
+    assert service["ports"] == [{"name": "metrics", "containerPort": port}]
+    for probe, path in (("startup", "/healthz"), ("liveness", "/healthz"), ("readiness", "/readyz")):
+        assert service[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
+    for policy in of(documents, "NetworkPolicy", "-scheduler"):
+        ((rule,), ports) = policy["spec"]["ingress"], ["https", "metrics"]
+        assert [one["port"] for one in rule["ports"]] == ports and rule["from"]
+    assert len(of(documents, "NetworkPolicy", "-scheduler")) == (kind == "Deployment")
+
+
+@pytest.mark.parametrize("address", ["off", "127.0.0.1:9447"])
+def test_a_service_that_nobody_reaches_is_probed_from_within(address):
+    documents = chart(f"scheduler.settings.metricsAddress={address}")
+    service = spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"][1]
+    assert f"--metrics-address={address}" in service["args"]
+    assert "127.0.0.1:8090/readyz" in service["readinessProbe"]["exec"]["command"][-1]
+    assert ("ports" in service) == (address != "off")
+
+
 def test_a_changed_configuration_restarts_the_scheduler_which_reads_it_once():
     def mark(*sets: str) -> dict[str, str]:
         workload = one_of(chart(*sets), "Deployment", "-scheduler")

@@ -127,6 +127,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Where the scheduler's metrics are served apart from what kube-scheduler asks: on a machine's network nowhere by itself. */ -}}
+{{- define "gigaslice.schedulerMetrics" -}}
+{{- if hasKey .Values.scheduler.settings "metricsAddress" -}}
+{{- include "gigaslice.switch" .Values.scheduler.settings.metricsAddress -}}
+{{- else -}}
+{{- ternary ":9447" "off" (eq .Values.scheduler.mode "second") -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "yes" for an address of HOST:PORT that only the pod itself reaches, or none. */ -}}
+{{- define "gigaslice.unreachable" -}}
+{{- if regexMatch "^(off$|127\\.|localhost:|\\[::1\\])" . -}}yes{{- end -}}
+{{- end -}}
+
 {{- /* The resources of ours that nodes offer, as JSON. */ -}}
 {{- define "gigaslice.resources" -}}
 {{- $names := list "gigaslice.io/vgpu-memory" "gigaslice.io/gpu" -}}
