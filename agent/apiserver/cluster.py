@@ -11,9 +11,11 @@ from typing import Protocol
 from agent.apiserver.events import EventSender
 from agent.apiserver.own_node import NodeAnnotation
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api, ApiError, path_of
+from agent.apiserver.wire import Api, ApiError, path_of, within
 from gigaslice.cluster.names import INVENTORY
+from gigaslice.kube.decode import Gone
 from gigaslice.model import Pod
+from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
 
 __all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
@@ -54,6 +56,13 @@ class Cluster(Protocol):
         """The pod of that name, or None when there is none or none is known."""
         ...
 
+    async def read(self, timeout: float) -> Mapping[tuple[str, str], Pod] | None:
+        """Returns the pods as the API server has them at this moment; None where it does not say so in TIMEOUT seconds.
+
+        For the one pod that the watch has not shown in time: it costs a request.
+        """
+        ...
+
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Says TEXT on POD as an event; KIND is "Normal" or "Warning". Returns at once; repetitions are counted."""
         ...
@@ -87,6 +96,10 @@ class NoCluster:
         del namespace, name
         return None
 
+    async def read(self, timeout: float) -> None:
+        """None."""
+        del timeout
+
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Does nothing."""
 
@@ -118,6 +131,7 @@ class KubeCluster:
         self._watch = watch or PodWatch(api, node)
         self._events = events or EventSender(api, node)
         self._inventory = NodeAnnotation(api, node, INVENTORY)
+        self._log = get_logger("kube")
 
     @property
     def expected(self) -> bool:
@@ -137,6 +151,14 @@ class KubeCluster:
     def pod(self, namespace: str, name: str) -> Pod | None:
         """The pod of that name as last seen."""
         return self._watch.pods.get((namespace, name))
+
+    async def read(self, timeout: float) -> Mapping[tuple[str, str], Pod] | None:
+        """Lists them anew; the watch and what it has shown stay as they are."""
+        try:
+            return await within(self._watch.read(), timeout)
+        except (ApiError, ValueError, Gone, asyncio.TimeoutError) as error:
+            self._log.info("pods not read", detail=str(error) or f"no answer in {timeout:.1f} s")
+            return None
 
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         """Hands an event over to be sent."""

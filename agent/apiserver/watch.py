@@ -84,6 +84,11 @@ class PodWatch:
             return False
         return True
 
+    async def read(self) -> Mapping[tuple[str, str], Pod]:
+        """Lists the pods as they are at this moment, past the watch. Raises ApiError, ValueError and Gone."""
+        pods, _ = await self._pages({})
+        return pods
+
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
@@ -106,7 +111,13 @@ class PodWatch:
         # "0": what the server has in memory, as the kubelet asks. Another server's may be older than what was seen, so
         # that is for the beginning alone: a pod must not turn into the one that had its name before.
         first = not self._listed and self._failures == 0
-        query = {**self._query, "limit": str(_PAGE), **({"resourceVersion": "0"} if first else {})}
+        self._pods, self._version = await self._pages({"resourceVersion": "0"} if first else {})
+        self._listed = True
+        self._changed()
+
+    async def _pages(self, how: Mapping[str, str]) -> tuple[dict[tuple[str, str], Pod], str]:
+        """Returns the pods of one list and its version."""
+        query = {**self._query, "limit": str(_PAGE), **how}
         pods: dict[tuple[str, str], Pod] = {}
         for _ in range(_MAX_PAGES):
             reply = await self._api.request("GET", _PATH, query, most=_MAX_LIST_BYTES)
@@ -117,14 +128,9 @@ class PodWatch:
             page = await asyncio.to_thread(parse_list, reply.body)
             pods.update({(pod.namespace, pod.name): pod for pod in page.pods})
             if not page.more:
-                break
+                return pods, page.version
             query = {**self._query, "limit": str(_PAGE), "continue": page.more}
-        else:
-            raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", reply.status)
-        self._pods = pods
-        self._listed = True
-        self._changed()
-        self._version = page.version
+        raise ApiError(f"list of pods: more than {_MAX_PAGES} pages", reply.status)
 
     async def _watch(self) -> None:
         query = {

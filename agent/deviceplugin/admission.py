@@ -2,9 +2,10 @@
 
 The kubelet names neither. Its pod-resources list takes a millisecond or two and shows the pod that is being admitted.
 The watch of the API server usually shows a pod before the kubelet admits it. Where it does not, the pod is waited for,
-for half a second at most and only while the watch is running. On a node with assigned pods that is three seconds: GPUs
-that were guessed for such a pod are the wrong ones, and it can only be made anew. What is still unknown then is left to
-the start decision. Nothing here refuses a call.
+for half a second at most and only while the watch is running; then the node's pods are read anew, past the watch. An
+agent that was just started, and one whose watch is broken, read at once. The API server gets a second for it, on a node
+with assigned pods more: GPUs that were guessed for such a pod are the wrong ones, and it can only be made anew. What is
+still unknown then is left to the start decision. Nothing here refuses a call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agent.accounting.presence import Presence, find_mounted
 from agent.allocation.owner import Identification, Lifecycle
@@ -29,7 +31,8 @@ from gigaslice.runtime.logs import get_logger
 __all__ = ["AdmissionResolver", "known_pods"]
 
 _WATCH_PATIENCE = 0.5  # seconds to wait for the watch
-_ASSIGNED_PATIENCE = 3.0  # the same where pods come with assignments
+_READ_SECONDS = 1.0  # for a list past the watch
+_ASSIGNED_SECONDS = 3.0  # for both together where pods come with assignments
 _UNSEEN_SECONDS = (
     5.0  # a pod that the watch has not shown for so long may be a static one: not waited for again
 )
@@ -97,21 +100,28 @@ class AdmissionResolver:
         answer = await self._list()
         if answer is None:
             return Identification()
-        assigned = any(ASSIGNMENT in pod.annotations for pod in self._cluster.pods.values())
-        deadline = self._clock() + (_ASSIGNED_PATIENCE if assigned else _WATCH_PATIENCE)
+        begun = self._clock()
         while True:
-            found = identify(
-                answer.pods,
-                self._cluster.pod,
-                self._store.table,
-                self._resource,
-                size,
-                whole=self._whole,
-            )
-            left = deadline - self._clock()
-            if not self._worth_waiting(found) or left <= 0 or not self._cluster.synced:
+            found = self._identify(answer, size)
+            if not self._worth_waiting(found):
                 return found
+            left = begun + _WATCH_PATIENCE - self._clock()
+            if left <= 0 or not self._cluster.synced:
+                break
             await self._cluster.news(left)
+        assigned = any(ASSIGNMENT in pod.annotations for pod in self._cluster.pods.values())
+        waited = self._clock() - begun
+        # What is read was so after the kubelet's call had begun: it wins over what the watch has shown.
+        read = await self._cluster.read(_ASSIGNED_SECONDS - waited if assigned else _READ_SECONDS)
+        return self._identify(answer, size, read or {})
+
+    def _identify(
+        self, answer: _List, size: int, read: Mapping[tuple[str, str], Pod] = MappingProxyType({})
+    ) -> Identification:
+        def lookup(namespace: str, name: str) -> Pod | None:
+            return read.get((namespace, name)) or self._cluster.pod(namespace, name)
+
+        return identify(answer.pods, lookup, self._store.table, self._resource, size, whole=self._whole)
 
     async def identify_devices(self, requests: Sequence[Iterable[str]]) -> Identification | None:
         """Finds the container that an allocation is for.

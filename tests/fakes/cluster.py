@@ -24,6 +24,10 @@ class MemoryCluster:
     def pod(self, namespace: str, name: str) -> Pod | None:
         return self.pods.get((namespace, name))
 
+    async def read(self, timeout: float) -> dict[tuple[str, str], Pod]:
+        del timeout
+        return dict(self.pods)
+
     def event(self, pod: Pod, kind: str, reason: str, text: str, container: str = "") -> None:
         self.events.append((str(pod), reason, text, container))
 

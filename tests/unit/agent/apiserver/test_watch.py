@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.apiserver import find_access
+from agent.apiserver import KubeCluster, find_access
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError
 from tests.fakes.kubeapi import KubeApi, pod_document
@@ -290,3 +290,30 @@ def test_nobody_there_at_all(tmp_path):
         task.cancel()
 
     asyncio.run(main())
+
+
+def test_a_pod_that_the_watch_has_not_shown_is_read_past_it(server, watching):
+    server.put(pod_document("there", {GPU: 8}))
+
+    async def story(watch):
+        await until(lambda: watch.synced)
+        server.lag = 60.0
+        server.put(pod_document("new", {GPU: 8}))
+        read = await watch.read()
+        assert {name for _, name in read} == {"there", "new"}
+        assert names(watch) == {"there"}, "what the watch has shown follows its own order"
+
+    watching(story)
+
+
+@pytest.mark.parametrize("fault", ["hanging", "denial"])
+def test_what_cannot_be_read_past_the_watch_is_none(server, tmp_path, fault):
+    access, _ = find_access(server.kubeconfig(tmp_path), "")
+    cluster = KubeCluster(Api(access, connect=5, answer=5), "node-a")
+
+    async def story():
+        server.hanging, server.denial = fault == "hanging", 503 * (fault == "denial")
+        assert await cluster.read(0.3) is None
+        server.hanging = False
+
+    asyncio.run(story())

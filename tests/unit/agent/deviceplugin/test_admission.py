@@ -5,9 +5,11 @@ import pytest
 from agent.allocation.owner import Identification
 from agent.deviceplugin.admission import AdmissionResolver
 from gigaslice.allocation.lifetime import ListedPod
+from gigaslice.allocation.table import Owner
 from gigaslice.errors import KubeletError
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
+from tests.fakes.nodes import allocation
 
 GPU = "gigaslice.io/vgpu-memory"
 
@@ -31,6 +33,7 @@ class Cluster:
     def __init__(self):
         self.expected = self.synced = True
         self.known, self.after, self.now, self.waits = {}, None, 0.0, 0
+        self.at_the_server, self.reads = None, []  # None: it does not answer
 
     @property
     def pods(self):
@@ -38,6 +41,12 @@ class Cluster:
 
     def pod(self, namespace, name):
         return self.known.get((namespace, name))
+
+    async def read(self, timeout):
+        self.reads.append(timeout)
+        if self.at_the_server is None:
+            self.now += timeout
+        return self.at_the_server
 
     async def news(self, timeout):
         self.waits += 1
@@ -62,7 +71,7 @@ def test_a_known_pod_is_found_without_waiting(world):
     _pods, cluster, admissions = world
     cluster.known["default", "p"] = POD
     assert asyncio.run(admissions.identify(4)).requester.pod is POD
-    assert cluster.waits == 0
+    assert cluster.waits == 0 and not cluster.reads
 
 
 def test_a_watch_that_is_a_moment_behind_is_waited_for(world):
@@ -72,16 +81,24 @@ def test_a_watch_that_is_a_moment_behind_is_waited_for(world):
     assert pods.asked == 1 and cluster.now < 0.5
 
 
+def test_a_pod_that_the_watch_does_not_show_in_time_is_read(world):
+    _pods, cluster, admissions = world
+    cluster.at_the_server = {("default", "p"): POD}
+    assert asyncio.run(admissions.identify(4)).requester.pod is POD
+    assert cluster.now == pytest.approx(0.5) and len(cluster.reads) == 1
+
+
 def test_patience_is_short_and_not_spent_on_the_same_pod_for_ever(world):
     _pods, cluster, admissions = world
     assert asyncio.run(admissions.identify(4)) == Identification(None, ("default/p",), ("default/p",))
-    assert cluster.now == pytest.approx(0.5)
+    assert cluster.now == pytest.approx(1.5)
     cluster.now, waits = 60.0, cluster.waits
     asyncio.run(admissions.identify(4))
     assert cluster.waits == waits, "a static pod is never shown, and must not slow down every admission"
+    assert len(cluster.reads) == 1
 
 
-def test_among_assigned_pods_the_watch_is_waited_for_longer(world):
+def test_among_assigned_pods_the_api_server_is_waited_for_longer(world):
     _pods, cluster, admissions = world
     other = parse_pod(
         pod_document("q", {GPU: 4}, annotations={"gigaslice.io/assignment": '{"c0":[["GPU-1",4]]}'})
@@ -91,11 +108,29 @@ def test_among_assigned_pods_the_watch_is_waited_for_longer(world):
     assert cluster.now == pytest.approx(3.0)
 
 
-def test_a_watch_that_is_not_running_is_not_waited_for(world):
+def test_without_a_running_watch_the_pods_are_read_at_once(world):
     _pods, cluster, admissions = world
     cluster.synced = False
+    cluster.at_the_server = {("default", "p"): POD}
+    assert asyncio.run(admissions.identify(4)).requester.pod is POD
+    assert cluster.now == 0 and cluster.waits == 0
+
+
+def test_a_pod_that_the_server_does_not_have_either_stays_unknown(world):
+    _pods, cluster, admissions = world
+    cluster.at_the_server = {}
     assert asyncio.run(admissions.identify(4)).unseen == ("default/p",)
-    assert cluster.now == 0
+    assert cluster.now == pytest.approx(0.5)
+
+
+def test_the_pod_that_is_read_wins_over_the_one_of_its_name_that_the_watch_still_shows(world, store):
+    _pods, cluster, admissions = world
+    former = parse_pod(pod_document("p", {GPU: 4}, uid="former"))
+    cluster.known["default", "p"] = former
+    owner = Owner(former.uid, former.namespace, former.name, "c0", init=False)
+    store.remember(store.table.with_allocation(allocation(1, (0, range(4)), owner=owner)))
+    cluster.at_the_server = {("default", "p"): POD}
+    assert asyncio.run(admissions.identify(4)).requester.pod is POD
 
 
 def test_without_access_the_kubelet_is_not_even_asked(world):
