@@ -230,12 +230,15 @@ def test_a_senseless_annotation_waits_for_its_correction(begin, api):
     assert agent.status()[0]["pod"] == "a"
 
 
-def test_a_watch_that_is_far_behind_delays_the_start_and_not_the_node(begin, api):
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_pod_that_is_not_shown_in_time_is_started_with_its_own_options(begin, api, silent):
     kubelet, agent = begin()
-    api.lag = 1.5
+    api.lag, api.hanging = 1.5, silent
     late = kubelet.create_pod(pod("late", 4, annotations=said({"cores": "20"})))
+    agent.wait_event("allocated")
+    api.hanging = False
     late.wait("Running", PATIENCE)
-    assert agent.events("allocated")[0]["undecided"]
+    assert agent.events("allocated")[0]["undecided"] == silent, "else it is read past the watch"
     page = vcuda.read_limits(allocation_dir(late.container("c0")) / contract.LIMITS_FILE)
     assert page.gpus[0].cores_percent == 20
 
