@@ -7,6 +7,7 @@ truth; a reservation only bridges the time between a decision and the pod that s
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,11 @@ class _Reservation:
     expires: float
 
 
-class ClusterContents:
-    """The content of the cluster's state. revision: grows with every change that can matter to a decision."""
+class ClusterContents(ABC):
+    """The content of the cluster's state. revision: grows with every change that can matter to a decision.
+
+    What follows from the content is derived from it elsewhere: a subclass is told of every change.
+    """
 
     def __init__(self, units: ClusterUnits) -> None:
         self.units = units
@@ -46,6 +50,7 @@ class ClusterContents:
         self._unassigned: dict[str, Pod] = {}
         self._reservations: dict[str, _Reservation] = {}
         self._kinds = HardwareKinds()
+        self._sorted: tuple[str, ...] | None = None
 
     # --- what there is ------------------------------------------------------------------------------------------
 
@@ -57,7 +62,9 @@ class ClusterContents:
     @property
     def nodes(self) -> Sequence[str]:
         """The names of all nodes that the API server knows, in order."""
-        return sorted(name for name, record in self._nodes.items() if record.known)
+        if self._sorted is None:
+            self._sorted = tuple(sorted(name for name, record in self._nodes.items() if record.known))
+        return self._sorted
 
     def facts(self, node: str) -> NodeFacts | None:
         """Returns what the API server says about a node; None for one that it does not know."""
@@ -106,6 +113,8 @@ class ClusterContents:
         """Takes a node as it is now."""
         record = self._record(facts.name)
         same = record.known and record.facts.inventory_text == facts.inventory_text
+        if not record.known:
+            self._sorted = None
         record.facts, record.known = facts, True
         if same:
             return
@@ -118,7 +127,7 @@ class ClusterContents:
         record = self._nodes.get(name)
         if record is None or not record.known:
             return
-        record.facts, record.known = NodeFacts(name), False
+        record.facts, record.known, self._sorted = NodeFacts(name), False, None
         record.read_inventory(self._kinds)
         self._changed(record)
         self._forget_if_empty(record)
@@ -221,13 +230,13 @@ class ClusterContents:
 
     # --- parts --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _changed(self, record: NodeRecord) -> None:
         """Called when something on a node has changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _class_changed(self, name: str) -> None:
         """Called when a class has changed, has come or has gone."""
-        raise NotImplementedError
 
     def _record(self, name: str) -> NodeRecord:
         record = self._nodes.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeRoom
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeRoom, Tally
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
@@ -56,6 +56,7 @@ class NodeRecord:
         reserved: What is chosen for pods that are not bound yet, by UID.
         masks: The GPUs of each class that has been looked at.
         room: What all of them leave; None while it has to be counted anew.
+        tally: The same counted; None while the room has to be counted anew.
     """
 
     facts: NodeFacts
@@ -72,6 +73,7 @@ class NodeRecord:
     reserved: dict[str, PodHoldings] = field(default_factory=dict)
     masks: dict[str, int] = field(default_factory=dict)
     room: NodeRoom | None = None
+    tally: Tally | None = None
 
     def holdings(self) -> list[PodHoldings]:
         """Returns everything that counts, each pod once: by its assignment before what the agent lists."""
@@ -86,7 +88,15 @@ class NodeRecord:
         """Returns what is left on its GPUs."""
         if self.room is None:
             self.room = self.room_without(())
+            self.tally = None
         return self.room
+
+    def current_tally(self) -> Tally:
+        """Returns `current_room` counted."""
+        room = self.current_room()
+        if self.tally is None:
+            self.tally = Tally.of(room)
+        return self.tally
 
     def room_without(self, uids: Collection[str]) -> NodeRoom:
         """Returns what would be left if some pods were gone."""
@@ -155,7 +165,7 @@ class NodeRecord:
 
     def allowed(self, options: RequestOptions) -> int:
         """Returns the GPUs that a container's annotations allow."""
-        if not (options.types or options.not_types or options.uuids or options.not_uuids):
+        if not options.limits_gpus:
             return (1 << len(self.gpus)) - 1
         found = options.allowed_gpus([one.gpu for one in self.gpus])
         return 0 if isinstance(found, Infeasible) else sum(1 << self.positions[uuid] for uuid in found)

@@ -7,7 +7,7 @@ a time or a GPU in it. The details are in `NodeReport`, which only people ask fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = ["GpuReport", "NodeReport", "Refusal", "RefusalReason"]
@@ -39,8 +39,8 @@ class RefusalReason(Enum):
 
     @property
     def refusal(self) -> Refusal:
-        """The refusal of a node for this reason."""
-        return Refusal(self, _SENTENCES[self])
+        """The refusal of a node for this reason: always the same object."""
+        return _REFUSALS[self]
 
 
 _SENTENCES = {
@@ -83,11 +83,14 @@ class Refusal:
 
     reason: RefusalReason
     text: str
+    permanent: bool = field(init=False, repr=False, compare=False)
+    """Whether pods that end on the node can never help."""
 
-    @property
-    def permanent(self) -> bool:
-        """Whether pods that end on the node can never help."""
-        return self.reason.permanent
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permanent", self.reason.permanent)  # read for each of thousands of nodes
+
+
+_REFUSALS = {reason: Refusal(reason, sentence) for reason, sentence in _SENTENCES.items()}
 
 
 @dataclass(frozen=True, slots=True)

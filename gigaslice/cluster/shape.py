@@ -1,77 +1,82 @@
 """What has been found out about one shape of request on all nodes, kept until a node changes. Pure.
 
 Pods come in rows of one template and a decision changes one node, so almost everything that a filter or a ranking needs
-is known from the call before. Nodes with the same hardware, room and matching GPUs share one computation.
+is known from the call before: only nodes that have changed are looked at again. What is left of a call is the list of
+names, thousands of them, in any order and any selection, so whatever is done for each is one look-up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
-from gigaslice.cluster.hardware import Hardware, NodeRoom
-from gigaslice.cluster.problem import Masks, Problem
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.hardware import Hardware
+from gigaslice.cluster.judge import Judge
+from gigaslice.cluster.problem import Masks
 from gigaslice.cluster.rank import RankKey
 from gigaslice.cluster.refusal import Refusal
 
 __all__ = ["Shape"]
 
-_MOST_REMEMBERED = 20_000
+_MANY = 64  # entries of the order that are sorted in rather than inserted one by one
+
+_Entry = tuple[RankKey, str]
 
 
 class Shape:
-    """One demand. judge: why it does not fit on a node, None where it does. key: the rank of a node that it fits on."""
+    """One demand.
 
-    def __init__(self, judge: Callable[[str], Refusal | None], key: Callable[[str], RankKey]) -> None:
-        self.problems: dict[tuple[Hardware, Masks], Problem] = {}
-        self.verdicts: dict[tuple[Problem, NodeRoom, int], Refusal | None] = {}
-        self.keys: dict[tuple[Problem, NodeRoom], RankKey] = {}
-        self._judge, self._key = judge, key
-        self._fits: set[str] = set()
-        self._refusals: dict[str, Refusal] = {}
-        self._placed: dict[str, tuple[RankKey, str]] = {}
-        self._order: list[tuple[RankKey, str]] = []
-        self._names: list[str] | None = None
+    Args:
+        demand: The demand.
+        nodes: Those that there are; what is known of others is not kept.
+        judge: Why the pod does not fit on a node; None where it does.
+        key: The rank of a node that it fits on.
+    """
 
-    def forget(self, node: str) -> None:
-        """Takes out what is known about a node that has changed."""
-        self._fits.discard(node)
-        self._refusals.pop(node, None)
-        entry = self._placed.pop(node, None)
-        if entry is not None:
-            del self._order[bisect_left(self._order, entry)]
-            self._names = None
-        for memory in (self.verdicts, self.keys):
-            if len(memory) > _MOST_REMEMBERED:
-                memory.clear()
+    def __init__(
+        self,
+        demand: PodDemand,
+        nodes: Container[str],
+        judge: Callable[[Shape, str], Refusal | None],
+        key: Callable[[Shape, str], RankKey],
+    ) -> None:
+        self.demand = demand
+        self.by_hardware: dict[Hardware, Judge] = {}
+        self.judges: dict[tuple[Hardware, Masks], Judge] = {}
+        self.any_gpu = not demand.classes and not any(one.options.limits_gpus for one in demand.containers)
+        """Whether no container cares which of the GPUs it gets: then a kind of node is all that matters."""
+        self._nodes, self._judge, self._key = nodes, judge, key
+        self._changed: set[str] = set()
+        self._verdicts: dict[str, Refusal | None] = {}
+        self._placed: dict[str, _Entry] = {}
+        self._order: list[_Entry] = []
+
+    def changed(self, node: str) -> None:
+        """Takes note that a node has changed, has come or has gone."""
+        self._changed.add(node)
 
     def refusal(self, node: str) -> Refusal | None:
         """Returns why the pod does not fit on a node; None where it does."""
-        if node in self._fits:
-            return None
-        if node not in self._refusals:
-            found = self._judge(node)
-            if found is None:
-                self._fits.add(node)
-                return None
-            self._refusals[node] = found
-        return self._refusals[node]
+        self._renew()
+        return self._known_refusal(node)
 
     def split(self, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
         """Returns the nodes that the pod fits on, in their order, and why it does not fit on the others."""
-        fits, refusals = self._fits, self._refusals
-        fitting = [name for name in names if name in fits]
-        if len(fitting) < len(names):
-            for name in names:
-                if name not in fits and name not in refusals:
-                    self.refusal(name)
-            fitting = [name for name in names if name in fits]
-        return fitting, {name: refusals[name] for name in names if name in refusals}
+        self._renew()
+        try:
+            found = list(map(self._verdicts.__getitem__, names))
+        except KeyError:
+            found = list(map(self._known_refusal, names))
+        if not any(found):
+            return list(names), {}
+        fitting = [name for name, refusal in zip(names, found, strict=True) if refusal is None]
+        refused = {name: refusal for name, refusal in zip(names, found, strict=True) if refusal is not None}
+        return fitting, refused
 
     def best(self, names: Sequence[str], most: int) -> list[str]:
         """Returns the best MOST of the nodes that the pod fits on, the best first."""
-        self._place(names)
-        wanted, found = set(names), list[str]()
+        wanted, found = self._place(names), list[str]()
         for _, name in self._order:
             if name in wanted:
                 found.append(name)
@@ -79,22 +84,49 @@ class Shape:
                     break
         return found
 
-    def _place(self, names: Sequence[str]) -> None:
-        placed = self._placed
-        missing = [name for name in names if name not in placed]
-        for name in missing:
-            if name not in placed and self.refusal(name) is None:
-                entry = placed[name] = (self._key(name), name)
-                insort(self._order, entry)
-                self._names = None
-
     def ranked(self, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes that the pod fits on, the best first."""
-        self._place(names)
-        placed = self._placed
-        if self._names is None:
-            self._names = [name for _, name in self._order]
-        wanted = set(names)
-        if len(wanted) == len(self._names) and wanted.issubset(placed):
-            return self._names
-        return [name for name in self._names if name in wanted]
+        wanted = self._place(names)
+        return [name for _, name in self._order if name in wanted]
+
+    def _known_refusal(self, node: str) -> Refusal | None:
+        if node not in self._verdicts:
+            self._verdicts[node] = self._judge(self, node)
+        return self._verdicts[node]
+
+    def _renew(self) -> None:
+        """Judges those nodes again that have changed, as far as they had been judged."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, set()
+        gone = []
+        for name in changed:
+            entry = self._placed.pop(name, None)
+            if entry is not None:
+                gone.append(entry)
+            if name in self._verdicts:
+                del self._verdicts[name]
+                if name in self._nodes:
+                    self._known_refusal(name)
+        if len(gone) > _MANY:
+            self._order = [entry for entry in self._order if entry[1] in self._placed]
+            return
+        for entry in gone:
+            del self._order[bisect_left(self._order, entry)]
+
+    def _place(self, names: Sequence[str]) -> set[str]:
+        """Sees to it that all of the nodes have their place in the order, and returns them as a set."""
+        self._renew()
+        placed, wanted = self._placed, set(names)
+        entries = []
+        for name in wanted.difference(placed):
+            if self._known_refusal(name) is None:
+                entry = placed[name] = (self._key(self, name), name)
+                entries.append(entry)
+        if len(entries) > _MANY:
+            self._order += entries
+            self._order.sort()
+        else:
+            for entry in entries:
+                insort(self._order, entry)
+        return wanted

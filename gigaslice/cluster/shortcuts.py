@@ -7,10 +7,11 @@ are those of search and placement, which tests hold them to; None means that onl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gigaslice.cluster.hardware import Hardware, NodeRoom
+from gigaslice.cluster.hardware import Hardware, NodeRoom, Tally
 from gigaslice.cluster.problem import Problem, Unit
 from gigaslice.cluster.rank import RankKey
 from gigaslice.model import NodeState
@@ -18,7 +19,7 @@ from gigaslice.placement.pairs import pair_score
 from gigaslice.placement.subset import Search, Weights, cheapest
 from gigaslice.placement.tree import Tree, bits, build_tree
 
-__all__ = ["quick_fits", "quick_key"]
+__all__ = ["Counting", "quick_fits", "quick_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,64 @@ class _PoolOfNode:
     siblings: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """A pod whose one container may have any GPU of a node, all of which are alike: a tally says everything.
+
+    Attributes:
+        hardware: The node's.
+        whole: Whole GPUs that it asks for.
+        parts: For each smaller part, how many GPUs have that much or more in use by then, and the part.
+        ranks: Whether `key` can tell, too.
+    """
+
+    hardware: Hardware
+    whole: int
+    parts: tuple[tuple[int, int], ...]
+    ranks: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> Counting | None:
+        """Returns the rules for a pod on a kind of node; None where counting is not enough."""
+        size = problem.hardware.one_pool
+        if problem.never is not None or not size or not _simple(problem):
+            return None
+        if len(problem.blocks[0].alternatives) != 1:
+            return None
+        units = problem.blocks[0].alternatives[0]
+        if any(unit.gpus != problem.hardware.all_gpus for unit in units):
+            return None
+        parts = tuple((number, unit.slices) for number, unit in enumerate(units) if unit.slices % size)
+        whole = len(units) - len(parts)
+        if any(unit.cores for unit in units[whole:]) or any(unit.slices % size for unit in units[:whole]):
+            return None
+        return cls(problem.hardware, whole, parts, _one_request(problem) and not (whole and parts))
+
+    def fits(self, tally: Tally) -> bool:
+        """Whether the pod fits."""
+        if self.whole and tally.idle.bit_count() < self.whole:
+            return False
+        free = tally.free
+        return all(free[at] >= slices for at, slices in self.parts)
+
+    def key(self, tally: Tally) -> RankKey | None:
+        """Returns the rank of a node that the pod fits on, for the policy `gaia`; None where that takes more."""
+        if not self.ranks:
+            return None
+        idle = tally.idle.bit_count()
+        if self.whole > 1:
+            return (self.whole, *_links(self.hardware, 0, tally.idle, tally.idle, self.whole), idle)
+        if self.whole:
+            return 1, 1, 0, _tier(self.hardware, 0, tally.idle, tally.idle, tally.full), idle
+        if len(self.parts) > 1:
+            return None
+        slices = self.parts[0][1]
+        at = bisect_left(tally.used, slices)
+        if at < len(tally.used):
+            return 1, 0, tally.used[at] - slices, 0, idle
+        return 1, 1, self.hardware.one_pool - slices, 0, idle
+
+
 def quick_fits(problem: Problem, room: NodeRoom) -> bool | None:
     """Returns whether a pod fits into the room; None where that takes a search."""
     if not _simple(problem):
@@ -41,11 +100,7 @@ def quick_fits(problem: Problem, room: NodeRoom) -> bool | None:
 def quick_key(problem: Problem, room: NodeRoom) -> RankKey | None:
     """Returns the rank of a node that a pod fits on, for the policy `gaia`; None where that takes placement."""
     block = problem.blocks[0]
-    if not _simple(problem) or len(block.asks) != 1:
-        return None
-    if block.asks[0].request.whole_first or block.asks[0].request.parts:
-        return None
-    if any(len(set(units)) > 1 for units in block.alternatives):
+    if not _simple(problem) or not _one_request(problem):
         return None
     idle = sum(1 << gpu for gpu, one in enumerate(room) if one.free > 0 and not one.foreign)
     if all(len(units) == 1 for units in block.alternatives):
@@ -60,6 +115,14 @@ def _simple(problem: Problem) -> bool:
     if block.exclusive or problem.hardware.lends:
         return False
     return all(len({unit.gpus for unit in units}) == 1 for units in block.alternatives)
+
+
+def _one_request(problem: Problem) -> bool:
+    """Whether placement is asked once, for equal parts."""
+    block = problem.blocks[0]
+    if len(block.asks) != 1 or block.asks[0].request.whole_first or block.asks[0].request.parts:
+        return False
+    return all(len(set(units)) == 1 for units in block.alternatives)
 
 
 def _fitting(hardware: Hardware, unit: Unit, room: NodeRoom) -> int:

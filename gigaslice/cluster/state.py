@@ -13,7 +13,8 @@ from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.contents import ClusterContents
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of
-from gigaslice.cluster.hardware import NodeRoom
+from gigaslice.cluster.hardware import NodeRoom, Tally
+from gigaslice.cluster.judge import Judge
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
     HeldShare,
@@ -22,14 +23,12 @@ from gigaslice.cluster.pod_holdings import (
     traits_of_pod,
 )
 from gigaslice.cluster.problem import Masks, Problem, build_problem
-from gigaslice.cluster.rank import RankKey, rank_key
+from gigaslice.cluster.rank import RankKey
 from gigaslice.cluster.refusal import NodeReport, Refusal, RefusalReason
 from gigaslice.cluster.report import node_report
 from gigaslice.cluster.search import Assigned
 from gigaslice.cluster.shape import Shape
-from gigaslice.cluster.shortcuts import quick_key
 from gigaslice.cluster.summary import ClassOnNode, ClassStatus, GpuHolder, GpuHolders
-from gigaslice.cluster.verdict import why_not
 from gigaslice.model import Pod, Share
 from gigaslice.placement import Policy
 from gigaslice.placement.tree import bits
@@ -101,17 +100,7 @@ class ClusterState(ClusterContents):
 
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""
-        if not demand.any:
-            return None
-        record = self._nodes.get(node)
-        if record is None or record.problem is not None:
-            return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
-        problem, room = self._problem(demand, record), self._room(record, without)
-        known, key = self._shape(demand).verdicts, (problem, room, record.unhealthy)
-        if key not in known:
-            reason = why_not(*key)
-            known[key] = reason.refusal if reason is not None else None
-        return known[key]
+        return self._refusal(self._shape(demand), node, without)
 
     def choose(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Assignment | Refusal:
         """Returns which GPUs each container of a pod gets on a node, or why none.
@@ -129,7 +118,8 @@ class ClusterState(ClusterContents):
         if refused is not None:
             return refused
         record = self._nodes[node]
-        found = choose_gpus(self._problem(demand, record), self._room(record, without), self.policy)
+        room = record.room_without(without) if without else record.current_room()
+        found = choose_gpus(self._problem(demand, record), room, self.policy)
         if found is None:
             return RefusalReason.TOGETHER.refusal
         return _named(record, demand, found)
@@ -188,7 +178,7 @@ class ClusterState(ClusterContents):
         self._place_pending(record)
         record.room = None
         for shape in self._shapes.values():
-            shape.forget(record.facts.name)
+            shape.changed(record.facts.name)
 
     def _class_changed(self, name: str) -> None:
         self.revision += 1
@@ -230,22 +220,41 @@ class ClusterState(ClusterContents):
         return record.wherever_there_is_room(slices)
 
     def _problem(self, demand: PodDemand, record: NodeRecord) -> Problem:
+        return self._judge(self._shape(demand), record).problem
+
+    def _judge(self, shape: Shape, record: NodeRecord) -> Judge:
         hardware = record.hardware
         if hardware is None:
             raise AssertionError(record.facts.name)
+        found = shape.by_hardware.get(hardware) if shape.any_gpu else None
+        if found is not None:
+            return found
         masks: Masks = tuple(
             (
                 record.allowed(one.options),
                 tuple(self._class_mask(record, units.name) for units in one.classes),
             )
-            for one in demand.containers
+            for one in shape.demand.containers
         )
-        shape = self._shape(demand)
-        key = (hardware, masks)
-        found = shape.problems.get(key)
+        found = shape.judges.get((hardware, masks))
         if found is None:
-            found = shape.problems[key] = build_problem(hardware, demand, masks)
+            found = Judge(build_problem(hardware, shape.demand, masks), self.policy, spread=self.spread)
+            shape.judges[hardware, masks] = found
+        if shape.any_gpu:
+            shape.by_hardware[hardware] = found
         return found
+
+    def _refusal(self, shape: Shape, node: str, without: Collection[str] = ()) -> Refusal | None:
+        if not shape.demand.any:
+            return None
+        record = self._nodes.get(node)
+        if record is None or record.problem is not None:
+            return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
+        judge = self._judge(shape, record)
+        if without:
+            room = record.room_without(without)
+            return judge.refusal(room, Tally.of(room), record.unhealthy)
+        return judge.refusal(record.current_room(), record.current_tally(), record.unhealthy)
 
     def _class_mask(self, record: NodeRecord, name: str) -> int:
         found = record.masks.get(name)
@@ -258,35 +267,21 @@ class ClusterState(ClusterContents):
             )
         return found
 
-    @staticmethod
-    def _room(record: NodeRecord, without: Collection[str]) -> NodeRoom:
-        return record.room_without(without) if without else record.current_room()
-
     def _shape(self, demand: PodDemand) -> Shape:
         shape = self._shapes.get(demand)
         if shape is None:
-            shape = self._shapes[demand] = Shape(
-                lambda name: self.refusal(demand, name), lambda name: self._key(demand, name)
-            )
+            shape = self._shapes[demand] = Shape(demand, self._nodes, self._refusal, self._key)
             while len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
         else:
             self._shapes.move_to_end(demand)
         return shape
 
-    def _key(self, demand: PodDemand, name: str) -> RankKey:
+    def _key(self, shape: Shape, name: str) -> RankKey:
         record = self._nodes.get(name)
         if record is None or record.problem is not None:
             return ()
-        problem, room = self._problem(demand, record), record.current_room()
-        known = self._shape(demand).keys
-        if (problem, room) not in known:
-            quick = quick_key(problem, room) if self.policy is Policy.GAIA else None
-            if quick is None:
-                found = choose_gpus(problem, room, self.policy)
-                quick = rank_key(problem, room, found) if found is not None else ()
-            known[problem, room] = tuple(-one for one in quick) if self.spread else quick
-        return known[problem, room]
+        return self._judge(shape, record).key(record.current_room(), record.current_tally())
 
 
 _NONE = RefusalReason.NO_INVENTORY

@@ -10,7 +10,7 @@ from gigaslice.cluster.problem import Block, Problem
 from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.model import CORES_PER_GPU
 
-__all__ = ["why_not"]
+__all__ = ["reason_without_room", "why_not"]
 
 
 def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReason | None:
@@ -23,8 +23,11 @@ def why_not(problem: Problem, room: NodeRoom, unhealthy: int = 0) -> RefusalReas
     """
     if problem.never is not None:
         return problem.never
-    if fits(problem, room):
-        return None
+    return None if fits(problem, room) else reason_without_room(problem, room, unhealthy)
+
+
+def reason_without_room(problem: Problem, room: NodeRoom, unhealthy: int) -> RefusalReason:
+    """Returns why a pod does not fit that could fit on this kind of node, and does not fit into the room."""
     if not _fits_when_idle(problem, 0):
         return RefusalReason.TOO_FEW if len(problem.blocks) == 1 else RefusalReason.TOGETHER_NEVER
     if unhealthy and not _fits_when_idle(problem, unhealthy):

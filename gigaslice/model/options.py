@@ -70,6 +70,11 @@ class RequestOptions:
     mistakes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def limits_gpus(self) -> bool:
+        """Whether they name the GPUs that are allowed, by kind or one by one."""
+        return bool(self.types or self.not_types or self.uuids or self.not_uuids)
+
     def allowed_gpus(self, gpus: Sequence[Gpu]) -> frozenset[str] | Infeasible:
         """The UUIDs of those of GPUS that are allowed; all of them where nothing is said. Infeasible when none is."""
         allowed = [gpu for gpu in gpus if not self.types or _is_one_of(gpu, self.types)]

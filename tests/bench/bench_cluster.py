@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import quantiles
 from time import process_time
 
+import orjson
 import pytest
 
 from gigaslice.classes.resource_class import ResourceClass
@@ -27,13 +28,14 @@ from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.model import Gpu, LinkLevel, Pod, PodContainer, Share, Topology
 
 NODES, GPUS, PODS = 5000, 8, 50_000
+SCORED = 32  # names in a reply to prioritize
 GIB = 1 << 30
 MODELS = (("NVIDIA H100 80GB HBM3", 79, 18), ("NVIDIA A100-SXM4-40GB", 39, 12), ("NVIDIA L40S", 44, 0))
 NAMES = [f"node-{number:04}" for number in range(NODES)]
 SHAPES = {
     "slices": {MEMORY_RESOURCE: 8},
     "whole": {GPU_RESOURCE: 1},
-    "link": {GPU_RESOURCE: 4},
+    "links": {GPU_RESOURCE: 4},
     "spread": {MEMORY_RESOURCE: 40},
     "class": {CLASS_PREFIX + "h100": 2},
 }
@@ -113,9 +115,16 @@ def demand(state: ClusterState, shape: str) -> PodDemand:
     return found
 
 
-def decide(state: ClusterState, asked: PodDemand) -> str:
-    fitting, _ = state.filter(asked, NAMES)
-    return state.rank(asked, fitting)[0][0]
+def decide(state: ClusterState, asked: PodDemand) -> tuple[str, float]:
+    """What a filter and a scoring do, with names as they come off the wire: new objects, in any order."""
+    names = orjson.loads(orjson.dumps(random.sample(NAMES, NODES)))
+    start = process_time()
+    fitting, _ = state.filter(asked, names)
+    between = process_time()
+    names = orjson.loads(orjson.dumps(fitting))
+    again = process_time()
+    best = state.best(asked, names, SCORED)[0]
+    return best, process_time() - again + between - start
 
 
 def test_memory() -> None:
@@ -130,9 +139,8 @@ def test_a_new_shape(shape: str) -> None:
     state, _, _ = cluster()
     asked = demand(state, shape)
     state._shapes.clear()
-    start = process_time()
-    assert decide(state, asked)
-    seconds = process_time() - start
+    winner, seconds = decide(state, asked)
+    assert winner
     print(f"\n{shape}: first filter + rank {seconds * 1e3:.0f} ms")
     assert seconds < 2
 
@@ -145,9 +153,8 @@ def test_a_known_shape(shape: str) -> None:
     decide(state, asked)
     rng, times, placed = random.Random(1), [], list[str]()
     for number in range(400):
-        start = process_time()
-        winner = decide(state, asked)
-        times.append((process_time() - start) * 1e3)
+        winner, seconds = decide(state, asked)
+        times.append(seconds * 1e3)
         found = state.choose(asked, winner)
         assert isinstance(found, Assignment)
         uid = f"burst-{shape}-{number}"

@@ -7,16 +7,30 @@ from hypothesis import strategies as st
 
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.hardware import Tally
 from gigaslice.cluster.rank import rank_key
 from gigaslice.cluster.search import Matcher
-from gigaslice.cluster.shortcuts import quick_fits, quick_key
+from gigaslice.cluster.shortcuts import Counting, quick_fits, quick_key
+from tests.unit.gigaslice.cluster.oracle import OracleContainer, OracleGpu
 from tests.unit.gigaslice.cluster.test_choose_properties import a_node, a_pod, containers, gpus
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> list[OracleGpu]:
+    """A node of GPUs of one kind, as most are."""
+    used = draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+    return [
+        OracleGpu(
+            "NVIDIA A", 4, one, draw(st.sampled_from([0, 40])) if one else 0, draw(st.integers(0, 9)) == 0
+        )
+        for one in used
+    ]
+
+
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_they_agree(data: st.DataObject) -> None:
-    state = a_node(data.draw(gpus(most=8)))
+    state = a_node(data.draw(st.one_of(gpus(most=8), alike())))
     demand = state.demand_of(a_pod([data.draw(containers(1))]))
     assume(isinstance(demand, PodDemand))
     assert isinstance(demand, PodDemand)
@@ -28,12 +42,15 @@ def test_they_agree(data: st.DataObject) -> None:
     assert fits in (None, found is not None)
     if found is not None:
         assert quick_key(problem, room) in (None, rank_key(problem, room, found))
+    counting, tally = Counting.of(problem), Tally.of(room)
+    if counting is not None:
+        assert counting.fits(tally) == (found is not None)
+        if found is not None:
+            assert counting.key(tally) in (None, rank_key(problem, room, found))
 
 
 def test_they_are_taken() -> None:
     """The shapes that the figures are about take no search."""
-    from tests.unit.gigaslice.cluster.oracle import OracleContainer, OracleGpu
-
     state = a_node([OracleGpu("NVIDIA A", 4, used) for used in (0, 0, 0, 0, 1, 2, 3, 4)])
     for one, counts in (
         (OracleContainer(2), {}),
@@ -50,3 +67,7 @@ def test_they_are_taken() -> None:
         problem, room = state._problem(demand, record), record.current_room()
         assert quick_fits(problem, room) is True
         assert quick_key(problem, room) is not None, (one, counts)
+        counting = Counting.of(problem)
+        assert (counting is None) == bool(one.cores)
+        parts_of_several = one.divided or "share" in counts
+        assert counting is None or (counting.key(Tally.of(room)) is None) == bool(parts_of_several)

@@ -68,7 +68,7 @@ def test_a_pod_counts_until_it_has_ended(state: ClusterState) -> None:
 def test_a_pod_may_come_before_its_node() -> None:
     state = ClusterState()
     state.put_pod(bound("1", "a", (0, 16), (1, 16)))
-    assert reason(state) is RefusalReason.NO_INVENTORY and state.nodes == []
+    assert reason(state) is RefusalReason.NO_INVENTORY and not state.nodes
     state.put_node(facts("a"))
     assert reason(state) is RefusalReason.NO_ROOM
     state.drop_node("a")
