@@ -49,7 +49,7 @@ from gigaslice.placement import Policy
 from gigaslice.runtime import logs
 from tests.bench import echo
 from tests.fakes.cluster import MemoryCluster
-from tests.fakes.kubeapi import KubeApi, pod_document
+from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.podresources import RateLimit
 from tests.fakes.served import gpu_memory
@@ -321,12 +321,15 @@ def main() -> None:
         (directory / "inventory.yaml").write_text(inventory())
         code = measure_code(directory)
         pods = measure_pods(directory)
-        with KubeApi() as kube, FakeKubelet(directory / "k", runtime=Runtime("plain"), api=kube) as kubelet:
+        with (
+            ApiServer(NODE) as kube,
+            FakeKubelet(directory / "k", runtime=Runtime("plain"), api=kube) as kubelet,
+        ):
             kubelet.pod_resources.limit = RateLimit(
                 time.monotonic(), 1e6
             )  # else a round would wait for the limiter
             for number in range(110):  # as many as a node may have
-                kube.put(pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
+                kube.put("pods", pod_document(f"p{number}", {RESOURCE: 1}, annotations={"a": "x" * 3000}))
             command = [sys.executable, "-m", "agent", "node", "--state-dir", str(directory / "state")]
             command += [
                 "--kubelet-dir",

@@ -33,14 +33,14 @@ import yaml
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import Share
-from tests.fakes.kubeapi.cluster_server import ObjectServer
+from tests.fakes.kubeapi import ApiServer
 from tests.integration.cluster.world import node, pod
 
 GPUS, SLICES = 8, 80
 _TRACED = 20
 
 
-def filled(api: ObjectServer, nodes: int, pods: int) -> None:
+def filled(api: ApiServer, nodes: int, pods: int) -> None:
     """Makes the nodes, and the pods bound on them: some GPUs of each are full, some empty."""
     for number in range(nodes):
         api.create("nodes", node(f"node-{number:04}", gpus=GPUS, slices=SLICES))
@@ -55,7 +55,7 @@ def filled(api: ObjectServer, nodes: int, pods: int) -> None:
         api.create("pods", one)
 
 
-def kubeconfig(api: ObjectServer, folder: Path) -> Path:
+def kubeconfig(api: ApiServer, folder: Path) -> Path:
     path = folder / "kubeconfig"
     path.write_text(
         yaml.safe_dump(
@@ -71,7 +71,7 @@ def kubeconfig(api: ObjectServer, folder: Path) -> Path:
 
 
 async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
-    async with ObjectServer() as api:
+    async with ApiServer() as api:
         filled(api, nodes, pods)
         with closing(socket.socket()) as one:
             one.bind(("127.0.0.1", 0))
@@ -112,7 +112,7 @@ async def until_ready(session: aiohttp.ClientSession, url: str, service: subproc
 
 
 async def talk(
-    api: ObjectServer, session: aiohttp.ClientSession, url: str, nodes: int, numbers: range
+    api: ApiServer, session: aiohttp.ClientSession, url: str, nodes: int, numbers: range
 ) -> dict[str, list[float]]:
     names = [f"node-{number:04}" for number in range(nodes)]
     taken: dict[str, list[float]] = {"filter": [], "prioritize": [], "bind": []}

@@ -1,14 +1,17 @@
-"""An API server stand-in that knows pods, events and evictions, and can be as unpleasant as a real one.
+"""An API server stand-in: objects of the kinds that the project reads and writes, and the bad days of a real server.
 
-    with KubeApi() as api:
-        api.put(pod_document("a", {"gigaslice.io/vgpu-memory": 8}))
-        ...an agent with api.kubeconfig(directory)...
-        api.forget(); api.drop_watches(); api.hanging = True; api.denial = 403; api.events()
+    with ApiServer("node-a") as api:  # in a thread of its own; `async with`: in the running event loop
+        api.put("pods", pod_document("a", {"gigaslice.io/vgpu-memory": 8}))
+        ...an agent with api.kubeconfig(directory), a KubeClient with api.access...
+        api.store.compact(); api.drop_watches(); api.hanging = True; api.denial = 403
+        api.faults.append(Fault("POST", "/events", 503, count=2)); api.events(); api.writes
 
-Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event, as the real one sends
-it.
+resources.py: which kinds, and their paths · store.py: what a server does with objects · answers.py: status codes ·
+wire.py, server.py: HTTP and bad days · documents.py: pods · replay.py: another server, which only plays recorded
+answers. Plain HTTP on a free port of the loopback; a watch is a chunked answer with one line per event.
 """
 
-from tests.fakes.kubeapi.server import KubeApi, pod_document, published
+from tests.fakes.kubeapi.documents import NODE, pod_document, published
+from tests.fakes.kubeapi.server import ApiServer, Fault
 
-__all__ = ["KubeApi", "pod_document", "published"]
+__all__ = ["NODE", "ApiServer", "Fault", "pod_document", "published"]

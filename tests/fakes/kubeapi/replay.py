@@ -13,9 +13,11 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from gigaslice.kubeapi.access import Access
+from tests.fakes.kubeapi import wire
+from tests.fakes.kubeapi.answers import Request
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "transcripts"
 Line = dict[str, Any]
@@ -67,55 +69,35 @@ class Replay:
         assert task is not None
         self._talks.append(task)
         try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                first, *rest = head.decode().split("\r\n")
-                method, target, _ = first.split(" ")
-                headers = {k.lower(): v.strip() for k, _, v in (one.partition(":") for one in rest if one)}
-                length = int(headers.get("content-length", 0))
-                body = json.loads(await reader.readexactly(length)) if length else None
-                self.requests.append((method, target, body))
-                if not await self._answer(method, target, writer):
+            while True:
+                request = await wire.read_request(reader)
+                self.requests.append((request.method, request.target, request.body))
+                if not await self._answer(request, writer):
                     break
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, method: str, target: str, writer: asyncio.StreamWriter) -> bool:
-        url = urlsplit(target)
-        watch = "watch" in parse_qs(url.query)
-        answers = self._answers.get((method, url.path, watch), [])
+    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        answers = self._answers.get((request.method, request.path, "watch" in request.query), [])
         if not answers:
             document = {"kind": "Status", "code": 404, "message": "not recorded", "reason": "NotFound"}
-            await _whole(writer, 404, document)
+            await wire.send(writer, 404, document)
             return True
         line = answers.pop(0)
         if line["status"] != 200 or "stream" not in line or line.get("reply_transfer_encoding") != "chunked":
             found = line["reply"] if "reply" in line else self._documents.get(line.get("stream", ""))
-            await _whole(writer, line["status"], found, line.get("reply_retry_after"))
+            pause = line.get("reply_retry_after")
+            await wire.send(writer, line["status"], found, f"Retry-After: {pause}\r\n" if pause else "")
             return True
-        writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
+        await wire.begin_chunks(writer)
         for event in self._streams.get(line["stream"], []):
-            content = json.dumps(event).encode() + b"\n"
-            writer.write(b"%x\r\n%s\r\n" % (len(content), content))
-            await writer.drain()
+            await wire.send_line(writer, event)
         at_end = "end" if line.get("ends") else self.at_end
         if at_end == "open":
             await asyncio.sleep(3600)
         if at_end == "end":
-            writer.write(b"0\r\n\r\n")
-            await writer.drain()
+            await wire.end_chunks(writer)
             return True
         return False
-
-
-async def _whole(
-    writer: asyncio.StreamWriter, status: int, document: Any, retry_after: str | None = None
-) -> None:
-    content = json.dumps(document).encode()
-    more = f"Retry-After: {retry_after}\r\n" if retry_after else ""
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{more}Content-Length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
-    await writer.drain()

@@ -1,135 +1,192 @@
-"""The stand-in itself: state under one lock, a thread per connection."""
+"""The API server stand-in over HTTP, with its bad days: in the running event loop, or in a thread of its own."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import threading
-import time
-import uuid
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, NamedTuple
 
 import yaml
 
-NODE = "node-a"
+from gigaslice.kubeapi.access import Access
+from tests.fakes.kubeapi import wire
+from tests.fakes.kubeapi.answers import Answers, Request, status_of
+from tests.fakes.kubeapi.resources import Target
+from tests.fakes.kubeapi.store import Document, ObjectStore, Refused, Snapshot
+
 TOKEN = "a token"
+_PAUSE = 0.02
+_REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}
+_REASONS |= {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
 
 
-def pod_document(
-    name: str,
-    *requests: Mapping[str, int],
-    namespace: str = "default",
-    init: tuple[Mapping[str, int], ...] = (),
-    sidecars: tuple[Mapping[str, int], ...] = (),
-    annotations: Mapping[str, str] | None = None,
-    node: str = NODE,
-    uid: str | None = None,
-    controlled: bool = False,
-) -> dict[str, Any]:
-    """A pod of containers c0, c1, …; init containers i0, …; sidecars s0, …, each with what it asks for."""
+@dataclass
+class Fault:
+    """What goes wrong with requests of METHOD ("": any) whose target has PART in it, COUNT times.
 
-    def containers(
-        letter: str, requested: tuple[Mapping[str, int], ...], **more: object
-    ) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"{letter}{number}",
-                "image": "x",
-                "resources": {"limits": {key: str(count) for key, count in one.items()}},
-                **more,
-            }
-            for number, one in enumerate(requested)
-        ]
+    status: the answer; 0: the connection is cut. effect: whether the request is carried out before. delay: seconds
+    before anything happens; later: seconds between the answer and the effect. headers: lines for the answer that end
+    with CRLF. when: called with method and target, says whether it goes wrong this time.
+    """
 
-    metadata: dict[str, Any] = {
-        "namespace": namespace,
-        "name": name,
-        "uid": uid or str(uuid.uuid4()),
-        "annotations": dict(annotations or {}),
-        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
-    }
-    if controlled:
-        metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {
-            "nodeName": node,
-            "initContainers": containers("i", init) + containers("s", sidecars, restartPolicy="Always"),
-            "containers": containers("c", requests),
-        },
-        "status": {"phase": "Pending"},
-    }
+    method: str
+    part: str
+    status: int = 500
+    effect: bool = False
+    delay: float = 0.0
+    later: float = -1.0
+    count: int = 1 << 30
+    headers: str = ""
+    when: Callable[[str, str], object] = lambda method, target: True
+
+    def meets(self, method: str, target: str) -> bool:
+        """Whether it goes wrong with this request."""
+        fits = self.method in ("", method) and self.part in target and self.count > 0
+        return fits and bool(self.when(method, target))
 
 
-def published(spec: Any, uid: str, node: str = NODE) -> dict[str, Any]:
-    """The document of a pod of the kubelet stand-in (a PodSpec)."""
+class Write(NamedTuple):
+    """A request that is no GET, and the status of its answer."""
 
-    def container(one: Any) -> dict[str, Any]:
-        limits = {name: str(count) for name, count in one.resources.items()}
-        more = {"restartPolicy": "Always"} if one.sidecar else {}
-        return {"name": one.name, "image": "x", "resources": {"limits": limits}, **more}
-
-    document = pod_document(
-        spec.name, namespace=spec.namespace, annotations=spec.annotations, node=node, uid=uid
-    )
-    document["spec"]["initContainers"] = [container(one) for one in spec.init_containers]
-    document["spec"]["containers"] = [container(one) for one in spec.containers]
-    return document
+    method: str
+    path: str
+    body: Any
+    status: int
 
 
-class KubeApi:
-    """The server. Everything public may be called from any thread while it runs."""
+class ApiServer:
+    """The server: `async with` runs it in the running loop, `with` in a thread of its own.
 
-    def __init__(self) -> None:
-        self.lock = threading.Condition()
-        self.version = 1
-        self.oldest = 1  # watches from before this version are answered with 410
-        self.pods: dict[tuple[str, str], dict[str, Any]] = {}
-        self.history: list[tuple[int, str, dict[str, Any]]] = []
-        self.posted: dict[str, dict[str, Any]] = {}  # events by name
-        self.evicted: list[dict[str, Any]] = []
-        self.nodes: dict[str, dict[str, Any]] = {NODE: {"kind": "Node", "metadata": {"name": NODE}}}
-        self.node_patches: list[tuple[float, dict[str, Any]]] = []  # time by the monotonic clock, body
-        self.node_denials: list[int] = []  # the next patches of nodes are answered with these
-        self.refused_rights: set[tuple[str, str]] = set()  # verb and resource, as access reviews answer
+    What is in the cluster is changed by the methods from `create` to `tell`, what becomes of requests by the public
+    attributes; all may be used from any thread while it runs.
+    """
+
+    def __init__(self, *nodes: str, crds: bool = True) -> None:
+        self.store = ObjectStore()
+        self.answers = Answers(self.store)
+        self.answers.crds = crds
         self.requests: list[tuple[str, str]] = []
-        self.denial = 0  # status for every request, 0: none
-        self.event_denial = 0
-        self.eviction_status = 201
-        self.hanging = False  # requests are taken and not answered, watches are silent
-        self.lag = 0.0  # seconds by which watches are behind
-        self.lagging: tuple[int, dict[tuple[str, str], dict[str, Any]]] | None = None
-        """Version and pods of lists from memory (version 0), as of another server that is behind."""
+        """Method and target of every request."""
+        self.writes: list[Write] = []
+        self.faults: list[Fault] = []
+        self.denial = 0
+        """The status for every request; 0: none."""
         self.token = TOKEN
-        self.generation = 0  # of watches: those of older ones are cut
-        self.cut_short = False  # ... in the middle of a line
-        self.closed = False
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
+        """What every request must have; "": nothing, as behind `kubectl proxy`."""
+        self.hanging = False
+        """Requests are taken and not answered, watches are silent."""
+        self.lag = 0.0
+        """Seconds by which watches are behind."""
+        self.port = 0
+        self._cuts = 0
+        self._cut_in_a_line = False
+        self._moved = asyncio.Event()
+        self._ringing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._talks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.store.changed = self._ring
+        for name in nodes:
+            self.create("nodes", {"kind": "Node", "metadata": {"name": name}})
 
-    def __enter__(self) -> KubeApi:
-        self.thread.start()
-        return self
+    # --- in the cluster -----------------------------------------------------------------------------------------
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self.lock:
-            self.closed = True
-            self.lock.notify_all()
-        self.server.shutdown()
-        self.server.server_close()
+    def all(self, resource: str) -> list[Document]:
+        """The objects of RESOURCE (a plural), in the order in which they were made."""
+        return self.store.all(resource)
+
+    def get(self, resource: str, name: str, namespace: str = "") -> Document:
+        """An object that is there."""
+        return self.store.get(resource, name, namespace)
+
+    def named(self, resource: str) -> dict[str, Document]:
+        """The objects of RESOURCE by name."""
+        return {one["metadata"]["name"]: one for one in self.all(resource)}
+
+    def create(self, resource: str, document: Document, namespace: str = "") -> Document:
+        """Makes an object."""
+        return self.store.create(resource, document, namespace)
+
+    def put(self, resource: str, document: Document) -> Document:
+        """Makes an object, or makes it what DOCUMENT is."""
+        return self.store.put(resource, document)
+
+    def change(self, resource: str, name: str, patch: Mapping[str, Any], namespace: str = "") -> Document:
+        """Merges PATCH."""
+        return self.store.change(resource, name, patch, namespace)
+
+    def annotate(self, namespace: str, name: str, **changes: str | None) -> None:
+        """Changes annotations of a pod; None takes one away."""
+        self.change("pods", name, {"metadata": {"annotations": changes}}, namespace)
+
+    def set_phase(self, namespace: str, name: str, uid: str, phase: str) -> None:
+        """What the kubelet reports of a pod; nothing where that pod is no more."""
+        with self.store.lock:
+            known = self.store.objects["pods"].get((namespace, name))
+            if known is not None and known["metadata"]["uid"] == uid:
+                self.change("pods", name, {"status": {"phase": phase}}, namespace)
+
+    def delete(self, resource: str, name: str, namespace: str = "") -> Document:
+        """Deletes an object that is there."""
+        return self.store.delete(resource, name, namespace)
+
+    def clear(self, resource: str) -> None:
+        """Deletes all objects of RESOURCE."""
+        with self.store.lock:
+            for namespace, name in list(self.store.objects[resource]):
+                self.delete(resource, name, namespace)
+
+    def events(self, reason: str = "") -> list[Document]:
+        """The events, in the order in which they were first posted."""
+        return [event for event in self.all("events") if reason in ("", event["reason"])]
+
+    # --- what clients did ---------------------------------------------------------------------------------------
+
+    def asked(self, method: str, part: str) -> int:
+        """How many requests of METHOD had PART in their target."""
+        return sum(one == method and part in target for one, target in list(self.requests))
+
+    def sent(self, method: str, part: str) -> list[Any]:
+        """The bodies of the requests of METHOD with PART in their path, whatever the answer was."""
+        return [one.body for one in list(self.writes) if one.method == method and part in one.path]
+
+    def accepted(self, method: str, part: str) -> list[Any]:
+        """The bodies of those that were carried out."""
+        done = [one for one in list(self.writes) if one.status < 300]
+        return [one.body for one in done if one.method == method and part in one.path]
+
+    # --- what happens to the server -----------------------------------------------------------------------------
 
     @property
-    def port(self) -> int:
-        return int(self.server.server_address[1])
+    def version(self) -> int:
+        """The newest version."""
+        return self.store.version
+
+    def show_any_version(self, snapshot: Snapshot) -> None:
+        """From now on, lists of any version (0) show this state, as those of another server that is behind."""
+        self.answers.behind = snapshot
+
+    def drop_watches(self, *, in_the_middle: bool = False) -> None:
+        """Closes every open watch, IN_THE_MIDDLE of a line."""
+        self._cut_in_a_line = in_the_middle
+        self._cuts += 1
+        self._ring()
+
+    # --- how clients find it ------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def access(self) -> Access:
+        """The way in for a KubeClient."""
+        return Access("127.0.0.1", self.port, tls=False, token=self.token)
 
     def kubeconfig(self, directory: Path) -> Path:
         """A file with which a client gets in; the token is in a file of its own, which may be replaced."""
@@ -140,265 +197,170 @@ class KubeApi:
                 {
                     "current-context": "c",
                     "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                    "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+                    "clusters": [{"name": "k", "cluster": {"server": self.url}}],
                     "users": [{"name": "u", "user": {"tokenFile": "token"}}],
                 }
             )
         )
         return path
 
-    # --- what happens in the cluster ---------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------
 
-    def put(self, document: dict[str, Any]) -> None:
-        """Makes or changes a pod."""
-        with self.lock:
-            key = (document["metadata"]["namespace"], document["metadata"]["name"])
-            kind = "MODIFIED" if key in self.pods else "ADDED"
-            self.pods[key] = self._record(kind, document)
+    async def __aenter__(self) -> ApiServer:
+        await self.start()
+        return self
 
-    def annotate(self, namespace: str, name: str, **changes: str | None) -> None:
-        """Changes annotations; the names may be given with "__" for "/" and "_" for "-"."""
-        with self.lock:
-            document = json.loads(json.dumps(self.pods[namespace, name]))
-            for key, value in changes.items():
-                full = key.replace("__", "/").replace("_", "-") if "/" not in key else key
-                document["metadata"]["annotations"].pop(full, None)
-                if value is not None:
-                    document["metadata"]["annotations"][full] = value
-            self.put(document)
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
-    def set_phase(self, namespace: str, name: str, uid: str, phase: str) -> None:
-        """What the kubelet reports of a pod; nothing where that pod is no more."""
-        with self.lock:
-            known = self.pods.get((namespace, name))
-            if known is not None and known["metadata"]["uid"] == uid:
-                self.put({**known, "status": {**known["status"], "phase": phase}})
+    def __enter__(self) -> ApiServer:
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), loop).result()
+        return self
 
-    def remove(self, namespace: str, name: str) -> None:
-        """A pod is gone."""
-        with self.lock:
-            document = self.pods.pop((namespace, name), None)
-            if document is not None:
-                self._record("DELETED", document)
+    def __exit__(self, *_: object) -> None:
+        loop, thread = self._loop, self._thread
+        assert loop is not None and thread is not None
+        asyncio.run_coroutine_threadsafe(self.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
-    def _record(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
-        with self.lock:
-            return self._recorded(kind, document)
+    async def start(self) -> None:
+        """Serves; after a stop on the same port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 24)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._loop = asyncio.get_running_loop()
 
-    def _recorded(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
-        self.version += 1
-        copy = json.loads(json.dumps(document))
-        copy["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, kind, copy))
-        self.lock.notify_all()
-        return copy
+    async def stop(self) -> None:
+        """Cuts every connection."""
+        assert self._server is not None
+        self._server.close()
+        self._loop = None
+        for one in list(self._talks):
+            one.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
 
-    # --- what happens to the server ----------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Compacts: watches from older versions get 410."""
-        with self.lock:
-            self.version += 1
-            self.oldest = self.version
-            self.lock.notify_all()
-
-    def bookmark(self) -> None:
-        """Tells every watch the newest version without an object."""
-        with self.lock:
-            self.version += 1
-            empty = {"kind": "Pod", "metadata": {"resourceVersion": str(self.version)}}
-            self.history.append((self.version, "BOOKMARK", empty))
-            self.lock.notify_all()
-
-    def drop_watches(self, *, in_the_middle: bool = False) -> None:
-        """Closes every open watch."""
-        with self.lock:
-            self.cut_short = in_the_middle
-            self.generation += 1
-            self.lock.notify_all()
-
-    def events(self, reason: str = "") -> list[dict[str, Any]]:
-        """Events that were posted, in order."""
-        with self.lock:
-            return [event for event in self.posted.values() if not reason or event["reason"] == reason]
-
-    def asked(self, method: str, part: str) -> int:
-        """How many requests of METHOD had PART in their target."""
-        with self.lock:
-            return sum(one == method and part in target for one, target in self.requests)
-
-    def lists(self) -> int:
-        """How many times all pods were listed, watches left out."""
-        with self.lock:
-            return sum(
-                one == "GET" and "/pods" in target and "watch=1" not in target
-                for one, target in self.requests
-            )
-
-    # --- HTTP --------------------------------------------------------------------------------------------------
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *arguments: object) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._talks.add(task)
+        try:
+            while await self._one(await wire.read_request(reader), writer):
                 pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._talks.discard(task)
+            writer.transport.abort()
 
-            def do_GET(self) -> None:
-                self._serve()
+    async def _one(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        """Answers; False: the connection is to be cut."""
+        self.requests.append((request.method, request.target))
+        while self.hanging:
+            await asyncio.sleep(_PAUSE)
+        denial = self.denial
+        if not denial and self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+            denial = 401
+        cuts = self._cuts  # together with the authorization: a watch that is dropped from here on ends
+        if denial:
+            await wire.send(writer, denial, _by_the_test(denial))
+            return True
+        fault = next((one for one in self.faults if one.meets(request.method, request.target)), None)
+        if fault is not None:
+            fault.count -= 1
+            if (goes_on := await self._fail(fault, request, writer)) is not None:
+                return goes_on
+        if request.method == "GET" and request.query.get("watch"):
+            return await self._watch(request, writer, cuts)
+        await wire.send(writer, *self._carry_out(request))
+        return True
 
-            def do_POST(self) -> None:
-                self._serve()
+    async def _fail(self, fault: Fault, request: Request, writer: asyncio.StreamWriter) -> bool | None:
+        """What a fault makes of a request; None: it is carried out after all."""
+        await asyncio.sleep(fault.delay)
+        if fault.effect:
+            self._carry_out(request)
+        elif fault.later >= 0:
+            asyncio.get_running_loop().call_later(fault.later, self._carry_out, request)
+        if fault.status in (0, 200):
+            return None if fault.status else False
+        if request.method != "GET" and not fault.effect:
+            self.writes.append(Write(request.method, request.path, request.body, fault.status))
+        await wire.send(writer, fault.status, _by_the_test(fault.status), fault.headers)
+        return True
 
-            def do_PATCH(self) -> None:
-                self._serve()
+    def _carry_out(self, request: Request) -> tuple[int, Document]:
+        status, document = self.answers.answer(request)
+        if request.method != "GET":
+            self.writes.append(Write(request.method, request.path, request.body, status))
+        return status, document
 
-            def _serve(self) -> None:
-                url = urlsplit(self.path)
-                query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                with api.lock:
-                    api.requests.append((self.command, self.path))
-                    while api.hanging and not api.closed:
-                        api.lock.wait(0.1)
-                    denial = api.denial
-                    if not denial and self.headers.get("Authorization") != f"Bearer {api.token}":
-                        denial = 401
-                    # Together with the authorization: a watch that is dropped now, but was let in before, ends too.
-                    generation = api.generation
-                try:
-                    if denial:
-                        self._answer(
-                            denial, {"kind": "Status", "message": "denied by the test", "code": denial}
-                        )
-                    elif self.command == "GET" and query.get("watch"):
-                        self._watch(query, generation)
-                    elif self.command == "GET":
-                        self._answer(200, api._list(query))
-                    else:
-                        self._answer(*api._change(self.command, url.path, body))
-                except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True
+    # --- watches ------------------------------------------------------------------------------------------------
 
-            def _answer(self, status: int, document: object) -> None:
-                content = json.dumps(document).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+    def _ring(self) -> None:
+        if self._loop is not None and not self._ringing:
+            self._ringing = True
+            self._loop.call_soon_threadsafe(self._move)
 
-            def _chunk(self, content: bytes) -> None:
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
-                self.wfile.flush()
+    def _move(self) -> None:
+        self._ringing = False
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
-            def _watch(self, query: Mapping[str, str], generation: int) -> None:
-                at = int(query["resourceVersion"])
-                if at < api.oldest:
-                    self._answer(410, {"kind": "Status", "message": "too old resource version", "code": 410})
-                    return
-                self.send_response(200)
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                self.wfile.flush()
-                deadline = time.monotonic() + float(query.get("timeoutSeconds", 3600))
-                while time.monotonic() < deadline:
-                    news = api._news(at, generation, deadline)
-                    if news is None:
-                        if api.cut_short and not api.closed:
-                            self._chunk(b'{"type":"ADDED","object":{"kind":')
-                        self.close_connection = True
-                        return
-                    for version, kind, document in news:
-                        at = version
-                        if kind in ("BOOKMARK", "ERROR") or _matches(document, query):
-                            line = json.dumps({"type": kind, "object": document}).encode() + b"\n"
-                            for start in range(0, len(line), 777):  # lines and chunks do not end together
-                                self._chunk(line[start : start + 777])
-                self.wfile.write(b"0\r\n\r\n")
+    async def _watch(self, request: Request, writer: asyncio.StreamWriter, cuts: int) -> bool:
+        text = request.query.get("resourceVersion", "0")
+        try:
+            target = self.answers.target(request.path)
+            if not text.isdigit():
+                raise Refused(500, "", f'resourceVersion: Invalid value: "{text}"')
+        except Refused as refused:
+            await wire.send(writer, refused.status, status_of(refused))
+            return True
+        await wire.begin_chunks(writer)
+        seconds = float(request.query.get("timeoutSeconds") or 3600)
+        try:
+            await asyncio.wait_for(self._stream(request, target, writer, cuts), seconds)
+        except asyncio.TimeoutError:
+            pass
+        except Refused as expired:
+            await wire.send_line(writer, {"type": "ERROR", "object": status_of(expired)})
+        if cuts != self._cuts:
+            if self._cut_in_a_line:
+                await wire.send_chunks(writer, b'{"type":"ADDED","object":{"kind":')
+            return False
+        await wire.end_chunks(writer)
+        return True
 
-        return Handler
-
-    def _news(
-        self, at: int, generation: int, deadline: float
-    ) -> list[tuple[int, str, dict[str, Any]]] | None:
-        """What a watch that is AT a version is told next; None: its connection is to be cut."""
-        with self.lock:
-            while not self.closed and self.generation == generation and time.monotonic() < deadline:
-                if not self.hanging and at < self.oldest:
-                    expired = {"kind": "Status", "code": 410, "message": "too old resource version"}
-                    return [(self.version, "ERROR", expired)]
-                found = [one for one in self.history if one[0] > at]
-                if found and not self.hanging:
-                    break
-                self.lock.wait(0.05)
-            else:
-                return None if self.closed or self.generation != generation else []
-            lag = self.lag
-        time.sleep(lag)
-        return found
-
-    def _list(self, query: Mapping[str, str]) -> dict[str, Any]:
-        with self.lock:
-            version, pods = self.version, self.pods
-            if self.lagging is not None and query.get("resourceVersion") == "0":
-                version, pods = self.lagging
-            items = [document for document in pods.values() if _matches(document, query)]
-            metadata = {"resourceVersion": str(version)}
-            return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items}
-
-    def _change(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        parts = path.strip("/").split("/")
-        with self.lock:
-            if parts[-1] == "selfsubjectaccessreviews":
-                asked = body["spec"]["resourceAttributes"]
-                name = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-                return 201, {"status": {"allowed": (asked["verb"], name) not in self.refused_rights}}
-            if parts[-1] == "eviction":
-                self.evicted.append(body)
-                return self.eviction_status, {"kind": "Status", "message": "as the test wants it"}
-            if method == "PATCH" and parts[-2] == "nodes":
-                return self._patch_node(parts[-1], body)
-            if self.event_denial:
-                return self.event_denial, {"kind": "Status", "message": "no events, says the test"}
-            if method == "POST" and parts[-1] == "events":
-                name = body["metadata"]["name"]
-                if name in self.posted:
-                    return 409, {"kind": "Status", "message": f'events "{name}" already exists'}
-                self.posted[name] = body
-                return 201, body
-            if method == "PATCH" and parts[-2] == "events":
-                if parts[-1] not in self.posted:
-                    return 404, {"kind": "Status", "message": "not found"}
-                self.posted[parts[-1]].update(body)
-                return 200, self.posted[parts[-1]]
-        return 404, {"kind": "Status", "message": f"the stand-in knows no {method} {path}"}
-
-    def _patch_node(self, name: str, body: Any) -> tuple[int, dict[str, Any]]:
-        """A merge patch of annotations and labels; one that changes nothing leaves the version as it is."""
-        if self.node_denials:
-            status = self.node_denials.pop(0)
-            return status, {"kind": "Status", "message": "denied by the test", "code": status}
-        if name not in self.nodes:
-            return 404, {"kind": "Status", "message": f'nodes "{name}" not found'}
-        self.node_patches.append((time.monotonic(), body))
-        node = json.loads(json.dumps(self.nodes[name]))
-        for field, changes in body["metadata"].items():
-            values = node["metadata"].setdefault(field, {})
-            for key, value in changes.items():
-                values.pop(key, None)
-                if value is not None:
-                    values[key] = value
-        if node != self.nodes[name]:
-            self.version += 1
-            node["metadata"]["resourceVersion"] = str(self.version)
-            self.nodes[name] = node
-        return 200, self.nodes[name]
+    async def _stream(
+        self, request: Request, target: Target, writer: asyncio.StreamWriter, cuts: int
+    ) -> None:
+        """The lines of a watch, until it is cut."""
+        plural, version = target.resource.plural, int(request.query.get("resourceVersion") or 0)
+        if not version:  # whatever there is comes first
+            listed = self.store.page(
+                target.resource, target.namespace, {**request.query, "resourceVersion": "0"}
+            )
+            version = int(listed["metadata"]["resourceVersion"])
+            for one in listed["items"]:
+                await wire.send_line(writer, {"type": "ADDED", "object": one})
+        while cuts == self._cuts:
+            moved = self._moved
+            if self.hanging:
+                await asyncio.sleep(_PAUSE)
+                continue
+            version, events = self.store.since(version, plural, target.namespace, request.query)
+            if events and self.lag:
+                await asyncio.sleep(self.lag)
+            for event in events:
+                await wire.send_line(writer, event)
+            if not events:
+                await moved.wait()
 
 
-def _matches(document: Mapping[str, Any], query: Mapping[str, str]) -> bool:
-    selector = query.get("fieldSelector", "")
-    return not selector or selector == f"spec.nodeName={document['spec'].get('nodeName')}"
+def _by_the_test(status: int) -> Document:
+    return status_of(Refused(status, _REASONS.get(status, "Error"), "denied by the test"))

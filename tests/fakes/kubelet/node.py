@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tests.fakes.kubeapi import KubeApi, published
+from tests.fakes.kubeapi import ApiServer, published
 from tests.fakes.kubelet.admission import SyncLoop, admit
 from tests.fakes.kubelet.devices import DeviceManager
 from tests.fakes.kubelet.podresources import PodResources
@@ -64,7 +64,7 @@ class FakeKubelet:
         settings: Settings | None = None,
         runtime: Runtime | None = None,
         *,
-        api: KubeApi | None = None,
+        api: ApiServer | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"topology policy {policy!r} is none of {', '.join(POLICIES)}")
@@ -217,7 +217,7 @@ class FakeKubelet:
             raise ValueError(f"pod {spec.namespace}/{spec.name} exists")
         pod = Pod(spec)
         if self.api is not None:
-            self.api.put(published(spec, pod.uid))
+            self.api.put("pods", published(spec, pod.uid))
             pod.report = functools.partial(self.api.set_phase, spec.namespace, spec.name, pod.uid)
         self.pods.append(pod)
         self.manager.changed.set()
@@ -240,14 +240,14 @@ class FakeKubelet:
             pod.deleted = True
         pod.deleting.set()
         if self.api is not None and force:
-            self.api.remove(pod.spec.namespace, pod.spec.name)
+            self.api.delete("pods", pod.spec.name, pod.spec.namespace)
         if not pod.bound or (self._running is not None and pod.uid not in self._running.workers):
             pod.deleted = True
             pod.ended.set()
         if not force and not pod.ended.wait(timeout_s):
             raise TimeoutError(f"{pod!r} still runs {timeout_s} s after its deletion")
         if self.api is not None and not force:
-            self.api.remove(pod.spec.namespace, pod.spec.name)
+            self.api.delete("pods", pod.spec.name, pod.spec.namespace)
         if self._running is not None:
             self._running.manager.changed.set()
         pod.notify()

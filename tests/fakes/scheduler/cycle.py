@@ -19,7 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.fakes.kubeapi.cluster_server import Object, ObjectServer
+from tests.fakes.kubeapi import ApiServer
+from tests.fakes.kubeapi.store import Document
 
 Key = tuple[str, str]
 NAME = "gigaslice-scheduler"
@@ -36,7 +37,7 @@ class SchedulerStandIn:
 
     def __init__(
         self,
-        api: ObjectServer,
+        api: ApiServer,
         extender: str,
         *,
         seed: int = 0,
@@ -57,7 +58,7 @@ class SchedulerStandIn:
         self._second_bind = second_bind
         self._active: deque[Key] = deque()
         self._waiting: set[Key] = set()
-        self._assumed: dict[str, tuple[str, Object]] = {}  # by UID: node and pod
+        self._assumed: dict[str, tuple[str, Document]] = {}  # by UID: node and pod
         self._attempts: dict[Key, int] = {}
         self._nominated: dict[Key, str] = {}
         self._nodes: dict[str, str] = {}
@@ -72,7 +73,7 @@ class SchedulerStandIn:
 
     async def __aenter__(self) -> SchedulerStandIn:
         self._session = aiohttp.ClientSession()
-        self._api.listeners.append(self._event)
+        self._api.store.listeners.append(self._event)
         for node in self._api.all("nodes"):
             self._nodes[node["metadata"]["name"]] = _relevant(node, self._annotations_wake)
         for pod in self._api.all("pods"):
@@ -81,7 +82,7 @@ class SchedulerStandIn:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._api.listeners.remove(self._event)
+        self._api.store.listeners.remove(self._event)
         for one in list(self._tasks):
             one.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -95,7 +96,7 @@ class SchedulerStandIn:
 
     # --- the queue ----------------------------------------------------------------------------------------------
 
-    def _event(self, resource: str, kind: str, one: Object) -> None:
+    def _event(self, resource: str, kind: str, one: Document) -> None:
         metadata = one["metadata"]
         if resource == "nodes":
             if kind == "DELETED":
@@ -140,7 +141,7 @@ class SchedulerStandIn:
             while self._active:
                 key = max(self._active, key=self._priority)
                 self._active.remove(key)
-                pod = self._api.objects["pods"].get(key)
+                pod = self._api.store.objects["pods"].get(key)
                 if (
                     pod is not None
                     and not pod["spec"].get("nodeName")
@@ -151,10 +152,10 @@ class SchedulerStandIn:
             await self._ring.wait()
 
     def _priority(self, key: Key) -> int:
-        pod = self._api.objects["pods"].get(key)
+        pod = self._api.store.objects["pods"].get(key)
         return pod["spec"].get("priority", 0) if pod else 0
 
-    async def _schedule(self, key: Key, pod: Object) -> None:
+    async def _schedule(self, key: Key, pod: Document) -> None:
         names = [name for name in self._nodes if self._fits(pod, name)]
         self._random.shuffle(names)
         if not names:
@@ -188,7 +189,7 @@ class SchedulerStandIn:
         self._assumed[pod["metadata"]["uid"]] = node, pod
         self._spawn(self._bind(key, pod, node))
 
-    async def _bind(self, key: Key, pod: Object, node: str) -> None:
+    async def _bind(self, key: Key, pod: Document, node: str) -> None:
         metadata = pod["metadata"]
         body = {
             "PodName": metadata["name"],
@@ -201,11 +202,11 @@ class SchedulerStandIn:
             return
         self._assumed.pop(metadata["uid"], None)
         self.failures.append((metadata["name"], str(reply.get("Error") or f"status {status}")))
-        if key in self._api.objects["pods"]:
+        if key in self._api.store.objects["pods"]:
             self._condition(pod, "SchedulerError", self.failures[-1][1])
             self._push(key) if self._second_bind else self._back_off(key)
 
-    async def _preempt(self, key: Key, pod: Object) -> None:
+    async def _preempt(self, key: Key, pod: Document) -> None:
         candidates = {}
         for node in self._nodes:
             lower = [
@@ -214,7 +215,7 @@ class SchedulerStandIn:
                 if one["spec"].get("priority", 0) < pod["spec"].get("priority", 0)
             ]
             lower.sort(key=lambda one: one["spec"].get("priority", 0))
-            gone: list[Object] = []
+            gone: list[Document] = []
             while lower and not self._fits(pod, node, gone):
                 gone.append(lower.pop(0))
             if gone and self._fits(pod, node, gone):
@@ -235,7 +236,7 @@ class SchedulerStandIn:
         else:
             self._condition(pod, "Unschedulable", f"0/{len(self._nodes)} nodes are available: Insufficient.")
 
-    async def _call(self, verb: str, pod: Object, body: Any) -> tuple[int, Any]:
+    async def _call(self, verb: str, pod: Document, body: Any) -> tuple[int, Any]:
         number = len(self.said)
         self.said.append((verb, pod["metadata"]["name"], body, 0, None))
         status, reply = 0, {}
@@ -251,15 +252,15 @@ class SchedulerStandIn:
 
     # --- numbers ------------------------------------------------------------------------------------------------
 
-    def _on(self, node: str) -> list[Object]:
+    def _on(self, node: str) -> list[Document]:
         bound = [one for one in self._api.all("pods") if one["spec"].get("nodeName") == node]
         seen = {one["metadata"]["uid"] for one in bound}
         return [*bound, *(pod for uid, (on, pod) in self._assumed.items() if on == node and uid not in seen)]
 
-    def _fits(self, pod: Object, node: str, gone: list[Object] | None = None) -> bool:
+    def _fits(self, pod: Document, node: str, gone: list[Document] | None = None) -> bool:
         wanted = {k: v for k, v in _requests(pod).items() if not k.startswith(IGNORED)}
         selector = pod["spec"].get("nodeSelector") or {}
-        one = self._api.objects["nodes"].get(("", node))
+        one = self._api.store.objects["nodes"].get(("", node))
         if one is None or one["spec"].get("unschedulable"):
             return False
         labels = {"kubernetes.io/hostname": node, **(one["metadata"].get("labels") or {})}
@@ -273,16 +274,16 @@ class SchedulerStandIn:
                     left[key] = left.get(key, 0) - count
         return all(left.get(key, 0) >= count for key, count in wanted.items())
 
-    def _condition(self, pod: Object, reason: str, message: str) -> None:
+    def _condition(self, pod: Document, reason: str, message: str) -> None:
         """The PATCH of the pod's status: only where it changes anything."""
         metadata = pod["metadata"]
-        if (metadata["namespace"], metadata["name"]) in self._api.objects["pods"]:
+        if (metadata["namespace"], metadata["name"]) in self._api.store.objects["pods"]:
             condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
             patch = {"status": {"conditions": [condition]}}
             self._api.change("pods", metadata["name"], patch, metadata["namespace"])
 
 
-def _requests(pod: Object) -> dict[str, int]:
+def _requests(pod: Document) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in pod["spec"].get("containers") or ():
         for key, value in (one.get("resources", {}).get("limits") or {}).items():
@@ -293,7 +294,7 @@ def _requests(pod: Object) -> dict[str, int]:
     return found
 
 
-def _relevant(node: Object, annotations: bool) -> str:
+def _relevant(node: Document, annotations: bool) -> str:
     """What of a node an event is made of: not its heartbeats; before 1.26 not its annotations."""
     metadata = node["metadata"]
     parts = [metadata.get("labels"), node["spec"], node["status"].get("allocatable")]

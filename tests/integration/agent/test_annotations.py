@@ -5,7 +5,7 @@ import random
 import pytest
 
 import vcuda
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
 from tests.fakes.kubelet.topology import POLICIES
 from tests.fakes.nodes import GIB, uuid
@@ -26,7 +26,7 @@ from vcuda import contract
 
 @pytest.fixture
 def api():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 

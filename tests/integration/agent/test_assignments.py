@@ -9,8 +9,7 @@ from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.model import Share
-from tests.fakes.kubeapi import KubeApi
-from tests.fakes.kubeapi.server import NODE
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
@@ -28,7 +27,7 @@ from vcuda import contract
 
 @pytest.fixture
 def api():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 
@@ -73,7 +72,7 @@ def limits(container):
 
 
 def published(api):
-    text = api.nodes[NODE]["metadata"].get("annotations", {}).get(INVENTORY)
+    text = api.get("nodes", NODE)["metadata"].get("annotations", {}).get(INVENTORY)
     return NodeInventory.decode(text) if text else None
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import vcuda
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import (
     PATIENCE,
@@ -52,7 +52,7 @@ def forget(node):
 @pytest.fixture
 def node(directory, kubelet, agent):
     """Kubelet and agent, registered, with an API server that both know the pods from."""
-    with KubeApi() as api:
+    with ApiServer(NODE) as api:
         kubelet.api = api
         agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
         kubelet.start()

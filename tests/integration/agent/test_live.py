@@ -109,9 +109,9 @@ def test_a_new_limit_outlives_the_agent_and_the_container(gpu_node, agent):
 @pytest.fixture
 def elastic_node(kubelet, agent, driver, directory):
     """A node whose API server is asked for annotations."""
-    from tests.fakes.kubeapi import KubeApi
+    from tests.fakes.kubeapi import NODE, ApiServer
 
-    with KubeApi() as server:
+    with ApiServer(NODE) as server:
         kubelet.api = server
         agent.driver = driver
         agent.flags |= {

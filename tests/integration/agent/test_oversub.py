@@ -10,7 +10,7 @@ import pytest
 import vcuda
 from tests.bench.time_slices import PROGRAM
 from tests.fakedriver.env import driver_env
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.nodes import GIB
 from tests.integration.agent.conftest import (
@@ -45,7 +45,7 @@ def begin(directory, memory, flags, slices):
     machine = directory / "GPU.txt"
     machine.write_text(f"paging: 5us\ncontext_memory: 100MiB\ngpu 0:\n  memory: {memory}\n")
     driver = driver_env(machine, directory / "machine")
-    with KubeApi() as api:
+    with ApiServer(NODE) as api:
         kubelet = FakeKubelet(
             directory / "kubelet", 7, "none", settings=QUICK, runtime=Runtime("plain"), api=api
         )

@@ -6,8 +6,7 @@ import pytest
 
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.model import Occupant, Share
-from tests.fakes.kubeapi import KubeApi
-from tests.fakes.kubeapi.server import NODE
+from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.nodes import uuid
 from tests.integration.agent.conftest import (
@@ -26,7 +25,7 @@ KEY = "gigaslice.io/inventory"
 
 @pytest.fixture
 def api():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 
@@ -55,7 +54,7 @@ def begin(directory, api):
 
 
 def published(api):
-    text = api.nodes[NODE]["metadata"].get("annotations", {}).get(KEY)
+    text = api.get("nodes", NODE)["metadata"].get("annotations", {}).get(KEY)
     return NodeInventory.decode(text) if text else None
 
 
@@ -71,7 +70,7 @@ def test_what_a_pod_takes_and_gives_back_is_published(begin, api):
     one = kubelet.run_pod(pod("a", 8))
     gpu = 0 if gpu_of(one.container("c0")) == uuid(0) else 1
     wait_until(lambda: sorted(free(api)) == [16, 24], "the pod's GPU has less")
-    uid = api.pods["default", "a"]["metadata"]["uid"]
+    uid = api.get("pods", "a", "default")["metadata"]["uid"]
     assert published(api).held == (Occupant(uid, (Share(uuid(gpu), 8),)),)
     kubelet.delete_pod(one)
     wait_until(lambda: free(api) == [24, 24], "given back")
@@ -84,15 +83,17 @@ def test_a_gpu_that_fails_and_heals_is_published_each_time(begin, api):
     text = agent.inventory.read_text()
     agent.inventory.write_text(text.replace("numa: 1}", "numa: 1, healthy: false}"))
     wait_until(lambda: published(api).gpus[1].unhealthy, "unhealthy")
-    version, writes = api.version, len(api.node_patches)
+    version, writes = api.version, len(api.accepted("PATCH", "/nodes/"))
     time.sleep(1.5)
-    assert (api.version, len(api.node_patches)) == (version, writes), "written without a change"
+    assert (api.version, len(api.accepted("PATCH", "/nodes/"))) == (version, writes), (
+        "written without a change"
+    )
     agent.inventory.write_text(text)
     wait_until(lambda: not published(api).gpus[1].unhealthy, "healthy")
 
 
 def test_without_the_right_the_agent_serves_its_pods_and_says_it_once(begin, api):
-    api.node_denials = [403] * 1000
+    api.faults.append(Fault("PATCH", "/nodes/", 403))
     kubelet, agent = begin()
     one = kubelet.run_pod(pod("a", 8))
     assert one.phase == "Running"
@@ -101,4 +102,4 @@ def test_without_the_right_the_agent_serves_its_pods_and_says_it_once(begin, api
     kubelet.delete_pod(one)
     assert kubelet.run_pod(pod("b", 8)).phase == "Running"
     assert len(agent.events(name)) == 1
-    assert 1000 - len(api.node_denials) == 1
+    assert len(api.sent("PATCH", "/nodes/")) == 1

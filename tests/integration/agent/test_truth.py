@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakedriver.env import library_directory
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.integration.agent.conftest import QUICK, RESOURCE, AgentProcess, gpu_of, pod, wait_until
 from tests.integration.agent.test_live import resize
@@ -128,7 +128,7 @@ def test_the_agent_stays_small(gpu_node, agent, program):
 def watched_node(directory, driver, request):
     """As `gpu_node` with an API server, --overuse=evict, and the flags of the test's parameter."""
     with (
-        KubeApi() as api,
+        ApiServer(NODE) as api,
         FakeKubelet(directory / "kubelet", 7, settings=QUICK, runtime=Runtime("plain"), api=api) as kubelet,
     ):
         agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
@@ -145,7 +145,7 @@ def watched_node(directory, driver, request):
 
 
 def reasons(api):
-    return {event["reason"]: event for event in list(api.posted.values())}
+    return {event["reason"]: event for event in api.events()}
 
 
 def test_an_unhealthy_gpu_is_said_on_the_pods_that_hold_it_and_on_no_other(watched_node):
@@ -168,8 +168,8 @@ def test_by_policy_a_pod_that_passes_the_library_by_is_evicted(watched_node, byp
     good = kubelet.run_pod(pod("b", 2)).container("c0")
     client = bypass(container)
     assert client.do("alloc a", 3 * GIB).code == SUCCESS
-    wait_until(lambda: api.evicted, "the eviction")
-    assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
+    wait_until(lambda: api.sent("POST", "/eviction"), "the eviction")
+    assert [one["metadata"]["name"] for one in api.sent("POST", "/eviction")] == ["a"]
     agent.wait_event("pod evicted for overuse")
     wait_until(lambda: {"ProcessWithoutLibrary", "GPUMemoryOveruse"} <= reasons(api).keys(), "both events")
     assert good.running
@@ -177,12 +177,12 @@ def test_by_policy_a_pod_that_passes_the_library_by_is_evicted(watched_node, byp
 
 
 def told(api, reason):
-    return [event["message"] for event in list(api.posted.values()) if event["reason"] == reason]
+    return [event["message"] for event in api.events() if event["reason"] == reason]
 
 
 def test_a_disruption_budget_is_respected_and_asked_again(watched_node, bypass):
     api, kubelet, agent = watched_node
-    api.eviction_status = 429
+    api.faults.append(Fault("POST", "/eviction", 429))
     container = kubelet.run_pod(pod("a", 2)).container("c0")
     assert bypass(container).do("alloc a", 3 * GIB).code == SUCCESS
     refused = agent.wait_event("pod not evicted")
@@ -198,7 +198,7 @@ def test_a_dry_run_has_the_api_server_say_what_would_be(watched_node, bypass):
     container = kubelet.run_pod(pod("a", 2)).container("c0")
     assert bypass(container).do("alloc a", 3 * GIB).code == SUCCESS
     agent.wait_event("pod would be evicted for overuse")
-    assert [one["deleteOptions"]["dryRun"] for one in api.evicted] == [["All"]]
+    assert [one["deleteOptions"]["dryRun"] for one in api.sent("POST", "/eviction")] == [["All"]]
     assert metrics(agent, "gigaslice_overuse_evictions_total") == [0]
 
 
@@ -215,10 +215,10 @@ def test_a_limit_lowered_below_use_is_policy_too(watched_node, program, request)
     assert client.do("alloc b", MIB).code == OUT_OF_MEMORY
     (text,) = wait_until(lambda: told(api, "GPULimitExceeded"), "the event")
     if "[on]" in request.node.name:
-        wait_until(lambda: api.evicted, "the eviction")
-        assert [one["metadata"]["name"] for one in api.evicted] == ["a"]
+        wait_until(lambda: api.sent("POST", "/eviction"), "the eviction")
+        assert [one["metadata"]["name"] for one in api.sent("POST", "/eviction")] == ["a"]
         return
     assert "no pod is evicted" in text
     assert client.do("free a").code == SUCCESS, "it may mend itself"
     assert client.do("alloc b", GIB).code == SUCCESS
-    assert api.evicted == [] and bad.running
+    assert api.sent("POST", "/eviction") == [] and bad.running

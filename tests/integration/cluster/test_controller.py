@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -26,9 +27,9 @@ from gigaslice.controller.parts import ControllerParts
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
-from tests.fakes.kubeapi.objects import ObjectApi
+from tests.fakes.kubeapi import ApiServer, Fault
 
-CLASSES, GPUS = "gigaslice.io/v1alpha1/resourceclasses", "gigaslice.io/v1alpha1/extendedresources"
+CLASSES, GPUS = "resourceclasses", "extendedresources"
 GIB = 1 << 30
 SECONDS = 30.0
 
@@ -66,14 +67,14 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def api() -> Iterator[ObjectApi]:
-    with ObjectApi(CLASSES, GPUS) as found:
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as found:
         yield found
 
 
 @contextlib.asynccontextmanager
 async def controller(
-    api: ObjectApi, folder: Path, name: str = "a", clock: Callable[[], float] = time.monotonic, **flags: str
+    api: ApiServer, folder: Path, name: str = "a", clock: Callable[[], float] = time.monotonic, **flags: str
 ) -> AsyncIterator[ControllerParts]:
     access, _ = find_access(api.kubeconfig(folder), "")
     assert access is not None
@@ -100,125 +101,131 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def phases(api: ObjectApi) -> dict[str, str]:
-    return {name: one.get("status", {}).get("phase", "") for name, one in api.of(GPUS).items()}
+def phases(api: ApiServer) -> dict[str, str]:
+    return {name: one.get("status", {}).get("phase", "") for name, one in api.named(GPUS).items()}
 
 
-def free(api: ObjectApi, name: str) -> int | None:
-    found = api.of(CLASSES).get(name, {}).get("status", {}).get("free")
+def free(api: ApiServer, name: str) -> int | None:
+    found = api.named(CLASSES).get(name, {}).get("status", {}).get("free")
     return found if isinstance(found, int) else None
+
+
+def written(api: ApiServer, part: str = "") -> list[tuple[str, str]]:
+    """The requests that write, of those with PART in their target; leases and events left out."""
+    found = [one for one in list(api.requests) if one[0] != "GET" and part in one[1]]
+    return [one for one in found if "/leases" not in one[1] and "/events" not in one[1]]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-def test_gpus_and_classes_of_the_cluster_are_kept(api: ObjectApi, tmp_path: Path):
+def test_gpus_and_classes_of_the_cluster_are_kept(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1", "GPU-2"))
+        api.put("nodes", node("n1", "GPU-1", "GPU-2"))
         api.put(
             CLASSES, {"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": {"node": "n1"}}}}
         )
         async with controller(api, tmp_path):
             await until(lambda: phases(api) == {"n1-gpu-1": "Available", "n1-gpu-2": "Available"})
             await until(lambda: free(api, "nvidia.h100") == 2 and free(api, "mine") == 2)
-            api.put("v1/pods", pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}'))
+            api.put("pods", pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}'))
             await until(lambda: phases(api)["n1-gpu-1"] == "Pending")
             await until(lambda: free(api, "nvidia.h100") == 1)
             running = pod("p", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-1",80,100]]}', "Running")
-            api.put("v1/pods", running)
+            api.put("pods", running)
             await until(lambda: phases(api)["n1-gpu-1"] == "Bound")
-            assert api.of(GPUS)["n1-gpu-1"]["status"]["podRefs"][0]["name"] == "p"
-            api.remove("v1/pods", "p", "default")
+            assert api.named(GPUS)["n1-gpu-1"]["status"]["podRefs"][0]["name"] == "p"
+            api.delete("pods", "p", "default")
             await until(lambda: phases(api)["n1-gpu-1"] == "Available" and free(api, "mine") == 2)
-            api.put("v1/nodes", node("n1", "GPU-2", "GPU-3"))
+            api.put("nodes", node("n1", "GPU-2", "GPU-3"))
             await until(lambda: set(phases(api)) == {"n1-gpu-2", "n1-gpu-3"})
-            api.put("v1/nodes", node("n1", "GPU-2", "GPU-3", ready=False))
+            api.put("nodes", node("n1", "GPU-2", "GPU-3", ready=False))
             await until(lambda: set(phases(api).values()) == {"Lost"})
-            api.remove("v1/nodes", "n1")
+            api.delete("nodes", "n1")
             await until(lambda: phases(api) == {})
-        assert not api.of(CLASSES)["mine"]["metadata"].get("labels")
+        assert not api.named(CLASSES)["mine"]["metadata"].get("labels")
 
     run(main())
 
 
-def test_a_restart_writes_nothing_where_nothing_has_changed(api: ObjectApi, tmp_path: Path):
+def test_a_restart_writes_nothing_where_nothing_has_changed(api: ApiServer, tmp_path: Path):
     async def main() -> None:
         for number in range(20):
-            api.put("v1/nodes", node(f"n{number}", f"GPU-{number}"))
+            api.put("nodes", node(f"n{number}", f"GPU-{number}"))
         async with controller(api, tmp_path):
             await until(
                 lambda: list(phases(api).values()) == ["Available"] * 20 and free(api, "nvidia.h100") == 20
             )
-        written = len(api.writes())
+        before = len(written(api))
         async with controller(api, tmp_path, "b") as parts:
             await until(lambda: parts.leader.leading and parts.feed.synced and bool(parts.passes.figures))
             await until(lambda: not len(parts.passes.nodes) and not len(parts.passes.classes))
             await asyncio.sleep(0.2)
-        assert len(api.writes()) == written
+        assert len(written(api)) == before
 
     run(main())
 
 
-def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: ObjectApi, tmp_path: Path):
+def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1"))
-        api.put("v1/nodes", node("n2", "GPU-2", model="Tesla T4"))
+        api.put("nodes", node("n1", "GPU-1"))
+        api.put("nodes", node("n2", "GPU-2", model="Tesla T4"))
         quota = {
             "metadata": {"name": "q", "namespace": "default"},
             "spec": {"hard": {"requests.gpuclass.gigaslice.io/nvidia.tesla.t4": "1"}},
         }
         async with controller(api, tmp_path) as parts:
             parts.passes.unneeded = 0.1
-            await until(lambda: set(api.of(CLASSES)) == {"nvidia.h100", "nvidia.tesla.t4"})
-            assert api.of(CLASSES)["nvidia.h100"]["metadata"]["labels"] == {MANAGED_BY: MANAGER}
-            api.put("v1/resourcequotas", quota)
-            api.remove("v1/nodes", "n1")
-            api.remove("v1/nodes", "n2")
-            await until(lambda: set(api.of(CLASSES)) == {"nvidia.tesla.t4"})
+            await until(lambda: set(api.named(CLASSES)) == {"nvidia.h100", "nvidia.tesla.t4"})
+            assert api.named(CLASSES)["nvidia.h100"]["metadata"]["labels"] == {MANAGED_BY: MANAGER}
+            api.put("resourcequotas", quota)
+            api.delete("nodes", "n1")
+            api.delete("nodes", "n2")
+            await until(lambda: set(api.named(CLASSES)) == {"nvidia.tesla.t4"})
             await asyncio.sleep(0.5)
-            assert set(api.of(CLASSES)) == {"nvidia.tesla.t4"}, "the quota names it"
-            api.put("v1/pods", pod("p", {"gpuclass.gigaslice.io/nvidia.tesla.t4": 1}))
+            assert set(api.named(CLASSES)) == {"nvidia.tesla.t4"}, "the quota names it"
+            api.put("pods", pod("p", {"gpuclass.gigaslice.io/nvidia.tesla.t4": 1}))
             await until(lambda: len(parts.feed.pods) == 1)
-            api.remove("v1/resourcequotas", "q", "default")
+            api.delete("resourcequotas", "q", "default")
             await asyncio.sleep(1.5)
-            assert set(api.of(CLASSES)) == {"nvidia.tesla.t4"}, "a pod names it"
-            api.remove("v1/pods", "p", "default")
-            await until(lambda: api.of(CLASSES) == {})
+            assert set(api.named(CLASSES)) == {"nvidia.tesla.t4"}, "a pod names it"
+            api.delete("pods", "p", "default")
+            await until(lambda: api.named(CLASSES) == {})
 
 
-def test_an_automatic_class_stays_where_its_gpus_are_back_in_time(api: ObjectApi, tmp_path: Path):
+def test_an_automatic_class_stays_where_its_gpus_are_back_in_time(api: ApiServer, tmp_path: Path):
     ahead = 0.0
 
     async def main() -> None:
         nonlocal ahead
-        api.put("v1/nodes", node("n1", "GPU-1"))
+        api.put("nodes", node("n1", "GPU-1"))
         async with controller(api, tmp_path, clock=lambda: time.monotonic() + ahead) as parts:
             await until(lambda: free(api, "nvidia.h100") == 1)
-            uid = api.of(CLASSES)["nvidia.h100"]["metadata"]["uid"]
+            uid = api.named(CLASSES)["nvidia.h100"]["metadata"]["uid"]
             for _ in range(3):  # away for less than five minutes each time, and for more altogether
-                api.remove("v1/nodes", "n1")
+                api.delete("nodes", "n1")
                 await until(lambda: free(api, "nvidia.h100") == 0 and "nvidia.h100" in parts.passes._gone)
                 ahead += 200.0
-                api.put("v1/nodes", node("n1", "GPU-1"))
+                api.put("nodes", node("n1", "GPU-1"))
                 await until(lambda: free(api, "nvidia.h100") == 1)
-            assert api.of(CLASSES)["nvidia.h100"]["metadata"]["uid"] == uid
+            assert api.named(CLASSES)["nvidia.h100"]["metadata"]["uid"] == uid
 
     run(main())
 
 
-def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ObjectApi, tmp_path: Path):
+def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1"))
-        api.put("v1/nodes", node("n2", "GPU-2"))
-        api.put("v1/nodes", node("old", text="{}"))
-        api.put("v1/pods", pod("big", {"gigaslice.io/vgpu-memory": 500}))
-        api.put("v1/pods", pod("wrong", {"gpuclass.gigaslice.io/nvidia.h10": 1}))
-        api.put("v1/pods", pod("loose", {"gpuclass.gigaslice.io/nvidia.h100": 1}, "n1"))
-        api.put("v1/pods", pod("fits", {"gigaslice.io/vgpu-memory": 8}))
+        api.put("nodes", node("n1", "GPU-1"))
+        api.put("nodes", node("n2", "GPU-2"))
+        api.put("nodes", node("old", text="{}"))
+        api.put("pods", pod("big", {"gigaslice.io/vgpu-memory": 500}))
+        api.put("pods", pod("wrong", {"gpuclass.gigaslice.io/nvidia.h10": 1}))
+        api.put("pods", pod("loose", {"gpuclass.gigaslice.io/nvidia.h100": 1}, "n1"))
+        api.put("pods", pod("fits", {"gigaslice.io/vgpu-memory": 8}))
 
         def told() -> dict[str, tuple[str, int]]:
-            found = api.of("v1/events").values()
+            found = api.named("events").values()
             return {one["involvedObject"]["name"]: (one["reason"], one["count"]) for one in found}
 
         async with controller(api, tmp_path) as parts:
@@ -240,13 +247,13 @@ def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     async def main() -> None:
-        with ObjectApi() as api:
-            api.put("v1/nodes", node("n1", "GPU-1"))
+        with ApiServer(crds=False) as api:
+            api.put("nodes", node("n1", "GPU-1"))
             async with controller(api, tmp_path) as parts:
                 await until(lambda: parts.leader.leading and parts.feed.synced)
                 await asyncio.sleep(0.5)
                 assert parts.unready() is None
-                assert api.writes() == []
+                assert written(api) == []
         lines = [
             line for line in "\n".join(capfd.readouterr()).splitlines() if "definition not installed" in line
         ]
@@ -257,33 +264,32 @@ def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
 
 @pytest.mark.parametrize("status", [409, 410, 429, 500, 503])
 def test_it_ends_up_right_although_every_other_request_is_refused(
-    api: ObjectApi, tmp_path: Path, status: int
+    api: ApiServer, tmp_path: Path, status: int
 ):
     async def main() -> None:
-        count = 0
+        count = itertools.count(1)
 
-        def fail(method: str, path: str) -> int:
-            nonlocal count
-            count += 1
-            return status if count % 2 and "leases" not in path else 0
+        def every_other(method: str, target: str) -> bool:
+            return next(count) % 2 == 1 and "leases" not in target
 
-        api.fail = fail
+        headers = "Retry-After: 1\r\n" if status == 429 else ""
+        api.faults.append(Fault("", "", status, headers=headers, when=every_other))
         for name in ("n1", "n2"):
-            api.put("v1/nodes", node(name, f"GPU-{name}"))
+            api.put("nodes", node(name, f"GPU-{name}"))
         async with controller(api, tmp_path):
             await until(
                 lambda: list(phases(api).values()) == ["Available"] * 2 and free(api, "nvidia.h100") == 2
             )
-            api.forget()
-            api.put("v1/nodes", node("n2", "GPU-other"))
+            api.store.compact()
+            api.put("nodes", node("n2", "GPU-other"))
             await until(lambda: set(phases(api)) == {"n1-gpu-n1", "n2-gpu-other"})
 
     run(main())
 
 
-def test_only_one_of_two_replicas_writes_and_the_other_takes_over(api: ObjectApi, tmp_path: Path):
+def test_only_one_of_two_replicas_writes_and_the_other_takes_over(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1"))
+        api.put("nodes", node("n1", "GPU-1"))
         async with controller(api, tmp_path, "b") as second:
             async with controller(api, tmp_path, "a") as first:
                 await until(lambda: phases(api) == {"n1-gpu-1": "Available"})
@@ -294,15 +300,15 @@ def test_only_one_of_two_replicas_writes_and_the_other_takes_over(api: ObjectApi
                 assert not other.counters.writes
             if leader is first:
                 await until(lambda: second.leader.leading)
-            api.put("v1/nodes", node("n1", "GPU-2"))
+            api.put("nodes", node("n1", "GPU-2"))
             await until(lambda: phases(api) == {"n1-gpu-2": "Available"})
 
     run(main())
 
 
-def test_the_page_is_served_and_known_pages_are_not_sent_again(api: ObjectApi, tmp_path: Path):
+def test_the_page_is_served_and_known_pages_are_not_sent_again(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1"))
+        api.put("nodes", node("n1", "GPU-1"))
         async with controller(api, tmp_path) as parts:
             await until(lambda: parts.feed.synced)
             application = web.Application()
@@ -330,11 +336,11 @@ def test_the_page_is_served_and_known_pages_are_not_sent_again(api: ObjectApi, t
 
 
 def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
-    configurations = "admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+    configurations = "mutatingwebhookconfigurations"
 
     async def main() -> None:
-        with ObjectApi(CLASSES, GPUS, "v1/secrets", configurations) as api:
-            api.put("v1/nodes", node("n1", "GPU-1"))
+        with ApiServer() as api:
+            api.put("nodes", node("n1", "GPU-1"))
             hook = {"name": "a.gigaslice.io", "clientConfig": {}}
             api.put(configurations, {"metadata": {"name": "gigaslice"}, "webhooks": [hook]})
             port = free_port()
@@ -342,10 +348,10 @@ def test_admission_is_served_with_a_certificate_of_its_own(tmp_path: Path):
                 await until(lambda: parts.feed.synced)
                 assert parts.unready() == "the admission webhook has no certificate yet"
                 secret = {"metadata": {"name": "gigaslice-webhook", "namespace": "gigaslice"}}
-                api.put("v1/secrets", secret)
+                api.put("secrets", secret)
                 await until(lambda: parts.unready() is None)
                 await until(lambda: "nvidia.h100" in parts.facts().classes)
-                (found,) = api.of(configurations)["gigaslice"]["webhooks"]
+                (found,) = api.named(configurations)["gigaslice"]["webhooks"]
                 authority = base64.b64decode(found["clientConfig"]["caBundle"]).decode()
                 context = ssl.create_default_context(cadata=authority)
                 document = pod("p", {"gpuclass.gigaslice.io/nvidia.h100": 1})
@@ -381,13 +387,13 @@ async def reviewed(session: ClientSession, port: int, context: ssl.SSLContext, r
     raise AssertionError("never served")
 
 
-def test_metrics_show_the_cluster(api: ObjectApi, tmp_path: Path):
+def test_metrics_show_the_cluster(api: ApiServer, tmp_path: Path):
     async def main() -> None:
-        api.put("v1/nodes", node("n1", "GPU-1", "GPU-2", "GPU-3"))
-        api.put("v1/nodes", node("old", text="{}"))
-        api.put("v1/pods", pod("p", {"gigaslice.io/vgpu-memory": 20}, "n1", '{"c":[["GPU-1",20]]}'))
-        api.put("v1/pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-2",80,100]]}'))
-        api.put("v1/pods", pod("large", {"gigaslice.io/vgpu-memory": 500}))
+        api.put("nodes", node("n1", "GPU-1", "GPU-2", "GPU-3"))
+        api.put("nodes", node("old", text="{}"))
+        api.put("pods", pod("p", {"gigaslice.io/vgpu-memory": 20}, "n1", '{"c":[["GPU-1",20]]}'))
+        api.put("pods", pod("q", {"gigaslice.io/gpu": 1}, "n1", '{"c":[["GPU-2",80,100]]}'))
+        api.put("pods", pod("large", {"gigaslice.io/vgpu-memory": 500}))
         async with controller(api, tmp_path) as parts:
 
             def found() -> dict[str, float]:
@@ -415,9 +421,9 @@ def test_metrics_show_the_cluster(api: ObjectApi, tmp_path: Path):
 
 
 @pytest.mark.parametrize("writes", [1, 2, 3, 5])
-def test_killed_after_any_write_it_goes_on_from_there(api: ObjectApi, tmp_path: Path, writes: int):
+def test_killed_after_any_write_it_goes_on_from_there(api: ApiServer, tmp_path: Path, writes: int):
     for number in (1, 2):
-        api.put("v1/nodes", node(f"n{number}", f"GPU-{number}"))
+        api.put("nodes", node(f"n{number}", f"GPU-{number}"))
     command = [
         sys.executable,
         "-m",
@@ -430,25 +436,20 @@ def test_killed_after_any_write_it_goes_on_from_there(api: ObjectApi, tmp_path: 
     try:
         end = time.monotonic() + SECONDS
 
-        def hold(method: str, path: str) -> int:
+        def one_too_many(method: str, target: str) -> bool:
             """Kills the controller instead of answering what comes after so many writes."""
-            if (
-                method != "GET"
-                and "gigaslice.io/v1alpha1" in path
-                and len(api.writes("gigaslice.io/v1alpha1")) > writes
-            ):
-                os.kill(process.pid, signal.SIGKILL)
-                return 503
-            return 0
+            if method == "GET" or len(written(api, "gigaslice.io/v1alpha1")) <= writes:
+                return False
+            os.kill(process.pid, signal.SIGKILL)
+            return True
 
-        api.fail = hold
+        api.faults.append(Fault("", "gigaslice.io/v1alpha1", 503, when=one_too_many))
         assert process.wait(end - time.monotonic()) == -signal.SIGKILL
     finally:
         process.kill()
         process.wait()
-    api.fail = lambda method, path: 0
-    for lease in api.of("coordination.k8s.io/v1/leases"):
-        api.remove("coordination.k8s.io/v1/leases", lease, "gigaslice")
+    api.faults.clear()
+    api.clear("leases")
 
     async def main() -> None:
         async with controller(api, tmp_path, "next"):

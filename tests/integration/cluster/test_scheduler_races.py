@@ -9,7 +9,7 @@ import random
 import pytest
 
 from gigaslice.cluster.names import INVENTORY
-from tests.fakes.kubeapi.cluster_server import Fault, ObjectServer
+from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.scheduler import SchedulerStandIn
 from tests.integration.cluster.world import (
     bindings,
@@ -166,7 +166,7 @@ def test_the_api_server_restarts_in_a_burst():
             if number == 20:
                 await until(lambda: bound(api))
                 await api.stop()
-                api.compact()
+                api.store.compact()
                 await asyncio.sleep(0.2)
                 await api.start()
         await until(lambda: len(bound(api)) == 32)
@@ -201,7 +201,7 @@ def test_starting_again_needs_nothing_but_the_api():
     """The service ends at any time in a burst; the next one goes on from what the API shows."""
 
     async def main():
-        async with ObjectServer() as api:
+        async with ApiServer() as api:
             for name in ("a", "b"):
                 api.create("nodes", node(name, gpus=4))
             async with serving(api) as service:
@@ -220,7 +220,7 @@ def test_starting_again_needs_nothing_but_the_api():
 
 def test_two_pairs_one_after_the_other_promise_nothing_twice():
     async def main():
-        async with ObjectServer() as api:
+        async with ApiServer() as api:
             api.create("nodes", node("a", gpus=4))
             async with serving(api) as one, serving(api) as other:
                 for turn, service in enumerate((one, other, one, other)):

@@ -17,7 +17,8 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, LinkLevel, Topology
 from gigaslice.scheduler.service import SchedulerService
 from gigaslice.scheduler.settings import SchedulerSettings
-from tests.fakes.kubeapi.cluster_server import Object, ObjectServer
+from tests.fakes.kubeapi import ApiServer
+from tests.fakes.kubeapi.store import Document
 from tests.fakes.scheduler import SchedulerStandIn
 
 GIB = 1 << 30
@@ -46,7 +47,7 @@ def inventory(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> str:
     return NodeInventory(found, Topology.build(levels)).encode()
 
 
-def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Object:
+def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Document:
     return {
         "metadata": {"name": name, "annotations": {INVENTORY: inventory(name, gpus, slices, **fields)}},
         "spec": {},
@@ -57,7 +58,7 @@ def node(name: str, gpus: int = 2, slices: int = 16, **fields: Any) -> Object:
     }
 
 
-def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Object:
+def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Document:
     asked = {MEMORY_RESOURCE: slices} if slices else {}
     asked |= {key.replace("__", "/"): count for key, count in limits.items()}
     return {
@@ -74,7 +75,7 @@ def pod(name: str, slices: int = 0, *, priority: int = 0, **limits: int) -> Obje
 
 
 @contextlib.asynccontextmanager
-async def serving(api: ObjectServer, **settings: Any) -> AsyncIterator[SchedulerService]:
+async def serving(api: ApiServer, **settings: Any) -> AsyncIterator[SchedulerService]:
     """The service, ready, on a free port."""
     found = SchedulerSettings(listen_address=("127.0.0.1", 0), **settings)
     stop = asyncio.Event()
@@ -106,13 +107,13 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         await asyncio.sleep(0.01)
 
 
-def bound(api: ObjectServer) -> dict[str, str]:
+def bound(api: ApiServer) -> dict[str, str]:
     """The node of each pod that has one."""
     found = {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in api.all("pods")}
     return {name: node for name, node in found.items() if node}
 
 
-def held(api: ObjectServer) -> Counter[str]:
+def held(api: ApiServer) -> Counter[str]:
     """Slices of each GPU by the assignments of bound pods."""
     found: Counter[str] = Counter()
     for one in api.all("pods"):
@@ -124,7 +125,7 @@ def held(api: ObjectServer) -> Counter[str]:
     return found
 
 
-def check(api: ObjectServer) -> None:
+def check(api: ApiServer) -> None:
     """No GPU is promised twice, no pod is bound twice, every pod that is bound has its GPUs on its node."""
     sizes = {}
     for one in api.all("nodes"):
@@ -139,17 +140,17 @@ def check(api: ObjectServer) -> None:
     assert all(count == 1 for count in taken.values())
 
 
-def bindings(api: ObjectServer) -> list[int]:
+def bindings(api: ApiServer) -> list[int]:
     """The answers to bindings, in order."""
     return [status for _, path, _, status in api.writes if path.endswith("/binding")]
 
 
 @contextlib.asynccontextmanager
 async def world(
-    *nodes: Object, standin: dict[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[tuple[ObjectServer, SchedulerService, SchedulerStandIn]]:
+    *nodes: Document, standin: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[ApiServer, SchedulerService, SchedulerStandIn]]:
     """An API server with nodes, the service, a scheduler that calls it."""
-    async with ObjectServer() as api:
+    async with ApiServer() as api:
         for one in nodes:
             api.create("nodes", one)
         async with (

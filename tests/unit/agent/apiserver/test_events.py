@@ -9,14 +9,14 @@ from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.events import EventSender, Throttle
 from agent.apiserver.wire import Api
 from gigaslice.kube.decode import parse_pod
-from tests.fakes.kubeapi import KubeApi, pod_document
+from tests.fakes.kubeapi import NODE, ApiServer, Fault, pod_document
 
 POD = parse_pod(pod_document("p", namespace="team", uid="u-1"))
 
 
 @pytest.fixture
 def server():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 
@@ -78,7 +78,7 @@ def test_an_event_that_the_server_has_dropped_is_posted_anew(server, sending):
     async def story(sender, clock):
         sender.say(POD, "Warning", "R", "same")
         await until(server.events)
-        server.posted.clear()
+        server.clear("events")
         clock[0] = 100.0
         sender.say(POD, "Warning", "R", "same")
         await until(server.events)
@@ -111,12 +111,12 @@ def test_the_name_of_an_event_is_one_wherever_the_pods_is_cut(server, sending, l
 
 
 def test_a_server_that_refuses_events_costs_nothing_else(server, sending):
-    server.event_denial = 403
+    server.faults.append(Fault("POST", "/events", 403))
 
     async def story(sender, clock):
         sender.say(POD, "Normal", "First", "x")
         await until(lambda: server.asked("POST", "/events") == 1)
-        server.event_denial = 0
+        server.faults.clear()
         sender.say(POD, "Normal", "Second", "x")
         await until(lambda: server.events("Second"))
 
@@ -125,12 +125,12 @@ def test_a_server_that_refuses_events_costs_nothing_else(server, sending):
 
 
 def test_a_server_in_trouble_is_asked_again(server, sending):
-    server.event_denial = 503
+    server.faults.append(Fault("POST", "/events", 503))
 
     async def story(sender, clock):
         sender.say(POD, "Normal", "R", "x")
         await until(lambda: server.asked("POST", "/events") == 1)
-        server.event_denial = 0
+        server.faults.clear()
         await until(server.events)
 
     sending(story)
@@ -155,15 +155,15 @@ def test_the_memory_of_what_was_said_is_bounded():
 
 @pytest.mark.parametrize("status, gone, text", [
     (201, False, ""), (404, True, ""), (409, True, ""), (429, False, "PodDisruptionBudget"),
-    (500, False, "as the test wants it"), (403, False, "no right to evict pods"),
+    (500, False, "denied by the test"), (403, False, "no right to evict pods"),
 ])  # fmt: skip
 def test_eviction_is_of_exactly_this_pod(server, tmp_path, status, gone, text):
-    server.eviction_status = status
+    server.faults.append(Fault("POST", "/eviction", status))
     access, _ = find_access(server.kubeconfig(tmp_path), "")
     answer = asyncio.run(KubeCluster(Api(access), "node-a").evict(POD))
     assert (answer.gone, answer.done) == (gone, status == 201)
     assert text in answer.problem and bool(text) == bool(answer.problem)
-    (body,) = server.evicted
+    (body,) = server.sent("POST", "/eviction")
     assert body["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
 
 

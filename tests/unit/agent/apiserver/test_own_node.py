@@ -8,15 +8,14 @@ import pytest
 from agent.apiserver import find_access
 from agent.apiserver.own_node import NodeAnnotation
 from agent.apiserver.wire import Api
-from tests.fakes.kubeapi import KubeApi
-from tests.fakes.kubeapi.server import NODE
+from tests.fakes.kubeapi import NODE, ApiServer, Fault
 
 KEY = "gigaslice.io/inventory"
 
 
 @pytest.fixture
 def server():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 
@@ -41,7 +40,7 @@ def writing(server, tmp_path):
 
 
 def text(server):
-    return server.nodes[NODE]["metadata"].get("annotations", {}).get(KEY)
+    return server.get("nodes", NODE)["metadata"].get("annotations", {}).get(KEY)
 
 
 async def until(condition):
@@ -50,18 +49,18 @@ async def until(condition):
 
 
 def test_what_is_set_is_written_and_the_rest_of_the_node_left_alone(server, writing):
-    server.nodes[NODE]["metadata"]["annotations"] = {"volumes.kubernetes.io/controller-managed": "true"}
-    server.nodes[NODE]["metadata"]["labels"] = {"zone": "a"}
+    before = {"annotations": {"volumes.kubernetes.io/controller-managed": "true"}, "labels": {"zone": "a"}}
+    server.change("nodes", NODE, {"metadata": before})
 
     async def story(annotation):
         annotation.set("one")
         await until(lambda: text(server) == "one")
 
     writing(story)
-    node = server.nodes[NODE]["metadata"]
+    node = server.get("nodes", NODE)["metadata"]
     assert node["annotations"] == {"volumes.kubernetes.io/controller-managed": "true", KEY: "one"}
     assert node["labels"] == {"zone": "a"}
-    assert [body for _, body in server.node_patches] == [{"metadata": {"annotations": {KEY: "one"}}}]
+    assert server.accepted("PATCH", "/nodes/") == [{"metadata": {"annotations": {KEY: "one"}}}]
 
 
 def test_the_same_text_is_not_written_again(server, writing):
@@ -75,7 +74,7 @@ def test_the_same_text_is_not_written_again(server, writing):
         await until(lambda: text(server) == "two")
 
     writing(story)
-    assert len(server.node_patches) == 2
+    assert len(server.accepted("PATCH", "/nodes/")) == 2
 
 
 def test_nothing_is_written_before_something_is_set(server, writing):
@@ -94,7 +93,7 @@ def test_a_flapping_text_is_about_one_write_a_second_and_the_last_one_wins(serve
 
     begun = time.monotonic()
     writing(story)
-    assert len(server.node_patches) <= 4 + (time.monotonic() - begun)
+    assert len(server.accepted("PATCH", "/nodes/")) <= 4 + (time.monotonic() - begun)
 
 
 def test_a_single_change_is_written_at_once_however_many_there_were_before(server, writing):
@@ -108,15 +107,14 @@ def test_a_single_change_is_written_at_once_however_many_there_were_before(serve
             await until(lambda number=number: text(server) == f"text {number}")
 
     writing(story, clock=lambda: clock[0])
-    assert len(server.node_patches) == 10
+    assert len(server.accepted("PATCH", "/nodes/")) == 10
 
 
 def test_a_text_that_another_client_removed_is_put_back(server, writing):
     async def story(annotation):
         annotation.set("one")
         await until(lambda: text(server) == "one")
-        with server.lock:
-            del server.nodes[NODE]["metadata"]["annotations"][KEY]
+        server.change("nodes", NODE, {"metadata": {"annotations": {KEY: None}}})
         await until(lambda: text(server) == "one")
 
     writing(story, again=0.2)
@@ -127,7 +125,7 @@ def test_writing_it_again_changes_nothing_where_it_is_still_there(server, writin
         annotation.set("one")
         await until(lambda: text(server) == "one")
         version = server.version
-        await until(lambda: len(server.node_patches) == 3)
+        await until(lambda: len(server.accepted("PATCH", "/nodes/")) == 3)
         assert server.version == version
 
     writing(story, again=0.2)
@@ -135,14 +133,14 @@ def test_writing_it_again_changes_nothing_where_it_is_still_there(server, writin
 
 @pytest.mark.parametrize("denials", [[409], [410, 429, 500], [500] * 6, [504, 409, 503]])
 def test_an_answer_that_passes_is_tried_again(server, writing, denials):
-    server.node_denials = list(denials)
+    server.faults += [Fault("PATCH", "/nodes/", status, count=1) for status in denials]
 
     async def story(annotation):
         annotation.set("one")
         await until(lambda: text(server) == "one")
 
     writing(story)
-    assert not server.node_denials
+    assert not any(fault.count for fault in server.faults)
 
 
 def test_what_changed_while_the_server_was_away_is_written_when_it_is_back(server, writing):
@@ -156,7 +154,7 @@ def test_what_changed_while_the_server_was_away_is_written_when_it_is_back(serve
         await until(lambda: text(server) == "text 4")
 
     writing(story)
-    assert len(server.node_patches) == 1
+    assert len(server.accepted("PATCH", "/nodes/")) == 1
 
 
 def test_a_right_that_is_missing_is_one_line_and_no_storm(server, writing, capsys):
@@ -191,9 +189,8 @@ def test_a_server_that_does_not_answer_delays_nothing_but_the_write(server, writ
         annotation.set("one")
         await until(lambda: server.asked("PATCH", "/nodes/"))
         annotation.set("two")
-        with server.lock:
-            server.hanging = False
+        server.hanging = False
         await until(lambda: text(server) == "two")
 
     writing(story)
-    assert json.loads(json.dumps(server.nodes[NODE]))["metadata"]["annotations"][KEY] == "two"
+    assert json.loads(json.dumps(server.get("nodes", NODE)))["metadata"]["annotations"][KEY] == "two"

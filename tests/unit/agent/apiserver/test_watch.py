@@ -9,14 +9,14 @@ import pytest
 from agent.apiserver import KubeCluster, find_access
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError
-from tests.fakes.kubeapi import KubeApi, pod_document
+from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 
 GPU = "gigaslice.io/vgpu-memory"
 
 
 @pytest.fixture
 def server():
-    with KubeApi() as made:
+    with ApiServer(NODE) as made:
         yield made
 
 
@@ -47,24 +47,29 @@ async def until(condition):
         await asyncio.sleep(0.01)
 
 
+def lists(server):
+    """How many times all pods were listed, watches left out."""
+    return server.asked("GET", "/pods") - server.asked("GET", "watch=1")
+
+
 def names(watch):
     return {name for _, name in watch.pods}
 
 
 def test_pods_of_this_node_come_and_change_and_go(server, watching):
-    server.put(pod_document("there", {GPU: 8}))
-    server.put(pod_document("elsewhere", {GPU: 8}, node="node-b"))
+    server.put("pods", pod_document("there", {GPU: 8}))
+    server.put("pods", pod_document("elsewhere", {GPU: 8}, node="node-b"))
 
     async def story(watch):
         await until(lambda: watch.synced)
         assert names(watch) == {"there"}
-        server.put(pod_document("new", {GPU: 2}, annotations={"gigaslice.io/gpus": "2"}))
-        server.put(pod_document("another", node="node-b"))
+        server.put("pods", pod_document("new", {GPU: 2}, annotations={"gigaslice.io/gpus": "2"}))
+        server.put("pods", pod_document("another", node="node-b"))
         await until(lambda: "new" in names(watch))
         assert watch.pods["default", "new"].annotations == {"gigaslice.io/gpus": "2"}
         server.annotate("default", "new", **{"gigaslice.io/gpus": "4"})
         await until(lambda: watch.pods["default", "new"].annotations == {"gigaslice.io/gpus": "4"})
-        server.remove("default", "there")
+        server.delete("pods", "there", "default")
         await until(lambda: names(watch) == {"new"})
 
     watching(story)
@@ -76,7 +81,7 @@ def test_a_watch_that_the_server_ends_goes_on_where_it_was(server, watching):
         for number in range(5):
             await until(lambda number=number: server.asked("GET", "watch=1") > number)
             server.drop_watches(in_the_middle=number % 2 == 1)
-            server.put(pod_document(f"p{number}"))
+            server.put("pods", pod_document(f"p{number}"))
             await until(lambda number=number: f"p{number}" in names(watch))
         assert server.asked("GET", "watch=1") > 5
         assert watch.synced
@@ -87,24 +92,24 @@ def test_a_watch_that_the_server_ends_goes_on_where_it_was(server, watching):
 def test_watches_end_by_themselves_after_their_time(server, watching):
     async def story(watch):
         await until(lambda: server.asked("GET", "watch=1") >= 3)
-        server.put(pod_document("p"))
+        server.put("pods", pod_document("p"))
         await until(lambda: "p" in names(watch))
-        assert server.lists() == 1, "one list was enough"
+        assert lists(server) == 1, "one list was enough"
 
     watching(story, watch_seconds=1)
 
 
 def test_a_version_that_is_forgotten_brings_a_new_list(server, watching):
-    server.put(pod_document("old"))
+    server.put("pods", pod_document("old"))
 
     async def story(watch):
         await until(lambda: watch.synced)
         server.hanging = True
         server.drop_watches()
-        server.remove("default", "old")
-        server.put(pod_document("new"))
-        server.history.clear()  # no event tells that "old" is gone
-        server.forget()
+        server.delete("pods", "old", "default")
+        server.put("pods", pod_document("new"))
+        server.store.history.clear()  # no event tells that "old" is gone
+        server.store.compact()
         server.hanging = False
         await until(lambda: names(watch) == {"new"})
 
@@ -113,18 +118,18 @@ def test_a_version_that_is_forgotten_brings_a_new_list(server, watching):
 
 def test_a_server_that_lags_behind_brings_no_earlier_pod_back(server, watching):
     """Of several servers the one that is asked after a 410 may not have seen yet what another one has told."""
-    server.put(pod_document("db-0", uid="first"))
+    server.put("pods", pod_document("db-0", uid="first"))
 
     async def story(watch):
         await until(lambda: watch.synced)
-        server.lagging = (server.version, dict(server.pods))
-        server.remove("default", "db-0")
-        server.put(pod_document("db-0", uid="second"))
+        server.show_any_version(server.store.snapshot())
+        server.delete("pods", "db-0", "default")
+        server.put("pods", pod_document("db-0", uid="second"))
         await until(lambda: names(watch) and watch.pods["default", "db-0"].uid == "second")
-        lists = server.lists()
-        server.forget()
-        server.put(pod_document("later"))
-        await until(lambda: server.lists() > lists)
+        before = lists(server)
+        server.store.compact()
+        server.put("pods", pod_document("later"))
+        await until(lambda: lists(server) > before)
         await until(lambda: names(watch) == {"db-0", "later"})
         assert watch.pods["default", "db-0"].uid == "second"
 
@@ -134,7 +139,7 @@ def test_a_server_that_lags_behind_brings_no_earlier_pod_back(server, watching):
 def test_a_bookmark_moves_the_version_on(server, watching):
     async def story(watch):
         await until(lambda: watch.synced)
-        server.bookmark()
+        server.store.bookmark()
         newest = server.version
         while not server.asked("GET", f"resourceVersion={newest}"):
             server.drop_watches()
@@ -150,14 +155,14 @@ def test_silence_ends_a_watch(server, watching):
         server.hanging = True
         await until(lambda: server.asked("GET", "watch=1") > before)
         server.hanging = False
-        server.put(pod_document("p"))
+        server.put("pods", pod_document("p"))
         await until(lambda: "p" in names(watch))
 
     watching(story, idle=0.3)
 
 
 def test_refusal_is_told_and_what_was_known_stays(server, watching):
-    server.put(pod_document("p"))
+    server.put("pods", pod_document("p"))
 
     async def story(watch):
         await until(lambda: watch.synced)
@@ -174,7 +179,7 @@ def test_refusal_is_told_and_what_was_known_stays(server, watching):
 
 def test_a_server_that_starts_and_refuses_everybody_is_not_believed_at_once(server, watching):
     """Who is believed has what is allocated meanwhile go without its annotations, for good."""
-    server.put(pod_document("p"))
+    server.put("pods", pod_document("p"))
 
     async def story(watch):
         await until(lambda: watch.synced)
@@ -253,10 +258,10 @@ def test_a_pod_of_the_same_name_that_came_before_does_not_take_the_new_one_away(
 
     async def story(watch):
         await until(lambda: watch.synced)
-        server.put(first)
-        server.put(second)
-        server._record("DELETED", first)
-        server.put(pod_document("last"))
+        server.put("pods", first)
+        server.put("pods", second)
+        server.store.tell("pods", "DELETED", first)
+        server.put("pods", pod_document("last"))
         await until(lambda: "last" in names(watch))
         assert watch.pods["default", "web-0"].uid == second["metadata"]["uid"]
 
@@ -270,14 +275,14 @@ def test_news_comes_with_a_change_and_not_without(server, watching):
         assert not await watch.news(0.05)
         waiting = asyncio.create_task(watch.news(30))
         await asyncio.sleep(0)
-        server.put(pod_document("p"))
+        server.put("pods", pod_document("p"))
         assert await waiting
 
     watching(story)
 
 
 def test_nobody_there_at_all(tmp_path):
-    with KubeApi() as server:
+    with ApiServer(NODE) as server:
         path = server.kubeconfig(tmp_path)
     access, _ = find_access(path, "")
 

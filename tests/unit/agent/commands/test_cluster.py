@@ -12,27 +12,60 @@ import yaml
 from agent.cli import main
 from agent.commands.cluster import target
 from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.names import INVENTORY
 from gigaslice.cluster.state import NodeFacts
 from gigaslice.errors import ConfigError
-from gigaslice.model import Occupant, Share, Topology
-from tests.unit.agent.commands.reading_api import CLASSES, ReadingApi
+from gigaslice.model import Occupant, Pod, Share, Topology
+from tests.fakes.kubeapi import ApiServer, Fault
 from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
+
+CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
 
 
 @pytest.fixture
 def api():
     """node-a with 6 + 6 GiB free, node-b cordoned, and a pod that wants 8."""
-    with ReadingApi() as found:
-        found.put_node(facts("node-a", [inventory_gpu("node-a", index, 12) for index in range(2)]))
-        found.put_node(facts("node-b", schedulable=False))
-        found.put_pod(bound("u1", "node-a", (0, 6), phase="Running"))
-        found.put_pod(bound("u2", "node-a", (1, 6), phase="Running"))
-        found.put_pod(pod("waits", container(slices=8)))
-        found.put_pod(pod("plain", container()))
+    with ApiServer() as found:
+        found.token = ""  # as behind `kubectl proxy`
+        put_node(found, facts("node-a", [inventory_gpu("node-a", index, 12) for index in range(2)]))
+        put_node(found, facts("node-b", schedulable=False))
+        put_pod(found, bound("u1", "node-a", (0, 6), phase="Running"))
+        put_pod(found, bound("u2", "node-a", (1, 6), phase="Running"))
+        put_pod(found, pod("waits", container(slices=8)))
+        put_pod(found, pod("plain", container()))
         yield found
 
 
-def run(api: ReadingApi, capsys, *arguments: str) -> tuple[int, str, str]:
+def put_node(api: ApiServer, found: NodeFacts) -> None:
+    annotations = {} if found.inventory_text is None else {INVENTORY: found.inventory_text}
+    api.create(
+        "nodes",
+        {
+            "metadata": {"name": found.name, "annotations": annotations},
+            "spec": {} if found.schedulable else {"unschedulable": True},
+            "status": {"conditions": [{"type": "Ready", "status": "True" if found.ready else "False"}]},
+        },
+    )
+
+
+def put_pod(api: ApiServer, made: Pod) -> None:
+    limits = [{key: str(count) for key, count in one.requests.items()} for one in made.containers]
+    containers = [
+        {"name": one.name, "resources": {"limits": asked}}
+        for one, asked in zip(made.containers, limits, strict=True)
+    ]
+    api.create(
+        "pods",
+        {
+            "metadata": {"name": made.name, "uid": made.uid, "annotations": dict(made.annotations)},
+            "spec": {"nodeName": made.node, "containers": containers},
+            "status": {"phase": made.phase},
+        },
+        made.namespace,
+    )
+
+
+def run(api: ApiServer, capsys, *arguments: str) -> tuple[int, str, str]:
     code = main([*arguments, "--server", api.url])
     out = capsys.readouterr()
     return code, out.out, out.err
@@ -71,9 +104,8 @@ def test_a_pod_that_a_quota_refuses(api, capsys):
     message = (
         'Error creating: pods "train-x7" is forbidden: exceeded quota: gpus, requested: requests.gpuclass…=1'
     )
-    api.lists["/api/v1/namespaces/team/events"] = [
-        {"message": message, "involvedObject": {"kind": "ReplicaSet", "name": "train"}}
-    ]
+    event = {"message": message, "reason": "FailedCreate", "metadata": {"name": "e"}}
+    api.create("events", {**event, "involvedObject": {"kind": "ReplicaSet", "name": "train"}}, "team")
     _, _, err = run(api, capsys, "explain", "pod", "train-x7", "-n", "team")
     assert "a quota refuses it" in err
     assert "exceeded quota: gpus" in err
@@ -100,7 +132,7 @@ def test_nodes_as_json_and_as_a_picture(api, capsys):
 
 
 def test_top(api, capsys):
-    api.put_pod(bound("u3", "node-b", (0, 16)))
+    put_pod(api, bound("u3", "node-b", (0, 16)))
     _, out, _ = run(api, capsys, "top")
     assert out.splitlines()[1].split() == ["team", "3", "28", "GiB", "3"]
     _, out, _ = run(api, capsys, "top", "pods", "-n", "team")
@@ -112,28 +144,28 @@ def test_top(api, capsys):
 def test_pods_that_only_their_agent_knows_are_named(api, capsys):
     held = (Occupant("plain", (Share(uuid("node-c", 0), 3),)),)
     inventory = NodeInventory((inventory_gpu("node-c", 0),), Topology.flat(1), held)
-    api.put_node(NodeFacts("node-c", inventory.encode()))
+    put_node(api, NodeFacts("node-c", inventory.encode()))
     _, out, _ = run(api, capsys, "nodes")
     assert "team/pod-plain 3 GiB" in out
 
 
 def test_all_pages_are_read(api, capsys):
     _, whole, _ = run(api, capsys, "nodes")
-    api.page = 1
+    api.store.page_size = 1
     _, out, _ = run(api, capsys, "nodes")
     assert out == whole
-    assert any("continue=3" in path for path in api.asked)
+    assert api.asked("GET", "/pods?fieldSelector=") == 1 + 4, "one, then one for each pod"
 
 
 def test_nothing_is_read_but_what_is_needed(api, capsys):
     run(api, capsys, "nodes")
-    assert {path.partition("?")[0] for path in api.asked} == {"/api/v1/nodes", "/api/v1/pods", CLASSES}
-    assert len(api.asked) == 3
-    assert all("resourceVersion=0" in path for path in api.asked)
+    assert {path.partition("?")[0] for _, path in api.requests} == {"/api/v1/nodes", "/api/v1/pods", CLASSES}
+    assert len(api.requests) == 3
+    assert all("resourceVersion=0" in path for _, path in api.requests)
 
 
 def test_what_may_not_be_read_is_said(api, capsys):
-    api.statuses = {"/api/v1/pods": 403, CLASSES: 403}
+    api.faults += [Fault("GET", "/api/v1/pods", 403), Fault("GET", CLASSES, 403)]
     code, out, err = run(api, capsys, "nodes")
     assert code == 0
     assert "node-a" in out
@@ -142,13 +174,13 @@ def test_what_may_not_be_read_is_said(api, capsys):
 
 
 def test_a_cluster_without_classes_is_fine(api, capsys):
-    api.statuses = {CLASSES: 404}
+    api.answers.crds = False
     assert run(api, capsys, "nodes")[2] == ""
 
 
 def test_a_class_that_makes_no_sense_is_left_out_and_said(api, capsys):
     selector = {"matchExpressions": [{"key": "memory", "operator": "Near", "values": ["8GiB"]}]}
-    api.lists[CLASSES] = [{"metadata": {"name": "odd"}, "spec": {"selector": selector}}]
+    api.create("resourceclasses", {"metadata": {"name": "odd"}, "spec": {"selector": selector}})
     code, _, err = run(api, capsys, "nodes")
     assert code == 0
     assert "class odd cannot be used" in err
@@ -156,10 +188,10 @@ def test_a_class_that_makes_no_sense_is_left_out_and_said(api, capsys):
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(403, "needs get and list of nodes"), (401, "log in again"), (500, "500 the test refuses")],
+    [(403, "needs get and list of nodes"), (401, "log in again"), (500, "500 denied by the test")],
 )
 def test_errors_say_what_to_do(api, capsys, status, words):
-    api.statuses = {"/api/v1/nodes": status}
+    api.faults.append(Fault("GET", "/api/v1/nodes", status))
     code, out, err = run(api, capsys, "nodes")
     assert (code, out) == (1, "")
     assert words in err
@@ -167,7 +199,7 @@ def test_errors_say_what_to_do(api, capsys, status, words):
 
 
 def test_a_server_that_is_not_there(capsys):
-    with ReadingApi() as gone:
+    with ApiServer() as gone:
         url = gone.url
     assert main(["nodes", "--server", url]) == 1
     assert "127.0.0.1" in capsys.readouterr().err

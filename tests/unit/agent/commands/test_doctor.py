@@ -12,7 +12,7 @@ from agent.commands import doctor
 from agent.inventory.source import Inventory
 from gigaslice.errors import MissingError
 from gigaslice.model import Gpu, Topology
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import GIB, uuid
 
@@ -115,7 +115,7 @@ def test_cdi_descriptions_are_looked_for(tmp_path):
 @pytest.fixture
 def api(settings, tmp_path):
     """The finding about an API server as the test leaves it."""
-    with KubeApi() as server:
+    with ApiServer(NODE) as server:
 
         def find(**more):
             path = str(server.kubeconfig(tmp_path))
@@ -131,7 +131,7 @@ def test_an_api_server_is_asked_whether_it_lets_us_in(api):
     found = find()
     assert found.level == "ok" and "lets us in" in found.text
     assert server.asked("GET", "limit=1") == 1
-    assert server.posted == {} and server.evicted == [], "asked and nothing else"
+    assert server.events() == [] and server.sent("POST", "/eviction") == [], "asked and nothing else"
 
 
 @pytest.mark.parametrize("status, words", [
@@ -148,7 +148,7 @@ def test_credentials_that_are_refused_are_no_ok(api, status, words):
 
 @pytest.mark.parametrize("token, words", [("dead", "401"), ("", "no token in it")])
 def test_a_dead_token_is_seen(settings, tmp_path, token, words):
-    with KubeApi() as server:
+    with ApiServer(NODE) as server:
         path = server.kubeconfig(tmp_path)
         (tmp_path / "token").write_text(token)
         found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
@@ -163,7 +163,7 @@ def test_a_dead_token_is_seen(settings, tmp_path, token, words):
 ])  # fmt: skip
 def test_rights_that_are_missing_are_named(api, right, overuse, level):
     server, find = api
-    server.refused_rights = {right}
+    server.answers.refused_rights = {right}
     found = find(overuse=overuse)
     assert found.level == level
     assert level == "ok" or " ".join(right) in found.text
@@ -171,7 +171,7 @@ def test_rights_that_are_missing_are_named(api, right, overuse, level):
 
 
 def test_an_api_server_that_nobody_reaches(settings, tmp_path):
-    with KubeApi() as server:
+    with ApiServer(NODE) as server:
         path = server.kubeconfig(tmp_path)
     found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]
     assert found.level == "fail" and "not reached" in found.text

@@ -14,10 +14,12 @@ from gigaslice.controller.class_objects import ClassFigures, plan_class, plan_cl
 from gigaslice.controller.gpu_objects import PodOnGpu, ReportingNode, gpu_object_name, plan_node
 from gigaslice.controller.object_plan import MANAGED_BY, MANAGER, StoredObject, WriteKind, difference, stored
 from gigaslice.model import Gpu, Topology
+from tests.fakes.kubeapi.store import merged
 from tests.unit.gigaslice.controller.crd_schema import mistakes
-from tests.unit.gigaslice.controller.object_store import Conflict, ObjectStore, merged
+from tests.unit.gigaslice.controller.written_objects import Conflict, WrittenObjects
 
 GIB = 1 << 30
+CLASSES, GPUS = "resourceclasses", "extendedresources"
 NOW, LATER = "2026-11-22T18:00:00Z", "2026-11-22T19:00:00Z"
 OURS = {MANAGED_BY: MANAGER}
 
@@ -42,7 +44,7 @@ def inventory(*numbers: int, unhealthy: str = "") -> NodeInventory:
     return NodeInventory(gpus, Topology.build(square, square))
 
 
-def settle(store: ObjectStore, node: ReportingNode | None) -> None:
+def settle(store: WrittenObjects, node: ReportingNode | None) -> None:
     for _ in range(3):
         writes, settled = plan_node(node, store.objects)
         if not writes:
@@ -53,7 +55,7 @@ def settle(store: ObjectStore, node: ReportingNode | None) -> None:
     assert plan_node(node, store.objects)[0] == ()
 
 
-def phases(store: ObjectStore) -> dict[str, str]:
+def phases(store: WrittenObjects) -> dict[str, str]:
     return {one.spec["deviceID"]: one.status["phase"] for one in store.objects.values()}
 
 
@@ -88,12 +90,13 @@ def test_a_difference_is_the_merge_patch_from_one_to_the_other(
 @given(st.lists(nodes, max_size=5))
 def test_whatever_a_node_goes_through_its_objects_settle(history: list[ReportingNode | None]):
     foreign = StoredObject("node-a-gpu-1", "f", "1", 1, {}, (), {"deviceID": "GPU-1"}, {"phase": "Bound"})
-    store = ObjectStore(foreign)
+    store = WrittenObjects(GPUS, foreign)
+    foreign = store.objects["node-a-gpu-1"]
     for node in history:
         settle(store, node)
         assert store.objects["node-a-gpu-1"] == foreign
         for one in store.objects.values():
-            if one is not foreign:
+            if one != foreign:
                 document = {"metadata": {"name": one.name}, "spec": one.spec, "status": one.status}
                 assert mistakes("extendedresources", document) == []
 
@@ -103,7 +106,7 @@ def test_a_controller_that_dies_between_any_two_writes_is_followed_by_one_that_e
     node: ReportingNode | None, data: st.DataObject
 ):
     begin = ReportingNode("Node-A", "n1", inventory(0, 1))
-    straight, broken = ObjectStore(), ObjectStore()
+    straight, broken = WrittenObjects(GPUS), WrittenObjects(GPUS)
     for store in (straight, broken):
         settle(store, begin)
     settle(straight, node)
@@ -118,7 +121,7 @@ def test_a_controller_that_dies_between_any_two_writes_is_followed_by_one_that_e
 
 
 def test_an_object_shows_its_gpu():
-    store = ObjectStore()
+    store = WrittenObjects(GPUS)
     holder = PodOnGpu("u", "ns", "pod", 8, 30, running=True)
     settle(store, ReportingNode("Node-A", "n1", inventory(7), holders={"GPU-7": (holder,)}))
     (one,) = store.objects.values()
@@ -145,7 +148,7 @@ def test_an_object_shows_its_gpu():
 
 
 def test_nothing_is_written_where_nothing_has_changed():
-    store = ObjectStore()
+    store = WrittenObjects(GPUS)
     node = ReportingNode("node", "n1", inventory(1, 2))
     settle(store, node)
     assert len(store.writes) == 4
@@ -170,14 +173,14 @@ def test_nothing_is_written_where_nothing_has_changed():
     ],
 )
 def test_phases(change: dict[str, Any], phase: str | None):
-    store = ObjectStore()
+    store = WrittenObjects(GPUS)
     settle(store, ReportingNode("node", "n1", inventory(1)))
     settle(store, ReportingNode("node", "n1", **{"inventory": inventory(1), **change}))
     assert phases(store) == ({"GPU-1": phase} if phase else {})
 
 
 def test_a_node_that_returns_with_other_gpus_has_their_objects_only():
-    store = ObjectStore()
+    store = WrittenObjects(GPUS)
     settle(store, ReportingNode("node", "n1", inventory(1, 2)))
     settle(store, None)
     assert store.objects == {}
@@ -197,7 +200,7 @@ def test_names_of_objects_are_names():
 SPEC = {"selector": {"matchLabels": {"model": "NVIDIA H100"}}}
 
 
-def automatic(store: ObjectStore, spec: dict[str, Any] | None, *, needed: bool = False) -> list[WriteKind]:
+def automatic(store: WrittenObjects, spec: dict[str, Any] | None, *, needed: bool = False) -> list[WriteKind]:
     writes = plan_class("h100", spec, store.objects.get("h100"), lambda name: needed)
     for write in writes:
         store.apply(write)
@@ -205,7 +208,7 @@ def automatic(store: ObjectStore, spec: dict[str, Any] | None, *, needed: bool =
 
 
 def test_an_automatic_class_is_made_kept_and_deleted():
-    store = ObjectStore()
+    store = WrittenObjects(CLASSES)
     assert automatic(store, SPEC) == [WriteKind.CREATE]
     assert store.objects["h100"].managed
     assert store.writes[0].body["apiVersion"] == class_objects.API_VERSION
@@ -221,12 +224,12 @@ def test_an_automatic_class_is_made_kept_and_deleted():
 @pytest.mark.parametrize("spec", [SPEC, None])
 def test_a_class_of_another_author_is_left_alone(spec: dict[str, Any] | None):
     for labels in ({}, {MANAGED_BY: "Helm"}):
-        store = ObjectStore(StoredObject("h100", "u", "1", 1, labels, (), {"selector": {}}))
+        store = WrittenObjects(CLASSES, StoredObject("h100", "u", "1", 1, labels, (), {"selector": {}}))
         assert automatic(store, spec) == []
 
 
 def test_a_class_that_a_user_changed_meanwhile_is_not_overwritten():
-    store = ObjectStore(StoredObject("h100", "u", "2", 1, OURS, (), {}))
+    store = WrittenObjects(CLASSES, StoredObject("h100", "u", "2", 1, OURS, (), {}))
     (write,) = plan_class("h100", SPEC, StoredObject("h100", "u", "1", 1, OURS, (), {}), lambda name: False)
     with pytest.raises(Conflict):
         store.apply(write)
@@ -235,7 +238,7 @@ def test_a_class_that_a_user_changed_meanwhile_is_not_overwritten():
         store.apply(write)
 
 
-def told(store: ObjectStore, figures: ClassFigures, now: str) -> int:
+def told(store: WrittenObjects, figures: ClassFigures, now: str) -> int:
     writes = plan_class_status(store.objects["h100"], figures, now)
     for write in writes:
         store.apply(write)
@@ -245,7 +248,7 @@ def told(store: ObjectStore, figures: ClassFigures, now: str) -> int:
 
 
 def test_a_class_has_a_status_whoever_made_it_and_only_changes_are_written():
-    store = ObjectStore(StoredObject("h100", "u", "1", 3))
+    store = WrittenObjects(CLASSES, StoredObject("h100", "u", "1", 3))
     assert told(store, ClassFigures(2, 1, ("b", "a")), NOW) == 1
     status = store.objects["h100"].status
     assert (status["devices"], status["free"], status["nodes"], status["nodeNames"]) == (2, 1, 2, ["a", "b"])
