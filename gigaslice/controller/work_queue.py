@@ -158,7 +158,9 @@ class WorkQueue(Generic[K]):
                 del self._due[key]
                 return key
             self._news.clear()
+            # asyncio.wait_for of Python 3.11 loses a cancellation that comes together with the event.
+            news = asyncio.create_task(self._news.wait())
             try:
-                await asyncio.wait_for(self._news.wait(), wait)
-            except asyncio.TimeoutError:
-                continue
+                await asyncio.wait({news}, timeout=wait)
+            finally:
+                news.cancel()

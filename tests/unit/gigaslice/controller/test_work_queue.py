@@ -156,3 +156,25 @@ def test_a_rate_has_a_burst_and_then_a_pace():
     assert [limit.ready() for _ in range(7)] == [True] * 5 + [False] * 2
     now += 0.1
     assert [limit.ready() for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_it_ends_when_it_is_cancelled_together_with_a_new_key(steps: int):
+    async def work(key: str) -> None:
+        pass
+
+    async def main() -> None:
+        queue = WorkQueue("q", work)
+        queue.add("later", 60.0)
+        task = asyncio.create_task(queue.run())
+        await asyncio.sleep(0.01)
+        queue.add("sooner", 50.0)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=5)
+        if not done:
+            task.cancel()
+        assert done
+
+    asyncio.run(main())
