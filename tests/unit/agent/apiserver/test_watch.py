@@ -298,12 +298,12 @@ def test_nobody_there_at_all(tmp_path):
 
 
 def test_a_pod_that_the_watch_has_not_shown_is_read_past_it(server, watching):
-    server.put(pod_document("there", {GPU: 8}))
+    server.put("pods", pod_document("there", {GPU: 8}))
 
     async def story(watch):
         await until(lambda: watch.synced)
         server.lag = 60.0
-        server.put(pod_document("new", {GPU: 8}))
+        server.put("pods", pod_document("new", {GPU: 8}))
         read = await watch.read()
         assert {name for _, name in read} == {"there", "new"}
         assert names(watch) == {"there"}, "what the watch has shown follows its own order"
