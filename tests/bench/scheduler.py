@@ -28,13 +28,12 @@ from typing import Any
 import aiohttp
 import orjson
 import psutil
-import yaml
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import Share
 from tests.fakes.kubeapi import ApiServer
-from tests.integration.cluster.world import node, pod
+from tests.integration.cluster.simulated_cluster import node, pod
 
 GPUS, SLICES = 8, 80
 _TRACED = 20
@@ -55,21 +54,6 @@ def filled(api: ApiServer, nodes: int, pods: int) -> None:
         api.create("pods", one)
 
 
-def kubeconfig(api: ApiServer, folder: Path) -> Path:
-    path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{api.port}"}}],
-                "users": [{"name": "u", "user": {"token": "a token"}}],
-            }
-        )
-    )
-    return path
-
-
 async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
     async with ApiServer() as api:
         filled(api, nodes, pods)
@@ -79,7 +63,7 @@ async def measure(nodes: int, pods: int, calls: int, folder: Path) -> None:
         begun = perf_counter()
         service = subprocess.Popen(
             [sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{port}",
-             f"--kubeconfig={kubeconfig(api, folder)}", "--log-level=warning"]
+             f"--kubeconfig={api.kubeconfig(folder)}", "--log-level=warning"]
         )  # fmt: skip
         try:
             async with aiohttp.ClientSession() as session:

@@ -16,7 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+import vcuda
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.names import INVENTORY
 from tests.fakedriver.env import driver_env
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import ContainerSpec, FakeKubelet, Pace, PodSpec, Runtime, Settings
 from tests.fakes.nodes import uuid
 from tests.native.running import CLIENTS, LIBRARY, Client
@@ -254,6 +258,53 @@ def node(kubelet, agent):
     return kubelet
 
 
+@pytest.fixture
+def api():
+    """An API server that has the node."""
+    with ApiServer(NODE) as made:
+        yield made
+
+
+@pytest.fixture
+def begin(directory, api):
+    """Starts a node of GPUs of GIB on two NUMA nodes, with its pods in the API server; flags are those of the agent."""
+    started = []
+
+    def start(policy="none", gpus=4, gib=24, **flags):
+        kubelet = FakeKubelet(
+            directory / "kubelet", 7, policy, settings=QUICK, runtime=Runtime("plain"), api=api
+        )
+        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
+        agent.inventory.write_text(inventory_text(gpus, gib=gib))
+        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
+        agent.flags |= {"--" + name.replace("_", "-"): value for name, value in flags.items()}
+        started.append((kubelet, agent))
+        kubelet.start()
+        agent.start()
+        agent.wait_event("pods watched")
+        kubelet.wait_allocatable(RESOURCE, gpus * gib, PATIENCE)
+        return kubelet, agent
+
+    yield start
+    for kubelet, agent in started:
+        if agent.process is not None:
+            assert agent.terminate() == 0
+        kubelet.close()
+        assert "Traceback" not in agent.output.read_text()
+
+
+def published_inventory(api):
+    """What the node's annotation says; None while there is none."""
+    text = api.get("nodes", NODE)["metadata"].get("annotations", {}).get(INVENTORY)
+    return NodeInventory.decode(text) if text else None
+
+
+def free_slices(api):
+    """The free slices of each GPU as the node's annotation says; None while there is none."""
+    found = published_inventory(api)
+    return found and [one.free for one in found.gpus]
+
+
 def asking(count, name="main", **more):
     return ContainerSpec(name, {RESOURCE: count}, **more)
 
@@ -269,6 +320,11 @@ def allocation_dir(container) -> Path:
         mount.source for mount in container.launch.mounts if mount.target == contract.CONTAINER_LIMITS
     )
     return Path(source).parent
+
+
+def gpu_limits(container):
+    """The limits of a container's GPUs, as its library reads them."""
+    return vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE).gpus
 
 
 def gpu_of(container) -> str:

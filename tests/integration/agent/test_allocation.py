@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import vcuda
 from tests.fakes.kubelet import FakeKubelet, PodSpec, Runtime
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
@@ -15,19 +14,16 @@ from tests.integration.agent.conftest import (
     AgentProcess,
     allocation_dir,
     asking,
+    gpu_limits,
     gpu_of,
     inventory_text,
     pod,
     wait_until,
 )
-from vcuda import contract
 
 
 def limits_of(container):
-    (source,) = (
-        mount.source for mount in container.launch.mounts if mount.target == contract.CONTAINER_LIMITS
-    )
-    return {gpu.uuid: gpu.memory_bytes for gpu in vcuda.read_limits(source).gpus}
+    return {gpu.uuid: gpu.memory_bytes for gpu in gpu_limits(container)}
 
 
 def held(rows):

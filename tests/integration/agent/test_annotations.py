@@ -4,57 +4,18 @@ import random
 
 import pytest
 
-import vcuda
-from tests.fakes.kubeapi import NODE, ApiServer
-from tests.fakes.kubelet import ContainerSpec, FakeKubelet, PodSpec, Runtime
+from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.topology import POLICIES
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
-    QUICK,
     RESOURCE,
-    AgentProcess,
-    allocation_dir,
     asking,
+    gpu_limits,
     gpu_of,
-    inventory_text,
     pod,
     wait_until,
 )
-from vcuda import contract
-
-
-@pytest.fixture
-def api():
-    with ApiServer(NODE) as made:
-        yield made
-
-
-@pytest.fixture
-def begin(directory, api):
-    """Starts a node of CARDS GPUs of 24 GiB on two NUMA nodes, with its pods in the API server."""
-    started = []
-
-    def start(policy="none", gpus=4, seed=7, gib=24):
-        kubelet = FakeKubelet(
-            directory / "kubelet", seed, policy, settings=QUICK, runtime=Runtime("plain"), api=api
-        )
-        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
-        agent.inventory.write_text(inventory_text(gpus, gib=gib))
-        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
-        started.append((kubelet, agent))
-        kubelet.start()
-        agent.start()
-        agent.wait_event("pods watched")
-        kubelet.wait_allocatable(RESOURCE, gpus * gib, PATIENCE)
-        return kubelet, agent
-
-    yield start
-    for kubelet, agent in started:
-        if agent.process is not None:
-            assert agent.terminate() == 0
-        kubelet.close()
-        assert "Traceback" not in agent.output.read_text()
 
 
 def said(text):
@@ -62,8 +23,7 @@ def said(text):
 
 
 def sizes(container):
-    page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
-    return sorted(gpu.memory_bytes // GIB for gpu in page.gpus)
+    return sorted(gpu.memory_bytes // GIB for gpu in gpu_limits(container))
 
 
 def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_options(begin, api):
@@ -161,8 +121,8 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     assert names == [f"default/p/{name}" for name in ("i0", "s0", "c0", "c1")]
     rows = {row["container"]: row for row in agent.status()}
     assert len({row["gpu"] for row in rows.values()}) == 1
-    page = vcuda.read_limits(allocation_dir(one.container("c1")) / contract.LIMITS_FILE)
-    assert [gpu.cores_percent for gpu in page.gpus] == [30]
+    limits = gpu_limits(one.container("c1"))
+    assert [gpu.cores_percent for gpu in limits] == [30]
     paths = {f"spec.containers{{{name}}}" for name in ("i0", "s0", "c0", "c1")}
     wait_until(  # events are posted beside everything else
         lambda: {event["involvedObject"]["fieldPath"] for event in api.events("GPUAllocated")} == paths,
@@ -197,10 +157,10 @@ def test_two_and_a_half_gpus_are_two_whole_ones_and_half_of_a_third(begin, api):
     spec = pod("a", 60, annotations=said({"split": "whole-first", "cores": "40"}))
     one = kubelet.run_pod(spec)
     assert sizes(one.container("c0")) == [12, 24, 24]
-    page = vcuda.read_limits(allocation_dir(one.container("c0")) / contract.LIMITS_FILE)
-    half = [gpu.uuid for gpu in page.gpus if gpu.memory_bytes == 12 * GIB]
+    limits = gpu_limits(one.container("c0"))
+    half = [gpu.uuid for gpu in limits if gpu.memory_bytes == 12 * GIB]
     assert half == [gpu_of(small.container("c0"))], "the half comes from the GPU that is shared already"
-    assert {gpu.cores_percent for gpu in page.gpus} == {40}
+    assert {gpu.cores_percent for gpu in limits} == {40}
     even = kubelet.run_pod(pod("even", 24, annotations=said({"split": "whole-first"})))
     assert sizes(even.container("c0")) == [24]
     wait_until(
@@ -239,8 +199,8 @@ def test_a_pod_that_is_not_shown_in_time_is_started_with_its_own_options(begin, 
     api.hanging = False
     late.wait("Running", PATIENCE)
     assert agent.events("allocated")[0]["undecided"] == silent, "else it is read past the watch"
-    page = vcuda.read_limits(allocation_dir(late.container("c0")) / contract.LIMITS_FILE)
-    assert page.gpus[0].cores_percent == 20
+    limits = gpu_limits(late.container("c0"))
+    assert limits[0].cores_percent == 20
 
 
 def test_an_api_server_that_dies_costs_no_pod(begin, api):

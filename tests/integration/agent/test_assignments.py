@@ -4,57 +4,18 @@ import random
 
 import pytest
 
-import vcuda
 from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.inventory import NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import Share
-from tests.fakes.kubeapi import NODE, ApiServer
-from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
-    QUICK,
     RESOURCE,
-    AgentProcess,
-    allocation_dir,
-    inventory_text,
+    gpu_limits,
     pod,
+    published_inventory,
     wait_until,
 )
-from vcuda import contract
-
-
-@pytest.fixture
-def api():
-    with ApiServer(NODE) as made:
-        yield made
-
-
-@pytest.fixture
-def begin(directory, api):
-    started = []
-
-    def start(gpus=4, policy="none"):
-        kubelet = FakeKubelet(
-            directory / "kubelet", 7, policy, settings=QUICK, runtime=Runtime("plain"), api=api
-        )
-        agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
-        agent.inventory.write_text(inventory_text(gpus))
-        agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
-        started.append((kubelet, agent))
-        kubelet.start()
-        agent.start()
-        agent.wait_event("pods watched")
-        kubelet.wait_allocatable(RESOURCE, gpus * 24, PATIENCE)
-        return kubelet, agent
-
-    yield start
-    for kubelet, agent in started:
-        if agent.process is not None:
-            assert agent.terminate() == 0
-        kubelet.close()
-        assert "Traceback" not in agent.output.read_text()
 
 
 def assigned(name, *containers):
@@ -67,13 +28,7 @@ def assigned(name, *containers):
 
 
 def limits(container):
-    page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
-    return {gpu.uuid: gpu.memory_bytes // GIB for gpu in page.gpus}
-
-
-def published(api):
-    text = api.get("nodes", NODE)["metadata"].get("annotations", {}).get(INVENTORY)
-    return NodeInventory.decode(text) if text else None
+    return {gpu.uuid: gpu.memory_bytes // GIB for gpu in gpu_limits(container)}
 
 
 @pytest.mark.parametrize("policy", ["none", "restricted"])
@@ -98,8 +53,11 @@ def test_a_burst_gets_exactly_what_was_assigned_over_kills_of_agent_and_kubelet(
     assert limits(late.container("c0")) == {uuid(0): 2, uuid(3): 1}
     taken = [sum(one.get(uuid(gpu), 0) for one in wanted.values()) for gpu in range(4)]
     left = [24 - taken[0] - 2, 24 - taken[1], 24 - taken[2], 24 - taken[3] - 1]
-    wait_until(lambda: published(api) and [one.free for one in published(api).gpus] == left, "published")
-    assert published(api).held == ()
+    wait_until(
+        lambda: published_inventory(api) and [one.free for one in published_inventory(api).gpus] == left,
+        "published",
+    )
+    assert published_inventory(api).held == ()
 
 
 def test_a_watch_that_is_behind_gives_no_pod_another_gpu(begin, api):

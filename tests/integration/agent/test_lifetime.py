@@ -16,6 +16,7 @@ from tests.integration.agent.conftest import (
     QUICK,
     RESOURCE,
     allocation_dir,
+    gpu_limits,
     gpu_of,
     pod,
     wait_until,
@@ -31,8 +32,7 @@ def promised(*pods):
     total = {}
     for one in pods:
         for container in one.containers:
-            page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
-            for gpu in page.gpus:
+            for gpu in gpu_limits(container):
                 total[gpu.uuid] = total.get(gpu.uuid, 0) + gpu.memory_bytes
     return total
 

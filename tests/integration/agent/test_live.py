@@ -8,23 +8,22 @@ import time
 
 import pytest
 
-import vcuda
 from agent.control import client
 from agent.control.pb import control_v1_pb2 as api
 from agent.persistence.store import read_only
 from gigaslice.errors import ControlError, GigasliceError, MissingError
+from tests.fakes.kubeapi import NODE
 from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
     ROOT,
-    allocation_dir,
+    gpu_limits,
     gpu_of,
     pod,
     wait_until,
 )
 from tests.integration.agent.test_crash import rpc_answers
 from tests.native.running import GIB, MIB, OUT_OF_MEMORY, SUCCESS
-from vcuda import contract
 
 ELASTIC = {"gigaslice.io/elastic": "true"}
 
@@ -54,7 +53,7 @@ def control_answers(agent):
 
 
 def limit(container):
-    (gpu,) = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE).gpus
+    (gpu,) = gpu_limits(container)
     return gpu.memory_bytes
 
 
@@ -107,23 +106,16 @@ def test_a_new_limit_outlives_the_agent_and_the_container(gpu_node, agent):
 
 
 @pytest.fixture
-def elastic_node(kubelet, agent, driver, directory):
+def elastic_node(api, kubelet, agent, driver, directory):
     """A node whose API server is asked for annotations."""
-    from tests.fakes.kubeapi import NODE, ApiServer
-
-    with ApiServer(NODE) as server:
-        kubelet.api = server
-        agent.driver = driver
-        agent.flags |= {
-            "--inventory": "nvml",
-            "--kubeconfig": server.kubeconfig(directory),
-            "--node-name": "node-a",
-        }
-        kubelet.start()
-        agent.start()
-        wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
-        wait_until(lambda: agent.events("pods watched"), "the watch")
-        yield kubelet
+    kubelet.api = api
+    agent.driver = driver
+    agent.flags |= {"--inventory": "nvml", "--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
+    kubelet.start()
+    agent.start()
+    wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")
+    wait_until(lambda: agent.events("pods watched"), "the watch")
+    return kubelet
 
 
 def test_an_elastic_program_gives_way_and_its_neighbour_starts_when_memory_is_free(

@@ -19,6 +19,7 @@ from tests.integration.agent.conftest import (
     RESOURCE,
     AgentProcess,
     allocation_dir,
+    gpu_limits,
     gpu_of,
     pod,
     wait_until,
@@ -90,10 +91,10 @@ def test_three_jobs_of_8_gib_run_on_a_gpu_of_16(node):
                 assert one.do(f"alloc {name}", GIB).code == SUCCESS
             assert one.do("alloc h", GIB).code == OUT_OF_MEMORY
         for container in containers:
-            page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
+            limits = gpu_limits(container)
             usage = vcuda.read_ledger(allocation_dir(container) / contract.LEDGER_FILE)
             (uuid,) = usage.gpu_uuids
-            assert page.gpus[0].physical_bytes == 4 * GIB
+            assert limits[0].physical_bytes == 4 * GIB
             assert usage.managed(uuid) == 4 * GIB
             assert usage.used(uuid) - usage.managed(uuid) <= 4 * GIB
         agent.kill()
@@ -101,8 +102,7 @@ def test_three_jobs_of_8_gib_run_on_a_gpu_of_16(node):
         wait_until(lambda: len(agent.status()) == 3, "the allocation table are found again")
         kubelet.wait_allocatable(RESOURCE, 3, PATIENCE)
         for container in containers:
-            page = vcuda.read_limits(allocation_dir(container) / contract.LIMITS_FILE)
-            assert page.gpus[0].physical_bytes == 4 * GIB
+            assert gpu_limits(container)[0].physical_bytes == 4 * GIB
     finally:
         for one in programs:
             one.kill()
@@ -118,8 +118,7 @@ def test_without_the_annotation_a_pod_waits_for_the_gpus_own_memory(node):
     with program(driver, plain[0]) as one:
         assert one.do("alloc a", 7 * GIB).code == SUCCESS
         assert one.do("alloc b", GIB).code == OUT_OF_MEMORY
-    page = vcuda.read_limits(allocation_dir(plain[0]) / contract.LIMITS_FILE)
-    assert page.gpus[0].physical_bytes == 0
+    assert gpu_limits(plain[0])[0].physical_bytes == 0
 
 
 def test_the_agent_gives_time_slices_and_no_program_misses_it(small_node):

@@ -27,6 +27,7 @@ from gigaslice.controller.parts import ControllerParts
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
 CLASSES, GPUS = "resourceclasses", "extendedresources"
@@ -92,13 +93,6 @@ async def controller(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert broken == []
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "not within a minute"
-        await asyncio.sleep(0.02)
 
 
 def phases(api: ApiServer) -> dict[str, str]:

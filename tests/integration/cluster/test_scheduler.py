@@ -7,25 +7,17 @@ import aiohttp
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
-from tests.integration.cluster.world import (
+from tests.fakes.eventually import until
+from tests.integration.cluster.simulated_cluster import (
     bindings,
     bound,
     held,
     inventory,
     node,
+    play,
     pod,
-    until,
     url,
-    world,
 )
-
-
-def run(story, *nodes, **more):
-    async def main():
-        async with world(*nodes, **more) as (api, service, scheduler):
-            await story(api, service, scheduler)
-
-    asyncio.run(main())
 
 
 def test_a_pod_gets_its_node_and_its_gpus_in_one_write():
@@ -42,7 +34,7 @@ def test_a_pod_gets_its_node_and_its_gpus_in_one_write():
         await until(lambda: len(scheduler.calls) >= 3)  # the binding's answer comes after its write
         assert scheduler.calls == ["filter", "prioritize", "bind"]
 
-    run(story, node("a"), node("b"))
+    play(story, node("a"), node("b"))
 
 
 def test_six_and_six_free_are_not_eight_together():
@@ -61,7 +53,7 @@ def test_six_and_six_free_are_not_eight_together():
         api.delete("pods", "ten-0", "default")
         await until(lambda: "eight" in bound(api))
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_two_models_in_one_node():
@@ -74,7 +66,7 @@ def test_two_models_in_one_node():
         await until(lambda: bound(api))
         assert bound(api) == {"p": "b"}
 
-    run(story, node("a", model="NVIDIA A"), node("b", model="NVIDIA B"))
+    play(story, node("a", model="NVIDIA A"), node("b", model="NVIDIA B"))
 
 
 def test_a_class_that_does_not_exist_is_said_and_its_pod_comes_when_it_does():
@@ -91,7 +83,7 @@ def test_a_class_that_does_not_exist_is_said_and_its_pod_comes_when_it_does():
         await until(lambda: bound(api))  # no event of a kube-scheduler: the service hands the pod back
         await until(lambda: service.wakeups)
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_a_burst_onto_one_node_needs_no_second_binding():
@@ -103,7 +95,7 @@ def test_a_burst_onto_one_node_needs_no_second_binding():
         assert scheduler.failures == []
         assert max(held(api).values()) <= 16
 
-    run(story, node("a", gpus=8))
+    play(story, node("a", gpus=8))
 
 
 def test_five_hundred_pods_onto_few_gpus_and_each_gpu_that_frees_is_used():
@@ -119,7 +111,7 @@ def test_five_hundred_pods_onto_few_gpus_and_each_gpu_that_frees_is_used():
         assert scheduler.failures == []
         assert len(bound(api)) == 4
 
-    run(story, node("a"), node("b"))
+    play(story, node("a"), node("b"))
 
 
 def test_a_refusals_text_is_the_same_as_long_as_nothing_changes():
@@ -135,7 +127,7 @@ def test_a_refusals_text_is_the_same_as_long_as_nothing_changes():
         assert len(texts) == 1
         assert scheduler.calls.count("filter") == 2 + 6  # two for each that is refused: no loop
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_the_inventory_of_a_gpu_that_heals_wakes_its_pods():
@@ -148,7 +140,7 @@ def test_the_inventory_of_a_gpu_that_heals_wakes_its_pods():
         api.change("nodes", "a", {"metadata": {"annotations": {INVENTORY: inventory("a")}}})
         await until(lambda: bound(api))
 
-    run(story, node("a", unhealthy="xid-79"))
+    play(story, node("a", unhealthy="xid-79"))
 
 
 def test_a_scheduler_that_does_not_react_to_annotations_is_told_by_the_service():
@@ -159,7 +151,7 @@ def test_a_scheduler_that_does_not_react_to_annotations_is_told_by_the_service()
         await until(lambda: bound(api))
         await until(lambda: service.wakeups)
 
-    run(story, node("a", unhealthy="xid-79"), standin={"annotations_wake": False})
+    play(story, node("a", unhealthy="xid-79"), standin={"annotations_wake": False})
 
 
 def test_an_event_that_the_scheduler_sees_before_the_service_loses_no_pod():
@@ -175,7 +167,7 @@ def test_an_event_that_the_scheduler_sees_before_the_service_loses_no_pod():
         await until(lambda: "eight" in bound(api))
         await until(lambda: service.wakeups)
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_preemption_frees_one_gpu_and_not_a_sum():
@@ -189,7 +181,7 @@ def test_preemption_frees_one_gpu_and_not_a_sum():
         left = set(bound(api))
         assert len(left) == 3  # the two of one GPU have gone
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_pods_that_ask_for_nothing_of_ours_pass():
@@ -205,7 +197,7 @@ def test_pods_that_ask_for_nothing_of_ours_pass():
         ):
             assert (await one.json())["NodeNames"] == names
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_whole_node_objects_are_taken_and_given_back():
@@ -223,7 +215,7 @@ def test_whole_node_objects_are_taken_and_given_back():
         assert [found["metadata"]["name"] for found in reply["Nodes"]["items"]] == ["a"]
         assert list(reply["FailedAndUnresolvableNodes"]) == ["plain"]
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_metrics_and_probes():
@@ -249,7 +241,7 @@ def test_metrics_and_probes():
         ):
             assert line in text, line
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_metrics_and_probes_apart_from_what_kube_scheduler_asks(tmp_path):
@@ -276,7 +268,7 @@ def test_metrics_and_probes_apart_from_what_kube_scheduler_asks(tmp_path):
                 status, text = await get("/metrics", Authorization="Bearer secret")
                 assert status == 200 and "gigaslice_scheduler_ready 1.0" in text
 
-        run(story, node("a"), metrics_address=address, metrics_token_file=token)
+        play(story, node("a"), metrics_address=address, metrics_token_file=token)
 
 
 def test_nonsense_is_refused_and_harms_nothing():
@@ -289,4 +281,4 @@ def test_nonsense_is_refused_and_harms_nothing():
         api.create("pods", pod("p", 8))
         await until(lambda: bound(api))
 
-    run(story, node("a"))
+    play(story, node("a"))

@@ -1,6 +1,6 @@
 """What goes wrong between filter, reservation and binding.
 
-After every story no GPU is promised twice (`world.check`).
+After every story no GPU is promised twice (`simulated_cluster.check`).
 """
 
 import asyncio
@@ -9,29 +9,20 @@ import random
 import pytest
 
 from gigaslice.cluster.names import INVENTORY
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.scheduler import SchedulerStandIn
-from tests.integration.cluster.world import (
+from tests.integration.cluster.simulated_cluster import (
     bindings,
     bound,
     check,
     inventory,
     node,
+    play,
     pod,
     serving,
-    until,
     url,
-    world,
 )
-
-
-def run(story, *nodes, **more):
-    async def main():
-        async with world(*nodes, **more) as (api, service, scheduler):
-            await story(api, service, scheduler)
-
-    asyncio.run(main())
-
 
 BINDING = "/binding"
 
@@ -50,7 +41,7 @@ def test_a_binding_without_a_clear_answer(status, effect):
         api.create("pods", pod("q", 16))
         await until(lambda: len(bound(api)) == 2)
 
-    run(story, node("a", gpus=1), node("b", gpus=1))
+    play(story, node("a", gpus=1), node("b", gpus=1))
 
 
 def test_a_binding_that_arrives_after_everyone_has_given_it_up():
@@ -63,7 +54,7 @@ def test_a_binding_that_arrives_after_everyone_has_given_it_up():
         await until(lambda: len(bound(api)) == 2)
         await asyncio.sleep(0.5)
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_nobody_gets_the_gpus_of_a_binding_in_doubt():
@@ -77,7 +68,7 @@ def test_nobody_gets_the_gpus_of_a_binding_in_doubt():
         api.delete("pods", "late", "default")  # the doubt ends
         await until(lambda: "other" in bound(api))
 
-    run(story, node("a", gpus=1))
+    play(story, node("a", gpus=1))
 
 
 @pytest.mark.parametrize("status", [403, 404, 409, 422, 429])
@@ -89,7 +80,7 @@ def test_a_binding_that_was_certainly_not_written_releases_its_gpus(status):
         await until(lambda: len(bound(api)) == 2)
         assert bindings(api) == [status, 201, 201]
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_too_many_requests_is_waited_for_and_costs_no_retry():
@@ -99,7 +90,7 @@ def test_too_many_requests_is_waited_for_and_costs_no_retry():
         await until(lambda: bound(api))
         assert scheduler.failures == []
 
-    run(story, node("a"))
+    play(story, node("a"))
 
 
 def test_a_second_bind_while_the_first_runs_writes_nothing():
@@ -113,7 +104,7 @@ def test_a_second_bind_while_the_first_runs_writes_nothing():
         assert scheduler.calls.count("bind") + len(scheduler.failures) >= 2
         assert bindings(api) == [201]
 
-    run(story, node("a"), node("b"), standin={"timeout": 0.2, "second_bind": True})
+    play(story, node("a"), node("b"), standin={"timeout": 0.2, "second_bind": True})
 
 
 def test_a_pod_deleted_while_it_is_bound_leaves_nothing_behind():
@@ -127,7 +118,7 @@ def test_a_pod_deleted_while_it_is_bound_leaves_nothing_behind():
         await until(lambda: bound(api))
         assert bindings(api) == [404, 201]
 
-    run(story, node("a", gpus=1))
+    play(story, node("a", gpus=1))
 
 
 def test_a_pod_made_anew_under_its_name_is_not_bound_to_the_old_ones_gpus():
@@ -140,7 +131,7 @@ def test_a_pod_made_anew_under_its_name_is_not_bound_to_the_old_ones_gpus():
         await until(lambda: bound(api))
         assert bindings(api) == [409, 201]
 
-    run(story, node("a", gpus=1))
+    play(story, node("a", gpus=1))
 
 
 def test_a_reservation_that_is_never_bound_ends_and_its_neighbour_comes():
@@ -156,7 +147,7 @@ def test_a_reservation_that_is_never_bound_ends_and_its_neighbour_comes():
         await until(lambda: bound(api))  # no event of the cluster: the service hands it back
         await until(lambda: service.wakeups)
 
-    run(story, node("a", gpus=1), reserve=0.5)
+    play(story, node("a", gpus=1), reserve=0.5)
 
 
 def test_the_api_server_restarts_in_a_burst():
@@ -171,7 +162,7 @@ def test_the_api_server_restarts_in_a_burst():
                 await api.start()
         await until(lambda: len(bound(api)) == 32)
 
-    run(story, node("a", gpus=4), node("b", gpus=4))
+    play(story, node("a", gpus=4), node("b", gpus=4))
 
 
 def test_nodes_and_gpus_come_and_go_in_a_burst():
@@ -194,7 +185,7 @@ def test_nodes_and_gpus_come_and_go_in_a_burst():
         check(api)
         assert bound(api)
 
-    run(story, node("a"), node("b"), node("c"))
+    play(story, node("a"), node("b"), node("c"))
 
 
 def test_starting_again_needs_nothing_but_the_api():

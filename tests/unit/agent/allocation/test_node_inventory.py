@@ -18,6 +18,7 @@ from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.model import Occupant, Pod, Share
 from tests.fakes.cluster import MemoryCluster
+from tests.fakes.eventually import until
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
 
 RESOURCE = "gigaslice.io/vgpu-memory"
@@ -177,11 +178,6 @@ def publishing(store):
         asyncio.run(main())
 
     return run
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_a_change_of_the_table_or_of_a_gpu_is_published(publishing, store):

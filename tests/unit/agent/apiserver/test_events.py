@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import re
 from dataclasses import replace
 
@@ -9,41 +8,24 @@ from agent.apiserver import KubeCluster, NoCluster, find_access
 from agent.apiserver.events import EventSender, Throttle
 from agent.apiserver.wire import Api
 from gigaslice.kube.decode import parse_pod
-from tests.fakes.kubeapi import NODE, ApiServer, Fault, pod_document
+from tests.fakes.eventually import run_beside, until
+from tests.fakes.kubeapi import NODE, Fault, pod_document
 
 POD = parse_pod(pod_document("p", namespace="team", uid="u-1"))
 
 
 @pytest.fixture
-def server():
-    with ApiServer(NODE) as made:
-        yield made
-
-
-@pytest.fixture
-def sending(server, tmp_path):
+def sending(server, wire):
     def run(story):
-        access, _ = find_access(server.kubeconfig(tmp_path), "")
         clock = [0.0]
 
         async def main():
-            sender = EventSender(Api(access), "node-a", now=lambda: 1.0, clock=lambda: clock[0], pause=0.01)
-            task = asyncio.create_task(sender.run())
-            try:
-                await asyncio.wait_for(story(sender, clock), 60)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            sender = EventSender(wire(), NODE, now=lambda: 1.0, clock=lambda: clock[0], pause=0.01)
+            await run_beside(sender.run(), story(sender, clock))
 
         asyncio.run(main())
 
     return run
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_an_event_says_who_and_what(server, sending):

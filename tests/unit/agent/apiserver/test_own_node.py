@@ -1,38 +1,22 @@
 import asyncio
-import contextlib
 import json
 import time
 
 import pytest
 
-from agent.apiserver import find_access
 from agent.apiserver.own_node import NodeAnnotation
-from agent.apiserver.wire import Api
-from tests.fakes.kubeapi import NODE, ApiServer, Fault
+from tests.fakes.eventually import run_beside, until
+from tests.fakes.kubeapi import NODE, Fault
 
 KEY = "gigaslice.io/inventory"
 
 
 @pytest.fixture
-def server():
-    with ApiServer(NODE) as made:
-        yield made
-
-
-@pytest.fixture
-def writing(server, tmp_path):
+def writing(server, wire):
     def run(story, node=NODE, **options):
-        access, _ = find_access(server.kubeconfig(tmp_path), "")
-
         async def main():
-            annotation = NodeAnnotation(Api(access), node, KEY, **{"pause": 0.01, **options})
-            task = asyncio.create_task(annotation.run())
-            try:
-                await asyncio.wait_for(story(annotation), 60)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            annotation = NodeAnnotation(wire(), node, KEY, **{"pause": 0.01, **options})
+            await run_beside(annotation.run(), story(annotation))
 
         asyncio.run(main())
 
@@ -41,11 +25,6 @@ def writing(server, tmp_path):
 
 def text(server):
     return server.get("nodes", NODE)["metadata"].get("annotations", {}).get(KEY)
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_what_is_set_is_written_and_the_rest_of_the_node_left_alone(server, writing):

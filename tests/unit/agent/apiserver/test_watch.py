@@ -1,7 +1,6 @@
 """List and watch against a server that ends, forgets, hangs, cuts and refuses."""
 
 import asyncio
-import contextlib
 from dataclasses import replace
 
 import pytest
@@ -9,42 +8,24 @@ import pytest
 from agent.apiserver import KubeCluster, find_access
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError
+from tests.fakes.eventually import run_beside, until
 from tests.fakes.kubeapi import NODE, ApiServer, pod_document
 
 GPU = "gigaslice.io/vgpu-memory"
 
 
 @pytest.fixture
-def server():
-    with ApiServer(NODE) as made:
-        yield made
-
-
-@pytest.fixture
-def watching(server, tmp_path):
+def watching(server, wire):
     """Runs a coroutine function with a watch that is at work."""
 
     def run(story, **more):
-        access, _ = find_access(server.kubeconfig(tmp_path), "")
-
         async def main():
-            watch = PodWatch(Api(access, connect=5, answer=5), "node-a", pause=0.01, **more)
-            task = asyncio.create_task(watch.run())
-            try:
-                await asyncio.wait_for(story(watch), 60)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            watch = PodWatch(wire(connect=5, answer=5), NODE, pause=0.01, **more)
+            await run_beside(watch.run(), story(watch))
 
         asyncio.run(main())
 
     return run
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def lists(server):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from gigaslice.controller.work_queue import RateLimit, WorkQueue
 from gigaslice.kubeapi.client import ApiFailure
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
+from tests.fakes.eventually import until
 
 
 def test_a_burst_of_changes_to_one_key_is_one_pass():

@@ -3,6 +3,7 @@ import asyncio
 from gigaslice.kube.event import Regarding
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi.replay import Replay, transcript
 
 POD = Regarding("Pod", "t-ev", "p1", "11111111-1111-4111-8111-111111111111")
@@ -23,11 +24,6 @@ def run(lines, story):
             return server
 
     return asyncio.run(main())
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_an_event_has_the_fields_that_a_real_server_has_taken():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
-
-import pytest
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
@@ -17,6 +15,7 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, LinkLevel, Topology
 from gigaslice.scheduler.service import SchedulerService
 from gigaslice.scheduler.settings import SchedulerSettings
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.store import Document
 from tests.fakes.scheduler import SchedulerStandIn
@@ -99,14 +98,6 @@ def url(service: SchedulerService) -> str:
     return f"http://127.0.0.1:{service.port}"
 
 
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        if asyncio.get_running_loop().time() > end:
-            pytest.fail("what the test waits for has not come")
-        await asyncio.sleep(0.01)
-
-
 def bound(api: ApiServer) -> dict[str, str]:
     """The node of each pod that has one."""
     found = {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in api.all("pods")}
@@ -159,3 +150,13 @@ async def world(
         ):
             yield api, service, scheduler
         check(api)
+
+
+def play(story: Callable[..., Coroutine[Any, Any, None]], *nodes: Document, **more: Any) -> None:
+    """Plays STORY, which takes API server, service and scheduler, in a world with NODES."""
+
+    async def main() -> None:
+        async with world(*nodes, **more) as (api, service, scheduler):
+            await story(api, service, scheduler)
+
+    asyncio.run(main())

@@ -1,0 +1,35 @@
+"""Waiting in tests of asyncio code: until something holds, and for a story that runs beside what it is about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+__all__ = ["run_beside", "until"]
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits until CONDITION holds; the test fails where it does not within SECONDS, about which nothing is asserted."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            pytest.fail("what the test waits for has not come")
+        await asyncio.sleep(0.005)
+
+
+async def run_beside(
+    work: Coroutine[Any, Any, None], story: Coroutine[Any, Any, None], seconds: float = 60.0
+) -> None:
+    """Runs STORY while WORK runs, which is cancelled at its end and has to end then."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait_for(story, seconds)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
