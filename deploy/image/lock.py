@@ -46,6 +46,7 @@ def wanted(root: Path = ROOT) -> dict[str, list[str]]:
         "runtime.txt": [
             *project["project"]["dependencies"],
             *project["project"]["optional-dependencies"]["cluster"],  # one image for all roles
+            *project["project"]["optional-dependencies"]["dataset"],
         ],
         "build.txt": project["build-system"]["requires"],
     }

@@ -1,0 +1,1 @@
+"""Datasets on nodes: what a dataset is, how its image is laid out, and what is kept where. Pure."""

@@ -1,0 +1,229 @@
+"""What a dataset consists of: every path with its kind, size and version, checked, in one canonical order.
+
+An image is laid out from a listing before any byte of it arrives, and its digest is half of a dataset's key. So equal
+trees must give equal listings, whatever the source calls them and in whatever order it lists them: entries are sorted
+bytewise by path, and directories that paths imply are entries too. A listing comes from a source, which may be hostile;
+what is not refused here is safe to lay out as an image, and to create as a plain tree under an empty directory.
+
+It has no owners, modes and times: everything of a dataset belongs to root, is readable by all and writable by none.
+Devices, sockets and pipes have no kind here; the source that meets one refuses it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from operator import itemgetter
+from typing import NamedTuple
+
+from gigaslice.dataset.digest import hasher
+from gigaslice.dataset.errors import ListingError
+from gigaslice.text import plain
+
+__all__ = ["Entry", "EntryKind", "Limits", "Listing", "shown"]
+
+_DOTS = frozenset((b"", b".", b".."))
+_HEAD = b"gigaslice listing 1\n"
+_RECORD = struct.Struct("<BQIII")
+_SHOWN = 120
+
+
+class EntryKind(IntEnum):
+    """What an entry is; the numbers stand in the digest."""
+
+    FILE = 1
+    DIRECTORY = 2
+    SYMLINK = 3
+
+
+class Entry(NamedTuple):
+    """One path of a dataset. A tuple, since a listing has up to millions of them: a fifth of a data class's time."""
+
+    path: bytes
+    """Relative to the dataset, segments separated by "/"."""
+    kind: EntryKind
+    size: int = 0
+    version: str = ""
+    """What changes whenever the file does: an ETag, or size and time of modification."""
+    target: bytes = b""
+    """Of a symbolic link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a listing may have."""
+
+    entries: int = 20_000_000
+    path: int = 4095
+    """Bytes: what a kernel takes in one call, PATH_MAX without its end."""
+    name: int = 255
+    bytes: int = 1 << 43
+    """8 TiB: half of what 32-bit block numbers address, so that an image of it always fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A checked listing; made by `of`."""
+
+    entries: tuple[Entry, ...]
+    """Sorted bytewise by path; every parent is an entry; the root is none."""
+    digest: bytes
+    files: int
+    bytes: int
+    """The sum of the files' sizes."""
+
+    @staticmethod
+    def of(entries: Iterable[Entry], limits: Limits = Limits()) -> Listing:
+        """The listing of ENTRIES, in any order; parents may be left out.
+
+        Raises:
+            ListingError: A path that is absolute, empty or too long, has an empty, "." or ".." segment or a NUL byte,
+                stands twice, or is below what is no directory; a size that is negative or beyond the limit; a link
+                that leads, or could lead, out of the dataset; more entries or bytes than LIMITS allow.
+        """
+        building = _Building(limits)
+        for entry in entries:
+            building.add(entry)
+        return building.done()
+
+
+@dataclass(slots=True)
+class _Building:
+    limits: Limits
+    entries: list[Entry] = field(default_factory=list)
+    parents: dict[bytes, None] = field(default_factory=dict)  # a set that keeps one object per path
+    total: int = 0
+
+    def add(self, entry: Entry) -> None:
+        path, kind, size, version, target = entry
+        parent, slash, name = path.rpartition(b"/")
+        if slash and parent not in self.parents:
+            self._imply(parent, path)
+        if name in _DOTS or len(name) > self.limits.name or b"\0" in name or (slash and not parent):
+            raise ListingError(_refusal(path, name, self.limits))
+        if len(path) > self.limits.path:
+            raise ListingError(
+                f"path {shown(path)} has {len(path)} bytes; at most {self.limits.path} can be opened"
+            )
+        if kind == EntryKind.FILE:
+            if not 0 <= size <= self.limits.bytes or target:
+                raise ListingError(_bad_file(path, size, self.limits))
+            self.total += size
+        elif kind == EntryKind.DIRECTORY:
+            entry = entry if not (size or version or target) else Entry(path, EntryKind.DIRECTORY)
+        else:
+            if not target or b"\0" in target or len(target) > self.limits.path:
+                raise ListingError(
+                    f"link {shown(path)} has no target that could be opened; leave it out of the source"
+                )
+            entry = Entry(path, EntryKind.SYMLINK, len(target), "", target)
+        self.entries.append(entry)
+        if len(self.entries) > self.limits.entries:
+            raise ListingError(
+                f"more than {self.limits.entries} entries; split the dataset, or pack files together"
+            )
+
+    def _imply(self, parent: bytes, path: bytes) -> None:
+        """Checks and adds PARENT and what is above it."""
+        while parent and parent not in self.parents:
+            above, slash, name = parent.rpartition(b"/")
+            if name in _DOTS or len(name) > self.limits.name or b"\0" in name or (slash and not above):
+                raise ListingError(_refusal(path, name, self.limits))
+            self.parents[parent] = None
+            parent = above
+
+    def done(self) -> Listing:
+        if self.total > self.limits.bytes:
+            raise ListingError(f"{self.total} bytes in all; a dataset has at most {self.limits.bytes}")
+        kinds = {entry.path: entry.kind for entry in self.entries}
+        if len(kinds) != len(self.entries):
+            raise ListingError(
+                f"path {shown(_twice(self.entries))} stands twice; keep one of them in the source"
+            )
+        for parent in self.parents:
+            kind_above = kinds.get(parent)
+            if kind_above is None:
+                self.entries.append(Entry(parent, EntryKind.DIRECTORY))
+            elif kind_above is not EntryKind.DIRECTORY:
+                raise ListingError(f"path {shown(parent)} is no directory, and other paths are below it")
+        if len(self.entries) > self.limits.entries:
+            raise ListingError(
+                f"more than {self.limits.entries} entries; split the dataset, or pack files together"
+            )
+        self.entries.sort(key=itemgetter(0))
+        for parent in self.parents:
+            kinds[parent] = EntryKind.DIRECTORY
+        for entry in self.entries:
+            if entry.kind is EntryKind.SYMLINK:
+                _check_link(entry, kinds)
+        files = sum(kind is EntryKind.FILE for _, kind, *_ in self.entries)
+        return Listing(tuple(self.entries), _digest(self.entries), files, self.total)
+
+
+def _twice(entries: Iterable[Entry]) -> bytes:
+    return Counter(entry.path for entry in entries).most_common(1)[0][0]
+
+
+def _check_link(entry: Entry, kinds: Mapping[bytes, EntryKind]) -> None:
+    """Refuses a link that leaves the dataset, or whose ".." follows what may be another link.
+
+    A path is resolved by the kernel one segment at a time, through links: "a/.." is above where the link "a" leads, and
+    not where "a" stands. So ".." may follow nothing but directories of the listing.
+    """
+    if entry.target.startswith(b"/"):
+        raise ListingError(f"link {shown(entry.path)} is absolute ({shown(entry.target)}); make it relative")
+    where: bytes | None = entry.path.rpartition(b"/")[0]
+    for segment in entry.target.split(b"/"):
+        if segment in (b"", b"."):
+            continue
+        if len(segment) > 255:
+            raise ListingError(
+                f"link {shown(entry.path)} has no target that could be opened; leave it out of the source"
+            )
+        if segment != b"..":
+            below = segment if not where else where + b"/" + segment
+            where = below if where is not None and kinds.get(below) is EntryKind.DIRECTORY else None
+        elif not where:
+            why = "leaves the dataset" if where == b"" else "goes up from what is no directory of it"
+            raise ListingError(f"link {shown(entry.path)} {why} ({shown(entry.target)}); link inside of it")
+        else:
+            where = where.rpartition(b"/")[0]
+
+
+def _digest(entries: Iterable[Entry]) -> bytes:
+    """Over the entries, each with its lengths first: no two listings have the same encoding."""
+    pack = _RECORD.pack
+    parts = [_HEAD]
+    for path, kind, size, version, target in entries:
+        text = version.encode("utf-8", "surrogatepass")
+        parts += (pack(kind, size, len(path), len(text), len(target)), path, text, target)
+    return hasher(b"".join(parts)).digest()
+
+
+def _refusal(path: bytes, name: bytes, limits: Limits) -> str:
+    if path.startswith(b"/"):
+        return f"path {shown(path)} is absolute; paths of a dataset are relative to it"
+    if not path:
+        return "an empty path; the root of a dataset is no entry"
+    if len(name) > limits.name:
+        return f"a name of {len(name)} bytes in {shown(path)}; file systems take {limits.name}"
+    if b"\0" in name:
+        return f"path {shown(path)} has a NUL byte; no file system takes one"
+    return f'path {shown(path)} has the segment "{name.decode("ascii")}"; every segment must be the name of something'
+
+
+def _bad_file(path: bytes, size: int, limits: Limits) -> str:
+    if size < 0:
+        return f"file {shown(path)} has a size below zero ({size}); the source lists it wrongly"
+    if size > limits.bytes:
+        return f"file {shown(path)} has {size} bytes; a dataset has at most {limits.bytes}"
+    return f"file {shown(path)} has a link's target; the source lists it wrongly"
+
+
+def shown(path: bytes) -> str:
+    """PATH for a line of text: quoted, on one line, cut where it is long."""
+    text = plain(path.decode("utf-8", "backslashreplace"))
+    return f'"{text}"' if len(text) <= _SHOWN else f'"{text[:_SHOWN]}…"'

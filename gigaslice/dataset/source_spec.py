@@ -1,0 +1,279 @@
+"""Where a dataset comes from: one text such as "s3://bucket/prefix", parsed and normalised.
+
+Two requests share a copy on a node only if their sources are the same, which is decided by `canonical`: equal sources
+must give equal text. So every kind says which options are part of what is meant (an endpoint) and which only say how it
+is read (`nconnect`); anything else is refused, and so is everything that carries credentials. They come by the Secret
+of the volume and are in no source, since a source is shown in events, logs and records.
+
+A dataset's key is the BLAKE3 of its canonical source and of its listing's digest. The listing is taken with the asking
+pod's credentials: who has a key has read the listing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gigaslice.dataset.digest import DIGEST_BYTES, hasher
+from gigaslice.dataset.errors import RequestError
+from gigaslice.text import plain
+
+__all__ = ["ENVIRONMENT", "KINDS", "MOUNTED_KINDS", "RCLONE_KINDS", "SourceSpec", "dataset_key"]
+
+_SCHEMES = {"gcs": "gs", "azure": "az", "s3a": "s3", "webdavs": "webdavs", "posix": "file", "local": "file"}
+MOUNTED_KINDS = frozenset(("nfs", "lustre", "beegfs", "cephfs"))
+"""Kinds that the node's kernel mounts, and that are read as files then."""
+OBJECT_KINDS = frozenset(("s3", "gs", "az"))
+RCLONE_KINDS = frozenset(("rclone", "hdfs", "sftp", "ftp", "smb", "webdav", "webdavs"))
+"""Kinds that rclone reads."""
+KINDS = frozenset(("file", "http", "https")) | MOUNTED_KINDS | OBJECT_KINDS | RCLONE_KINDS
+_DEFAULT_PORTS = {
+    "http": "80",
+    "https": "443",
+    "webdav": "80",
+    "webdavs": "443",
+    "sftp": "22",
+    "ftp": "21",
+    "nfs": "2049",
+}
+
+# What is part of a source's identity, and what only says how it is read.
+_IDENTITY: dict[str, frozenset[str]] = {
+    "s3": frozenset(("endpoint",)),
+    "gs": frozenset(("endpoint",)),
+    "az": frozenset(("endpoint", "account")),
+    "cephfs": frozenset(("fs", "port")),
+    "nfs": frozenset(("port",)),
+    "beegfs": frozenset(("port",)),
+}
+_READING: dict[str, frozenset[str]] = {
+    "s3": frozenset(("region", "path_style", "allow_http", "anonymous", "request_payer")),
+    "gs": frozenset(("anonymous", "allow_http")),
+    "az": frozenset(("anonymous", "allow_http")),
+    "http": frozenset(("manifest",)),
+    "https": frozenset(("manifest",)),
+    "nfs": frozenset(
+        ("vers", "proto", "nconnect", "rsize", "sec", "timeo", "retrans", "hard", "soft", "nolock", "noatime")
+    ),
+    "lustre": frozenset(("flock", "noflock", "localflock", "noatime")),
+    "beegfs": frozenset(("cfgfile",)),
+    "cephfs": frozenset(("ms_mode", "noatime", "recover_session")),
+}
+_ANY_KIND = frozenset(("fetchers",))
+_SECRETS = re.compile(
+    r"secret|passw|token|access_?key|api_?key|credential|signature|sas|private|bearer|^(key|pass|auth)$"
+)
+
+ENVIRONMENT = ("DATASET_SOURCE", "DATASET_TYPE", "DATASET_SERVER", "DATASET_PATH", "DATASET_OPTIONS")
+"""The environment of the init-container form: the whole text, or type, server and path; and options as "a=b,c=d"."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """A source, normalised: kind, location and options say the same in only one way."""
+
+    kind: str
+    location: str
+    """What stands behind "kind://": a server or bucket and a path below it; "/path" of a file source."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Sorted by name."""
+
+    @staticmethod
+    def parse(text: str, options: Mapping[str, str] | None = None) -> SourceSpec:
+        """The source that TEXT names, with OPTIONS.
+
+        Args:
+            text: As in "s3://bucket/prefix", "nfs://server/export/path", "https://host/path", "/path", "file:///path",
+                "rclone:remote:path".
+            options: Of the kind, such as {"endpoint": "http://minio:9000"}.
+
+        Raises:
+            RequestError: A kind that there is none of, an incomplete or ambiguous location, an option that the kind
+                has none of, credentials in either.
+        """
+        text = text.strip()
+        if plain(text) != text or "\\" in text:
+            raise RequestError(
+                f"source {_shown(text)} has characters that do not print; write it in plain text"
+            )
+        if text.startswith("rclone:"):
+            kind, location = "rclone", _rclone(text)
+        elif text.startswith("/"):
+            kind, location = "file", _path(text, text)
+        else:
+            scheme, divider, rest = text.partition("://")
+            kind = _SCHEMES.get(scheme.lower(), scheme.lower())
+            if not divider or kind not in KINDS or kind == "rclone":
+                raise RequestError(_no_kind(text, kind if divider else ""))
+            location = _path(rest, text) if kind == "file" else _remote(kind, rest, text)
+        return SourceSpec(kind, location, _options(kind, options or {}))
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str]) -> SourceSpec:
+        """The source that the variables of the init-container form name (see ENVIRONMENT).
+
+        Raises:
+            RequestError: As `parse`, or variables that are missing or say two things.
+        """
+        whole, kind, server, path, options = (environment.get(name, "").strip() for name in ENVIRONMENT)
+        found = _pairs(options)
+        if whole:
+            if kind or server or path:
+                raise RequestError(
+                    "DATASET_SOURCE is set together with DATASET_TYPE, _SERVER or _PATH; set the one or the others"
+                )
+            return SourceSpec.parse(whole, found)
+        kind = kind.lower()
+        if not kind or not (server or path):
+            raise RequestError(
+                "no source in the environment; set DATASET_SOURCE (nfs://server/path), or DATASET_TYPE, "
+                "DATASET_SERVER and DATASET_PATH"
+            )
+        if _SCHEMES.get(kind, kind) == "file" and not server:
+            return SourceSpec.parse(path, found)
+        if kind == "rclone":
+            return SourceSpec.parse(f"rclone:{server.removesuffix(':')}:{path}", found)
+        return SourceSpec.parse(f"{kind}://{server}/{path.lstrip('/')}", found)
+
+    @property
+    def server(self) -> str:
+        """Host, servers or bucket; "" of a file source; the remote's name of rclone."""
+        if self.kind == "rclone":
+            return self.location.partition(":")[0]
+        return "" if self.kind == "file" else self.location.partition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """What is below the server: without a leading "/" of buckets and rclone, else with it."""
+        if self.kind == "file":
+            return self.location
+        if self.kind == "rclone":
+            return self.location.partition(":")[2]
+        path = self.location.partition("/")[2]
+        return path if self.kind in OBJECT_KINDS else f"/{path}"
+
+    def option(self, name: str, default: str = "") -> str:
+        """The option NAME, or DEFAULT."""
+        return dict(self.options).get(name, default)
+
+    @property
+    def canonical(self) -> str:
+        """One text for every way to name this source: what a key is made of, and what is shown."""
+        identity = _IDENTITY.get(self.kind, frozenset())
+        said = ",".join(f"{name}={value}" for name, value in self.options if name in identity)
+        text = f"rclone:{self.location}" if self.kind == "rclone" else f"{self.kind}://{self.location}"
+        return f"{text}?{said}" if said else text
+
+
+def dataset_key(spec: SourceSpec, listing_digest: bytes) -> str:
+    """The key of one version of a dataset, 64 hexadecimal digits: of its source and its listing's digest."""
+    if len(listing_digest) != DIGEST_BYTES:
+        raise ValueError(f"a listing's digest has {DIGEST_BYTES} bytes, not {len(listing_digest)}")
+    made = hasher(b"gigaslice dataset 1\n")
+    made.update(listing_digest)
+    made.update(spec.canonical.encode("utf-8", "surrogatepass"))
+    return made.hexdigest()
+
+
+def _segments(path: str, text: str) -> str:
+    """PATH without empty and "." segments."""
+    kept = [one for one in path.split("/") if one not in ("", ".")]
+    if ".." in kept:
+        raise RequestError(f'source {_shown(text)} has the segment ".."; write the path that is meant')
+    return "/".join(kept)
+
+
+def _path(path: str, text: str) -> str:
+    if not path.startswith("/"):
+        raise RequestError(
+            f"source {_shown(text)} needs an absolute path, as in /data/coco or file:///data/coco"
+        )
+    return "/" + _segments(path, text)
+
+
+def _remote(kind: str, rest: str, text: str) -> str:
+    if "?" in rest or "#" in rest:
+        raise RequestError(
+            f"source {_shown(text.partition('?')[0].partition('#')[0])} has a query or a fragment, which may be a "
+            "signature; write the address without it, credentials go into the Secret of the volume"
+        )
+    server, _, path = rest.partition("/")
+    if not server:
+        raise RequestError(f"source {_shown(text)} names no {'bucket' if kind in OBJECT_KINDS else 'server'}")
+    if "@" in server and kind != "lustre":  # "10.0.0.1@tcp" is an address of Lustre
+        raise RequestError(
+            f"source {kind}://…{server.rpartition('@')[2]} carries a user or a password; they go into the "
+            "Secret of the volume"
+        )
+    if kind not in OBJECT_KINDS:
+        server = server.lower()
+        port = _DEFAULT_PORTS.get(kind)
+        server = server.removesuffix(f":{port}") if port else server
+    path = path.rstrip("/") if kind in OBJECT_KINDS else _segments(path, text)
+    if kind in OBJECT_KINDS and ".." in path.split("/"):
+        raise RequestError(f'source {_shown(text)} has the segment ".."; write the prefix that is meant')
+    return f"{server}/{path}" if path else server
+
+
+def _rclone(text: str) -> str:
+    remote, divider, path = text.removeprefix("rclone:").partition(":")
+    if not divider or not re.fullmatch(r"[\w.+@][\w.+@ -]*", remote):
+        raise RequestError(
+            f"source {_shown('rclone:' + remote.partition(',')[0])} is not rclone:REMOTE:PATH; "
+            "what configures the remote goes into the Secret of the volume"
+        )
+    rooted = "/" if path.startswith("/") else ""
+    return f"{remote}:{rooted}{_segments(path, text)}"
+
+
+def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    known = _IDENTITY.get(kind, frozenset()) | _READING.get(kind, frozenset()) | _ANY_KIND
+    kept: dict[str, str] = {}
+    for raw, value in options.items():
+        name = raw.strip().lower().replace("-", "_")
+        if name not in known:
+            raise RequestError(_no_option(kind, name, known))
+        if plain(value) != value or "," in value:
+            raise RequestError(
+                f"option {name} of a {kind} source has characters that it cannot have: {_shown(value)}"
+            )
+        if name == "endpoint":
+            value = value.rstrip("/")  # noqa: PLW2901
+            if "@" in value or "?" in value:
+                raise RequestError("the endpoint carries credentials; they go into the Secret of the volume")
+        kept[name] = value
+    return tuple(sorted(kept.items()))
+
+
+def _no_option(kind: str, name: str, known: Iterable[str]) -> str:
+    if _SECRETS.search(name):
+        return f"option {plain(name)} looks like a credential; it goes into the Secret of the volume"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+    return f"a {kind} source has no option {_shown(name)}; {hint}"
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Options written as "a=b,c=d"; a name alone is "true", as mount options are."""
+    found: dict[str, str] = {}
+    for one in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = one.partition("=")
+        found[name.strip()] = value.strip() or "true"
+    return found
+
+
+def _no_kind(text: str, kind: str) -> str:
+    near = difflib.get_close_matches(kind, KINDS, n=1) if kind else []
+    hint = (
+        f"did you mean {near[0]}://?"
+        if near
+        else f"there are {', '.join(sorted(KINDS))}, and plain absolute paths"
+    )
+    return f"source {_shown(text)} is of no known kind; {hint}"
+
+
+def _shown(text: str) -> str:
+    line = plain(text)
+    return f'"{line}"' if len(line) <= 120 else f'"{line[:120]}…"'

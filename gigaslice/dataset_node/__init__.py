@@ -1,0 +1,1 @@
+"""The service `gigaslice dataset`: fetches datasets to its node, mounts them, and is the CSI driver of the kubelet."""

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.source_spec import SourceSpec, dataset_key
+
+DIGEST = bytes(range(32))
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "server", "path"),
+    [
+        ("s3://bucket/prefix", "s3://bucket/prefix", "bucket", "prefix"),
+        ("s3a://bucket/prefix/", "s3://bucket/prefix", "bucket", "prefix"),
+        ("S3://Bucket", "s3://Bucket", "Bucket", ""),
+        ("s3://bucket//odd//key", "s3://bucket//odd//key", "bucket", "/odd//key"),
+        ("gs://b/p", "gs://b/p", "b", "p"),
+        ("az://container/p", "az://container/p", "container", "p"),
+        ("http://Host:80/a//b/./c/", "http://host/a/b/c", "host", "/a/b/c"),
+        ("https://host:8443", "https://host:8443", "host:8443", "/"),
+        ("nfs://Server/export/path/", "nfs://server/export/path", "server", "/export/path"),
+        ("lustre://10.0.0.1@tcp/fs/coco", "lustre://10.0.0.1@tcp/fs/coco", "10.0.0.1@tcp", "/fs/coco"),
+        ("beegfs://mgmt/coco", "beegfs://mgmt/coco", "mgmt", "/coco"),
+        ("cephfs://mon1,mon2/coco", "cephfs://mon1,mon2/coco", "mon1,mon2", "/coco"),
+        ("file:///data//coco/", "file:///data/coco", "", "/data/coco"),
+        ("/data/./coco", "file:///data/coco", "", "/data/coco"),
+        ("/", "file:///", "", "/"),
+        ("rclone:remote:path/a", "rclone:remote:path/a", "remote", "path/a"),
+        ("rclone:remote:/path//a/", "rclone:remote:/path/a", "remote", "/path/a"),
+        ("rclone:remote:", "rclone:remote:", "remote", ""),
+        ("hdfs://namenode:8020/coco", "hdfs://namenode:8020/coco", "namenode:8020", "/coco"),
+    ],
+)
+def test_sources(text: str, canonical: str, server: str, path: str) -> None:
+    spec = SourceSpec.parse(text)
+    assert (spec.canonical, spec.server, spec.path) == (canonical, server, path)
+    assert SourceSpec.parse(canonical) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no known kind"),
+        ("data/coco", "no known kind"),
+        ("nsf://server/x", "did you mean nfs://"),
+        ("nfs://", "names no server"),
+        ("s3:///prefix", "names no bucket"),
+        ("file://data/coco", "absolute path"),
+        ("/data/../etc", '".."'),
+        ("s3://bucket/../other", '".."'),
+        ("nfs://server/../etc", '".."'),
+        ("https://user:hunter2@host/x", "Secret"),
+        ("https://host/x?X-Amz-Signature=hunter2", "Secret"),
+        ("rclone:remote,pass=hunter2:path", "Secret"),
+        ("rclone::sftp,pass=hunter2:path", "Secret"),
+        ("rclone:-v:path", "Secret"),
+        ("s3://bucket/a\nb", "do not print"),
+        ("s3://bucket/\x1b[31m", "do not print"),
+    ],
+)
+def test_sources_that_are_refused(text: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SourceSpec.parse(text)
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_options_that_are_part_of_a_source() -> None:
+    plain = SourceSpec.parse("s3://bucket/p")
+    there = SourceSpec.parse("s3://bucket/p", {"endpoint": "http://minio:9000/", "region": "us-east-1"})
+    assert there.canonical == "s3://bucket/p?endpoint=http://minio:9000"
+    assert there.option("region") == "us-east-1"
+    assert dataset_key(plain, DIGEST) != dataset_key(there, DIGEST)
+
+
+def test_options_that_say_only_how_it_is_read() -> None:
+    plain = SourceSpec.parse("nfs://server/x")
+    fast = SourceSpec.parse("nfs://server/x", {"proto": "rdma", "nconnect": "8", "port": "2049"})
+    assert fast.options != plain.options
+    assert SourceSpec.parse("nfs://server/x", {"nconnect": "8"}).canonical == plain.canonical
+    assert "port" in fast.canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("s3://b/p", {"endpint": "x"}, "did you mean endpoint?"),
+        ("nfs://s/p", {"endpoint": "x"}, "no option"),
+        ("s3://b/p", {"secret_access_key": "hunter2"}, "Secret"),
+        ("s3://b/p", {"password": "hunter2"}, "Secret"),
+        ("s3://b/p", {"endpoint": "http://u:hunter2@h"}, "Secret"),
+        ("nfs://s/p", {"vers": "4\n"}, "cannot have"),
+        ("nfs://s/p", {"vers": "4,exec"}, "cannot have"),
+    ],
+)
+def test_options_that_are_refused(text: str, options: dict[str, str], says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SourceSpec.parse(text, options)
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text", "options"),
+    [
+        ({"DATASET_SOURCE": "nfs://server/x"}, "nfs://server/x", {}),
+        (
+            {
+                "DATASET_TYPE": "NFS",
+                "DATASET_SERVER": "server",
+                "DATASET_PATH": "/x",
+                "DATASET_OPTIONS": "proto=rdma,nolock",
+            },
+            "nfs://server/x",
+            {"proto": "rdma", "nolock": "true"},
+        ),
+        ({"DATASET_TYPE": "s3", "DATASET_SERVER": "bucket", "DATASET_PATH": "p"}, "s3://bucket/p", {}),
+        ({"DATASET_TYPE": "local", "DATASET_PATH": "/data"}, "/data", {}),
+        ({"DATASET_TYPE": "rclone", "DATASET_SERVER": "remote:", "DATASET_PATH": "p"}, "rclone:remote:p", {}),
+        ({"DATASET_TYPE": "hdfs", "DATASET_SERVER": "nn:8020", "DATASET_PATH": "/p"}, "hdfs://nn:8020/p", {}),
+        (
+            {"DATASET_TYPE": "lustre", "DATASET_SERVER": "10.0.0.1@o2ib", "DATASET_PATH": "/fs/p"},
+            "lustre://10.0.0.1@o2ib/fs/p",
+            {},
+        ),
+    ],
+)
+def test_the_environment_form(environment: dict[str, str], text: str, options: dict[str, str]) -> None:
+    assert SourceSpec.from_environment(environment) == SourceSpec.parse(text, options)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({}, "set DATASET_SOURCE"),
+        ({"DATASET_TYPE": "nfs"}, "set DATASET_SOURCE"),
+        ({"DATASET_SOURCE": "/x", "DATASET_TYPE": "nfs"}, "the one or the others"),
+        ({"DATASET_TYPE": "nsf", "DATASET_SERVER": "s", "DATASET_PATH": "/p"}, "did you mean nfs"),
+    ],
+)
+def test_an_environment_that_is_refused(environment: dict[str, str], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        SourceSpec.from_environment(environment)
+
+
+def test_a_key_is_of_source_and_listing() -> None:
+    one, other = SourceSpec.parse("/a"), SourceSpec.parse("/b")
+    keys = {dataset_key(spec, digest) for spec in (one, other) for digest in (DIGEST, bytes(32))}
+    assert len(keys) == 4
+    assert all(len(key) == 64 and int(key, 16) >= 0 for key in keys)
+    with pytest.raises(ValueError, match="32 bytes"):
+        dataset_key(one, b"short")
