@@ -4,6 +4,7 @@ DatasetError                what concerns a dataset, its source or its copy on a
 ├── SourceError             the source cannot be read, or gave something else than it listed
 ├── ListingError            a listing that no image is made of (an InputError too)
 ├── NoSpaceError            the node has no room, and nothing may be evicted for it
+├── QuotaError              a namespace uses as many bytes on the node as it may
 ├── ImageError              bytes that are no image, or not the image they should be
 └── RequestError            a source, an option or an attribute that cannot be used (an InputError too)
 """
@@ -12,7 +13,15 @@ from __future__ import annotations
 
 from gigaslice.errors import GigasliceError, InputError
 
-__all__ = ["DatasetError", "ImageError", "ListingError", "NoSpaceError", "RequestError", "SourceError"]
+__all__ = [
+    "DatasetError",
+    "ImageError",
+    "ListingError",
+    "NoSpaceError",
+    "QuotaError",
+    "RequestError",
+    "SourceError",
+]
 
 
 class DatasetError(GigasliceError):
@@ -39,6 +48,10 @@ class ListingError(DatasetError, InputError):
 
 class NoSpaceError(DatasetError):
     """The node has no room for the dataset, and what is in use is never evicted."""
+
+
+class QuotaError(DatasetError):
+    """A namespace uses as many bytes of datasets on the node as it may."""
 
 
 class ImageError(DatasetError):

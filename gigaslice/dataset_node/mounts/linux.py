@@ -1,0 +1,212 @@
+"""Mounts of the kernel this process runs on: mount(2) and umount2(2) by the C library.
+
+mount(8) is used for network file systems only, which need its helpers. It would silently make a loop device for an
+image that the kernel can mount as a file (EROFS since Linux 6.12), and a loop device is one more thing to lose. Where
+the kernel wants a device, one is made here, which the kernel removes with the last mount of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from gigaslice.dataset_node.mounts.protocol import MountError
+from gigaslice.dataset_node.mounts.table import Mount, parse_mountinfo
+
+__all__ = ["EMPTY_SOURCE", "LinuxMounts"]
+
+EMPTY_SOURCE = "gigaslice-dataset"
+"""What /proc/self/mountinfo shows as the source of an empty file system that we have mounted."""
+
+# linux/mount.h
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND = 1, 2, 4, 8, 32, 4096
+_DETACH, _NOFOLLOW = 2, 8
+# linux/loop.h
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE, _LOOP_CLR_FD = 0x4C82, 0x4C0A, 0x4C01
+_LO_READ_ONLY, _LO_AUTOCLEAR = 1, 4
+_LOOP_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
+_LOOP_CONFIG = struct.Struct(f"=II{_LOOP_INFO.size}s64x")
+_LOOP_TRIES = 20  # another program may take the free device first
+_MOUNT_SECONDS = 60.0
+_PROTECTED = _RDONLY | _NOSUID | _NODEV
+
+_REMEDIES = {
+    errno.EPERM: "run the dataset service privileged (CAP_SYS_ADMIN)",
+    errno.EACCES: "run the dataset service privileged (CAP_SYS_ADMIN)",
+    errno.ENODEV: "the kernel lacks this file system; load its module",
+    errno.EINVAL: "it is damaged, or the kernel does not understand it; see dmesg",
+    errno.EUCLEAN: "it is damaged; see dmesg",
+    errno.ENOENT: "create the directory",
+}
+
+
+class LinuxMounts:
+    """The mounts of this process's mount namespace."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    @property
+    def has_erofs(self) -> bool:
+        """Whether the kernel has EROFS, or a module of it that mount(2) loads."""
+        with contextlib.suppress(OSError):
+            if "\terofs\n" in Path("/proc/filesystems").read_text():
+                return True
+            release = os.uname().release
+            return any(
+                "/erofs.ko" in Path(f"/lib/modules/{release}/{name}").read_text(errors="replace")
+                for name in ("modules.dep", "modules.builtin")
+            )
+        return False
+
+    def table(self) -> tuple[Mount, ...]:
+        """Reads /proc/self/mountinfo."""
+        try:
+            return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
+        except OSError as error:
+            raise MountError(
+                f"cannot read /proc/self/mountinfo: {error.strerror}", error.errno or 0
+            ) from error
+
+    def image(self, image: Path, where: Path) -> None:
+        """Mounts the image's file itself, and by a loop device where the kernel needs one (before Linux 6.12)."""
+        try:
+            self._mount(str(image), where, "erofs", _PROTECTED)
+        except MountError as error:
+            if error.number != errno.ENOTBLK:
+                raise
+            with _loop_device(image) as device:
+                self._mount(device, where, "erofs", _PROTECTED)
+
+    def bind(self, source: Path, where: Path) -> None:
+        """Binds, then makes it read-only: the kernel ignores the flags of the first call."""
+        self._mount(str(source), where, None, _BIND)
+        try:
+            self._mount(None, where, None, _BIND | _REMOUNT | _PROTECTED)
+        except MountError:
+            self.unmount(where)
+            raise
+
+    def empty(self, where: Path, directories: Sequence[str] = ()) -> None:
+        """Mounts a tmpfs of a few pages."""
+        flags = _NOSUID | _NODEV | _NOEXEC
+        self._mount(
+            EMPTY_SOURCE, where, "tmpfs", flags, f"size=64k,nr_inodes={len(directories) + 2},mode=0555"
+        )
+        try:
+            for one in directories:
+                (where / one).mkdir(0o555)
+            self._mount(EMPTY_SOURCE, where, "tmpfs", flags | _RDONLY | _REMOUNT)
+        except (MountError, OSError) as error:
+            self.unmount(where)
+            if isinstance(error, OSError):
+                raise MountError(f"cannot prepare {where}: {error.strerror}", error.errno or 0) from error
+            raise
+
+    def unmount(self, where: Path) -> None:
+        """Unmounts, at the latest when the last process that uses it is gone."""
+        for flags in (_NOFOLLOW, _NOFOLLOW | _DETACH):
+            if self._libc.umount2(os.fsencode(where), flags) == 0:
+                return
+            number = ctypes.get_errno()
+            if number in (errno.EINVAL, errno.ENOENT):
+                return  # not a mount point
+            if number != errno.EBUSY:
+                break
+        raise _failure(f"cannot unmount {where}", number)
+
+    def network(self, kind: str, source: str, where: Path, options: Sequence[str]) -> None:
+        """Runs mount(8), for a minute at most."""
+        chosen = ",".join(("ro", "nosuid", "nodev", *options))
+        command = ["mount", "-t", kind, "-o", chosen, "--", source, str(where)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MOUNT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MountError(
+                f"{source} not mounted: no answer in {_MOUNT_SECONDS:g} s; check the server and the network",
+                errno.ETIMEDOUT,
+            ) from error
+        except OSError as error:
+            raise MountError(
+                f"mount(8) cannot be run: {error.strerror}; install it", error.errno or 0
+            ) from error
+        if done.returncode != 0:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise MountError(f"{source} not mounted: {said[-1] if said else f'exit code {done.returncode}'}")
+
+    def _mount(
+        self, source: str | None, where: Path, kind: str | None, flags: int, data: str | None = None
+    ) -> None:
+        result = self._libc.mount(
+            None if source is None else os.fsencode(source),
+            os.fsencode(where),
+            None if kind is None else kind.encode(),
+            ctypes.c_ulong(flags),
+            None if data is None else data.encode(),
+        )
+        if result != 0:
+            raise _failure(f"cannot mount {source or 'read-only'} at {where}", ctypes.get_errno())
+
+
+@contextlib.contextmanager
+def _loop_device(image: Path):  # type: ignore[no-untyped-def]
+    """A loop device of an image, which goes with the last mount of it or, without one, at the end of the block."""
+    try:
+        file = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _failure(f"cannot open {image}", error.errno or 0) from error
+    device = -1
+    try:
+        for _ in range(_LOOP_TRIES):
+            control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                name = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            finally:
+                os.close(control)
+            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            info = _LOOP_INFO.pack(
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                _LO_READ_ONLY | _LO_AUTOCLEAR,
+                os.fsencode(image)[-63:],
+                b"",
+                b"",
+                0,
+                0,
+            )
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(file, 4096, info))
+                break
+            except OSError as error:
+                os.close(device)
+                device = -1
+                if error.errno != errno.EBUSY:
+                    raise
+        else:
+            raise MountError(f"{image} not mounted: no free loop device", errno.EBUSY)
+        yield name
+    except OSError as error:
+        raise _failure(f"no loop device for {image}", error.errno or 0) from error
+    finally:
+        os.close(file)
+        if device >= 0:
+            os.close(device)  # the last close of one without a mount removes it
+
+
+def _failure(what: str, number: int) -> MountError:
+    return MountError(f"{what}: {os.strerror(number)}; {_REMEDIES.get(number, 'see dmesg')}", number)

@@ -1,0 +1,53 @@
+"""What the dataset service asks of the kernel's mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gigaslice.dataset.errors import DatasetError
+from gigaslice.dataset_node.mounts.table import Mount
+
+__all__ = ["MountError", "Mounts"]
+
+
+class MountError(DatasetError):
+    """Something could not be mounted or unmounted. number: the errno; 0 where there is none."""
+
+    def __init__(self, text: str, number: int = 0) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class Mounts(Protocol):
+    """The mounts of one node. Every method blocks, and raises MountError."""
+
+    @property
+    def has_erofs(self) -> bool:
+        """Whether the kernel can mount EROFS images."""
+        ...
+
+    def table(self) -> tuple[Mount, ...]:
+        """The mounts as they are now, the ones on top last."""
+        ...
+
+    def image(self, image: Path, where: Path) -> None:
+        """Mounts an EROFS image, read-only, nosuid, nodev."""
+        ...
+
+    def bind(self, source: Path, where: Path) -> None:
+        """Shows a directory at another place, read-only, nosuid, nodev."""
+        ...
+
+    def empty(self, where: Path, directories: Sequence[str] = ()) -> None:
+        """Mounts an empty read-only file system with these directories in it."""
+        ...
+
+    def unmount(self, where: Path) -> None:
+        """Removes what is on top at a path; processes that have files open go on reading. No mount there: no error."""
+        ...
+
+    def network(self, kind: str, source: str, where: Path, options: Sequence[str]) -> None:
+        """Mounts a network's file system, such as nfs, read-only, nosuid, nodev, by mount(8) and its helpers."""
+        ...
