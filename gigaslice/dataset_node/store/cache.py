@@ -1,0 +1,281 @@
+"""The complete and the partial datasets of the cache as files, and every step between the two.
+
+A dataset becomes complete in steps that can each be the last before a crash: its bytes are on the disk; its digest is
+written beside the partial image; the image is renamed; the digest is renamed after it. `reconcile` finishes what was
+begun from the second step on. So nothing whose digest was not compared is ever in `objects`, and nothing that was
+fetched is fetched again.
+
+Nothing here decides what is deleted, and nothing here mounts. Not for several threads at once: `Store` has the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gigaslice.dataset.digest import hasher
+from gigaslice.dataset.errors import DatasetError, ImageError, NoSpaceError
+from gigaslice.dataset_node.store.documents import About, DocumentError, read_about, write_document
+from gigaslice.dataset_node.store.places import Places, is_key, sync_directory
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["Cache", "Part", "digest_of"]
+
+_READ_BYTES = 1 << 20
+_SUFFIXES = (".img", ".json", ".bits", ".tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A dataset that is being fetched.
+
+    image: the file that its bytes go into; it has its full size, and room on the disk. bits: where the fetcher keeps
+    what has arrived. resumed: an earlier attempt has left something.
+    """
+
+    key: str
+    image: Path
+    bits: Path
+    size: int
+    resumed: bool
+
+
+def digest_of(image: Path) -> str:
+    """BLAKE3 of a whole file, hexadecimal. Raises OSError."""
+    hashed, piece = hasher(), memoryview(bytearray(_READ_BYTES))
+    with image.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            hashed.update(piece[:count])
+    return hashed.hexdigest()
+
+
+class Cache:
+    """The files of the cache below PLACES."""
+
+    def __init__(self, places: Places, clock: Callable[[], float]) -> None:
+        self._places = places
+        self._clock = clock
+        self._ready: dict[str, About] = {}
+        self._used: dict[str, float] = {}  # when the last use of a complete dataset ended
+        self._parts: dict[str, About] = {}
+        self._log = get_logger("dataset")
+
+    @property
+    def ready(self) -> dict[str, About]:
+        """The complete datasets by key."""
+        return dict(self._ready)
+
+    @property
+    def parts(self) -> dict[str, About]:
+        """The partial ones by key."""
+        return dict(self._parts)
+
+    def last_used(self, key: str) -> float:
+        """Unix time of the end of the last use of a complete dataset."""
+        return self._used.get(key, 0.0)
+
+    def touch(self, key: str) -> None:
+        """Notes that a use has just ended."""
+        if key in self._ready:
+            self._used[key] = now = self._clock()
+            with contextlib.suppress(OSError):
+                os.utime(self._places.about(key), (now, now))
+
+    def used_bytes(self) -> int:
+        """The bytes of the disk that all of it takes, what has only been reserved included."""
+        return sum(one.size for one in (*self._ready.values(), *self._parts.values()))
+
+    def begin(self, about: About) -> Part:
+        """Makes the files of a dataset that is to be fetched, or takes those that are there.
+
+        Raises:
+            NoSpaceError: The file system has no room after all; nothing is left behind.
+            DatasetError: It cannot be written.
+        """
+        key, about = about.key, replace(about, created=self._clock(), digest="")
+        part = Part(key, self._places.partial_image(key), self._places.bits(key), about.size, resumed=False)
+        known = self._parts.get(key)
+        resumed = known is not None and known.size == about.size
+        if not resumed:
+            self.discard(key)
+        try:
+            if not resumed:
+                self._reserve(part)
+            write_document(self._places.partial_about(key), about)
+        except OSError as error:
+            if not resumed:
+                self.discard(key)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise NoSpaceError(
+                    f"no room for {about.size} bytes of {about.source}: {error.strerror}"
+                ) from error
+            raise DatasetError(f"cannot write {part.image}: {error.strerror}") from error
+        self._parts[key] = about
+        return replace(part, resumed=resumed)
+
+    def complete(self, key: str, digest: str) -> About:
+        """Makes a partial dataset, all of whose bytes have arrived and been hashed, a complete one.
+
+        Raises:
+            ImageError: Its file has not the size it was begun with.
+            DatasetError: A file cannot be written or renamed; it stays a partial one.
+        """
+        about, image = self._parts[key], self._places.partial_image(key)
+        try:
+            fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+                found = os.fstat(fd)
+                with contextlib.suppress(OSError):
+                    # The mount has a page cache of its own, and this would be a second copy of everything.
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+            if found.st_size != about.size:
+                raise ImageError(f"{image} has {found.st_size} bytes in place of {about.size}")
+            about = replace(about, digest=digest, stamp=(found.st_size, found.st_mtime_ns))
+            write_document(self._places.partial_about(key), about)
+            sync_directory(self._places.partial)
+            self._finish(about)
+        except OSError as error:
+            raise DatasetError(f"{about.source} not stored: {error.strerror or error}") from error
+        return about
+
+    def discard(self, key: str) -> None:
+        """Removes a partial dataset. There may be none."""
+        self._parts.pop(key, None)
+        places = self._places
+        self._remove(
+            places.partial_about(key), places.bits(key), places.partial_image(key), places.partial_tree(key)
+        )
+
+    def delete(self, key: str) -> None:
+        """Removes a complete dataset; whatever is mounted of it can still be read."""
+        self._ready.pop(key, None)
+        self._used.pop(key, None)
+        places = self._places
+        # What is known of it goes last: a crash leaves no image that nothing is known of.
+        self._remove(places.image(key), places.tree(key), places.about(key))
+
+    def intact(self, key: str) -> bool:
+        """Whether the file of a complete dataset is the one whose digest was compared; it is read again if in doubt.
+
+        May take a second per GB. A damaged one is left where it is: the caller deletes it.
+        """
+        about = self._ready.get(key)
+        if about is None:
+            return False
+        image = self._places.image(key)
+        try:
+            if self._places.tree(key).is_dir():
+                return True
+            found = image.stat()
+            if (found.st_size, found.st_mtime_ns) == about.stamp:
+                return True
+            self._log.warning("dataset changed on the disk; compared again", key=key, source=about.source)
+            if found.st_size != about.size or digest_of(image) != about.digest:
+                return False
+            about = replace(about, stamp=(found.st_size, found.st_mtime_ns))
+            used = self.last_used(key)
+            write_document(self._places.about(key), about)
+            os.utime(self._places.about(key), (used, used))
+        except OSError:
+            return False
+        self._ready[key] = about
+        return True
+
+    def reconcile(self) -> None:
+        """Reads what is there after a start, finishes what was begun, and removes what is of no use. Raises OSError."""
+        self._ready, self._used, self._parts = {}, {}, {}
+        self._sweep(self._places.partial)
+        self._sweep(self._places.objects)
+        for key in self._keys(self._places.partial):
+            self._take_part(key)
+        now = self._clock()
+        for key in self._keys(self._places.objects):
+            about = self._about(self._places.about(key), key)
+            image, tree = self._places.image(key), self._places.tree(key)
+            if about is None or not about.digest or not (tree.is_dir() or _size(image) == about.size):
+                self._log.warning("removed from the cache: not complete", key=key)
+                self.delete(key)
+                continue
+            self._ready[key] = about
+            # A clock that was wrong when the last use ended must not protect a dataset for years.
+            self._used[key] = min(self._places.about(key).stat().st_mtime, now)
+
+    def _reserve(self, part: Part) -> None:
+        fd = os.open(part.image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, max(part.size, 1))
+            os.ftruncate(fd, part.size)
+        finally:
+            os.close(fd)
+
+    def _take_part(self, key: str) -> None:
+        about = self._about(self._places.partial_about(key), key)
+        if about is None:
+            self.discard(key)
+        elif about.digest and _size(self._places.partial_image(key)) in (about.size, None):
+            self._parts[key] = about
+            if self._places.image(key).exists() or self._places.partial_image(key).exists():
+                self._finish(about)
+            else:
+                self.discard(key)
+        elif _size(self._places.partial_image(key)) == about.size:
+            self._parts[key] = replace(about, digest="")
+        else:
+            self.discard(key)
+
+    def _finish(self, about: About) -> None:
+        places, key = self._places, about.key
+        if places.partial_image(key).exists():
+            places.partial_image(key).replace(places.image(key))
+            sync_directory(places.objects)
+        places.partial_about(key).replace(places.about(key))
+        sync_directory(places.objects)
+        sync_directory(places.partial)
+        now = self._clock()
+        with contextlib.suppress(OSError):
+            os.utime(places.about(key), (now, now))
+        self._ready[key], self._used[key] = about, now
+        self.discard(key)
+
+    def _about(self, path: Path, key: str) -> About | None:
+        try:
+            about = read_about(path)
+        except DocumentError as error:
+            if path.exists():
+                self._log.warning("removed from the cache: its description cannot be used", detail=str(error))
+            return None
+        return about if about.key == key else None
+
+    def _keys(self, directory: Path) -> list[str]:
+        return sorted({path.stem for path in directory.iterdir() if is_key(path.stem)})
+
+    def _sweep(self, directory: Path) -> None:
+        """Removes what no version of the service keeps, such as a file that was being replaced."""
+        for path in directory.iterdir():
+            if not is_key(path.stem) or path.suffix not in _SUFFIXES:
+                self._remove(path)
+
+    def _remove(self, *paths: Path) -> None:
+        for path in paths:
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                self._log.warning("not removed", path=str(path), detail=error.strerror)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

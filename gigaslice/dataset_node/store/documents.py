@@ -1,0 +1,136 @@
+"""The small files of the store: JSON with a version and a checksum, replaced in one step.
+
+A file that was cut, changed or written by a newer version is told from a good one and reported; it is never half used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gigaslice.dataset.errors import DatasetError
+from gigaslice.runtime.files import read_file, replace_file
+
+__all__ = [
+    "About",
+    "DocumentError",
+    "Piece",
+    "Record",
+    "Volume",
+    "read_about",
+    "read_record",
+    "write_document",
+]
+
+_VERSION = 1
+_MOST_BYTES = 1 << 20
+
+
+class DocumentError(DatasetError):
+    """A file of the store that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of one dataset version.
+
+    key: see `gigaslice.dataset.source_spec.dataset_key`. size: bytes of the image. source: as a person reads it,
+    without credentials. files, bytes: of the dataset. listing: its listing's digest, hexadecimal. created: Unix time
+    of the last attempt to fetch it. digest: BLAKE3 of the whole image; empty until all of it has arrived. stamp: size
+    and mtime in ns of the image when the digest was right.
+    """
+
+    key: str
+    size: int
+    source: str
+    files: int = 0
+    bytes: int = 0
+    listing: str = ""
+    created: float = 0.0
+    digest: str = ""
+    stamp: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One volume of one pod. id: the kubelet's handle. target: where the kubelet wants it."""
+
+    id: str
+    target: str
+    pod_uid: str
+    namespace: str
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a volume: a dataset of the cache, or a directory of a mounted storage system (local mode).
+
+    Exactly one of `key` and `path` is set. directory: the name in the volume; empty for a volume of one piece. name:
+    what the user calls it.
+    """
+
+    key: str = ""
+    path: str = ""
+    directory: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A volume and what is in it. No pieces yet: a placeholder was published, and the data are on their way."""
+
+    volume: Volume
+    pieces: tuple[Piece, ...] = ()
+    created: float = 0.0
+
+
+def read_about(path: Path) -> About:
+    """Reads what is known of a dataset. Raises DocumentError."""
+    found = _read(path)
+    try:
+        size, mtime = found.pop("stamp")
+        return About(**found, stamp=(int(size), int(mtime)))
+    except (TypeError, ValueError, KeyError) as error:
+        raise DocumentError(f"{path} does not describe a dataset") from error
+
+
+def read_record(path: Path) -> Record:
+    """Reads the record of a volume. Raises DocumentError."""
+    found = _read(path)
+    try:
+        pieces = tuple(Piece(**one) for one in found["pieces"])
+        return Record(Volume(**found["volume"]), pieces, float(found["created"]))
+    except (TypeError, ValueError, KeyError) as error:
+        raise DocumentError(f"{path} does not describe a volume") from error
+
+
+def write_document(path: Path, value: About | Record) -> None:
+    """Writes one, on the disk before it has its name. Raises OSError."""
+    body = asdict(value)
+    text = {"version": _VERSION, "check": _checksum(body), "body": body}
+    replace_file(path, json.dumps(text, indent=1, sort_keys=True).encode(), mode=0o600, sync=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = json.loads(read_file(path, _MOST_BYTES))
+        version, check, body = text["version"], text["check"], text["body"]
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DocumentError(f"{path} is damaged") from error
+    if version != _VERSION:
+        raise DocumentError(f"{path} is of another version of the dataset service ({version})")
+    if not isinstance(body, dict) or check != _checksum(body):
+        raise DocumentError(f"{path} is damaged")
+    return body
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

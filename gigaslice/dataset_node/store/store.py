@@ -1,0 +1,440 @@
+"""The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
+
+One lock for all of it: every operation is short but for reading a doubtful image again and unpacking one, which are
+done without it. Everything blocks; callers use threads. What is in use is what a volume has, what is mounted, and what
+a task waits for (`pin`); nothing in use is ever deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gigaslice.dataset.errors import DatasetError, ImageError, NoSpaceError, QuotaError
+from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
+from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
+from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
+from gigaslice.dataset_node.store.cache import Cache, Part
+from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
+from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.volumes import Volumes
+from gigaslice.errors import LockedError, StorageError
+from gigaslice.runtime.files import remedy
+from gigaslice.runtime.logs import get_logger
+from gigaslice.units import format_bytes
+
+__all__ = ["Store", "Stored"]
+
+_STALE_SECONDS = 7 * 86400.0  # a partial dataset that no task has asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One dataset of the cache, for those who show it. complete: else it is being fetched, or was."""
+
+    about: About
+    complete: bool
+    last_used: float
+    holders: tuple[Volume, ...]
+    waiting: int  # tasks
+    mounted: bool
+
+
+class Store:
+    """The cache below ROOT. `open` before anything else."""
+
+    def __init__(
+        self,
+        root: Path,
+        mounts: Mounts,
+        *,
+        budget: Budget | None = None,
+        quotas: Mapping[str, int] | None = None,
+        default_quota: int | None = None,
+        unpack: Callable[[Path, Path], None] | None = None,
+        pod_is_there: Callable[[Volume], bool] = lambda volume: Path(volume.target).parent.exists(),
+        disk: Callable[[], Disk] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Initializes the store.
+
+        Args:
+            root: Its directory.
+            mounts: The node's mounts.
+            budget: How much it may hold.
+            quotas: Bytes in use by namespace.
+            default_quota: The same for other namespaces; None: no limit.
+            unpack: Writes the files of an image into a directory, for kernels without EROFS.
+            pod_is_there: Whether the kubelet still has a volume's pod.
+            disk: The file system's size.
+            clock: Unix time.
+        """
+        self._places = Places(root)
+        self._mounts = mounts
+        self._budget = budget or Budget()
+        self._quotas = dict(quotas or {})
+        self._default_quota = default_quota
+        self._unpack = unpack
+        self._pod_is_there = pod_is_there
+        self._disk = disk or disk_of(root)
+        self._clock = clock
+        self._cache = Cache(self._places, clock)
+        self._volumes = Volumes(self._places, mounts, clock)
+        self._pins: dict[str, dict[str, tuple[Volume, int]]] = {}
+        self._mutex = threading.RLock()
+        self._unpacking = threading.Lock()
+        self._lock_fd = -1
+        self._log = get_logger("dataset")
+
+    def open(self) -> None:
+        """Takes the directory and puts in order what an earlier service has left.
+
+        Raises:
+            LockedError: Another service has it.
+            StorageError: It cannot be written.
+            MountError: The mount table cannot be read.
+        """
+        try:
+            for one in (self._places.root, *self._places.directories):
+                one.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise LockedError(
+                f"{self._places.root} is in use by another dataset service; stop it first"
+            ) from error
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                f"cannot use {self._places.root}: {error.strerror}; {remedy(error)}"
+            ) from error
+        with self._mutex:
+            try:
+                self._cache.reconcile()
+                self._volumes.reconcile(self._pod_is_there)
+                self._tidy_mounts()
+            except OSError as error:
+                raise StorageError(
+                    f"cannot read {self._places.root}: {error.strerror}; {remedy(error)}"
+                ) from error
+            oldest = self._clock() - _STALE_SECONDS
+            for key, about in self._cache.parts.items():
+                if about.created < oldest:
+                    self._cache.discard(key)
+
+    def close(self) -> None:
+        """Gives the directory back; what is mounted stays."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    # What is in the cache
+
+    def ready(self, key: str) -> About | None:
+        """What is known of a complete dataset; None where there is none.
+
+        One whose file is not what it was is read again, and removed unless its digest is the same.
+        """
+        if key not in self._cache.ready:
+            return None
+        with self._pinned(key):
+            sound = self._cache.intact(key)
+        with self._mutex:
+            if sound:
+                return self._cache.ready.get(key)
+            if key in self._cache.ready:
+                self._log.error("removed from the cache: the image is damaged", key=key)
+                self._drop(key)
+            return None
+
+    def stored(self) -> tuple[Stored, ...]:
+        """Everything that is in the cache."""
+        with self._mutex:
+            points = {one.point for one in self._mounts.table()}
+            found = [(one, True) for one in self._cache.ready.values()]
+            found += [(one, False) for one in self._cache.parts.values()]
+            return tuple(
+                Stored(
+                    about,
+                    complete,
+                    self._cache.last_used(about.key) if complete else about.created,
+                    self._volumes.holders(about.key),
+                    len(self._pins.get(about.key, ())),
+                    str(self._places.mount(about.key)) in points,
+                )
+                for about, complete in found
+            )
+
+    def records(self) -> Mapping[str, Record]:
+        """The volumes by ID, those of which nothing is mounted yet included."""
+        with self._mutex:
+            return self._volumes.records
+
+    def room(self) -> int:
+        """The bytes that are free for datasets now, without deleting anything. Raises StorageError."""
+        with self._mutex:
+            return self._free()
+
+    # Fetching
+
+    def pin(self, volume: Volume, about: About) -> None:
+        """Counts a volume's task among those that wait for a dataset or use it, until `unpin` or `remove`.
+
+        Raises:
+            QuotaError: The namespace would use more bytes than it may.
+        """
+        with self._mutex:
+            quota = self._quotas.get(volume.namespace, self._default_quota)
+            if quota is not None:
+                used = self._used_by(volume.namespace, besides=about.key)
+                if used + about.size > quota:
+                    raise QuotaError(
+                        f"namespace {volume.namespace} may use {format_bytes(quota)} of datasets on a node, uses "
+                        f"{format_bytes(used)}, and {about.source} has {format_bytes(about.size)}; end a pod that uses "
+                        "another dataset, or have the quota raised"
+                    )
+            self._pins.setdefault(about.key, {})[volume.id] = (volume, about.size)
+
+    def unpin(self, volume_id: str, key: str) -> None:
+        """Ends what `pin` began. The dataset may still be in use as a mounted one."""
+        with self._mutex:
+            waiting = self._pins.get(key, {})
+            waiting.pop(volume_id, None)
+            if not waiting:
+                self._pins.pop(key, None)
+            self._cache.touch(key)
+
+    def begin(self, about: About) -> Part:
+        """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
+
+        Raises:
+            NoSpaceError: There is no room, and nothing was deleted.
+            DatasetError: It cannot be written.
+        """
+        with self._mutex:
+            known = self._cache.parts.get(about.key)
+            if known is None or known.size != about.size:
+                self._make_room(about)
+            return self._cache.begin(about)
+
+    def complete(self, part: Part, digest: str) -> About:
+        """Takes a dataset all of whose bytes have arrived; DIGEST is the BLAKE3 of its file. Raises DatasetError."""
+        with self._mutex:
+            return self._cache.complete(part.key, digest)
+
+    def discard(self, key: str) -> None:
+        """Removes what was fetched of a dataset. One that is only given up stays without a call, to be resumed."""
+        with self._mutex:
+            self._cache.discard(key)
+
+    # Volumes
+
+    def placeholder(self, volume: Volume, directories: Sequence[str] = ()) -> None:
+        """Publishes an empty volume, to be covered by `publish`. Raises RequestError, DatasetError and MountError."""
+        with self._mutex:
+            known = self._volumes.records.get(volume.id)
+            self._volumes.note(volume, known.pieces if known else ())
+            self._volumes.prepare(volume, directories)
+
+    def publish(self, volume: Volume, pieces: Sequence[Piece]) -> None:
+        """Mounts a volume. What is mounted already is left as it is.
+
+        Raises:
+            ImageError: A dataset is not in the cache, or its image is damaged; it is removed then.
+            RequestError: The volume's ID or target cannot be right.
+            MountError: The kernel refuses.
+            DatasetError: A file cannot be written.
+        """
+        for piece in pieces:
+            if piece.key and self.ready(piece.key) is None:
+                raise ImageError(
+                    f"dataset {piece.name or piece.key} is not in the cache; it has to be fetched again"
+                )
+        with self._mutex:
+            for piece in pieces:
+                if piece.key and piece.key not in self._cache.ready:
+                    raise ImageError(f"dataset {piece.name or piece.key} has just been removed; ask again")
+            self._volumes.note(volume, pieces)
+        sources = [Path(one.path) if one.path else self._mounted(one.key) for one in pieces]
+        with self._mutex:
+            self._volumes.show(volume, pieces, sources)
+
+    def published(self, volume_id: str) -> bool:
+        """Whether all of a volume is mounted."""
+        with self._mutex:
+            record = self._volumes.records.get(volume_id)
+            return record is not None and self._volumes.shown(record.volume, record.pieces)
+
+    def remove(self, volume_id: str, target: str) -> None:
+        """Unmounts a volume and forgets it; there may be none. Raises MountError."""
+        with self._mutex:
+            keys = self._volumes.remove(volume_id, target)
+            for key in [key for key, waiting in self._pins.items() if volume_id in waiting]:
+                self.unpin(volume_id, key)
+            for key in keys:
+                self._cache.touch(key)
+
+    # Deleting
+
+    def evict(self, keys: Collection[str]) -> Mapping[str, str]:
+        """Deletes datasets. Returns why not, by key, for those that stay."""
+        with self._mutex:
+            in_use, refused = self._in_use(), {}
+            for key in keys:
+                if key in in_use:
+                    holders = ", ".join(sorted({f"{one.namespace}/{one.pod}" for one in self._users(key)}))
+                    refused[key] = f"in use by {holders}" if holders else "in use: it is still mounted"
+                elif key in self._cache.ready:
+                    self._drop(key)
+                elif key in self._cache.parts:
+                    self._cache.discard(key)
+                else:
+                    refused[key] = "not in the cache"
+            return refused
+
+    def idle(self, seconds: float = 0.0) -> tuple[str, ...]:
+        """The keys of what has not been used for so long, the longest unused first."""
+        with self._mutex:
+            return idle_since(self._entries(), self._clock() - seconds + (0.001 if seconds == 0 else 0.0))
+
+    # Below: with the lock
+
+    def _entries(self) -> list[Cached]:
+        in_use = self._in_use()
+        ready = [
+            Cached(key, about.size, self._cache.last_used(key), key in in_use)
+            for key, about in self._cache.ready.items()
+        ]
+        return ready + [
+            Cached(key, about.size, about.created, key in in_use) for key, about in self._cache.parts.items()
+        ]
+
+    def _in_use(self) -> frozenset[str]:
+        return self._volumes.keys_in_use(self._mounts.table()) | self._pins.keys()
+
+    def _users(self, key: str) -> list[Volume]:
+        return [
+            *self._volumes.holders(key),
+            *(volume for volume, _ in self._pins.get(key, {}).values() if volume.id),
+        ]
+
+    def _used_by(self, namespace: str, besides: str) -> int:
+        sizes: dict[str, int] = {}
+        for key, waiting in self._pins.items():
+            for volume, size in waiting.values():
+                if volume.namespace == namespace:
+                    sizes[key] = size
+        ready = self._cache.ready
+        for record in self._volumes.records.values():
+            if record.volume.namespace == namespace:
+                sizes.update({one.key: ready[one.key].size for one in record.pieces if one.key in ready})
+        sizes.pop(besides, None)
+        return sum(sizes.values())
+
+    def _free(self) -> int:
+        try:
+            return self._budget.free(self._cache.used_bytes(), self._disk())
+        except OSError as error:
+            raise StorageError(
+                f"cannot look at {self._places.root}: {error.strerror}; {remedy(error)}"
+            ) from error
+
+    def _make_room(self, about: About) -> None:
+        free = self._free()
+        chosen = to_evict(free, [one for one in self._entries() if one.name != about.key], about.size)
+        if chosen is None:
+            raise NoSpaceError(
+                f"no room for {about.source}: it has {format_bytes(about.size)} and needs "
+                f"{format_bytes(room_for(about.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
+                "cannot be deleted; give the cache more room, or use mode: local"
+            )
+        for key in chosen:
+            self._log.info("evicted", key=key, room_for=about.source)
+            if key in self._cache.ready:
+                self._drop(key)
+            else:
+                self._cache.discard(key)
+
+    def _drop(self, key: str) -> None:
+        """Deletes a complete dataset. Those who still read it go on; its room comes back when they are gone."""
+        where = self._places.mount(key)
+        with contextlib.suppress(MountError):
+            self._mounts.unmount(where)
+        with contextlib.suppress(OSError):
+            where.rmdir()
+        self._cache.delete(key)
+
+    def _tidy_mounts(self) -> None:
+        """Unmounts at our mount points what is not of a complete dataset, and removes the empty ones."""
+        table, ready = self._mounts.table(), self._cache.ready
+        for path in self._places.mounted.iterdir():
+            if path.name not in ready and top_at(table, str(path)) is not None:
+                self._mounts.unmount(path)
+            if path.name not in ready:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+    @contextlib.contextmanager
+    def _pinned(self, key: str) -> Iterator[None]:
+        """Keeps a dataset from being deleted while the lock is not held."""
+        name = f"\0{threading.get_ident()}"
+        volume = Volume("", "", "", "", "")
+        with self._mutex:
+            self._pins.setdefault(key, {})[name] = (volume, 0)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                waiting = self._pins.get(key, {})
+                waiting.pop(name, None)
+                if not waiting:
+                    self._pins.pop(key, None)
+
+    def _mounted(self, key: str) -> Path:
+        """Where a complete dataset can be read; it is mounted, or unpacked, where it is not yet."""
+        if not self._mounts.has_erofs or self._places.tree(key).is_dir():
+            return self._unpacked(key)
+        where = self._places.mount(key)
+        with self._mutex:
+            if top_at(self._mounts.table(), str(where)) is None:
+                try:
+                    where.mkdir(mode=0o700, exist_ok=True)
+                    self._mounts.image(self._places.image(key), where)
+                except OSError as error:
+                    raise MountError(f"cannot make {where}: {error.strerror}", error.errno or 0) from error
+                except MountError as error:
+                    if error.number in (errno.EUCLEAN, errno.EINVAL):
+                        raise ImageError(f"the kernel refuses the image {key}: {error}") from error
+                    raise
+        return where
+
+    def _unpacked(self, key: str) -> Path:
+        tree, fresh = self._places.tree(key), self._places.partial_tree(key)
+        if tree.is_dir():
+            return tree
+        if self._unpack is None:
+            raise MountError("the kernel has no EROFS; load its module (modprobe erofs)", errno.ENODEV)
+        with self._pinned(key), self._unpacking:
+            about = self._cache.ready.get(key)
+            if tree.is_dir() or about is None:
+                return tree
+            if self._free() < about.size:
+                raise NoSpaceError(
+                    f"no room to unpack {about.source}: the kernel has no EROFS, and its files need "
+                    f"{format_bytes(about.size)} beside the image"
+                )
+            try:
+                self._unpack(self._places.image(key), fresh)
+                fresh.replace(tree)
+                self._places.image(key).unlink()
+            except OSError as error:
+                raise DatasetError(f"{about.source} not unpacked: {error.strerror or error}") from error
+        return tree
