@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gigaslice.kube.quantity import whole
-from gigaslice.model import ContainerKind, Pod, PodContainer
+from gigaslice.model import ContainerKind, CsiVolume, Pod, PodContainer
 
 __all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod"]
 
@@ -22,6 +22,7 @@ _NOISE = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
 _OURS, _MAX_OURS = "gigaslice.io/", 65536  # but an assignment of many containers and GPUs
 _MAX_TEXT = 253
+_MAX_ATTRIBUTES = 64  # of one volume
 _MAX_DIGITS = 20  # of a 64-bit number with its sign
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as of namespaces and containers
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -110,6 +111,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         scheduler=_short(spec, "schedulerName"),
         priority=_priority(spec.get("priority")),
         created=_short(metadata, "creationTimestamp"),
+        volumes=_csi_volumes(spec),
     )
 
 
@@ -215,6 +217,42 @@ def _container(document: Mapping[str, Any], kind: ContainerKind) -> PodContainer
     asked = {**_object(resources, "requests"), **_object(resources, "limits")}
     counts = {name: count for name, value in asked.items() if "/" in name and (count := _count(value)) > 0}
     return PodContainer(_matched(document, "name", _LABEL), kind, counts)
+
+
+def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:
+    """The inline CSI volumes. What cannot be understood of them is left out: a pod must not be lost for a volume."""
+    try:
+        found = [
+            (name, csi, driver)
+            for one in _objects(spec, "volumes")
+            if (csi := _object(one, "csi"))
+            and (name := _short(one, "name"))
+            and (driver := _short(csi, "driver"))
+        ]
+        mounts = [
+            (
+                _short(container, "name"),
+                {_short(mount, "name") for mount in _objects(container, "volumeMounts")},
+            )
+            for kind in (("initContainers", "containers") if found else ())
+            for container in _objects(spec, kind)
+        ]
+        return tuple(
+            CsiVolume(
+                name=name,
+                driver=driver,
+                attributes={
+                    key: value
+                    for key, value in list(_object(csi, "volumeAttributes").items())[:_MAX_ATTRIBUTES]
+                    if isinstance(value, str) and len(value) <= _MAX_ANNOTATION
+                },
+                secret=_short(_object(csi, "nodePublishSecretRef"), "name"),
+                mounted_by=tuple(container for container, names in mounts if name in names),
+            )
+            for name, csi, driver in found
+        )
+    except ValueError:
+        return ()
 
 
 def _count(quantity: object) -> int:

@@ -3,6 +3,7 @@
 Everything here is frozen; the decisions over these values are in `gigaslice.placement`.
 """
 
+from gigaslice.model.csi_volume import DATASET_DRIVER, CsiVolume
 from gigaslice.model.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
 from gigaslice.model.lending import Lending, lend
@@ -25,10 +26,12 @@ from gigaslice.model.topology import LinkLevel, Topology
 __all__ = [
     "ANNOTATIONS",
     "CORES_PER_GPU",
+    "DATASET_DRIVER",
     "DEFAULT_PRIORITY",
     "PRIORITIES",
     "Annotation",
     "ContainerKind",
+    "CsiVolume",
     "DeviceId",
     "Gpu",
     "Infeasible",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gigaslice.model.csi_volume import CsiVolume
+
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -35,7 +37,7 @@ class Pod:
 
     phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
     gone. ending: its deletion has been asked for. node: empty while it is unbound. scheduler: the name of the one that
-    binds it. created: as the API server writes times.
+    binds it. created: as the API server writes times. volumes: its inline CSI volumes.
     """
 
     namespace: str
@@ -50,6 +52,7 @@ class Pod:
     scheduler: str = ""
     priority: int = 0
     created: str = ""
+    volumes: tuple[CsiVolume, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -69,6 +72,10 @@ class Pod:
     def asking(self, resource: str) -> tuple[PodContainer, ...]:
         """Its containers that ask for RESOURCE, in the order of admission."""
         return tuple(container for container in self.containers if container.requests.get(resource, 0) > 0)
+
+    def volumes_of(self, driver: str) -> tuple[CsiVolume, ...]:
+        """Its inline volumes of the CSI driver of that name."""
+        return tuple(volume for volume in self.volumes if volume.driver == driver)
 
     def most_at_once(self, resource: str) -> int:
         """The most of RESOURCE that its containers hold at the same time, as the kubelet hands it out."""

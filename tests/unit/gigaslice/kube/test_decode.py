@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod
-from gigaslice.model import ContainerKind
+from gigaslice.model import DATASET_DRIVER, ContainerKind
 from tests.fakes.kubeapi import pod_document
 
 GPU = "gigaslice.io/vgpu-memory"
@@ -88,3 +88,62 @@ def test_an_expired_version_is_told_inside_the_stream_too():
         parse_change(line)
     with pytest.raises(ValueError, match="the watch ended: busy"):
         parse_change(line.replace(b"410", b"500").replace(b"old", b"busy"))
+
+
+def csi_pod(*volumes, **mounts):
+    """A pod with VOLUMES; mounts: container -> names of volumes that it mounts."""
+    document = pod_document("p", {GPU: 1}, {GPU: 1}, init=({GPU: 1},))
+    document["spec"]["volumes"] = list(volumes)
+    for kind in ("initContainers", "containers"):
+        for container in document["spec"][kind]:
+            container["volumeMounts"] = [{"name": one} for one in mounts.get(container["name"], ())]
+    return parse_pod(document)
+
+
+def dataset_volume(name="data", **attributes):
+    csi = {
+        "driver": "dataset.gigaslice.io",
+        "volumeAttributes": attributes,
+        "nodePublishSecretRef": {"name": "s3"},
+    }
+    return {"name": name, "csi": csi}
+
+
+def test_inline_csi_volumes_are_shown_with_the_containers_that_mount_them():
+    other = {"name": "other", "csi": {"driver": "secrets.example.com"}}
+    pod = csi_pod(
+        {"name": "e", "emptyDir": {}},
+        dataset_volume(dataset="coco"),
+        other,
+        c1=["data", "e"],
+        i0=["data"],
+        c0=["other"],
+    )
+    assert [one.name for one in pod.volumes] == ["data", "other"]
+    (data,) = pod.volumes_of(DATASET_DRIVER)
+    assert (data.attributes, data.secret, data.mounted_by) == ({"dataset": "coco"}, "s3", ("i0", "c1"))
+    assert pod.volumes[1].mounted_by == ("c0",)
+
+
+@pytest.mark.parametrize(
+    "volume",
+    [
+        {"name": "d", "csi": 3},
+        {"name": "d", "csi": None},
+        {"name": "d", "csi": {}},
+        {"name": "d", "csi": {"driver": 5}},
+        {"name": None, "csi": {"driver": DATASET_DRIVER}},
+        {"name": "d", "csi": {"driver": "x" * 300}},
+    ],
+)
+def test_a_volume_that_cannot_be_understood_hides_no_pod(volume):
+    pod = csi_pod(volume, c0=["d"])
+    assert (pod.name, pod.volumes) == ("p", ())
+
+
+def test_attributes_are_bounded():
+    volume = dataset_volume(**{f"k{number}": "v" for number in range(100)})
+    volume["csi"]["volumeAttributes"]["k0"] = "v" * 5000
+    volume["csi"]["volumeAttributes"]["k1"] = 7
+    (found,) = csi_pod(volume).volumes
+    assert set(found.attributes) == {f"k{number}" for number in range(2, 64)}
