@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from agent.allocation.dataset_gate import StartCondition
 from agent.allocation.owner import owner_of
 from agent.allocation.pod_events import PodEvents
 from agent.allocation.service import AllocationService
@@ -48,6 +49,8 @@ class StartDecider:
         cluster: Cluster,
         events: PodEvents,
         blocked: Callable[[], None],
+        *,
+        datasets: StartCondition | None = None,
     ) -> None:
         """Initializes the decider.
 
@@ -57,6 +60,7 @@ class StartDecider:
             cluster: The pods of this node; evicts them.
             events: Sends what is waited for to the pod.
             blocked: Called at each decision to wait: limits and the list of ended pods may be out of date.
+            datasets: Whether the datasets that a container mounts are there.
         """
         self.waiting = 0
         self._store = store
@@ -64,6 +68,7 @@ class StartDecider:
         self._cluster = cluster
         self._events = events
         self._blocked = blocked
+        self._datasets = datasets
         self._closed = False
         self._evict_again: dict[str, float] = {}  # when, by allocation
         self._log = get_logger("plugin")
@@ -114,7 +119,7 @@ class StartDecider:
             reason = (
                 await self._settle(allocation)
                 if allocation.undecided
-                else self._service.start_blocker(allocation)
+                else self._service.start_blocker(allocation) or await self._dataset_blocker(allocation)
             )
             if allocation.undecided and reason is None:
                 continue  # now it is decided
@@ -123,6 +128,16 @@ class StartDecider:
             self._blocked()
             busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
             await asyncio.sleep(max(_INTERVAL, min(busy, deadline - time.monotonic())))
+
+    async def _dataset_blocker(self, allocation: Allocation) -> str | None:
+        """Returns what datasets the container still waits for; None where there is nothing to wait for."""
+        if self._datasets is None:
+            return None
+        ref, owner = allocation.ref, allocation.owner
+        pod = self._cluster.pod(ref.namespace, ref.pod) if ref is not None else None
+        if pod is not None and owner is not None and owner.uid != pod.uid:
+            pod = None
+        return await self._datasets.blocker(allocation, pod)
 
     async def _settle(self, allocation: Allocation) -> str | None:
         """Settles an undecided allocation. Returns why that is not possible yet; None when it is settled."""

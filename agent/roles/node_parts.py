@@ -15,6 +15,7 @@ from typing import Any
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MemoryMonitor
 from agent.accounting.overuse import OverusePolicy
+from agent.allocation.dataset_gate import DatasetGate, NoDatasetGate
 from agent.allocation.node_inventory import InventoryPublisher
 from agent.allocation.pod_events import PodEvents
 from agent.allocation.service import AllocationService
@@ -82,7 +83,7 @@ class Parts:
 def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -> Parts:
     """Builds every part. STORE is open, and GPUS holds what SOURCE has found."""
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
-    cluster = _cluster(config)
+    cluster, datasets = _cluster(config), _dataset_gate(config)
     health = HealthController(
         source,
         config.state_dir,
@@ -111,7 +112,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
     poller = Poller(store, service, kubelet, config.poll_interval, now, cluster=cluster, answers=answers)
     allocated = _both(limits.changed, poller.wake)
     events = PodEvents(service, cluster)
-    starts = StartDecider(store, service, cluster, events, allocated)
+    starts = StartDecider(store, service, cluster, events, allocated, datasets=datasets)
     replays = ReplayResolver(store, service, cluster, answers)
     sliced: list[GpuMemory] = []
     for resource in resources:
@@ -131,7 +132,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
                 config.visible_devices,
                 admissions=AdmissionResolver(store, kubelet.of(resource), cluster, resource),
                 replays=replays,
-                starts=StartDecider(store, chosen, cluster, told, allocated),
+                starts=StartDecider(store, chosen, cluster, told, allocated, datasets=datasets),
                 events=told,
                 allocated=allocated,
             )
@@ -159,6 +160,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
     http = Server(config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file)
     restarted: dict[str, Run] = {
         "cluster": cluster.run,
+        "datasets": datasets.run,
         "ends": poller.follow,
         "limits": limits.run,
         "shares": ComputeManager(store, now, source.process_busy).run,
@@ -210,6 +212,12 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         providers.append(Rdma(config.rdma, config.sysfs, config.rdma_share, config.scan_interval))
     essential: dict[str, Run] = {"poller": poller.run, "room": room.run}
     return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters)
+
+
+def _dataset_gate(config: Config) -> DatasetGate | NoDatasetGate:
+    if config.dataset_gate is None:
+        return NoDatasetGate()
+    return DatasetGate(config.dataset_gate, [name for name in (config.resource, config.whole_gpus) if name])
 
 
 def _is_of(types: ResourceTypes, resource: str) -> Callable[[Gpu], bool]:

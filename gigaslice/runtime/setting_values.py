@@ -21,6 +21,7 @@ __all__ = [
     "node_name",
     "on_off",
     "optional_path",
+    "path_or_off",
     "resource_name",
     "resource_or_off",
     "seconds",
@@ -91,6 +92,11 @@ def absolute_path(text: str) -> Path:
 def optional_path(text: str) -> Path | None:
     """A normalized absolute path, or None for an empty text."""
     return absolute_path(text) if text else None
+
+
+def path_or_off(text: str) -> Path | None:
+    """A normalized absolute path, or None for off."""
+    return None if is_off(text) else absolute_path(text)
 
 
 def address(text: str) -> tuple[str | None, int] | None:

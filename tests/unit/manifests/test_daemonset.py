@@ -112,6 +112,7 @@ def test_mounts_are_where_the_agent_looks(pod: dict[str, Any], node: dict[str, A
         str(DEFAULTS.state_dir),
         str(DEFAULTS.kubelet_dir),
         str(DEFAULTS.pod_resources.parent),
+        str(DEFAULTS.dataset_gate.parent),
     }
     for path, mount in mounts.items():
         assert sources[mount["name"]] == path, "host and container must call it the same"
@@ -204,7 +205,7 @@ def test_every_mount_and_capability_says_why() -> None:
         if line.startswith(("hostPID:", "maxSurge:", "runAsUser:", "- DAC_OVERRIDE", "# - SYS_NICE"))
         or lines[number + 1].startswith("mountPath:")
     ]
-    assert len(privileges) == 8
+    assert len(privileges) == 9
     assert [lines[number] for number in privileges if not lines[number - 1].startswith("#")] == []
 
 

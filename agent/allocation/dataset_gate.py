@@ -1,0 +1,139 @@
+"""Holds a container back until the datasets it mounts are there: asks the node's dataset service.
+
+The dataset service may publish a volume before its data has arrived, so that images are pulled meanwhile. It does so
+only while an agent is connected that checks before each start, and for pods whose containers all ask for resources that
+this agent serves. So the connection is kept open, and tells which resources these are. Where it is missing, or the
+service does not answer, a container that mounts such a volume does not start: it would find an empty directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gigaslice.allocation.table import Allocation
+from gigaslice.model import DATASET_DRIVER, Pod
+from gigaslice.runtime.logs import get_logger
+from gigaslice.text import plain
+
+__all__ = ["DatasetGate", "NoDatasetGate", "StartCondition"]
+
+_PAUSE = 2.0  # seconds between two attempts to connect
+_ANSWER = 2.0  # seconds that the service may take
+_LINE = 65536
+
+
+class StartCondition(Protocol):
+    """Something that a container's start depends on besides its GPUs."""
+
+    async def blocker(self, allocation: Allocation, pod: Pod | None) -> str | None:
+        """Why the container of ALLOCATION may not start yet; None when it may. POD: its pod, where it is known."""
+        ...
+
+
+class NoDatasetGate:
+    """No dataset service is asked: --dataset-gate=off."""
+
+    async def blocker(self, allocation: Allocation, pod: Pod | None) -> None:
+        """Nothing."""
+        del allocation, pod
+
+    async def run(self) -> None:
+        """Works until cancelled; there is nothing to do."""
+        await asyncio.Event().wait()
+
+
+class DatasetGate:
+    """The connection to the dataset service of this node.
+
+    Args:
+        socket: Where the service listens.
+        resources: What this agent serves; a name stands for itself and for its types, "NAME.TYPE".
+    """
+
+    def __init__(self, socket: Path, resources: Sequence[str]) -> None:
+        self._socket = socket
+        self._resources = tuple(resources)
+        self._numbers = itertools.count(1)
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._log = get_logger("datasets")
+
+    async def run(self) -> None:
+        """Keeps the connection until cancelled."""
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                await self._connected()
+            await asyncio.sleep(_PAUSE)
+
+    async def blocker(self, allocation: Allocation, pod: Pod | None) -> str | None:
+        """Why the container may not start yet; None when the datasets it mounts are there, or it mounts none."""
+        owner, ref = allocation.owner, allocation.ref
+        uid = pod.uid if pod is not None else owner.uid if owner is not None else ""
+        volumes = None
+        if pod is not None:
+            container = ref.container if ref is not None else ""
+            volumes = [
+                one.name
+                for one in pod.volumes_of(DATASET_DRIVER)
+                if not container or container in one.mounted_by
+            ]
+            if not volumes:
+                return None
+        if self._writer is None:
+            return self._missing("does not answer") if volumes else None
+        if not uid:
+            return None
+        try:
+            answer = await asyncio.wait_for(self._ask(uid, volumes), _ANSWER)
+        except (OSError, asyncio.TimeoutError):
+            return self._missing(f"has not answered within {_ANSWER:g} s")
+        if answer.get("ready") is True:
+            return None
+        return plain(str(answer.get("detail") or "its datasets are not there yet"))[:1000]
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"waiting for a dataset: the dataset service {what} on {self._socket}; "
+            "is `gigaslice dataset` running on this node?"
+        )
+
+    async def _ask(self, uid: str, volumes: list[str] | None) -> dict[str, Any]:
+        if self._writer is None:
+            raise ConnectionResetError
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._send({"id": number, "ready": uid, **({} if volumes is None else {"volumes": volumes})})
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _connected(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=_LINE)
+        try:
+            self._writer = writer
+            self._send({"gatekeeper": {"resources": self._resources}})
+            self._log.info("connected to the dataset service", socket=str(self._socket))
+            while line := await reader.readline():
+                answer = json.loads(line)
+                asked = self._asked.get(answer.get("id", 0)) if isinstance(answer, dict) else None
+                if asked is not None and not asked.done():
+                    asked.set_result(answer)
+        finally:
+            self._writer = None
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(ConnectionResetError())
+            writer.close()
+            self._log.info("dataset service left", socket=str(self._socket))

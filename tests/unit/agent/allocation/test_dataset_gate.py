@@ -1,0 +1,157 @@
+"""Containers that mount a dataset start when the dataset service says so, and not while it cannot say anything."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from agent.allocation import dataset_gate
+from agent.allocation.dataset_gate import DatasetGate
+from gigaslice.allocation.table import Owner
+from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
+from tests.fakes.nodes import device_ids
+
+VOLUME = CsiVolume("data", DATASET_DRIVER, {"dataset": "coco"}, mounted_by=("main",))
+POD = Pod("ns", "p", "uid-1", volumes=(VOLUME,))
+
+
+@pytest.fixture
+def allocation(store, allocator):
+    allocator.allocate([sorted(device_ids(0, 1))])
+    (made,) = store.table.allocations
+    return replace(made, owner=Owner("uid-1", "ns", "p", "main", False))
+
+
+class Service:
+    """A dataset service that answers as it is told."""
+
+    def __init__(self, path):
+        self.path, self.seen, self.answer, self.silent = path, [], {"ready": True}, False
+        self.server = None
+
+    async def serve(self, reader, writer):
+        while line := await reader.readline():
+            message = json.loads(line)
+            self.seen.append(message)
+            if "id" in message and not self.silent:
+                writer.write(json.dumps({"id": message["id"], **self.answer}).encode() + b"\n")
+        writer.close()
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_unix_server(self.serve, self.path)
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+
+    async def greeted(self):
+        while not self.seen:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run(short_dir, monkeypatch):
+    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
+    monkeypatch.setattr(dataset_gate, "_ANSWER", 0.3)
+
+    def go(story, *, served=True):
+        async def main():
+            gate = DatasetGate(short_dir / "gate.sock", ("gigaslice.io/vgpu-memory",))
+            task = asyncio.create_task(gate.run())
+            try:
+                async with Service(short_dir / "gate.sock") as service:
+                    if served:
+                        await service.greeted()
+                        await asyncio.wait_for(story(gate, service), 20)
+                if not served:
+                    await asyncio.sleep(0.1)
+                    await asyncio.wait_for(story(gate, None), 20)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+
+    return go
+
+
+def test_the_agent_says_what_it_guards_and_asks_for_the_volumes_of_the_container(run, allocation):
+    async def story(gate, service):
+        assert service.seen == [{"gatekeeper": {"resources": ["gigaslice.io/vgpu-memory"]}}]
+        assert await gate.blocker(allocation, POD) is None
+        assert service.seen[1] == {"id": 1, "ready": "uid-1", "volumes": ["data"]}
+
+    run(story)
+
+
+def test_the_services_reason_reaches_the_event_as_one_harmless_line(run, allocation):
+    async def story(gate, service):
+        service.answer = {"ready": False, "detail": "waiting for dataset coco:\n42 %\x1b[2J"}
+        assert await gate.blocker(allocation, POD) == "waiting for dataset coco: 42 %\\x1b[2J"
+        service.answer = {"ready": "yes"}
+        assert "not there yet" in await gate.blocker(allocation, POD)
+
+    run(story)
+
+
+def test_a_container_that_mounts_none_asks_nothing(run, allocation):
+    async def story(gate, service):
+        assert await gate.blocker(allocation, replace(POD, volumes=())) is None
+        assert (
+            await gate.blocker(allocation, replace(POD, volumes=(replace(VOLUME, mounted_by=("side",)),)))
+            is None
+        )
+        assert len(service.seen) == 1
+
+    run(story)
+
+
+def test_a_pod_that_is_not_known_is_asked_for_by_its_uid(run, allocation):
+    async def story(gate, service):
+        service.answer = {"ready": False, "detail": "42 %"}
+        assert await gate.blocker(allocation, None) == "42 %"
+        assert service.seen[1] == {"id": 1, "ready": "uid-1"}
+
+    run(story)
+
+
+def test_without_the_service_what_mounts_a_dataset_does_not_start_and_everything_else_does(run, allocation):
+    async def story(gate, service):
+        reason = await gate.blocker(allocation, POD)
+        assert "gate.sock" in reason
+        assert "is `gigaslice dataset` running on this node?" in reason
+        assert await gate.blocker(allocation, replace(POD, volumes=())) is None
+        assert await gate.blocker(allocation, None) is None
+
+    run(story, served=False)
+
+
+def test_a_service_that_hangs_holds_nothing_up_for_ever(run, allocation):
+    async def story(gate, service):
+        service.silent = True
+        assert "has not answered" in await gate.blocker(allocation, POD)
+        service.silent = False
+        assert await gate.blocker(allocation, POD) is None
+
+    run(story)
+
+
+def test_a_service_that_ends_is_connected_again(allocation, short_dir, monkeypatch):
+    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
+
+    async def main():
+        gate = DatasetGate(short_dir / "again.sock", ())
+        task = asyncio.create_task(gate.run())
+        try:
+            for _ in range(3):
+                async with Service(short_dir / "again.sock") as service:
+                    await asyncio.wait_for(service.greeted(), 10)
+                    assert await gate.blocker(allocation, POD) is None
+                    gate._writer.close()
+                (short_dir / "again.sock").unlink(missing_ok=True)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
