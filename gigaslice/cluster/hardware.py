@@ -9,8 +9,8 @@ of its own memory (see `gigaslice.allocation.host_memory`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from gigaslice.allocation.host_memory import least_physical, own_view, physical_share
 from gigaslice.model import CORES_PER_GPU, Gpu, NodeState, Occupant, Share, Topology
 
-__all__ = ["NOTHING", "GpuRoom", "Hardware", "HardwareKinds", "NodeRoom", "Taken", "Tally"]
+__all__ = ["NOTHING", "GpuRoom", "Hardware", "HardwareKinds", "NodeKind", "NodeRoom", "Taken", "Tally"]
 
 
 class GpuRoom(NamedTuple):
@@ -173,11 +173,40 @@ class Hardware:
         return NodeState(self.view(host), self.topology, tuple(occupants))
 
 
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """Nodes that no request tells apart unless it names a node or a GPU. Equal kinds are one object.
+
+    Attributes:
+        hardware: Their GPUs.
+        of_class: The set of their GPUs in each class that has been looked at.
+    """
+
+    hardware: Hardware
+    of_class: dict[str, int] = field(default_factory=dict)
+
+
 class HardwareKinds:
     """The kinds of nodes that there are, each once."""
 
     def __init__(self) -> None:
         self._kinds: WeakValueDictionary[object, Hardware] = WeakValueDictionary()
+        self._alike: WeakValueDictionary[object, NodeKind] = WeakValueDictionary()
+
+    def alike(
+        self, hardware: Hardware, properties: Sequence[Mapping[str, str]], numa: Sequence[int | None]
+    ) -> NodeKind:
+        """Returns the kind of node with this hardware, and per GPU these properties and this NUMA node."""
+        key = (hardware, tuple(tuple(sorted(one.items())) for one in properties), tuple(numa))
+        found = self._alike.get(key)
+        if found is None:
+            found = self._alike[key] = NodeKind(hardware)
+        return found
+
+    def forget_class(self, name: str) -> None:
+        """Forgets which GPUs are of a class, on all kinds of nodes that anything still refers to."""
+        for kind in list(self._alike.values()):
+            kind.of_class.pop(name, None)
 
     def kind(
         self, gpus: Sequence[Gpu], topology: Topology, resources: Sequence[str], whole_resource: str

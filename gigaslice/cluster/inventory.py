@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from sys import intern
 from typing import Any
 
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
@@ -175,7 +176,7 @@ def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
     gpu = Gpu(
         uuid=_text(row["uuid"]),
         index=_count(row["index"]),
-        model=_text(row["model"]),
+        model=intern(_text(row["model"])),
         memory_bytes=_count(row["memoryBytes"]),
         slices=_count(row["slices"]),
         slice_bytes=_count(row["sliceBytes"]),
@@ -186,8 +187,17 @@ def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
     )
     if gpu.slice_bytes < 1:
         raise InventoryFormatError("a slice of no bytes")
-    properties = {str(key): str(value) for key, value in dict(row.get("properties", {})).items()}
-    return InventoryGpu(gpu, unhealthy, _count(row.get("free", 0)), _text(row["resource"]), properties)
+    properties = _properties(
+        tuple((str(key), str(value)) for key, value in dict(row.get("properties", {})).items())
+    )
+    return InventoryGpu(
+        gpu, unhealthy, _count(row.get("free", 0)), intern(_text(row["resource"])), properties
+    )
+
+
+@lru_cache(maxsize=1024)  # thousands of GPUs have the same ones
+def _properties(rows: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(rows)
 
 
 @lru_cache(maxsize=256)  # a cluster has few kinds of nodes, and every change of a node brings its links again

@@ -6,8 +6,10 @@ of a kind with the same room share one computation.
 
 from __future__ import annotations
 
+from gigaslice.cluster.canonical import Canonical
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.hardware import NodeRoom, Tally
+from gigaslice.cluster.in_turn import InTurn
 from gigaslice.cluster.problem import Problem
 from gigaslice.cluster.rank import RankKey, rank_key
 from gigaslice.cluster.refusal import Refusal
@@ -33,6 +35,8 @@ class Judge:
         self.problem = problem
         self._policy, self._spread = policy, spread
         self._counting = Counting.of(problem)
+        self._turns = InTurn.of(problem) if policy is Policy.GAIA else None
+        self._canonical = None if problem.hardware.lends else Canonical(problem)
         self._misfits: dict[int, Refusal] = {}
         self._verdicts: dict[tuple[NodeRoom, int], Refusal | None] = {}
         self._keys: dict[NodeRoom, RankKey] = {}
@@ -55,9 +59,9 @@ class Judge:
             return misfit
         if self.problem.never is not None:
             return self.problem.never.refusal
-        key = (room, unhealthy)
+        key = (self._canonical(room) if self._canonical is not None else room, unhealthy)
         if key not in self._verdicts:
-            reason = why_not(self.problem, room, unhealthy)
+            reason = why_not(self.problem, *key)
             _make_room(self._verdicts)
             self._verdicts[key] = reason.refusal if reason is not None else None
         return self._verdicts[key]
@@ -65,6 +69,8 @@ class Judge:
     def key(self, room: NodeRoom, tally: Tally) -> RankKey:
         """Returns the rank of a node that the pod fits on; the smallest is the best."""
         key = self._counting.key(tally) if self._counting and self._policy is Policy.GAIA else None
+        if key is None and self._turns is not None:
+            key = self._turns.key(room, tally)
         if key is None:
             key = self._keys.get(room)
         if key is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeRoom, Tally
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom, Tally
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
@@ -46,7 +46,7 @@ class NodeRecord:
         known: The API server has it; before, only pods on it may be known.
         problem: Why its GPUs are not known; None where they are.
         gpus: By index.
-        hardware: Their kind.
+        kind: What it has in common with others.
         positions: Their numbers, by UUID.
         unhealthy: The set of those that get no containers.
         listed: What the agent says is held, of pods without an assignment.
@@ -54,7 +54,7 @@ class NodeRecord:
         pending: Bound pods without an assignment, by UID.
         unplaced: What is counted for them, by UID.
         reserved: What is chosen for pods that are not bound yet, by UID.
-        masks: The GPUs of each class that has been looked at.
+        masks: The GPUs of each class that has been looked at and tells nodes of one kind apart.
         room: What all of them leave; None while it has to be counted anew.
         tally: The same counted; None while the room has to be counted anew.
     """
@@ -63,7 +63,7 @@ class NodeRecord:
     known: bool = False
     problem: RefusalReason | None = RefusalReason.NO_INVENTORY
     gpus: tuple[InventoryGpu, ...] = ()
-    hardware: Hardware | None = None
+    kind: NodeKind | None = None
     positions: Mapping[str, int] = field(default_factory=dict)
     unhealthy: int = 0
     listed: tuple[PodHoldings, ...] = ()
@@ -74,6 +74,11 @@ class NodeRecord:
     masks: dict[str, int] = field(default_factory=dict)
     room: NodeRoom | None = None
     tally: Tally | None = None
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """Its GPUs without their names; None where they are not known."""
+        return self.kind.hardware if self.kind is not None else None
 
     def holdings(self) -> list[PodHoldings]:
         """Returns everything that counts, each pod once: by its assignment before what the agent lists."""
@@ -104,34 +109,38 @@ class NodeRecord:
         if hardware is None:
             return ()
         size = len(hardware.gpus)
-        used, real, cores, held, shut = [0] * size, [0] * size, [0] * size, [False] * size, [False] * size
+        used, real, cores = [0] * size, [0] * size, [0] * size
+        held, shut = 0, self.unhealthy
+        positions, lends = self.positions, hardware.lends
         for holdings in self.holdings():
             if holdings.uid in uids:
                 continue
-            for share in holdings.shares:
-                gpu = self.positions.get(share.gpu)
+            for uuid, slices, share, exclusive, host in holdings.shares:
+                gpu = positions.get(uuid)
                 if gpu is None:
                     continue
-                used[gpu] += share.slices
-                real[gpu] += hardware.real_slices(gpu, share.slices, share.host)
-                cores[gpu] += share.cores
-                held[gpu] = True
-                shut[gpu] = shut[gpu] or share.exclusive
+                used[gpu] += slices
+                if lends:
+                    real[gpu] += hardware.real_slices(gpu, slices, host)
+                cores[gpu] += share
+                held |= 1 << gpu
+                if exclusive:
+                    shut |= 1 << gpu
         return tuple(
             NOTHING
-            if shut[number] or self.unhealthy >> number & 1
+            if shut >> number & 1
             else GpuRoom(
                 max(0, gpu.slices - used[number]),
-                max(0, own.slices - real[number]),
+                max(0, own.slices - (real if lends else used)[number]),
                 max(0, CORES_PER_GPU - cores[number]),
-                held[number],
+                bool(held >> number & 1),
             )
             for number, (gpu, own) in enumerate(zip(hardware.gpus, hardware.own, strict=True))
         )
 
     def read_inventory(self, kinds: HardwareKinds) -> None:
         """Takes its GPUs from its annotation."""
-        self.gpus, self.positions, self.listed, self.unhealthy, self.hardware = (), {}, (), 0, None
+        self.gpus, self.positions, self.listed, self.unhealthy, self.kind = (), {}, (), 0, None
         self.masks.clear()
         if self.facts.inventory_text is None:
             self.problem = RefusalReason.NO_INVENTORY
@@ -156,11 +165,14 @@ class NodeRecord:
             for one in inventory.held
         )
         in_order = order == list(range(len(order)))
-        self.hardware = kinds.kind(
+        hardware = kinds.kind(
             [one.gpu for one in self.gpus],
             inventory.topology if in_order else inventory.topology.reordered(order),
             [one.resource for one in self.gpus],
             inventory.whole_resource,
+        )
+        self.kind = kinds.alike(
+            hardware, [one.properties for one in self.gpus], [one.gpu.numa_node for one in self.gpus]
         )
 
     def allowed(self, options: RequestOptions) -> int:

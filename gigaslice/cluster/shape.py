@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Sequence
 
 from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.hardware import Hardware
+from gigaslice.cluster.hardware import Hardware, NodeKind
 from gigaslice.cluster.judge import Judge
 from gigaslice.cluster.problem import Masks
 from gigaslice.cluster.rank import RankKey
@@ -42,10 +42,9 @@ class Shape:
         key: Callable[[Shape, str], RankKey],
     ) -> None:
         self.demand = demand
-        self.by_hardware: dict[Hardware, Judge] = {}
+        self.by_kind: dict[NodeKind, Judge] = {}
+        """For nodes of which the kind is all that matters."""
         self.judges: dict[tuple[Hardware, Masks], Judge] = {}
-        self.any_gpu = not demand.classes and not any(one.options.limits_gpus for one in demand.containers)
-        """Whether no container cares which of the GPUs it gets: then a kind of node is all that matters."""
         self._nodes, self._judge, self._key = nodes, judge, key
         self._changed: set[str] = set()
         self._verdicts: dict[str, Refusal | None] = {}

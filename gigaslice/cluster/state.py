@@ -184,6 +184,7 @@ class ClusterState(ClusterContents):
         self.revision += 1
         for record in self._nodes.values():
             record.masks.pop(name, None)
+        self._kinds.forget_class(name)
         for demand in [one for one in self._shapes if name in one.classes]:
             del self._shapes[demand]
         for record in self._nodes.values():
@@ -223,10 +224,10 @@ class ClusterState(ClusterContents):
         return self._judge(self._shape(demand), record).problem
 
     def _judge(self, shape: Shape, record: NodeRecord) -> Judge:
-        hardware = record.hardware
-        if hardware is None:
+        kind = record.kind
+        if kind is None:
             raise AssertionError(record.facts.name)
-        found = shape.by_hardware.get(hardware) if shape.any_gpu else None
+        found = shape.by_kind.get(kind)
         if found is not None:
             return found
         masks: Masks = tuple(
@@ -236,13 +237,20 @@ class ClusterState(ClusterContents):
             )
             for one in shape.demand.containers
         )
-        found = shape.judges.get((hardware, masks))
+        found = shape.judges.get((kind.hardware, masks))
         if found is None:
-            found = Judge(build_problem(hardware, shape.demand, masks), self.policy, spread=self.spread)
-            shape.judges[hardware, masks] = found
-        if shape.any_gpu:
-            shape.by_hardware[hardware] = found
+            problem = build_problem(kind.hardware, shape.demand, masks)
+            found = shape.judges[kind.hardware, masks] = Judge(problem, self.policy, spread=self.spread)
+        if not any(one.options.names_gpus for one in shape.demand.containers) and all(
+            self._by_kind(name) for name in shape.demand.classes
+        ):
+            shape.by_kind[kind] = found
         return found
+
+    def _by_kind(self, name: str) -> bool:
+        """Whether a class has the same GPUs on all nodes of a kind."""
+        one = self._classes.get(name)
+        return one is None or not one.selector.keys & {"uuid", "node"}
 
     def _refusal(self, shape: Shape, node: str, without: Collection[str] = ()) -> Refusal | None:
         if not shape.demand.any:
@@ -257,10 +265,13 @@ class ClusterState(ClusterContents):
         return judge.refusal(record.current_room(), record.current_tally(), record.unhealthy)
 
     def _class_mask(self, record: NodeRecord, name: str) -> int:
-        found = record.masks.get(name)
+        if record.kind is None:
+            return 0
+        masks = record.kind.of_class if self._by_kind(name) else record.masks
+        found = masks.get(name)
         if found is None:
             one = self._classes.get(name)
-            found = record.masks[name] = sum(
+            found = masks[name] = sum(
                 1 << number
                 for number, gpu in enumerate(record.gpus)
                 if one is not None and one.matches(gpu.all_properties(record.facts.name))

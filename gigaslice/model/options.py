@@ -73,7 +73,12 @@ class RequestOptions:
     @property
     def limits_gpus(self) -> bool:
         """Whether they name the GPUs that are allowed, by kind or one by one."""
-        return bool(self.types or self.not_types or self.uuids or self.not_uuids)
+        return bool(self.types or self.not_types or self.names_gpus)
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether they name GPUs one by one."""
+        return bool(self.uuids or self.not_uuids)
 
     def allowed_gpus(self, gpus: Sequence[Gpu]) -> frozenset[str] | Infeasible:
         """The UUIDs of those of GPUS that are allowed; all of them where nothing is said. Infeasible when none is."""

@@ -212,3 +212,21 @@ def test_the_best_nodes_are_the_first_of_the_ranking() -> None:
     names = [f"n{number:02}" for number in range(0, 20, 2)]
     for most in (1, 3, 99):
         assert state.best(wanted, names, most) == [name for name, _ in state.rank(wanted, names)][:most]
+
+
+def test_a_class_that_changes_is_read_again_for_nodes_that_come_back(state: ClusterState) -> None:
+    one = pod("x", container(classes={"fast": 1}))
+    state.put_class(a_class("fast", "NVIDIA A"))
+    assert reason(state, one=one) is None
+    assert reason(state, one=pod("y", container(slices=1))) is None, "keeps the kind of node in memory"
+    state.drop_node("a")
+    state.put_class(a_class("fast", "NVIDIA B"))
+    state.put_node(facts("a"))
+    assert reason(state, one=one) is RefusalReason.NO_CLASS
+
+
+def test_a_class_may_name_a_node(state: ClusterState) -> None:
+    state.put_node(facts("b"))
+    state.put_class(ResourceClass("here", parse_selector({"matchLabels": {"node": "b"}})))
+    one = demand(state, pod("x", container(classes={"here": 1})))
+    assert state.filter(one, ["a", "b"])[0] == ["b"]
