@@ -1,0 +1,1 @@
+"""Fetches a dataset into its image: once per node, in any order, from where an earlier attempt ended."""

@@ -1,0 +1,1 @@
+"""Where datasets come from: every kind of storage behind one seam (`seam.Source`)."""

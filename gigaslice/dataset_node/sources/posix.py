@@ -1,0 +1,265 @@
+"""A directory tree as a source: local disks, and every network file system that the kernel has mounted.
+
+One directory is one step of the walk; several threads take steps, since on a network file system each costs the time
+of some round trips. Only plain files, directories and symbolic links are a dataset: devices, sockets and pipes are
+refused by name, and mounts below the root are walked like directories.
+
+A file's version is its size and time of modification. It is compared when the file is opened and again when its last
+byte has been read, so bytes written meanwhile are found. What is not found: contents changed by a program that sets
+the time of modification back and keeps the size, as rsync without --checksum does not find it either.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+from gigaslice.dataset.errors import ListingError, SourceError
+from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
+from gigaslice.dataset_node.sources.beneath import open_beneath
+from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
+
+__all__ = ["PosixSource"]
+
+_WALKERS = 16
+_CHUNK = 1 << 20
+_LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
+_SETTLE_SECONDS = 0.05  # at least one tick of a kernel's clock, by which files get their times
+_KEEP_CACHED = os.POSIX_FADV_NORMAL
+_RETRIED = frozenset((errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.ENETDOWN,
+                      errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNRESET, errno.ENOMEM, errno.ENFILE,
+                      errno.EMFILE, errno.EREMOTEIO))  # fmt: skip
+
+
+class PosixSource:
+    """The tree below ROOT.
+
+    Args:
+        root: The directory.
+        keep_cached: Leave what was read in the page cache. By default it is dropped, since training data that is
+            copied once would displace what the node's programs use.
+        parallel: How many reads at once; a local disk is slower with many.
+    """
+
+    def __init__(self, root: Path, *, keep_cached: bool = False, parallel: int = 64) -> None:
+        self.parallel = parallel
+        self._where = root
+        self._keep_cached = keep_cached
+        try:
+            self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(
+                f"{root} cannot be opened: {error.strerror}; name a directory that the node can read",
+                retry=error.errno in _RETRIED,
+            ) from None
+
+    async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
+        """Walks the whole tree. Raises as `Source.list`."""
+        return await in_thread("dataset-walk", lambda stop: self._list(limits, stop))
+
+    def _list(self, limits: Limits, stop: Stop) -> Listing:
+        walk = _Walk(self._root, limits, stop)
+        found = walk.run()
+        return Listing.of(_settled(self._root, found, stop), limits)
+
+    def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+        """Reads a range of a file. Raises as `Source.read_into`."""
+        try:
+            fd = open_beneath(self._root, entry.path)
+        except OSError as error:
+            raise _unreadable(entry.path, error) from None
+        try:
+            self._read(fd, entry, offset, size, sink)
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+        try:
+            before = os.fstat(fd)
+        except OSError as error:
+            raise _unreadable(entry.path, error) from None
+        if not stat.S_ISREG(before.st_mode):
+            raise changed(entry.path, "became something else than a file")
+        if _version(before) != entry.version:
+            raise changed(entry.path, "was changed")
+        large = entry.size >= _LARGE
+        if large:
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+        at, end = offset, offset + size
+        while at < end:
+            try:
+                data = os.pread(fd, min(_CHUNK, end - at), at)
+            except OSError as error:
+                raise _unreadable(entry.path, error) from None
+            if not data:
+                raise changed(entry.path, "became shorter")
+            sink(at, data)
+            at += len(data)
+        after = os.fstat(fd)
+        if _version(after) != entry.version or after.st_ctime_ns != before.st_ctime_ns:
+            raise changed(entry.path, "was changed")
+        if not self._keep_cached and (large or entry.size):
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+
+    async def close(self) -> None:
+        """Closes the root."""
+        root, self._root = self._root, -1
+        if root >= 0:
+            os.close(root)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_size}:{found.st_mtime_ns}"
+
+
+class _Walk:
+    """One walk of a tree by several threads. Directories wait on a stack, so that few are known at once."""
+
+    def __init__(self, root: int, limits: Limits, stop: Stop) -> None:
+        self._root = root
+        self._limits = limits
+        self._stop = stop
+        self._wake = threading.Condition()
+        self._waiting: list[bytes] = [b""]
+        self._walking = 0
+        self._found: list[Entry] = []
+        self._failure: Exception | None = None
+
+    def run(self) -> list[Entry]:
+        threads = [
+            threading.Thread(target=self._work, name="dataset-walk", daemon=True) for _ in range(_WALKERS - 1)
+        ]
+        for one in threads:
+            one.start()
+        self._work()
+        for one in threads:
+            one.join()
+        if self._failure is not None:
+            raise self._failure
+        if self._stop:
+            raise SourceError("the listing was given up", retry=True)
+        return self._found
+
+    def _work(self) -> None:
+        while (path := self._next()) is not None:
+            found: list[Entry] = []
+            below: list[bytes] = []
+            failure: Exception | None = None
+            try:
+                self._directory(path, found, below)
+            except (SourceError, ListingError) as error:
+                failure = error
+            except OSError as error:
+                failure = _unreadable(path, error)
+            with self._wake:
+                self._found += found
+                self._waiting += below
+                self._walking -= 1
+                if len(self._found) > self._limits.entries and failure is None:
+                    failure = ListingError(
+                        f"more than {self._limits.entries} entries; split the dataset, or pack files together"
+                    )
+                self._failure = self._failure or failure
+                self._wake.notify_all()
+
+    def _next(self) -> bytes | None:
+        with self._wake:
+            while True:
+                if self._failure is not None or self._stop or not (self._waiting or self._walking):
+                    self._wake.notify_all()
+                    return None
+                if self._waiting:
+                    self._walking += 1
+                    return self._waiting.pop()
+                self._wake.wait()
+
+    def _directory(self, path: bytes, found: list[Entry], below: list[bytes]) -> None:
+        fd = open_beneath(self._root, path or b".", directory=True)
+        prefix = path + b"/" if path else b""
+        try:
+            with os.scandir(fd) as entries:
+                for number, one in enumerate(entries):
+                    if not number & 1023 and (self._stop or number > self._limits.entries):
+                        break
+                    entry = _entry(fd, prefix, os.fsencode(one.name))
+                    if entry is None:
+                        continue
+                    found.append(entry)
+                    if entry.kind is EntryKind.DIRECTORY:
+                        below.append(entry.path)
+        finally:
+            os.close(fd)
+
+
+def _entry(directory: int, prefix: bytes, name: bytes) -> Entry | None:
+    path = prefix + name
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None  # removed since the directory was read: it is not in the dataset
+    mode = found.st_mode
+    if stat.S_ISREG(mode):
+        return Entry(path, EntryKind.FILE, found.st_size, _version(found))
+    if stat.S_ISDIR(mode):
+        return Entry(path, EntryKind.DIRECTORY)
+    if stat.S_ISLNK(mode):
+        target = os.readlink(name, dir_fd=directory)
+        return Entry(path, EntryKind.SYMLINK, len(target), "", target)
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise SourceError(f"{shown(path)} is {kind}; a dataset has files, directories and links: remove it")
+
+
+def _settled(root: int, found: list[Entry], stop: Stop) -> list[Entry]:
+    """FOUND, with the files that were written just before their listing listed once more.
+
+    A file's time has the grain of the kernel's clock: a file that is written again within one tick keeps its version.
+    After a tick it cannot, so what is so new is looked up again.
+    """
+    newest = time.time_ns() - int(_SETTLE_SECONDS * 1e9)
+    new = [
+        index
+        for index, entry in enumerate(found)
+        if entry.kind is EntryKind.FILE and int(entry.version.rpartition(":")[2]) > newest
+    ]
+    if not new or stop.wait(_SETTLE_SECONDS):
+        return found
+    gone: set[int] = set()
+    for index in new:
+        path = found[index].path
+        parent, slash, name = path.rpartition(b"/")
+        try:
+            fd = open_beneath(root, parent or b".", directory=True)
+        except OSError:
+            gone.add(index)
+            continue
+        try:
+            entry = _entry(fd, parent + slash, name)
+        finally:
+            os.close(fd)
+        if entry is None:
+            gone.add(index)
+        else:
+            found[index] = entry
+    return [entry for index, entry in enumerate(found) if index not in gone] if gone else found
+
+
+def _unreadable(path: bytes, error: OSError) -> SourceError:
+    where = f"file {shown(path)}" if path else "the directory"
+    if error.errno in (errno.ELOOP, errno.EXDEV):
+        return SourceError(
+            f"{where} is reached by a link now; it was none when it was listed, and it is not followed",
+            changed=True,
+        )
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE) and path:
+        return changed(path, "was removed")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return SourceError(
+            f"{where} may not be read ({error.strerror}); give the node's user the right to read it"
+        )
+    return SourceError(
+        f"{where} cannot be read: {error.strerror}; look after the storage", retry=error.errno in _RETRIED
+    )

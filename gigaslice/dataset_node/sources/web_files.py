@@ -1,0 +1,233 @@
+"""Files behind HTTP: those that an index lists, or one file that the address names.
+
+HTTP has no listing of a directory; the pages that servers make for people differ and say no exact sizes. So a directory
+needs an index beside its files, one JSON document: {"files": [{"path": "a/b.jpg", "size": 123, "version": "..."}]}.
+Without a version the file's ETag, or its size and Last-Modified, is had by one HEAD for each. A prepared pack is the
+better form of the same (`pack`), and rclone's `http` reads pages of servers that make them.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from gigaslice.dataset.errors import ListingError, SourceError
+from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
+from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
+from gigaslice.dataset_node.sources.web import Answer, WebClient
+from gigaslice.text import plain
+
+__all__ = ["WebSource", "read_range", "version_of"]
+
+_INDEX_BYTES = 1 << 30
+_HEADS = 32
+_Entries = list[Entry]
+
+
+class WebSource:
+    """The files below PATH on CLIENT's server.
+
+    Args:
+        client: The server.
+        path: The path of the address, unquoted, without a last "/".
+        index: Name of the index file; the address is one file where the server has none of that name.
+        parallel: How many reads at once.
+    """
+
+    def __init__(
+        self, client: WebClient, path: str, *, index: str = "index.json", parallel: int = 64
+    ) -> None:
+        self.parallel = parallel
+        self._client = client
+        self._base = quote(path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        self._index = index
+        self._single = b""
+
+    async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
+        """Reads the index, or asks for the one file. Raises as `Source.list`."""
+        return await in_thread("dataset-list", lambda stop: self._list(limits, stop))
+
+    def _list(self, limits: Limits, stop: Stop) -> Listing:
+        where = f"{self._base}/{quote(self._index)}"
+        with self._client.request(where) as answer:
+            if answer.status == 200:
+                text = _document(self._client, answer)
+                return Listing.of(self._versions(_entries(text, where), stop), limits)
+            if answer.status not in (400, 403, 404, 405, 410):
+                raise self._client.failure(answer, where)
+        return Listing.of([self._one_file()], limits)
+
+    def _one_file(self) -> Entry:
+        name = unquote_to_bytes(self._base.rpartition("/")[2])
+        what = self._base or "/"
+        with self._client.request(what, "HEAD") as answer:
+            if answer.status != 200:
+                raise self._client.failure(answer, what)
+            if not name or answer.length is None:
+                raise SourceError(
+                    f"{self._client.base.netloc}{what} is a directory without {self._index}, or a file without a size; "
+                    "prepare a pack (gigaslice dataset pack), add an index, or use rclone's http"
+                )
+            self._single = name
+            return Entry(name, EntryKind.FILE, answer.length, version_of(answer, answer.length))
+
+    def _versions(self, found: _Entries, stop: Stop) -> _Entries:
+        """FOUND with versions where the index has none, by one HEAD each."""
+        missing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index, entry in enumerate(found):
+            if entry.kind is EntryKind.FILE and not entry.version:
+                missing.put(index)
+        failures: list[SourceError] = []
+
+        def work() -> None:
+            while not failures and not stop:
+                try:
+                    index = missing.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    found[index] = self._with_version(found[index])
+                except SourceError as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=work, name="dataset-list", daemon=True) for _ in range(_HEADS)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        if failures:
+            raise failures[0]
+        return found
+
+    def _with_version(self, entry: Entry) -> Entry:
+        where = self._target(entry)
+        with self._client.request(where, "HEAD") as answer:
+            if answer.status != 200:
+                raise self._client.failure(answer, where)
+            if answer.length is not None and answer.length != entry.size:
+                raise SourceError(
+                    f"{shown(entry.path)} has {answer.length} bytes, and {self._index} says {entry.size}; "
+                    "make the index anew"
+                )
+            return entry._replace(version=version_of(answer, entry.size))
+
+    def _target(self, entry: Entry) -> str:
+        return self._base if self._single else f"{self._base}/{quote(entry.path)}"
+
+    def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+        """Reads a range of a file. Raises as `Source.read_into`."""
+        read_range(self._client, self._target(entry), entry, (offset, size), sink)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+
+def read_range(client: WebClient, target: str, entry: Entry, span: tuple[int, int], sink: Sink) -> None:
+    """Gives SINK the SPAN (offset and size) of ENTRY, which is at TARGET; every claim of the server is checked.
+
+    Raises:
+        SourceError: As `Source.read_into`.
+    """
+    offset, size = span
+    whole = offset == 0 and size == entry.size
+    headers = {} if whole else {"Range": f"bytes={offset}-{offset + size - 1}"}
+    if entry.version.startswith('"'):
+        headers["If-Match"] = entry.version
+    with client.request(target, headers=headers) as answer:
+        _check(client, answer, entry, span)
+        at = 0
+        for data in client.body(answer, size):
+            if at + len(data) > size:
+                raise changed(entry.path, "became longer")
+            sink(offset + at, data)
+            at += len(data)
+    if at < size:  # a cut connection looks the same as a shorter file, which the next try's head tells apart
+        raise SourceError(
+            f"{client.base.netloc or 'rclone'} ended {shown(entry.path)} after {at} of {size} bytes",
+            retry=True,
+        )
+
+
+def _check(client: WebClient, answer: Answer, entry: Entry, span: tuple[int, int]) -> None:
+    offset, size = span
+    if answer.status in (404, 410):
+        raise changed(entry.path, "was removed")
+    if answer.status in (412, 416):
+        raise changed(entry.path, "was changed")
+    if answer.status not in (200, 206):
+        raise client.failure(answer, shown(entry.path))
+    if answer.header("Content-Encoding") not in ("", "identity"):
+        raise SourceError(
+            f"{client.base.netloc} compresses {shown(entry.path)} though told not to; mend the server"
+        )
+    if answer.status == 200 and size != entry.size:
+        raise SourceError(
+            f"{client.base.netloc} gives no ranges of files, and {shown(entry.path)} is fetched in several; "
+            "use a server that does"
+        )
+    total = answer.length if answer.status == 200 else answer.total
+    if total is not None and total != entry.size:
+        raise changed(entry.path, f"changed its size from {entry.size} to {total} bytes")
+    if answer.status == 206 and (answer.start != offset or answer.length not in (None, size)):
+        raise SourceError(
+            f"{client.base.netloc} gives another range of {shown(entry.path)} than asked", retry=True
+        )
+    _check_version(answer, entry)
+
+
+def _check_version(answer: Answer, entry: Entry) -> None:
+    """Compares what this answer says about the version with what was listed, where both say the same kind of thing."""
+    etag = answer.header("ETag")
+    if entry.version.startswith(('"', 'W/"')):
+        if etag and etag != entry.version:
+            raise changed(entry.path, "was changed")
+        return
+    modified = answer.header("Last-Modified")
+    _, _, listed = entry.version.partition(":")
+    if modified and listed.endswith("GMT") and modified != listed:
+        raise changed(entry.path, "was changed")
+
+
+def version_of(answer: Answer, size: int) -> str:
+    """A file's version: its ETag, else size and Last-Modified."""
+    return answer.header("ETag") or f"{size}:{answer.header('Last-Modified')}"
+
+
+def _document(client: WebClient, answer: Answer) -> bytes:
+    if answer.length is not None and answer.length > _INDEX_BYTES:
+        raise ListingError(f"the index has {answer.length} bytes; at most {_INDEX_BYTES} are read")
+    found = bytearray()
+    for data in client.body(answer, answer.length if answer.length is not None else _INDEX_BYTES):
+        found += data
+        if len(found) > _INDEX_BYTES:
+            raise ListingError(f"the index has more than {_INDEX_BYTES} bytes; prepare a pack instead")
+    if answer.length is not None and len(found) != answer.length:
+        raise SourceError(f"{client.base.netloc} ended the index early", retry=True)
+    return bytes(found)
+
+
+def _entries(text: bytes, where: str) -> list[Entry]:
+    try:
+        found = json.loads(text)
+        files = found["files"]
+        return [_entry(one) for one in files]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ListingError(
+            f'{plain(where)} is no index: it must be {{"files": [{{"path": "a/b", "size": 1}}, …]}}'
+        ) from None
+
+
+def _entry(one: Any) -> Entry:
+    path, size, version = one["path"], one["size"], one.get("version", "")
+    if (
+        not isinstance(path, str)
+        or isinstance(size, bool)
+        or not isinstance(size, int)
+        or not isinstance(version, str)
+    ):
+        raise TypeError
+    return Entry(path.encode(), EntryKind.FILE, size, plain(version))

@@ -1,0 +1,302 @@
+"""A directory tree as a source: what it lists, what it refuses, what it notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from gigaslice.dataset.errors import ListingError, SourceError
+from gigaslice.dataset.listing import EntryKind, Limits
+from gigaslice.dataset_node.sources import beneath
+from gigaslice.dataset_node.sources.beneath import open_beneath, open_by_segments
+from gigaslice.dataset_node.sources.posix import PosixSource
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "tree"
+    (root / "a/b/c").mkdir(parents=True)
+    (root / "a/b/c/deep").write_bytes(b"deep")
+    (root / "a/file").write_bytes(b"x" * 100_000)
+    (root / "empty").write_bytes(b"")
+    (root / "void").mkdir()
+    (root / "link").symlink_to("a/file")
+    os.utime(root / "a/file", ns=(1, 1_000_000_000))
+    return root
+
+
+def listed(root, limits=Limits()):  # noqa: B008
+    async def run():
+        source = PosixSource(root)
+        try:
+            return await source.list(limits)
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def read(root, entry, offset=0, size=None):
+    source = PosixSource(root)
+    found = bytearray()
+
+    def sink(at, data):
+        assert at == offset + len(found)
+        found.extend(data)
+
+    try:
+        source.read_into(entry, offset, entry.size - offset if size is None else size, sink)
+    finally:
+        asyncio.run(source.close())
+    return bytes(found)
+
+
+def entry_of(root, path):
+    return next(one for one in listed(root).entries if one.path == path)
+
+
+def test_files_directories_and_links_are_listed(tree):
+    found = {entry.path: entry for entry in listed(tree).entries}
+    assert set(found) == {b"a", b"a/b", b"a/b/c", b"a/b/c/deep", b"a/file", b"empty", b"link", b"void"}
+    assert found[b"a/file"].version == "100000:1000000000"
+    assert found[b"link"].kind is EntryKind.SYMLINK
+    assert found[b"link"].target == b"a/file"
+    assert found[b"void"].kind is EntryKind.DIRECTORY
+
+
+def test_the_same_tree_has_the_same_listing_and_any_change_another(tree):
+    before = listed(tree).digest
+    assert listed(tree).digest == before
+    changes = [
+        lambda: (tree / "a/b/c/deep").write_bytes(b"daep"),
+        lambda: (tree / "a/b/c/deep").write_bytes(b"deeper"),
+        lambda: (tree / "new").write_bytes(b""),
+        (tree / "new").unlink,
+        lambda: (tree / "a/file").rename(tree / "a/fil"),
+        lambda: ((tree / "link").unlink(), (tree / "link").symlink_to("empty")),
+        (tree / "void2").mkdir,
+    ]
+    seen = {before}
+    for index, change in enumerate(changes):
+        change()
+        found = listed(tree).digest
+        assert (found in seen) == (index == 3), index  # the fourth undoes the third
+        seen.add(found)
+
+
+def test_ranges_are_read(tree):
+    (tree / "a/file").write_bytes(bytes(range(256)) * 400)
+    entry = entry_of(tree, b"a/file")
+    assert read(tree, entry) == bytes(range(256)) * 400
+    assert read(tree, entry, 1000, 5000) == (bytes(range(256)) * 400)[1000:6000]
+
+
+def test_names_that_are_no_text_are_names(tree):
+    name = b"\xff\xfe\n"
+    with (tree / os.fsdecode(name)).open("wb") as file:
+        file.write(b"odd")
+    assert read(tree, entry_of(tree, name)) == b"odd"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
+def test_what_no_dataset_has_is_refused_by_name(tree, kind):
+    odd = tree / "a/b/odd"
+    with contextlib.ExitStack() as stack:
+        if kind == "a pipe":
+            os.mkfifo(odd)
+        elif kind == "a socket":
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            here = os.open(tree / "a/b", os.O_RDONLY)
+            stack.callback(os.close, here)
+            one.bind(f"/proc/self/fd/{here}/odd")
+        else:
+            try:
+                os.mknod(odd, 0o600 | 0o20000, os.makedev(1, 3))
+            except PermissionError:
+                pytest.skip("making a device needs root")
+        with pytest.raises(SourceError, match=rf'"a/b/odd" is {kind}'):
+            listed(tree)
+
+
+def test_a_link_out_of_the_tree_is_refused(tree):
+    (tree / "out").symlink_to("../outside")
+    with pytest.raises(ListingError, match='"out"'):
+        listed(tree)
+
+
+def test_a_linked_directory_is_a_link_and_not_walked(tree):
+    (tree / "loop").symlink_to("a")
+    assert {entry.path for entry in listed(tree).entries if entry.path.startswith(b"loop")} == {b"loop"}
+
+
+def test_a_directory_that_is_not_there_is_a_text(tmp_path):
+    with pytest.raises(SourceError, match="cannot be opened"):
+        PosixSource(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"y" * 100_000),
+        lambda path: path.write_bytes(b"short"),
+        lambda path: path.write_bytes(b"z" * 100_001),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+    ],
+    ids=["rewritten", "shorter", "longer", "removed", "a directory", "a pipe"],
+)
+def test_a_file_that_changed_since_the_listing_is_noticed(tree, change):
+    entry = entry_of(tree, b"a/file")
+    change(tree / "a/file")
+    with pytest.raises(SourceError) as failure:
+        read(tree, entry)
+    assert failure.value.changed
+    assert '"a/file"' in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"y" * path.stat().st_size),
+        lambda path: os.truncate(path, 1 << 20),
+        lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    ],
+    ids=["rewritten", "truncated", "grown"],
+)
+def test_a_file_that_changes_while_it_is_read_is_noticed(tree, change):
+    path = tree / "a/file"
+    path.write_bytes(b"x" * (3 << 20))
+    os.utime(path, ns=(1, 1))
+    entry = entry_of(tree, b"a/file")
+    source = PosixSource(tree)
+    chunks = []
+
+    def sink(at, data):
+        if not chunks:
+            change(path)
+        chunks.append(data)
+
+    with pytest.raises(SourceError) as failure:
+        source.read_into(entry, 0, entry.size, sink)
+    asyncio.run(source.close())
+    assert failure.value.changed
+    assert chunks
+
+
+def test_a_file_that_is_written_within_the_clocks_grain_gets_another_version(tree, monkeypatch):
+    (tree / "new").write_bytes(b"one")
+    walked = threading.Event()
+    real = time.time_ns
+
+    def now():
+        if not walked.is_set():
+            walked.set()
+            (tree / "new").write_bytes(b"two")
+            os.utime(tree / "new", ns=(5, real()))
+            (tree / "a/b/c/deep").unlink()
+        return real()
+
+    (tree / "a/b/c/deep").write_bytes(b"just written")
+    monkeypatch.setattr("gigaslice.dataset_node.sources.posix.time.time_ns", now)
+    found = {entry.path: entry for entry in listed(tree).entries}
+    monkeypatch.undo()
+    assert read(tree, found[b"new"]) == b"two"
+    assert b"a/b/c/deep" not in found
+
+
+def test_more_entries_than_the_limit_end_the_walk(tree):
+    for index in range(50):
+        (tree / f"f{index}").touch()
+    with pytest.raises(ListingError, match="more than 10 entries"):
+        listed(tree, Limits(entries=10))
+
+
+OPENERS = [open_beneath, open_by_segments]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_nothing_is_opened_through_a_link_or_above_the_root(tree, tmp_path, opener):
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tree / "up").symlink_to("..")
+    root = os.open(tree, os.O_RDONLY)
+    try:
+        for path in (
+            b"link",
+            b"up/secret",
+            b"../secret",
+            b"a/../../secret",
+            os.fsencode(tmp_path / "secret"),
+        ):
+            with pytest.raises(OSError) as failure:
+                opener(root, path)
+            assert failure.value.errno in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR), path
+        fd = opener(root, b"a/b/c/deep")
+        assert os.read(fd, 10) == b"deep"
+        os.close(fd)
+        os.close(opener(root, b".", directory=True))
+        with pytest.raises(NotADirectoryError):
+            opener(root, b"a/file", directory=True)
+    finally:
+        os.close(root)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_a_tree_that_is_changed_under_us_never_leads_out_of_it(tmp_path, opener):
+    """A directory and a link to the outside change places as fast as they can."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    for one, text in ((outside, b"SECRET"), (root / "dir", b"inside")):
+        one.mkdir(parents=True)
+        (one / "file").write_bytes(text)
+    (root / "evil").symlink_to(outside)
+    stop = threading.Event()
+
+    def exchange():
+        while not stop.is_set():
+            (root / "dir").rename(root / "kept")
+            (root / "evil").rename(root / "dir")
+            (root / "dir").rename(root / "evil")
+            (root / "kept").rename(root / "dir")
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    fd = os.open(root, os.O_RDONLY)
+    found = set()
+    try:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            try:
+                file = opener(fd, b"dir/file")
+            except OSError as error:
+                found.add(error.errno)
+                continue
+            found.add(os.read(file, 10))
+            os.close(file)
+    finally:
+        stop.set()
+        thread.join()
+        os.close(fd)
+    assert b"SECRET" not in found
+    assert b"inside" in found
+    assert len(found) > 1, "the exchange was met at least once"
+
+
+def test_without_openat2_segments_are_opened_one_by_one(tree, monkeypatch):
+    def missing(*_):
+        import ctypes
+
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    monkeypatch.setattr(beneath, "_syscall", missing)
+    monkeypatch.setattr(beneath, "_missing", False)
+    assert {entry.path for entry in listed(tree).entries} >= {b"a/b/c/deep"}
+    assert read(tree, entry_of(tree, b"a/b/c/deep")) == b"deep"
+    assert beneath._missing
