@@ -16,7 +16,7 @@ import yaml
 FOLDER = Path(__file__).resolve().parents[4] / "deploy/helm/gigaslice/files/crds"
 _WORDS = {"&&": " and ", "||": " or ", "true": "True", "false": "False"}
 _TOKEN = re.compile(
-    r'"[^"]*"|&&|\|\||!=|!|has\((?P<of>[\w.]+)\.(?P<key>\w+)\)|self(?:\.(?!matches)\w+)*|\w+|.'
+    r'"[^"]*"|&&|\|\||!=|!|has\((?P<of>[\w.]+)\.(?P<key>\w+)\)|self(?:\.(?!matches|startsWith|contains)\w+)*|\w+|.'
 )
 
 
@@ -24,9 +24,16 @@ class _Text(str):
     def matches(self, pattern: str) -> bool:
         return re.search(pattern, self) is not None
 
+    def startsWith(self, text: str) -> bool:  # noqa: N802  (CEL's name)
+        return self.startswith(text)
+
+    def contains(self, text: str) -> bool:
+        return text in self
+
 
 def definition(plural: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((FOLDER / f"{plural}.gigaslice.io.yaml").read_text())
+    (path,) = FOLDER.parent.glob(f"crds*/{plural}.gigaslice.io.yaml")
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
     return found
 
 
@@ -76,6 +83,7 @@ def _rules(node: dict[str, Any], value: Any) -> list[str]:
 
 def evaluate(expression: str, value: Any) -> Any:
     """The value of a CEL EXPRESSION for VALUE as self."""
+    value = _Text(value) if isinstance(value, str) else value
     names = {"self": value, "size": len, "int": int, "string": _Text, "type": _type, "get": _get, "has": _has}
     return eval(_python(expression), {"__builtins__": {}}, names)
 

@@ -1,0 +1,294 @@
+"""The API objects of datasets as values: `Dataset`, which a user writes, and `DatasetNode`, which a node writes. Pure.
+
+A Dataset gives a source a name in a namespace, so that pods need not repeat it, and can have it fetched before any pod
+asks. A DatasetNode says what one node's cache has. It is no annotation of the Node: every change of a Node wakes all
+schedulers and kubelets, and annotations end at 256 KiB. Its one writer is the dataset service of that node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigaslice.dataset.affinity import Held, NodeDatasets
+from gigaslice.dataset.digest import hasher
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.source_spec import SourceSpec
+
+__all__ = [
+    "CHECKS",
+    "DATASETS",
+    "DATASET_NODES",
+    "DRIVER",
+    "GROUP",
+    "VERSION",
+    "CachedDataset",
+    "DatasetNode",
+    "DatasetObject",
+    "Prefetch",
+    "parse_dataset",
+    "parse_dataset_node",
+]
+
+GROUP = "gigaslice.io"
+VERSION = "v1alpha1"
+DATASETS = "datasets"
+DATASET_NODES = "datasetnodes"
+DRIVER = "dataset.gigaslice.io"
+"""The name of the CSI driver, as pods write it."""
+
+CHECKS = ("listing", "pinned", "never")
+"""How a pod's request is compared with the copy on the node. listing: the source is listed with the pod's credentials.
+pinned: the version of `digest`. never: any complete copy. The last two for Dataset objects only."""
+
+_MOST_SHOWN = 2000  # datasets of one DatasetNode: etcd takes 1.5 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Where a dataset is fetched before a pod asks.
+
+    Attributes:
+        nodes: Labels that a node must have; empty: every node with a dataset service.
+        replicas: On how many of them; None: on all.
+    """
+
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    replicas: int | None = None
+
+    def chosen(self, uid: str, candidates: Collection[str]) -> frozenset[str]:
+        """The nodes that fetch a dataset, the same for everyone who asks.
+
+        The nodes with the highest digests of dataset and node: one more or less moves one copy (rendezvous hashing).
+
+        Args:
+            uid: Of the Dataset.
+            candidates: Names of nodes that have a dataset service and the labels.
+        """
+        if self.replicas is None or self.replicas >= len(candidates):
+            return frozenset(candidates)
+        ordered = sorted(
+            candidates, key=lambda node: hasher(f"{uid}\n{node}".encode()).digest(), reverse=True
+        )
+        return frozenset(ordered[: self.replicas])
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetObject:
+    """A `Dataset`.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name: what pods write as `dataset`.
+        uid: Its UID.
+        source: Where it comes from.
+        secret: Name of a Secret in its namespace, for fetching before a pod asks; pods bring their own.
+        check: See `CHECKS`.
+        digest: Of the listing of the pinned version, 64 hexadecimal digits.
+        image_digest: BLAKE3 of a prepared pack that an administrator trusts; empty: packs are read through.
+        allowed: Other namespaces whose pods may name it; "*": all.
+        prefetch: None: only when a pod asks.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    source: SourceSpec
+    secret: str = ""
+    check: str = "listing"
+    digest: str = ""
+    image_digest: str = ""
+    allowed: frozenset[str] = frozenset()
+    prefetch: Prefetch | None = None
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def allows(self, namespace: str) -> bool:
+        """Whether pods of a namespace may name it."""
+        return namespace == self.namespace or namespace in self.allowed or "*" in self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class CachedDataset:
+    """One dataset in the cache of a node.
+
+    Attributes:
+        key: See `gigaslice.dataset.source_spec.dataset_key`.
+        source: Its canonical source.
+        digest: Of its listing.
+        bytes: Of the image.
+        state: "Ready" or "Fetching".
+        fetched: Bytes that have arrived.
+        in_use: Pods on the node have it.
+        last_used: Unix time of the end of the last use.
+        pods: The pods that have it, as "namespace/name".
+    """
+
+    key: str
+    source: str
+    digest: str
+    bytes: int
+    state: str = "Ready"
+    fetched: int = 0
+    in_use: bool = False
+    last_used: float = 0.0
+    pods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetNode:
+    """What the dataset service of one node says. free: bytes that a new dataset finds without deleting another."""
+
+    node: str
+    budget: int = 0
+    free: int = 0
+    datasets: tuple[CachedDataset, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """The object for the API. Of too many datasets the longest unused are left out."""
+        shown = sorted(self.datasets, key=lambda one: (not one.in_use, -one.last_used, one.key))[:_MOST_SHOWN]
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "DatasetNode",
+            "metadata": {"name": self.node},
+            "status": {
+                "budgetBytes": self.budget,
+                "freeBytes": self.free,
+                "datasets": [_cached_document(one) for one in sorted(shown, key=lambda one: one.key)],
+            },
+        }
+
+    def for_scheduling(self) -> NodeDatasets:
+        """The same for the affinity score."""
+        held = (
+            Held(one.source, one.digest, one.bytes, one.in_use, fetching=one.state != "Ready")
+            for one in self.datasets
+        )
+        return NodeDatasets(tuple(held), self.free)
+
+
+def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
+    """Reads a `Dataset`.
+
+    Raises:
+        RequestError: What the schema of the API cannot refuse, such as a source that is none, with what to write.
+    """
+    metadata, spec = _object(document, "metadata"), _object(document, "spec")
+    namespace, name, uid = (_text(metadata, one) for one in ("namespace", "name", "uid"))
+    if not namespace or not name:
+        raise RequestError("a Dataset needs a name and a namespace")
+    who = f"Dataset {namespace}/{name}"
+    try:
+        source = SourceSpec.parse(_text(spec, "source"), _texts(spec, "options"))
+    except RequestError as error:
+        raise RequestError(f"{who}: {error}") from None
+    check = _text(spec, "check") or "listing"
+    if check not in CHECKS:
+        raise RequestError(f"{who}: check is {check!r}; write {', '.join(CHECKS[:-1])} or {CHECKS[-1]}")
+    digest = _digest(who, spec, "digest")
+    if check == "pinned" and not digest:
+        raise RequestError(
+            f"{who}: check: pinned needs the digest of the version; it is in the object's status"
+        )
+    allowed = spec.get("allowedNamespaces")
+    return DatasetObject(
+        namespace,
+        name,
+        uid,
+        source,
+        _text(_object(spec, "secretRef"), "name"),
+        check,
+        digest,
+        _digest(who, spec, "imageDigest"),
+        frozenset(one for one in allowed if isinstance(one, str))
+        if isinstance(allowed, list)
+        else frozenset(),
+        _prefetch(spec.get("prefetch")),
+    )
+
+
+def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:
+    """Reads a `DatasetNode`. Entries that cannot be understood are left out. Raises ValueError for what is none."""
+    name = _text(_object(document, "metadata"), "name")
+    if not name:
+        raise ValueError("a DatasetNode has no name")
+    status = _object(document, "status")
+    entries = status.get("datasets")
+    found = tuple(_cached(one) for one in (entries if isinstance(entries, list) else ()))
+    budget, free = _whole(status, "budgetBytes"), _whole(status, "freeBytes")
+    return DatasetNode(name, budget, free, tuple(one for one in found if one is not None))
+
+
+def _cached(entry: object) -> CachedDataset | None:
+    if not isinstance(entry, dict):
+        return None
+    key, source = _text(entry, "key"), _text(entry, "source")
+    if not key or not source:
+        return None
+    pods = entry.get("pods")
+    return CachedDataset(
+        key,
+        source,
+        _text(entry, "digest"),
+        _whole(entry, "bytes"),
+        _text(entry, "state") or "Ready",
+        _whole(entry, "fetchedBytes"),
+        entry.get("inUse") is True,
+        float(_whole(entry, "lastUsed")),
+        _strings(pods),
+    )
+
+
+def _cached_document(one: CachedDataset) -> dict[str, Any]:
+    return {
+        "key": one.key,
+        "source": one.source,
+        "digest": one.digest,
+        "bytes": one.bytes,
+        "state": one.state,
+        "fetchedBytes": one.fetched,
+        "inUse": one.in_use,
+        "lastUsed": int(one.last_used),
+        "pods": list(one.pods),
+    }
+
+
+def _prefetch(found: object) -> Prefetch | None:
+    if not isinstance(found, dict):
+        return None
+    replicas = found.get("replicas")
+    nodes = _texts(found, "nodes")
+    return Prefetch(nodes, replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else None)
+
+
+def _digest(who: str, spec: Mapping[str, Any], field_name: str) -> str:
+    digest = _text(spec, field_name).lower()
+    if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
+        raise RequestError(f"{who}: {field_name} has 64 hexadecimal digits")
+    return digest
+
+
+def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    found = document.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
+    return {name: value for name, value in _object(document, key).items() if isinstance(value, str)}
+
+
+def _strings(found: object) -> tuple[str, ...]:
+    entries: Iterable[object] = found if isinstance(found, list) else ()
+    return tuple(one for one in entries if isinstance(one, str))
+
+
+def _whole(document: Mapping[str, Any], key: str) -> int:
+    found = document.get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
