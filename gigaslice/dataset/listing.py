@@ -11,9 +11,10 @@ Devices, sockets and pipes have no kind here; the source that meets one refuses 
 
 from __future__ import annotations
 
+import builtins
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
@@ -89,6 +90,26 @@ class Listing:
             building.add(entry)
         return building.done()
 
+    def layout_digest(self) -> builtins.bytes:
+        """The digest of paths, kinds, sizes and targets alone: of what an image's layout follows from."""
+        return hasher(_encoded(entry._replace(version="") for entry in self.entries)).digest()
+
+    def encoded(self) -> builtins.bytes:
+        """The listing as bytes; their BLAKE3 is `digest`."""
+        return _encoded(self.entries)
+
+    @staticmethod
+    def decode(data: builtins.bytes, limits: Limits = Limits()) -> Listing:
+        """The listing of what `encoded` wrote, checked as any other.
+
+        Raises:
+            ListingError: It is none, or not in its canonical form.
+        """
+        listing = Listing.of(_decoded(data), limits)
+        if listing.digest != hasher(data).digest():
+            raise ListingError("the listing is not in the form in which listings are written; make it anew")
+        return listing
+
 
 @dataclass(slots=True)
 class _Building:
@@ -160,7 +181,7 @@ class _Building:
             if entry.kind is EntryKind.SYMLINK:
                 _check_link(entry, kinds)
         files = sum(kind is EntryKind.FILE for _, kind, *_ in self.entries)
-        return Listing(tuple(self.entries), _digest(self.entries), files, self.total)
+        return Listing(tuple(self.entries), hasher(_encoded(self.entries)).digest(), files, self.total)
 
 
 def _twice(entries: Iterable[Entry]) -> bytes:
@@ -193,14 +214,34 @@ def _check_link(entry: Entry, kinds: Mapping[bytes, EntryKind]) -> None:
             where = where.rpartition(b"/")[0]
 
 
-def _digest(entries: Iterable[Entry]) -> bytes:
-    """Over the entries, each with its lengths first: no two listings have the same encoding."""
+def _encoded(entries: Iterable[Entry]) -> bytes:
+    """The entries one after the other, each with its lengths first: no two listings have the same encoding."""
     pack = _RECORD.pack
     parts = [_HEAD]
     for path, kind, size, version, target in entries:
         text = version.encode("utf-8", "surrogatepass")
         parts += (pack(kind, size, len(path), len(text), len(target)), path, text, target)
-    return hasher(b"".join(parts)).digest()
+    return b"".join(parts)
+
+
+def _decoded(data: bytes) -> Iterator[Entry]:
+    if not data.startswith(_HEAD):
+        raise ListingError("this is no listing of a dataset, or one of another version")
+    at = len(_HEAD)
+    while at < len(data):
+        try:
+            number, size, path_bytes, version_bytes, target_bytes = _RECORD.unpack_from(data, at)
+            at += _RECORD.size
+            fields = []
+            for length in (path_bytes, version_bytes, target_bytes):
+                fields.append(data[at : at + length])
+                at += length
+            kind, version = EntryKind(number), fields[1].decode("utf-8", "surrogatepass")
+        except (struct.error, ValueError):
+            raise ListingError(f"the listing is damaged at byte {min(at, len(data))}; make it anew") from None
+        if at > len(data):
+            raise ListingError("the listing is cut short; copy it again")
+        yield Entry(fields[0], kind, size, version, fields[2])
 
 
 def _refusal(path: bytes, name: bytes, limits: Limits) -> str:
