@@ -8,19 +8,27 @@ GPU, restart the pods in the order of the plan, uncordon it.
 
 What else keeps a pod on a node (its selectors, its volumes) is not looked at, and pods that nothing would make again
 are left where they are.
+
+The search can take a second. So it is a generator that stops after each small step, for a process that has other work
+to do in between.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import TypeVar
 
 from gigaslice.model import NodeState, Placement, Share
 from gigaslice.placement.tree import bits, build_tree
 
-__all__ = ["FreeingPlan", "MovablePod", "PlaceOn", "PodMove", "plans"]
+__all__ = ["FreeingPlan", "MovablePod", "PlaceOn", "PodMove", "Steps", "finished", "planning", "plans"]
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that stops after every step of a millisecond or two at most, and at last returns what came of it."""
 
 _MOST_ORDERS = 24
 """Orders in which the pods of a plan are tried: all of four pods."""
@@ -74,6 +82,16 @@ class _Target:
         return self.size, len(self.names), self.node, self.gpus
 
 
+def finished(steps: Steps[T]) -> T:
+    """Does all of the work at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
 def plans(
     nodes: Mapping[str, NodeState],
     movable: Mapping[str, MovablePod],
@@ -83,7 +101,20 @@ def plans(
     most: int = 5,
     tries: int = 100,
 ) -> list[FreeingPlan]:
-    """Finds what would free whole GPUs.
+    """Finds what would free whole GPUs, at once: see `planning`."""
+    return finished(planning(nodes, movable, place, gpus=gpus, most=most, tries=tries))
+
+
+def planning(
+    nodes: Mapping[str, NodeState],
+    movable: Mapping[str, MovablePod],
+    place: PlaceOn,
+    *,
+    gpus: int = 1,
+    most: int = 5,
+    tries: int = 100,
+) -> Steps[list[FreeingPlan]]:
+    """Finds what would free whole GPUs, step by step.
 
     Args:
         nodes: The nodes that may take pods, with all that is held there.
@@ -98,29 +129,31 @@ def plans(
     """
     found: list[FreeingPlan] = []
     planner = _Planner(nodes, movable, place)
-    for number, target in enumerate(sorted(_targets(nodes, movable, gpus), key=lambda one: one.order)):
+    targets: list[_Target] = []
+    for name, state in nodes.items():
+        planner.learn(name, state)
+        targets += _targets(name, state, movable, gpus)
+        yield
+    for number, target in enumerate(sorted(targets, key=lambda one: one.order)):
         if len(found) == most or number == tries:
             break
-        plan = planner.plan(target)
+        plan = yield from planner.plan(target)
         if plan is not None:
             found.append(plan)
     return found
 
 
-def _targets(
-    nodes: Mapping[str, NodeState], movable: Mapping[str, MovablePod], count: int
-) -> Iterator[_Target]:
-    """All sets of COUNT GPUs that are in use, and could be freed if their pods found room elsewhere."""
-    for name, state in nodes.items():
-        holders = state.usage().holders
-        sizes = {one.name: _bytes(state, one.shares) for one in state.occupants}
-        for members in _sets(state, count):
-            names = tuple(sorted({pod for gpu in members for pod in holders[gpu]}))
-            if not names or not all(state.gpus[gpu].healthy for gpu in members):
-                continue
-            if all(pod in movable and movable[pod].node == name for pod in names):
-                gpus = tuple(state.gpus[gpu].uuid for gpu in members)
-                yield _Target(name, gpus, names, sum(sizes[pod] for pod in names))
+def _targets(name: str, state: NodeState, movable: Mapping[str, MovablePod], count: int) -> Iterator[_Target]:
+    """The sets of COUNT GPUs of a node that are in use, and could be freed if their pods found room elsewhere."""
+    holders = state.usage().holders
+    sizes = {one.name: _bytes(state, one.shares) for one in state.occupants}
+    for members in _sets(state, count):
+        names = tuple(sorted({pod for gpu in members for pod in holders[gpu]}))
+        if not names or not all(state.gpus[gpu].healthy for gpu in members):
+            continue
+        if all(pod in movable and movable[pod].node == name for pod in names):
+            gpus = tuple(state.gpus[gpu].uuid for gpu in members)
+            yield _Target(name, gpus, names, sum(sizes[pod] for pod in names))
 
 
 def _sets(state: NodeState, count: int) -> Iterator[tuple[int, ...]]:
@@ -146,10 +179,15 @@ class _Planner:
         self._nodes = nodes
         self._movable = movable
         self._place = place
-        self._whole = {name: _whole(state) for name, state in nodes.items()}
-        self._parts = {name: _parts(state, self._whole[name]) for name, state in nodes.items()}
+        self._whole: dict[str, frozenset[str]] = {}
+        self._parts: dict[str, list[int]] = {}
 
-    def plan(self, target: _Target) -> FreeingPlan | None:
+    def learn(self, name: str, state: NodeState) -> None:
+        """Looks at a node; before plans are made, at each."""
+        self._whole[name] = _whole(state)
+        self._parts[name] = _parts(state, self._whole[name])
+
+    def plan(self, target: _Target) -> Steps[FreeingPlan | None]:
         start = self._nodes[target.node]
         sizes = {name: _bytes(start, start.occupant(name).shares) for name in target.names}
         for uuid in target.gpus:
@@ -159,7 +197,7 @@ class _Planner:
             moves = []
             for name in order:
                 changed[target.node] = changed[target.node].without(name)
-                move = self._move(changed, self._movable[name], sizes[name])
+                move = yield from self._move(changed, self._movable[name], sizes[name])
                 if move is None:
                     break
                 moves.append(move)
@@ -169,7 +207,7 @@ class _Planner:
                 return FreeingPlan(target.node, target.gpus, tuple(moves), target.size)
         return None
 
-    def _move(self, changed: Mapping[str, NodeState], pod: MovablePod, size: int) -> PodMove | None:
+    def _move(self, changed: Mapping[str, NodeState], pod: MovablePod, size: int) -> Steps[PodMove | None]:
         """Where a pod goes: onto partly used GPUs alone, and there where the least is left.
 
         Nodes are asked in the order of the least that can be left there, so most are never asked.
@@ -181,6 +219,7 @@ class _Planner:
                 break
             state = changed.get(name, self._nodes[name])
             shares = self._place(name, state, pod)
+            yield
             if shares is None or any(share.gpu in self._whole[name] for share in shares):
                 continue
             left = sum(state.free(share.gpu) - share.slices for share in shares)

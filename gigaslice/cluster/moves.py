@@ -11,19 +11,18 @@ from collections.abc import Mapping
 from heapq import nsmallest
 
 from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.defragment import FreeingPlan, MovablePod, plans
+from gigaslice.cluster.defragment import FreeingPlan, MovablePod, Steps, finished, planning
 from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.hardware import NOTHING, GpuRoom, NodeRoom
+from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, NodeRoom
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import CORES_PER_GPU, NodeState, Occupant, Pod, Share
 
-__all__ = ["freeing_plans", "may_be_moved"]
+__all__ = ["freeing_plans", "freeing_steps", "may_be_moved"]
 
 _STAYS = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-
-
 _MOST_NODES = 300
+_AT_ONCE = 200  # nodes of which the fullest GPU is looked for in one step
 
 
 def may_be_moved(pod: Pod) -> bool:
@@ -34,7 +33,17 @@ def may_be_moved(pod: Pod) -> bool:
 def freeing_plans(
     state: ClusterState, pods: Mapping[str, Pod], *, gpus: int = 1, most: int = 5, tries: int = 60
 ) -> list[FreeingPlan]:
-    """Finds what would free whole GPUs; see `gigaslice.cluster.defragment.plans`.
+    """Finds what would free whole GPUs, at once: see `freeing_steps`."""
+    return finished(freeing_steps(state, pods, gpus=gpus, most=most, tries=tries))
+
+
+def freeing_steps(
+    state: ClusterState, pods: Mapping[str, Pod], *, gpus: int = 1, most: int = 5, tries: int = 60
+) -> Steps[list[FreeingPlan]]:
+    """Finds what would free whole GPUs, step by step; see `gigaslice.cluster.defragment.planning`.
+
+    The cluster may change between two steps: each node counts as it was when it was looked at, and a node whose GPUs
+    have become others takes no pods any more.
 
     Args:
         state: The cluster.
@@ -43,26 +52,37 @@ def freeing_plans(
         most: So many plans at most.
         tries: So many GPUs at most are looked at.
     """
-    names = nsmallest(_MOST_NODES, state.nodes, lambda name: (_least_held(state, name), name))
-    nodes = {name: node for name in sorted(names) if (node := _node(state, name)) is not None}
-    movable = {
-        one.name: MovablePod(one.name, pod.node)
-        for node in nodes.values()
-        for one in node.occupants
-        if (pod := pods.get(one.name)) is not None and may_be_moved(pod)
-    }
+    order = []
+    for number, name in enumerate(state.nodes):
+        order.append((_least_held(state, name), name))
+        if number % _AT_ONCE == 0:
+            yield
+    nodes: dict[str, NodeState] = {}
+    kinds: dict[str, Hardware | None] = {}
+    moved: dict[str, Pod] = {}
+    movable: dict[str, MovablePod] = {}
+    for name in sorted(name for _, name in nsmallest(_MOST_NODES, order)):
+        node, kind = _node(state, name), state.hardware(name)
+        yield
+        if node is None:
+            continue
+        nodes[name], kinds[name] = node, kind
+        for one in node.occupants:
+            pod = pods.get(one.name)
+            if pod is not None and may_be_moved(pod):
+                moved[one.name], movable[one.name] = pod, MovablePod(one.name, pod.node)
     demands: dict[str, PodDemand | Refusal] = {}
 
     def place(name: str, node: NodeState, pod: MovablePod) -> tuple[Share, ...] | None:
         if pod.name not in demands:
-            demands[pod.name] = state.demand_of(pods[pod.name])
+            demands[pod.name] = state.demand_of(moved[pod.name])
         demand = demands[pod.name]
-        if isinstance(demand, Refusal) or not demand.any:
+        if isinstance(demand, Refusal) or not demand.any or state.hardware(name) is not kinds[name]:
             return None
         found = state.choose_in(_room(node), demand, name)
         return None if found is None else _together(found)
 
-    return plans(nodes, movable, place, gpus=gpus, most=most, tries=tries)
+    return (yield from planning(nodes, movable, place, gpus=gpus, most=most, tries=tries))
 
 
 def _least_held(state: ClusterState, name: str) -> int:
@@ -70,6 +90,9 @@ def _least_held(state: ClusterState, name: str) -> int:
     hardware = state.hardware(name)
     if hardware is None:
         return 1 << 30
+    if hardware.one_pool:
+        used = state.tally(name).used
+        return hardware.one_pool - used[-1] if used else 1 << 29
     rows = zip(hardware.gpus, state.room(name), strict=True)
     return min((gpu.slices - room.free for gpu, room in rows if room.foreign and room.free), default=1 << 29)
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from gigaslice.cluster.demand import ClusterUnits
-from gigaslice.cluster.moves import freeing_plans
+from gigaslice.cluster.moves import freeing_steps
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.config import ControllerConfig
@@ -34,6 +34,7 @@ from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.yielding import in_pieces
 from gigaslice.views.collect import WaitingSince, picture
 from gigaslice.views.move_lines import move_lines
 from gigaslice.views.page import HEADERS, PageQuery, render
@@ -218,7 +219,7 @@ class ControllerParts:
         await self.feed.wait()
         while True:
             begun = self._clock()
-            plans = freeing_plans(self.state, self.feed.pods)
+            plans = await in_pieces(freeing_steps(self.state, self.feed.pods))
             self._moves = move_lines(self.state, plans, self.feed.pods)
             await asyncio.sleep(max(_MOVES_SECONDS, _SHARE * (self._clock() - begun)))
 

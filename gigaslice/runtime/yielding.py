@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from typing import TypeVar
 
-__all__ = ["with_breaks"]
+__all__ = ["in_pieces", "with_breaks"]
 
 _PIECE = 0.0005
 _BREAK = 0.001
@@ -32,3 +32,23 @@ async def with_breaks(
             await asyncio.sleep(_BREAK)
             begun = clock()
         yield item
+
+
+async def in_pieces(
+    steps: Generator[None, None, T], clock: Callable[[], float] = time.perf_counter, piece: float = 0.004
+) -> T:
+    """Does work that stops after each small step, and returns what it returns.
+
+    After each PIECE of seconds others have as long a break.
+    """
+    begun = clock()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        taken = clock() - begun
+        if taken >= piece:
+            await asyncio.sleep(min(taken, 10 * piece))
+            begun = clock()

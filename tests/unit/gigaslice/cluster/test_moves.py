@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gigaslice.cluster.moves import freeing_plans, may_be_moved
+from gigaslice.cluster.defragment import finished
+from gigaslice.cluster.moves import freeing_plans, freeing_steps, may_be_moved
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Pod, Share
 from gigaslice.views.move_lines import move_lines
@@ -77,3 +78,37 @@ def test_of_a_large_cluster_the_cheapest_moves_are_found() -> None:
             state.put_pod(one)
     best = freeing_plans(state, pods, most=1)[0]
     assert (best.node, best.size) == ("n399", 3 << 30)
+
+
+def test_the_search_goes_on_while_the_cluster_changes() -> None:
+    def prepared() -> tuple[ClusterState, dict[str, Pod]]:
+        return cluster(held("p", "node-a", 0, 4), held("q", "node-b", 1, 10), held("r", "node-b", 0, 14))
+
+    state, pods = prepared()
+    steps = sum(1 for _ in freeing_steps(state, pods))
+    assert steps > 5
+    changes = (
+        lambda state: state.drop_node("node-b"),
+        lambda state: state.put_node(facts("node-b", 1)),
+        lambda state: state.drop_pod("p"),
+        lambda state: state.put_node(facts("node-c")),
+    )
+    for change in changes:
+        for at in range(steps):
+            state, pods = prepared()
+            search = freeing_steps(state, pods)
+            for _ in range(at):
+                next(search)
+            change(state)
+            pods.clear()
+            for plan in finished(search):
+                assert plan.node in ("node-a", "node-b") and plan.moves
+
+
+def test_a_node_that_has_become_another_takes_no_pods() -> None:
+    state, pods = cluster(held("p", "node-a", 0, 4), held("q", "node-b", 1, 10), held("r", "node-b", 0, 14))
+    search = freeing_steps(state, pods)
+    for _ in range(5):
+        next(search)  # all nodes have been looked at
+    state.put_node(facts("node-b", 1))
+    assert all(move.node == "node-a" for plan in finished(search) for move in plan.moves)

@@ -1,6 +1,6 @@
 import asyncio
 
-from gigaslice.runtime.yielding import with_breaks
+from gigaslice.runtime.yielding import in_pieces, with_breaks
 
 
 def walk(items, seconds_each):
@@ -41,3 +41,29 @@ def test_one_long_item_is_a_piece_of_its_own():
 def test_short_work_has_no_breaks():
     assert pieces(walk(range(9), 0.0)) == [9]
     assert pieces(walk([], 9.0)) == []
+
+
+def test_work_in_steps_returns_its_result_and_lets_others_in():
+    now, done = [0.0], []
+
+    def steps(count):
+        for step in range(count):
+            done.append(step)
+            now[0] += 0.001
+            yield
+        return "found"
+
+    async def other():
+        while True:
+            done.append("-")
+            await asyncio.sleep(0.0001)
+
+    async def main(count):
+        task = asyncio.create_task(other())
+        found = await in_pieces(steps(count), lambda: now[0], 0.003)
+        task.cancel()
+        return found
+
+    assert asyncio.run(main(9)) == "found"
+    assert pieces(done) == [3, 3, 3]
+    assert asyncio.run(main(0)) == "found"
