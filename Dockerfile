@@ -2,7 +2,7 @@
 # Nothing of NVIDIA is in it: the driver's NVML comes from the node, by the container runtime.
 #
 # A tag can be moved to another image. A digest is not written here, since it would be that of one day and without the
-# fixes of all days after it; whoever builds for production names the one that was looked at, of both architectures:
+# fixes of all days after it; a build for production names the one that was looked at, of both architectures:
 #   docker buildx imagetools inspect docker.io/library/python:3.12-slim-bookworm   (or skopeo inspect)
 #   make image BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm@sha256:...
 # Python packages are pinned by version and hash (deploy/image, `make lock`), for this version of Python.

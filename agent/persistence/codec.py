@@ -187,7 +187,7 @@ def _allocation(item: Mapping[str, Any]) -> Allocation:
         raise ValueError("an allocation without devices")
     limits = tuple(_limit(one) for one in item.get("limits", []))
     if not {one.gpu for one in limits} <= {hold.gpu for hold in holds}:
-        raise ValueError("a limit for a card that the allocation does not have")
+        raise ValueError("a limit for a GPU that the allocation does not have")
     container, suspects = item.get("container"), item.get("suspects")
     return Allocation(
         id=item["id"],

@@ -61,7 +61,7 @@ class ClusterContents(ABC):
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The names of all nodes that the API server knows, in order."""
+        """The names of all nodes of the cluster, in order."""
         if self._sorted is None:
             self._sorted = tuple(sorted(name for name, record in self._nodes.items() if record.known))
         return self._sorted

@@ -3,7 +3,7 @@
 The text changes only when the node does: it holds no time, no temperature and no use of memory. An agent of another
 version may write more than is known here; unknown keys are left alone, and another schema is refused.
 
-`free` is for people. Whoever decides counts for itself: `held` are the allocations whose GPUs the agent chose, because
+`free` is for people. A scheduler counts for itself: `held` are the allocations whose GPUs the agent chose, because
 their pods came without an assignment; every other one is in the annotation of its own pod.
 """
 

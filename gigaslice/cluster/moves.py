@@ -1,7 +1,7 @@
 """Plans that free GPUs (`gigaslice.cluster.defragment`), from the cluster's state. Pure.
 
-A pod may be moved if something makes it again, it is not ending, and it does not ask to be left alone in the way that
-the cluster autoscaler knows. Nodes that lend host memory are left out: how much of it is real depends on who shares it.
+A pod may be moved if something makes it again, it is not ending, and it does not carry the cluster autoscaler's
+annotation against eviction. Nodes that lend host memory are left out: how much of it is real depends on who shares it.
 Of a large cluster the nodes are looked at where the least would have to move, since the search must not take long.
 """
 

@@ -16,7 +16,7 @@ from gigaslice.model import CORES_PER_GPU
 __all__ = ["Matcher", "take"]
 
 _MOST_STEPS = 100_000
-"""Partial assignments tried before a pod counts as not fitting: seconds of work, for pods that nobody writes."""
+"""Partial assignments tried before a pod counts as not fitting: seconds of work, which no pod of a real user needs."""
 
 Assigned = tuple[tuple[Taken, ...], ...]
 """Per block, what it takes."""

@@ -11,7 +11,7 @@ __all__ = ["ClassOnNode", "ClassStatus", "GpuHolder", "GpuHolders"]
 
 @dataclass(frozen=True, slots=True)
 class GpuHolder:
-    """One pod on a GPU. namespace and name are empty where only the agent knows it. reserved: it is not bound yet."""
+    """One pod on a GPU. namespace and name are empty where only the agent names it. reserved: it is not bound yet."""
 
     uid: str
     slices: int

@@ -46,7 +46,7 @@ def plan_class(
     Args:
         name: The class's name.
         spec: What it should be; None where the cluster has no GPU of its type.
-        present: The class of that name, whoever made it.
+        present: The class of that name, of any author.
         needed: Whether a pod or a quota refers to the class of a name; it is kept then.
     """
     if spec is None and (present is None or not present.managed or needed(name)):

@@ -83,7 +83,7 @@ class StoredObject:
 
     @property
     def managed(self) -> bool:
-        """Whether the controller made it, and nobody took it over by removing the label."""
+        """Whether the controller made it, and no user took it over by removing the label."""
         return self.labels.get(MANAGED_BY) == MANAGER
 
 
@@ -150,7 +150,7 @@ def plan_object(
 
 
 def plan_status(name: str, status: Document | None, present: StoredObject) -> tuple[ObjectWrite, ...]:
-    """Returns the write, if any, that gives PRESENT this STATUS, whoever made the object."""
+    """Returns the write, if any, that gives PRESENT this STATUS, of any author."""
     if status is None or status == present.status:
         return ()
     body = {"metadata": _read(present), "status": difference(present.status, status)}

@@ -74,7 +74,7 @@ class Leader:
 
     @property
     def leading(self) -> bool:
-        """Whether nobody else can hold the lease now."""
+        """Whether no other replica can hold the lease now."""
         return self._clock() < self._until
 
     async def run(self) -> None:

@@ -49,7 +49,7 @@ def picture(
         state: The cluster.
         waiting: Pods without a node, the oldest first; as many as can be read are explained.
         moves: What would free whole GPUs, one sentence each.
-        names: "namespace/name" of pods that the state knows by their UID alone.
+        names: "namespace/name" of pods that the state has by their UID alone.
         note: What is missing in it, such as objects that may not be read.
     """
     known = names or {}

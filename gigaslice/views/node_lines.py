@@ -86,8 +86,8 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
             else "all GPUs are in use"
         )
     if refusal.reason is RefusalReason.UNHEALTHY:
-        sick = [f"GPU{gpu.index} {gpu.why_not}" for gpu in gpus if _is_unhealthy(gpu)]
-        return f"unhealthy: {'; '.join(sick)}" if sick else refusal.text
+        unhealthy = [f"GPU{gpu.index} {gpu.why_not}" for gpu in gpus if _is_unhealthy(gpu)]
+        return f"unhealthy: {'; '.join(unhealthy)}" if unhealthy else refusal.text
     if refusal.reason in (RefusalReason.NO_CLASS, RefusalReason.NO_MATCH) and report.gpus:
         return f"{refusal.text}; it has {_models(report)}"
     return refusal.text

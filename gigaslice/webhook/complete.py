@@ -30,7 +30,7 @@ def patch_of(pod: Mapping[str, Any], facts: AdmissionFacts) -> list[dict[str, An
                 path = f"{container.path}/resources/{field}/{name.replace('/', '~1')}"
                 patch.append({"op": "add", "path": path, "value": str(count)})
     chosen = spec.get("schedulerName") or DEFAULT_SCHEDULER
-    # A pod that is bound already is nobody's to schedule; its agent chooses the GPUs, as without a scheduler of ours.
+    # No scheduler handles a pod that is bound already; its agent chooses the GPUs, as without a scheduler of ours.
     free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not spec.get("nodeName")
     if free and asks_for_gpus(pod_of(pod), facts.units):
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": facts.scheduler})

@@ -141,7 +141,7 @@ class ControlPlane:
         return self.user(f"system:serviceaccount:{namespace}:{name}")
 
     def bearer(self, token: str) -> Api:
-        """As whoever the token is of."""
+        """As the account that the token is of."""
         return Api(self.port, {"Authorization": f"Bearer {token}"})
 
     def kubeconfig(self) -> Path:

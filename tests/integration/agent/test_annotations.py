@@ -130,7 +130,7 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     )
 
 
-def test_an_exclusive_gpu_is_nobody_elses_until_it_is_given_back(begin):
+def test_an_exclusive_gpu_is_no_other_pods_until_it_is_given_back(begin):
     kubelet, _ = begin(gpus=2)
     alone = kubelet.run_pod(pod("alone", 2, annotations=said({"exclusive": "true"})))
     others = [kubelet.run_pod(pod(f"o{number}", 6)) for number in range(4)]

@@ -76,7 +76,7 @@ def test_a_ledger_that_a_container_blew_up_is_cut_back(gpu_node, agent):
     assert ledger.stat().st_size == size
 
 
-def test_a_ledger_of_garbage_harms_nobody_else(gpu_node, agent, program):
+def test_a_ledger_of_garbage_harms_no_other_program(gpu_node, agent, program):
     bad = gpu_node.run_pod(pod("bad", 4)).container("c0")
     good = gpu_node.run_pod(pod("good", 4)).container("c0")
     (allocation_dir(bad) / contract.LEDGER_FILE).write_bytes(b"\xff" * 1000)

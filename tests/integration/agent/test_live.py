@@ -77,7 +77,7 @@ def test_a_running_program_may_use_more_at_once_and_the_scheduler_sees_less(gpu_
     gpu_node.wait_allocatable(RESOURCE, total, PATIENCE)
 
 
-def test_shrinking_below_use_ends_nobody_and_refuses_more(gpu_node, agent, program):
+def test_shrinking_below_use_ends_no_program_and_refuses_more(gpu_node, agent, program):
     cuda = program(gpu_node.run_pod(pod("a", 8)).container("c0"))
     known(agent, "a")
     assert cuda.do("alloc a", 4 * GIB).code == cuda.do("alloc b", 2 * GIB).code == SUCCESS

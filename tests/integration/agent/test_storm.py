@@ -4,7 +4,7 @@ from tests.integration.agent.conftest import AgentProcess
 from tests.integration.agent.storm import Breeze, Storm
 
 
-def test_kills_under_load_lose_nothing_and_touch_nobody(kubelet, agent):
+def test_kills_under_load_lose_nothing_and_touch_no_other_process(kubelet, agent):
     storm = Storm(kubelet, agent, seed=5)
     storm.begin()
     try:

@@ -107,7 +107,7 @@ def test_a_holder_that_dies_or_stops_loses_its_time_slice(node, number):
         end(node, jobs)
 
 
-def test_without_its_agent_everybody_goes_on(node):
+def test_without_its_agent_every_program_goes_on(node):
     """As after a kill: nothing frees the pages, the leases run out."""
     jobs = begin(node)
     try:

@@ -57,7 +57,7 @@ def test_a_binding_that_arrives_after_everyone_has_given_it_up():
     play(story, node("a"))
 
 
-def test_nobody_gets_the_gpus_of_a_binding_in_doubt():
+def test_no_other_pod_gets_the_gpus_of_a_binding_in_doubt():
     async def story(api, service, scheduler):
         api.faults += [Fault("POST", "late/binding", 0), Fault("GET", "/pods/late", 500)]
         api.create("pods", pod("late", 16))

@@ -365,7 +365,7 @@ def hooks(documents: list[Document]) -> dict[str, Document]:
     return {one["kind"].partition("Webhook")[0]: one["webhooks"][0] for one in found}
 
 
-def test_the_api_server_calls_the_webhook_for_nobody_elses_pods():
+def test_the_api_server_calls_the_webhook_for_no_other_pods():
     for version in ("1.28", "1.35", "1.36"):
         for hook in hooks(chart(version=version)).values():
             assert 'contains("gigaslice")' in hook["matchConditions"][0]["expression"]

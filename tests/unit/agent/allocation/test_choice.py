@@ -92,7 +92,7 @@ def test_uuids_and_types(node):
     assert len(node.store.table.allocations) == 2
 
 
-def test_a_gpu_for_oneself_and_nobody_else_on_it(node):
+def test_a_gpu_for_one_container_and_no_other_on_it(node):
     first = node.one("a", 1)
     alone = node.one("b", 3, exclusive="true")
     assert set(node.parts(alone)).isdisjoint(node.parts(first))
@@ -104,7 +104,7 @@ def test_a_gpu_for_oneself_and_nobody_else_on_it(node):
     assert node.allocator.start_blocker(late) is not None
 
 
-def test_whoever_must_share_an_exclusive_gpu_waits_until_it_is_free(node):
+def test_a_container_that_must_share_an_exclusive_gpu_waits_until_it_is_free(node):
     alone = node.one("alone", 2, exclusive="true", gpu_uuid=uuid(1))
     late = node.one("late", 2, gpu_uuid=uuid(1))
     reason = node.allocator.start_blocker(late)
@@ -113,7 +113,7 @@ def test_whoever_must_share_an_exclusive_gpu_waits_until_it_is_free(node):
     assert node.allocator.start_blocker(node.store.table.find(late.id)) is None
 
 
-def test_exclusive_waits_for_everybody_else_to_go(node):
+def test_exclusive_waits_for_all_others_to_go(node):
     first = node.one("first", 2, gpu_uuid=uuid(1))
     alone = node.one("alone", 2, exclusive="true", gpu_uuid=uuid(1))
     reason = node.allocator.start_blocker(alone)
@@ -267,7 +267,7 @@ def test_a_correction_on_the_same_gpus_may_move_memory_between_them(node):
     assert sorted(gpu.memory_bytes >> 30 for gpu in page.gpus) == [3, 5]
 
 
-def test_what_nobody_could_tell_is_decided_later(node):
+def test_what_no_client_could_tell_is_decided_later(node):
     (allocation,) = node.allocator.allocate(
         [device_ids(0, 1, 2)], Identification(None, ("default/a",), ("default/a",))
     )

@@ -158,7 +158,7 @@ def test_refusal_is_told_and_what_was_known_stays(server, watching):
     watching(story)
 
 
-def test_a_server_that_starts_and_refuses_everybody_is_not_believed_at_once(server, watching):
+def test_a_server_that_starts_and_refuses_every_client_is_not_believed_at_once(server, watching):
     """Who is believed has what is allocated meanwhile go without its annotations, for good."""
     server.put("pods", pod_document("p"))
 
@@ -262,7 +262,7 @@ def test_news_comes_with_a_change_and_not_without(server, watching):
     watching(story)
 
 
-def test_nobody_there_at_all(tmp_path):
+def test_no_server_there_at_all(tmp_path):
     with ApiServer(NODE) as server:
         path = server.kubeconfig(tmp_path)
     access, _ = find_access(path, "")

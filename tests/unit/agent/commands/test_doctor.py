@@ -170,7 +170,7 @@ def test_rights_that_are_missing_are_named(api, right, overuse, level):
     assert ("eviction.yaml" in found.remedy) == (level != "ok" and "eviction" in right[1])
 
 
-def test_an_api_server_that_nobody_reaches(settings, tmp_path):
+def test_an_api_server_that_is_not_reached(settings, tmp_path):
     with ApiServer(NODE) as server:
         path = server.kubeconfig(tmp_path)
     found = findings(settings(kube_api="auto", kubeconfig=str(path), node_name="node-a"))["API server"]

@@ -69,5 +69,5 @@ def test_without_permission_the_remedy_is_said(state_dir, capsys, monkeypatch):
     assert "as root" in line
 
 
-def test_nobody_holds_anything():
+def test_no_container_holds_anything():
     assert status.as_table(()) == "no container holds a GPU slice"
