@@ -2,13 +2,16 @@
 
 A container is allocated even where its memory is not free yet, or its annotations are not known, since a refused
 allocation fails its pod for good. Its start is repeated until it succeeds, so everything that time can mend is waited
-for here. The decision itself is `gigaslice.allocation.start_decision`; this module supplies its facts, repeats it, and
+for here. A kubelet whose call failed repeats it after half a second, and from then on every twelve seconds, in which
+free memory would idle: so a call is held for nearly as long as the kubelet lets it. That holds up the pod's own worker
+alone, with its deletion, so it ends with the deletion and is short where that cannot be seen. The decision itself is `gigaslice.allocation.start_decision`; this module supplies its facts, repeats it, and
 has a pod remade whose annotations came too late for the GPUs that it has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -25,7 +28,10 @@ from gigaslice.runtime.logs import get_logger
 
 __all__ = ["StartDecider"]
 
-_PATIENCE = 5.0  # seconds of waiting in one call before the caller is sent away to repeat it
+_PATIENCE = 25.0  # seconds that one call is held: the kubelet gives up after 30
+_UNSEEN_PATIENCE = 5.0  # the same where nothing would show that the pod is to be deleted
+_MARGIN = 5.0  # seconds until the caller gives up in which what was decided reaches the disk
+_REPORT_SECONDS = 5.0  # of waiting until the pod is told for what
 _INTERVAL = 0.1
 _THREAD_PART = (
     0.05  # of this thread's time for all that wait: each decision reads the ledgers of all neighbours
@@ -71,6 +77,7 @@ class StartDecider:
         self._datasets = datasets
         self._closed = False
         self._evict_again: dict[str, float] = {}  # when, by allocation
+        self._told: dict[str, str] = {}  # what was last reported within a call, by allocation
         self._log = get_logger("plugin")
 
     async def decide(self, found: Sequence[Allocation], remaining: float | None) -> str | None:
@@ -93,24 +100,28 @@ class StartDecider:
                 reason = None if self._store.table.find(newest.id) else _TAKEN
         except GigasliceError as error:
             self._log.error("start decision failed", detail=str(error))
-            reason = str(error)
-        if reason:
-            self._report(newest.id, reason)
-        return reason
+            self._report(newest.id, str(error))
+            return str(error)
+        else:
+            if reason:
+                self._report(newest.id, reason)
+            return reason
+        finally:
+            self._told.pop(newest.id, None)
 
     def close(self) -> None:
         """Makes every call return at its next decision: the agent is about to end."""
         self._closed = True
 
     async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> str | None:
-        patience = _PATIENCE if remaining is None else min(_PATIENCE, remaining / 2)
+        longest = math.inf if remaining is None else max(remaining - _MARGIN, remaining / 2)
         self.waiting += 1
         try:
-            return await self._wait_until(allocation_id, time.monotonic() + patience)
+            return await self._wait_until(allocation_id, time.monotonic(), longest)
         finally:
             self.waiting -= 1
 
-    async def _wait_until(self, allocation_id: str, deadline: float) -> str | None:
+    async def _wait_until(self, allocation_id: str, came: float, longest: float) -> str | None:
         while True:
             begun = time.thread_time()
             allocation = self._store.table.find(allocation_id)
@@ -123,11 +134,23 @@ class StartDecider:
             )
             if allocation.undecided and reason is None:
                 continue  # now it is decided
-            if reason is None or self._closed or time.monotonic() >= deadline:
+            held = time.monotonic() - came
+            left = min(self._patience(allocation), longest) - held
+            if reason is None or self._closed or left <= 0:
                 return reason
+            if held >= _REPORT_SECONDS and allocation_id not in self._told:
+                self._report(allocation_id, reason)
             self._blocked()
             busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
-            await asyncio.sleep(max(_INTERVAL, min(busy, deadline - time.monotonic())))
+            await asyncio.sleep(max(_INTERVAL, min(busy, left)))
+
+    def _patience(self, allocation: Allocation) -> float:
+        """Returns how long a call is held in all, by what is known of its pod now: none once it is to be deleted."""
+        ref = allocation.ref
+        pod = self._cluster.pod(ref.namespace, ref.pod) if ref and self._cluster.synced else None
+        if pod is None or (allocation.owner is not None and allocation.owner.uid != pod.uid):
+            return min(_UNSEEN_PATIENCE, _PATIENCE)
+        return 0.0 if pod.ending else _PATIENCE
 
     async def _dataset_blocker(self, allocation: Allocation) -> str | None:
         """Returns what datasets the container still waits for; None where there is nothing to wait for."""
@@ -178,6 +201,9 @@ class StartDecider:
 
     def _report(self, allocation_id: str, reason: str) -> None:
         allocation = self._store.table.find(allocation_id)
+        if self._told.get(allocation_id) == reason:
+            return
+        self._told[allocation_id] = reason
         name = allocation.name if allocation else allocation_id
         self._log.info("start delayed", allocation=allocation_id, container=name, detail=reason)
         if allocation is not None:

@@ -241,6 +241,9 @@ class FakeKubelet:
         pod.deleting.set()
         if self.api is not None and force:
             self.api.delete("pods", pod.spec.name, pod.spec.namespace)
+        elif self.api is not None:
+            ending = {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}
+            self.api.change("pods", pod.spec.name, ending, pod.spec.namespace)
         if not pod.bound or (self._running is not None and pod.uid not in self._running.workers):
             pod.deleted = True
             pod.ended.set()

@@ -24,10 +24,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Waiting times; a real kubelet's are 10 s doubled per crash, 10 s, 30 s and about 1 s."""
+    """Waiting times; a real kubelet's are 10 s doubled per crash, 30 s and about 1 s, and these after refused starts.
+
+    start_retries_s: after the first refused start of a container, and after each that follows.
+    """
 
     crash_backoff_s: float = 0.1
-    start_retry_s: float = 0.1
+    start_retries_s: tuple[float, float] = (0.5, 12.0)
     pre_start_timeout_s: float = 30.0
     force_kill_delay_s: float = 1.0
 
@@ -63,6 +66,7 @@ class Worker(threading.Thread):
         self.pace = pace
         self.halt = threading.Event()
         self.retry_at: dict[str, float] = {}
+        self.refused: set[str] = set()  # containers whose last start was
 
     def run(self) -> None:
         """Syncs the pod again and again, as the kubelet does; decisions depend on the pod's state alone."""
@@ -140,11 +144,16 @@ class Worker(threading.Thread):
         container.runs += 1
         container.exit_code = None
         container.waiting = ""
+        self.refused.discard(container.name)
         self.pod.event("Normal", "Started", f"Started container {container.name}")
 
     def _not_started(self, container: Container, waiting: str, text: str) -> None:
         container.waiting = waiting
-        self.retry_at[container.name] = time.monotonic() + self.pace.start_retry_s
+        first, later = self.pace.start_retries_s
+        self.retry_at[container.name] = time.monotonic() + (
+            later if container.name in self.refused else first
+        )
+        self.refused.add(container.name)
         self.pod.event("Warning", "Failed", f"Error: {text}")
 
     def _judge(self) -> None:

@@ -33,7 +33,7 @@ QUICK = Settings(
     dial_timeout_s=5.0,
     status_period_s=0.02,
     readmit_after_s=0.5,
-    pace=Pace(crash_backoff_s=0.05, start_retry_s=0.1, pre_start_timeout_s=5.0, force_kill_delay_s=1.0),
+    pace=Pace(crash_backoff_s=0.05, start_retries_s=(0.05, 1.2), force_kill_delay_s=1.0),
 )
 
 

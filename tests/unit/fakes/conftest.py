@@ -11,7 +11,9 @@ QUICK = Settings(
     dial_timeout_s=20.0,
     status_period_s=0.02,
     readmit_after_s=0.2,
-    pace=Pace(crash_backoff_s=0.02, start_retry_s=0.05, pre_start_timeout_s=20.0, force_kill_delay_s=0.3),
+    pace=Pace(
+        crash_backoff_s=0.02, start_retries_s=(0.05, 0.05), pre_start_timeout_s=20.0, force_kill_delay_s=0.3
+    ),
 )
 
 

@@ -268,6 +268,77 @@ def test_an_event_says_what_the_start_of_a_pod_waits_for(call, cluster, kubelet,
     call(story)
 
 
+async def fill_and_ask(stub, cluster, kubelet):
+    """Two pods leave 6 GiB on each of two GPUs, and the third one asks for 8; its devices."""
+    for name, size, chosen in (
+        ("a", 18, device_ids(0, *range(18))),
+        ("b", 18, device_ids(1, *range(18))),
+        ("late", 8, device_ids(0, 18, 19, 20, 21) | device_ids(1, 18, 19, 20, 21)),
+    ):
+        cluster.put(pod(name, size))
+        await stub.Allocate(allocate(chosen))
+        kubelet.holding["default", name] = frozenset({"c0"})
+    return chosen
+
+
+def test_a_start_is_held_while_its_pod_is_seen_and_told_meanwhile_for_what(
+    call, cluster, kubelet, store, monkeypatch
+):
+    """A kubelet whose call was refused comes back after twelve seconds, for which free memory would idle."""
+    monkeypatch.setattr(start_module, "_UNSEEN_PATIENCE", 0.1)
+    monkeypatch.setattr(start_module, "_REPORT_SECONDS", 0.2)
+
+    async def story(stub):
+        starting = asyncio.ensure_future(
+            stub.PreStartContainer(pre_start(await fill_and_ask(stub, cluster, kubelet)), timeout=30)
+        )
+        while not cluster.said("WaitingForGPU"):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        store.update(store.table.counted_out([one.id for one in store.table.allocations[:2]]))
+        await starting
+        assert len(cluster.said("WaitingForGPU")) == 1, "once in a call"
+
+    call(story)
+
+
+def ending(cluster):
+    cluster.put(replace(pod("late", 8), ending=True))
+
+
+def gone(cluster):
+    del cluster.pods["default", "late"]
+
+
+def remade(cluster):
+    cluster.put(replace(pod("late", 8), uid="another"))
+
+
+def unseen(cluster):
+    cluster.synced = False
+
+
+@pytest.mark.parametrize("change", [ending, gone, remade, unseen], ids=lambda one: one.__name__)
+def test_a_held_start_ends_with_its_pod_and_soon_where_that_cannot_be_seen(
+    call, cluster, kubelet, monkeypatch, change
+):
+    """The kubelet ends a pod only when the call has returned."""
+    monkeypatch.setattr(start_module, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(start_module, "_UNSEEN_PATIENCE", 0.5 if change is not ending else 3600.0)
+
+    async def story(stub):
+        starting = asyncio.ensure_future(
+            stub.PreStartContainer(pre_start(await fill_and_ask(stub, cluster, kubelet)))
+        )
+        await asyncio.sleep(0.7)
+        assert not starting.done()
+        change(cluster)
+        assert (await refusal(starting)).startswith("waiting for 2 GiB of GPU-")
+
+    call(story)
+
+
 # --- who lives, and whose files they are ------------------------------------------------------------------------------
 
 
