@@ -31,6 +31,7 @@ from agent.persistence.store import Store
 from gigaslice import units
 from gigaslice.allocation import host_memory, start_decision
 from gigaslice.allocation.lending_by_gpu import served_by_gpu
+from gigaslice.allocation.pod_peak import with_peak, without_peak
 from gigaslice.allocation.reconcile import Answered, Review, from_answer
 from gigaslice.allocation.table import (
     Allocation,
@@ -157,6 +158,7 @@ class AllocationService:
             return ()  # Allocate follows, and says why
         if assigned is not None:
             return named_for(assigned, available, must_include, size)
+        table = without_peak(table, requester.pod.uid if requester else "")
         after, _ = self._taken_over(table, must_include, requester, lifecycle)
         node = self.chooser.node(after, requester, slices)
         demand = self.chooser.demand(node, after, requester, slices)
@@ -322,6 +324,7 @@ class AllocationService:
             assigned=assigned is not None,
         )
         self._store.remake(host_memory.split(others, changed, gpus))
+        self._store.update(with_peak(self._store.table, requester.pod.uid))
         return Settled()
 
     def _settle_whole(self, allocation: Allocation, requester: Requester) -> Settled:
@@ -338,7 +341,7 @@ class AllocationService:
                 refused=True,
             )
         changed = replace(allocation, owner=requester.owner, undecided=False, assigned=assigned is not None)
-        self._store.update(self._store.table.replaced([changed]))
+        self._store.update(with_peak(self._store.table.replaced([changed]), requester.pod.uid))
         return Settled()
 
     def resource_of(self, allocation: Allocation) -> str:
@@ -399,6 +402,8 @@ class AllocationService:
                 "the kubelet asked for a container without devices; report this with its version"
             )
         requester = identified.requester if identified else None
+        pod = requester.pod.uid if requester else ""
+        table = without_peak(table, pod)
         assigned = self.chooser.assigned(requester, len(device_ids))
         if assigned is not None:
             lenders = self._lenders(device_ids, requester, lifecycle)
@@ -431,7 +436,7 @@ class AllocationService:
             or (requester is None and (identified is not None or self.executes_assignments)),
         )
         allocation = host_memory.split(after, allocation, self.inventory.gpus)
-        return after.with_allocation(allocation), allocation
+        return with_peak(after.with_allocation(allocation), pod), allocation
 
     def _holds(
         self,

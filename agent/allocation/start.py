@@ -4,8 +4,9 @@ A container is allocated even where its memory is not free yet, or its annotatio
 allocation fails its pod for good. Its start is repeated until it succeeds, so everything that time can mend is waited
 for here. A kubelet whose call failed repeats it after half a second, and from then on every twelve seconds, in which
 free memory would idle: so a call is held for nearly as long as the kubelet lets it. That holds up the pod's own worker
-alone, with its deletion, so it ends with the deletion and is short where that cannot be seen. The decision itself is `gigaslice.allocation.start_decision`; this module supplies its facts, repeats it, and
-has a pod remade whose annotations came too late for the GPUs that it has.
+alone, with its deletion, so it ends with the deletion and is short where that cannot be seen. The decision itself is
+`gigaslice.allocation.start_decision`; this module supplies its facts, repeats it, and has a pod remade whose
+annotations came too late for the GPUs that it has.
 """
 
 from __future__ import annotations

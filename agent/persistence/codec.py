@@ -123,6 +123,7 @@ def _new_allocation_json(allocation: Allocation) -> bytes:
                 "tokens": _ranges_of(hold),
                 **({"physical": hold.physical_bytes} if hold.physical_bytes else {}),
                 **({} if hold.cores is None else {"cores": hold.cores}),
+                **({} if hold.counted is None else {"counted": hold.counted}),
             }
             for hold in allocation.holds
         ],
@@ -180,6 +181,7 @@ def _allocation(item: Mapping[str, Any]) -> Allocation:
             tuple(_device_ids(hold["tokens"])),
             _positive(hold["physical"]) if hold.get("physical") else 0,
             None if hold.get("cores") is None else hold["cores"] and _positive(hold["cores"]),
+            None if hold.get("counted") is None else hold["counted"] and _positive(hold["counted"]),
         )
         for hold in item["holds"]
     )

@@ -17,6 +17,7 @@ from agent.persistence.store import Store
 from agent.providers import whole_gpu_rules
 from agent.providers.provider import Answer, Device, NotYetError, Provider, RefusedError
 from gigaslice.allocation.lending_by_gpu import served_by_gpu
+from gigaslice.allocation.pod_peak import with_peak, without_peak
 from gigaslice.allocation.table import (
     Allocation,
     AllocationOptions,
@@ -205,6 +206,7 @@ class WholeGpus(Provider):
     ) -> tuple[AllocationTable, Allocation]:
         device_ids = frozenset(map(whole_gpu_device_id, devices))
         pod = admitted.owner.uid if admitted.owner else ""
+        table = without_peak(table, pod)
         if admitted.gpus is not None:
             lenders = table.lenders(device_ids, pod, (), -math.inf)
             table = served_by_gpu(table, lenders, device_ids, [Share(one, 1) for one in admitted.gpus])
@@ -235,7 +237,7 @@ class WholeGpus(Provider):
             undecided=admitted.undecided,
             assigned=admitted.gpus is not None,
         )
-        return after.with_allocation(allocation), allocation
+        return with_peak(after.with_allocation(allocation), pod), allocation
 
     def _answer(self, allocation: Allocation) -> Answer:
         uuids = tuple(allocation.quota())

@@ -22,6 +22,7 @@ from gigaslice.allocation.lifetime import (
     is_bare,
     standings,
 )
+from gigaslice.allocation.pod_peak import with_peaks
 from gigaslice.allocation.table import (
     Allocation,
     AllocationOptions,
@@ -123,6 +124,7 @@ def recover(table: AllocationTable, directories: Mapping[str, Allocation | None]
         )
         supersedes = orphan.supersedes or superseded
         table = older.with_allocation(replace(orphan, lent=orphan.lent | newer, supersedes=supersedes))
+    table = with_peaks(table)  # directories do not say it, and neither do records of older agents
     strays = tuple(sorted(name for name, allocation in unknown.items() if allocation is None))
     return Recovery(table, tuple(allocation for one in adopted if (allocation := table.find(one.id))), strays)
 

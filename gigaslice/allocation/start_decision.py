@@ -27,9 +27,9 @@ def shortfall(
     NODE gives the GPUs; its occupants do not count. used: bytes of the living processes of every allocation, by
     id and GPU. A neighbour counts with what it was promised, or with what it uses where that is more: one whose slices
     the kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
-    itself and came later counts with its use only, and so does a later container of the same pod, which cannot run
-    while an init container starts. A GPU that a pod has for itself is promised to it altogether, and one that
-    ALLOCATION's pod is to have for itself must be free of every other container.
+    itself and came later counts with its use only. So do a pod's own containers where one of the two is an init
+    container, which has ended before a later one starts. A GPU that a pod has for itself is promised to it altogether,
+    and one that ALLOCATION's pod is to have for itself must be free of every other container.
     """
     others: dict[str, int] = {}
     real: dict[str, int] = {}
@@ -44,7 +44,8 @@ def shortfall(
         ours = _same_pod(allocation, other)
         if ours and allocation.policy.exclusive:
             continue
-        promised = {} if behind else dict(other.promised)
+        apart = ours and _one_after_the_other(allocation, other)
+        promised = {} if behind or apart else dict(other.promised)
         if other.policy.exclusive and not ours:
             promised = {gpu: max(count, whole.get(gpu, 0)) for gpu, count in promised.items()}
         present = used.get(other.id, {})
@@ -156,8 +157,14 @@ def _same_pod(allocation: Allocation, other: Allocation) -> bool:
     return allocation.owner is not None and other.is_of(allocation.owner.uid)
 
 
+def _one_after_the_other(one: Allocation, other: Allocation) -> bool:
+    """Whether two containers of a pod never run at a time: the earlier of them is an init container."""
+    first = one if one.number < other.number else other
+    return first.owner is not None and first.owner.init
+
+
 def _holder(allocation: Allocation, present: Mapping[str, int], gpus: set[str]) -> str:
-    if not allocation.kept:
+    if not allocation.promised:
         memory = sum(count for gpu, count in present.items() if gpu in gpus)
         return f"{allocation.name} (ended, its processes still hold {units.format_bytes(memory)})"
     memory = sum(count for gpu, count in allocation.promised.items() if gpu in gpus)

@@ -134,6 +134,8 @@ class Hold:
 
     physical_bytes: of them in the GPU's own memory at most, the rest may lie in lent host memory; 0: all of them.
     cores: per cent of this GPU's compute, where that is not as the annotations of the pod say for all its GPUs.
+    counted: bytes of it that count beside the other containers of its pod, where that is not what it has not lent: see
+    `pod_peak`.
     """
 
     gpu: str
@@ -141,6 +143,7 @@ class Hold:
     device_ids: tuple[str, ...]
     physical_bytes: int = 0
     cores: int | None = None
+    counted: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -255,16 +258,19 @@ class Allocation:
     @cached_property
     def promised(self) -> Mapping[str, int]:
         """Bytes of each GPU that no other container may be promised: its quota, without slices that it has lent."""
-        if not self.kept:
+        if self.gone:
             return {}
-        if not self.lent and not self.limits:
-            return self.quota()
         quota = self.quota()
+        if not self.lent and not self.limits and all(hold.counted is None for hold in self.holds):
+            return quota
         left = {
             hold.gpu: max(
                 0, quota[hold.gpu] - len(self.lent.intersection(hold.device_ids)) * hold.slice_bytes
             )
+            if hold.counted is None
+            else hold.counted
             for hold in self.holds
+            if self.kept or hold.counted is not None
         }
         return {gpu: count for gpu, count in left.items() if count}
 

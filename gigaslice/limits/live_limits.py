@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gigaslice import units
 from gigaslice.allocation.host_memory import others_bytes, real_part
-from gigaslice.allocation.table import Allocation, AllocationTable, LiveLimit
+from gigaslice.allocation.table import Allocation, AllocationTable, Hold, LiveLimit
 from gigaslice.model import CORES_PER_GPU, Gpu, gpu_device_ids
 
 __all__ = [
@@ -157,9 +157,10 @@ def with_limits(allocation: Allocation, memory: Mapping[str, int], cores: Mappin
 
 
 def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[str] = ()) -> frozenset[str]:
-    """The free device IDs that cannot be had because containers have grown beyond theirs, or have what is not counted.
+    """The free device IDs that cannot be had: containers count for more than theirs, or have what is not counted.
 
-    The kubelet counts device IDs, and a grown container has no more of them than before. UNCOUNTED: allocations whose
+    The kubelet counts device IDs. A grown container has no more of them than before, and one that has lent them to a
+    container on another GPU has none. UNCOUNTED: allocations whose
     devices the kubelet counts as free and whose pods the scheduler does not count either. Nothing else is withheld, and
     never a device ID that a container has: the kubelet takes a container whose devices are unhealthy for broken. Device
     IDs of the grown containers' GPUs come first, and of each GPU those with the largest numbers.
@@ -169,7 +170,8 @@ def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[
     promised: dict[str, int] = {}
     for allocation in table.allocations:
         given = {
-            hold.gpu: 0 if allocation.id in uncounted else hold.memory_bytes for hold in allocation.holds
+            hold.gpu: 0 if allocation.id in uncounted else _by_device_ids(allocation, hold)
+            for hold in allocation.holds
         }
         for gpu, count in allocation.promised.items():
             promised[gpu] = promised.get(gpu, 0) + count
@@ -196,6 +198,13 @@ def withheld(table: AllocationTable, gpus: Sequence[Gpu], uncounted: Collection[
         surplus = min(max(0, len(free[gpu]) - room[gpu]), max(0, lost - len(found)))
         found += free[gpu][len(free[gpu]) - surplus :]
     return frozenset(found)
+
+
+def _by_device_ids(allocation: Allocation, hold: Hold) -> int:
+    """What the device IDs of a hold make the kubelet count for it."""
+    if hold.counted is None:
+        return hold.memory_bytes
+    return len(allocation.kept.intersection(hold.device_ids)) * hold.slice_bytes
 
 
 def _refusal(

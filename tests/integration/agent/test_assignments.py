@@ -1,6 +1,7 @@
 """Assigned pods on a node: stand-ins of API server and kubelet, and the agent as a process of its own."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
     RESOURCE,
+    asking,
+    free_slices,
     gpu_limits,
     pod,
     published_inventory,
@@ -104,6 +107,29 @@ def test_a_server_that_does_not_answer_ends_in_a_refused_start_and_never_on_anot
     again = kubelet.run_pod(assigned("again", [(3, 4)]))
     assert limits(again.container("c0")) == {uuid(3): 4}
     assert limits(first.container("c0")) == {uuid(0): 20}
+
+
+def test_the_gpu_of_an_init_container_stays_its_pods_where_no_other_of_it_has_it(begin, api):
+    """The kubelet gives its device IDs to the next container, which was assigned another GPU."""
+    kubelet, agent = begin(gpus=2)
+    shares = {"i0": (Share(uuid(0), 8),), "c0": (Share(uuid(1), 8),)}
+    spec = replace(
+        pod("both", 8, annotations={ASSIGNMENT: Assignment(shares).encode()}),
+        init_containers=(asking(8, "i0", command=("true",)),),
+    )
+    both = kubelet.create_pod(spec)
+    both.wait_for(lambda one: one.phase == "Running", PATIENCE)
+    assert limits(both.container("i0")) == {uuid(0): 8}
+    assert limits(both.container("c0")) == {uuid(1): 8}
+    wait_until(lambda: free_slices(api) == [16, 16], "published")
+    kubelet.wait_allocatable(RESOURCE, 40, PATIENCE)
+    agent.kill_worker()
+    late = kubelet.create_pod(pod("late", 20))
+    agent.wait_event("start delayed")
+    assert late.phase == "Pending"
+    kubelet.delete_pod(both)
+    late.wait_for(lambda one: one.phase != "Pending", PATIENCE)
+    assert late.phase == "Running"
 
 
 def test_a_full_gpu_frees_the_pod_that_waits_for_it(begin, api):

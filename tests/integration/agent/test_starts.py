@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
-from tests.fakes.kubeapi import KubeApi
+from tests.fakes.kubeapi import NODE
 from tests.fakes.kubelet import FakeKubelet, Pace, Runtime
 from tests.fakes.nodes import uuid
 from tests.fakes.plugin_calls import allocate, pre_start
@@ -20,23 +20,17 @@ HELD = 64
 
 
 @pytest.fixture
-def api():
-    with KubeApi() as made:
-        yield made
-
-
-@pytest.fixture
 def waiting(directory, api):
     """A node on which two pods leave 6 GiB on each of two GPUs, and a third one waits for 8: kubelet, agent, pods."""
     kubelet = FakeKubelet(directory / "kubelet", 7, settings=REAL, runtime=Runtime("plain"), api=api)
     agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
-    agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": "node-a"}
+    agent.flags |= {"--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
     kubelet.start()
     try:
         agent.start()
         agent.wait_event("pods watched")
         kubelet.wait_allocatable(RESOURCE, 48, PATIENCE)
-        first, second = (kubelet.run_pod(pod(name, 18)) for name in ("first", "second"))
+        first, _ = (kubelet.run_pod(pod(name, 18)) for name in ("first", "second"))
         late = kubelet.create_pod(pod("late", 8))
         wait_until(lambda: api.events("WaitingForGPU"), "said")
         yield kubelet, first, late
