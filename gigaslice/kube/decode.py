@@ -112,6 +112,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         priority=_priority(spec.get("priority")),
         created=_short(metadata, "creationTimestamp"),
         volumes=_csi_volumes(spec),
+        version=_short(metadata, "resourceVersion"),
     )
 
 

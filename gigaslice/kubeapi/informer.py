@@ -105,6 +105,9 @@ class Informer(Generic[T]):
         self._begun = math.inf  # when the watch was let in
         self._watching = False
         self._lost = -math.inf  # since when there has been no watch
+        self._asked: list[tuple[int, asyncio.Future[None]]] = []  # those that wait for a list, and for which
+        self._begun_lists = 0
+        self._stream: asyncio.Task[None] | None = None
         self._short = 0  # attempts in a row that came to nothing, however they ended
         self._reported = LogOnce()
         self._log = get_logger("kube")
@@ -126,15 +129,24 @@ class Informer(Generic[T]):
         """Returns for how long, at the monotonic time NOW, no watch has been running; infinity before the first."""
         return 0.0 if self._watching else now - self._lost
 
+    async def refresh(self) -> None:
+        """Has everything listed anew; returns once a list that was begun after this call has been taken."""
+        taken = asyncio.get_running_loop().create_future()
+        self._asked.append((self._begun_lists + 1, taken))
+        if self._stream is not None:
+            self._stream.cancel()
+        await taken
+
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
             wait = 0.0
             self._begun = math.inf
             try:
-                if not self._version:
+                while not self._version or self._asked:
                     await self._list()
-                await self._watch()
+                if not await self._watch_until_asked():
+                    continue
             except _Gone:
                 self._version = ""
             except ApiFailure as failure:
@@ -154,6 +166,7 @@ class Informer(Generic[T]):
     # --- list ---------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
+        self._begun_lists += 1
         query = {**self._query, "limit": str(self._page)}
         found: dict[Key, _Entry[T]] = {}
         for _ in range(_MOST_PAGES):
@@ -172,6 +185,10 @@ class Informer(Generic[T]):
         self.lists += 1
         self._on_list()
         self.synced.set()
+        for number, taken in self._asked:
+            if number <= self._begun_lists and not taken.done():
+                taken.set_result(None)
+        self._asked = [one for one in self._asked if not one[1].done()]
 
     def _read_page(self, body: bytes, found: dict[Key, _Entry[T]]) -> tuple[str, str]:
         """Adds the page's values to FOUND; returns its version and what to ask for to continue."""
@@ -209,6 +226,20 @@ class Informer(Generic[T]):
         self._lost = time.monotonic()
 
     # --- watch --------------------------------------------------------------------------------------------------
+
+    async def _watch_until_asked(self) -> bool:
+        """Watches; returns whether the watch ended, and not for a list that `refresh` has asked for."""
+        self._stream = asyncio.create_task(self._watch(), name=f"watch {self._path}")
+        try:
+            await asyncio.wait({self._stream})
+            if self._stream.cancelled():
+                return False
+            self._stream.result()
+            return True
+        finally:
+            stream, self._stream = self._stream, None
+            stream.cancel()
+            await asyncio.wait({stream})
 
     async def _watch(self) -> None:
         query = {

@@ -5,27 +5,45 @@ it for the holder's whole duration, by its own monotonic clock. The holder count
 last successful renewal, and stops after two thirds of the duration: earlier than any candidate can have seen that
 renewal grow old, even with clocks that run at rates that differ by a third. `leading` compares with the clock at every
 call, so it is right also when the event loop was held up: ask it before each write.
+
+A check before a write leaves a gap: the process may be stopped in it, or its request be on the way when it is gone. A
+holder whose writes must exclude each other reads `inherited` when it begins to lead, which says whether the holder
+before it may still be writing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import logging
 import math
 import random
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeAnswer, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["Leader"]
+__all__ = ["Inherited", "Leader"]
 
 _DURATION = 15.0
 _RETRY = 2.0
 _ACTIVE_PART = 2 / 3
+
+
+class Inherited(IntEnum):
+    """What a holder of the lease took over from the one before it, the worst since `caught_up` was called."""
+
+    NOTHING = 0
+    """Nobody else has led since this candidate did."""
+    WRITES = 1
+    """Another one led, and gave the lease back: all its writes have been answered."""
+    DOUBT = 2
+    """Another one may have led and did not give the lease back: a write of it may still arrive."""
 
 
 class Leader:
@@ -39,6 +57,9 @@ class Leader:
         on_change: Called with True when it begins to lead and with False when it has stopped.
         duration: Seconds after which others may take over a lease that is not renewed; whole seconds in the API.
         retry: Seconds between attempts and renewals.
+        wanted: Whether the candidate has anything to write; while not, it leaves the lease to others. None: always.
+        clean: Whether all its writes have been answered; while not, it lets the lease grow old in place of giving it
+            back.
         clock: Gives seconds that only grow.
     """
 
@@ -52,10 +73,16 @@ class Leader:
         *,
         duration: float = _DURATION,
         retry: float = _RETRY,
+        wanted: Callable[[], bool] | None = None,
+        clean: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holder = ""
         """Who holds the lease, as last seen."""
+        self.inherited = Inherited.NOTHING
+        """What is to be caught up on; valid while leading."""
+        self.takeovers = 0
+        """How often anything was inherited."""
         self._client = client
         self._base = object_path("apis", "coordination.k8s.io", "v1", "namespaces", namespace, "leases")
         self._path = self._base + object_path(name)
@@ -64,11 +91,18 @@ class Leader:
         self._on_change = on_change
         self._duration = max(1, math.ceil(duration))
         self._retry = retry
+        self._on_demand = wanted is not None
+        self._wanted = wanted or (lambda: True)
+        self._clean = clean
         self._clock = clock
         self._until = -math.inf  # we lead until then
         self._told = False
         self._seen: dict[str, Any] | None = None  # the lease as it was last
         self._seen_at = -math.inf  # since when it has been that
+        self._sent: set[object] = (
+            set()
+        )  # times in the versions that it wrote, or tried to: nobody else writes them
+        self._hurry = asyncio.Event()
         self._reported = LogOnce()
         self._log = get_logger("kube")
 
@@ -77,44 +111,74 @@ class Leader:
         """Whether no other replica can hold the lease now."""
         return self._clock() < self._until
 
+    @property
+    def seconds_left(self) -> float:
+        """For how long nobody else can hold the lease; a write that ends later must not begin."""
+        return max(0.0, self._until - self._clock())
+
+    def hurry(self) -> None:
+        """Has the next attempt made at once."""
+        self._hurry.set()
+
+    def caught_up(self, takeovers: int) -> None:
+        """Notes that what was inherited until TAKEOVERS had that value has been dealt with."""
+        if takeovers == self.takeovers:
+            self.inherited = Inherited.NOTHING
+
     async def run(self) -> None:
         """Works until cancelled; then gives the lease back, so that another candidate need not wait."""
         try:
             while True:
+                begun = self._clock()
                 await self._attempt()
                 self._tell()
-                await self._rest()
+                await self._rest(self._clock() - begun)
         finally:
-            held, self._until = self.leading, -math.inf
-            self._tell()
-            if held:
-                await self._release()
+            await self._leave()
 
-    async def _rest(self) -> None:
-        """Waits for the next attempt; tells at once when the lease has been lost meanwhile."""
-        pause = self._retry * random.uniform(0.8, 1.2)
+    async def _leave(self) -> None:
+        held, self._until = self.leading, -math.inf
+        self._tell()
+        if held and self._clean():
+            await self._release()
+
+    async def _rest(self, took: float) -> None:
+        """Waits for the next attempt after one that TOOK so long; tells at once when the lease is lost meanwhile."""
+        pause = max(self._retry / 10, self._retry * random.uniform(0.8, 1.2) - took)
         left = self._until - self._clock()
         if 0 < left < pause:
-            await asyncio.sleep(left)
+            await self._sleep(left)
             self._tell()
             pause -= left
-        await asyncio.sleep(pause)
+        await self._sleep(pause)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Waits, but not when an attempt is to be made at once."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
 
     def _tell(self) -> None:
         leads = self.leading
         if leads != self._told:
             self._told = leads
-            self._log.info("leading" if leads else "not leading any more", lease=self._name)
+            level = logging.DEBUG if self._on_demand else logging.INFO
+            self._log.log(level, "leading" if leads else "not leading any more", lease=self._name)
             self._on_change(leads)
 
     async def _attempt(self) -> None:
-        begun = self._clock()
-        seconds = max(0.5, self._until - begun) if self.leading else self._retry * 2
+        self._hurry.clear()
+        self._tell()
+        if self.leading and not self._wanted():
+            await self._leave()
+            return
         try:
             if not self.leading:
-                await self._look(seconds)
-            if not (self.leading or self._free()):
+                await self._look(self._duration)
+            if not self._wanted() or not (self.leading or self._free()):
                 return
+            begun = self._clock()
+            seconds = max(0.5, self._until - begun) if self.leading else self._duration * _ACTIVE_PART
+            self._inherit()
             try:
                 found = await self._write(seconds)
             except ApiFailure as failure:
@@ -125,8 +189,11 @@ class Leader:
                 if self.holder != self._identity:
                     self._until = -math.inf
                     return
+                self._inherit()
+                begun = self._clock()
                 found = await self._write(seconds)
             self._note(found.document())
+            self._sent &= {_spec(self._seen or {}).get("renewTime")}
         except ApiFailure as failure:
             if self._reported.new("lease", str(failure)):
                 self._log.warning("lease not read or renewed", lease=self._name, detail=str(failure))
@@ -169,6 +236,14 @@ class Leader:
         seconds = duration if isinstance(duration, int) and duration > 0 else self._duration
         return self._clock() - self._seen_at >= seconds
 
+    def _inherit(self) -> None:
+        """Notes, before the lease is taken, what its last version says of the holder before us."""
+        if self._seen is not None and _spec(self._seen).get("renewTime") in self._sent:
+            return
+        given_back = self._seen is not None and not self.holder
+        self.takeovers += 1
+        self.inherited = max(self.inherited, Inherited.WRITES if given_back else Inherited.DOUBT)
+
     def _renewal(self) -> dict[str, Any]:
         lease = dict(self._seen or {})
         before = _spec(lease)
@@ -182,6 +257,7 @@ class Leader:
 
     def _spec(self, transitions: int) -> dict[str, Any]:
         now = _micro_time()
+        self._sent.add(now)
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": self._duration,
@@ -194,7 +270,8 @@ class Leader:
         body = self._renewal()
         body["spec"] = {**body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._client.request("PUT", self._path, body=body, seconds=self._retry)
+            found = await self._client.request("PUT", self._path, body=body, seconds=self._retry)
+            self._note(found.document())
         except ApiFailure as failure:
             self._log.info("lease not given back; it ends by itself", detail=str(failure))
 

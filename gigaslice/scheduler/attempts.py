@@ -80,6 +80,11 @@ class Attempts:
         """Returns those whose time is over."""
         return [one for one in self._found.values() if one.until <= now]
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether any binding may be written later."""
+        return any(one.state is AttemptState.DOUBTFUL for one in self._found.values())
+
     def counts(self) -> dict[str, int]:
         """Returns how many there are in each state."""
         found = Counter(one.state.value for one in self._found.values())

@@ -5,7 +5,8 @@ the second waits for the first and gets its answer. What an answer means for the
 
     201                        written; they are kept until the watch shows the pod
     400, 403, 404, 422, 429    not written; they are released
-    409                        another binding, or an earlier one of ours: the pod itself says which
+    409                        another binding, an earlier one of ours, or the pod has changed: the pod itself says
+                               which, and a changed one is bound as it is now
     500, 503, no answer        may have been written, even later: the pod says so if it was, else they are kept, and
                                only the same binding is tried again (docs/adr/0065)
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.names import ASSIGNMENT, GROUP
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
@@ -32,6 +33,10 @@ __all__ = ["Binder"]
 
 _READ_SECONDS = 2.0
 _NOT_WRITTEN = (400, 403, 404, 422, 429)
+_MOST_VERSIONS = 4  # of a pod that others keep changing
+_CHANGES = "the pod changes again and again; it is tried again"
+_NOT_LEADING = "this replica does not decide any more; the pod is tried again"
+_PREFIX = f"{GROUP}/"
 _UNKNOWN_POD = "the pod is not known yet; it is tried again"
 
 
@@ -54,12 +59,19 @@ class Binder:
     ) -> None:
         self.outcomes: Counter[str] = Counter()
         """How many bindings ended how: bound, refused, failed, doubtful."""
+        self.lead_seconds: Callable[[], float] | None = None
+        """For how long bindings may be written, as another replica may begin to after that; None: there is no other."""
         self._client = client
         self._placer = placer
         self._seconds = seconds
         self._clock = clock
         self._running: dict[str, tuple[str, asyncio.Task[str]]] = {}
         self._log = get_logger("scheduler")
+
+    @property
+    def busy(self) -> bool:
+        """Whether bindings are being written."""
+        return bool(self._running)
 
     async def bind(self, request: BindRequest) -> str:
         """Binds a pod; returns why it could not, empty where it is bound."""
@@ -108,7 +120,20 @@ class Binder:
             raise
 
     async def _write(self, request: BindRequest, pod: Pod, chosen: Assignment) -> str:
+        path = object_path("api", "v1", "namespaces", request.namespace, "pods", request.name)
+        outcome: str | Pod = pod
+        for _ in range(_MOST_VERSIONS):
+            if isinstance(outcome, str):
+                break
+            outcome = await self._write_once(path, request, outcome, chosen)
+        return outcome if isinstance(outcome, str) else self._failed(pod, ApiFailure(_CHANGES))
+
+    async def _write_once(self, path: str, request: BindRequest, pod: Pod, chosen: Assignment) -> str | Pod:
+        """Returns the pod where it is not what it was, and the same GPUs can be bound to it as it is now."""
         metadata: dict[str, Any] = {"name": request.name, "namespace": request.namespace, "uid": request.uid}
+        if pod.version and self.lead_seconds is not None:
+            # A replica that takes over changes the pod, and this binding cannot be written any more: election.py.
+            metadata["resourceVersion"] = pod.version
         if text := _text(chosen):
             metadata["annotations"] = {ASSIGNMENT: text}
         body = {
@@ -117,9 +142,11 @@ class Binder:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": request.node},
         }
-        path = object_path("api", "v1", "namespaces", request.namespace, "pods", request.name)
+        seconds = self._seconds if self.lead_seconds is None else min(self._seconds, self.lead_seconds())
+        if seconds <= 0:
+            return self._failed(pod, ApiFailure(_NOT_LEADING, sent=False))
         try:
-            await self._client.request("POST", f"{path}/binding", body=body, seconds=self._seconds)
+            await self._client.request("POST", f"{path}/binding", body=body, seconds=seconds)
         except ApiFailure as failure:
             return await self._after(failure, path, request, pod, chosen)
         self._placer.bound(pod, self._clock())
@@ -128,11 +155,12 @@ class Binder:
 
     async def _after(
         self, failure: ApiFailure, path: str, request: BindRequest, pod: Pod, chosen: Assignment
-    ) -> str:
-        """What the failure of a binding means for the pod's GPUs."""
+    ) -> str | Pod:
+        """What the failure of a binding means for the pod's GPUs; the pod as it is now, where it has only changed."""
         if failure.status in _NOT_WRITTEN or not failure.sent:
             return self._failed(pod, failure)
-        self._log.warning("binding without a clear answer", pod=str(pod), detail=str(failure))
+        if failure.status != CONFLICT:
+            self._log.warning("binding without a clear answer", pod=str(pod), detail=str(failure))
         try:
             found = parse_pod((await self._client.request("GET", path, seconds=_READ_SECONDS)).document())
         except ApiFailure as unread:
@@ -145,9 +173,13 @@ class Binder:
             return self._doubtful(pod, failure)
         if found.uid != request.uid:
             return self._failed(pod, failure)
-        if not found.node:
-            # A conflict is an answer: gated or being deleted. Anything else may still be written.
-            return self._failed(pod, failure) if failure.status == CONFLICT else self._doubtful(pod, failure)
+        if not found.node and failure.status == CONFLICT:
+            # An answer: not written. The pod has changed since, or it is gated or being deleted.
+            if self.lead_seconds is not None and found.version != pod.version and _ours(found) == _ours(pod):
+                return found
+            return self._failed(pod, failure)
+        if not found.node:  # it may still be written
+            return self._doubtful(pod, failure)
         self._placer.put_pod(found, self._clock())
         if found.node == request.node and found.annotations.get(ASSIGNMENT, "") == _text(chosen):
             self.outcomes["bound"] += 1
@@ -164,6 +196,10 @@ class Binder:
         self._placer.doubtful(pod, self._clock())
         self.outcomes["doubtful"] += 1
         return str(failure)
+
+
+def _ours(pod: Pod) -> dict[str, str]:
+    return {key: value for key, value in pod.annotations.items() if key.startswith(_PREFIX)}
 
 
 def _text(chosen: Assignment) -> str:

@@ -33,6 +33,7 @@ class HttpApi:
         binder: Writes bindings.
         metrics: Counts.
         unready: Why the service cannot decide now; None when it can.
+        refusal: Why another replica decides, or none; None where this one does. Asked for each call of kube-scheduler.
         clock: Gives seconds that only grow.
     """
 
@@ -42,12 +43,15 @@ class HttpApi:
         binder: Binder,
         metrics: SchedulerMetrics,
         unready: Callable[[], str | None],
+        *,
+        refusal: Callable[[], Awaitable[str | None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placer = placer
         self._binder = binder
         self._metrics = metrics
         self._unready = unready
+        self._refusal = refusal
         self._clock = clock
 
     def application(self) -> web.Application:
@@ -70,6 +74,8 @@ class HttpApi:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             reason = self._unready()
+            if reason is None and self._refusal is not None:
+                reason = await self._refusal()
             if reason is not None:
                 return _text(503, reason)
             body = await request.read()

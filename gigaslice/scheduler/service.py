@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import platform
 import signal
 import time
 from datetime import datetime, timezone
+from typing import Any
 
 from aiohttp import web
 
@@ -36,6 +38,7 @@ from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
+from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
 from gigaslice.scheduler.http_api import HttpApi
 from gigaslice.scheduler.metrics import SchedulerMetrics, SchedulerReading
 from gigaslice.scheduler.placer import Placer
@@ -49,7 +52,6 @@ _PATIENCE_SECONDS = 0.3  # for kube-scheduler to try a pod by itself after a cha
 _MOST_WOKEN = 20
 _EXPIRE_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
-_STRATEGIC = "application/strategic-merge-patch+json"
 _CONDITION = "gigaslice.io/GPUsAvailable"
 
 
@@ -66,7 +68,6 @@ class SchedulerService:
         self.placer = Placer(ClusterState(units, spread=settings.policy == "spread"), settings.reserve)
         self.binder = Binder(client, self.placer, settings.bind_timeout)
         self.metrics = SchedulerMetrics(self._reading)
-        self.api = HttpApi(self.placer, self.binder, self.metrics, self.unready)
         self.scraped = Server(
             settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
         )
@@ -101,6 +102,31 @@ class SchedulerService:
             lambda one: placer.drop_class(one, clock()),
             optional=True,
         )
+        self.election = self._election(units) if settings.leader_lease else None
+        refusal = self.election.refusal if self.election else None
+        self.api = HttpApi(self.placer, self.binder, self.metrics, self.unready, refusal=refusal)
+
+    def _election(self, units: ClusterUnits) -> Election:
+        placer, binder = self.placer, self.binder
+
+        def put(document: dict[str, Any]) -> None:
+            pod = gpu_pod(document, units)
+            if pod is not None:
+                placer.put_pod(pod, time.monotonic())
+
+        assert self._settings.leader_lease is not None
+        found = Election(
+            self._client,
+            self._settings.leader_lease,
+            self._settings.identity or platform.node(),
+            busy=lambda: binder.busy,
+            clean=lambda: not binder.busy and not placer.attempts.doubtful,
+            refresh=self.pods.refresh,
+            unbound=lambda: [pod for pod in self.pods.values if not pod.node],
+            put=put,
+        )
+        binder.lead_seconds = lambda: found.seconds_left
+        return found
 
     def unready(self) -> str | None:
         """Returns why kube-scheduler is not answered now."""
@@ -125,6 +151,7 @@ class SchedulerService:
                 "expiry": self._expire(),
                 "waiting pods": self._wake(),
                 "synced": self._settle(),
+                **({"election": self.election.run()} if self.election else {}),
             },
         )
 
@@ -189,7 +216,7 @@ class SchedulerService:
         }
         body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
         try:
-            await self._client.request("PATCH", path, body=body, content=_STRATEGIC, seconds=5.0)
+            await self._client.request("PATCH", path, body=body, content=STRATEGIC_PATCH, seconds=5.0)
         except ApiFailure as failure:
             if failure.status not in (404, 409) and self._reported.new("wake", str(failure)):
                 self._log.warning("waiting pod not handed back", pod=str(pod), detail=str(failure))

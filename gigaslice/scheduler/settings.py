@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,17 @@ from gigaslice.runtime import setting_values as values
 from gigaslice.runtime.settings import Settings, setting
 
 __all__ = ["SchedulerSettings"]
+
+
+def _lease(text: str) -> tuple[str, str] | None:
+    if text == "off":
+        return None
+    found = re.fullmatch(r"([a-z0-9][-a-z0-9]{0,62})/([a-z0-9][-a-z0-9.]{0,252})", text)
+    if found is None:
+        raise ValueError(
+            "must be off, or a namespace and a name, such as gigaslice/gigaslice-scheduler-service"
+        )
+    return found[1], found[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,10 @@ class SchedulerSettings(Settings):
         "a token without which /metrics is refused there (Authorization: Bearer …)")
     kubeconfig: Path | None = setting("FILE", values.optional_path, "",
         "how to reach the API server; empty: as the pod's service account")
+    leader_lease: tuple[str, str] | None = setting("NAMESPACE/NAME|off", _lease, "off",
+        "the lease by which one of several replicas is chosen to decide; off: there is no other")
+    identity: str = setting("NAME", str, "",
+        "this replica's name; no other may have it at the same time. Empty: the host's, in a pod the pod's")
     policy: str = setting("binpack|spread", values.choice("binpack", "spread"), "binpack",
         "which of the nodes that fit is better: the one on which the pod leaves the least behind, or the emptiest")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",

@@ -5,6 +5,7 @@ import pytest
 
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.informer import Informer
+from tests.fakes.kubeapi.cluster_server import Fault, ObjectServer
 from tests.fakes.kubeapi.replay import Replay, transcript
 
 
@@ -251,3 +252,30 @@ def test_nonsense_in_a_watch_is_followed_by_a_list(line):
     lines = [got("/pods", page([])), *watch("/pods", "one", document), got("/pods", page([pod("a")]))]
     _, told, _ = run(lines, lambda i, t, s: t)
     assert told.short() == [("change", "a", "u")]
+
+
+def test_a_list_that_is_asked_for_shows_what_the_watch_does_not():
+    """One that has begun already does not count."""
+
+    async def story():
+        async with ObjectServer() as api, KubeClient(api.access, "t") as client:
+            api.lag = 3600.0
+            told = Told()
+            found = Informer(client, "/api/v1/pods", seen, told.change, told.drop)
+            work = asyncio.create_task(found.run())
+            await found.synced.wait()
+            api.create("pods", pod("late"), "n")
+            await asyncio.wait_for(asyncio.gather(found.refresh(), found.refresh()), 30)
+            assert told.short() == [("change", "late", "u")]
+            api.faults.append(Fault("GET", "/api/v1/pods?limit", 200, delay=0.3, count=1))
+            first = asyncio.create_task(found.refresh())
+            while api.faults[0].count:
+                await asyncio.sleep(0.01)
+            second = asyncio.create_task(found.refresh())  # while the list of the first is being read
+            before = found.lists
+            await asyncio.wait_for(asyncio.gather(first, second), 30)
+            assert found.lists == before + 2
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(story())

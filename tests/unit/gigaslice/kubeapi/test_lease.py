@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gigaslice.kubeapi.client import ApiFailure, KubeAnswer
-from gigaslice.kubeapi.lease import Leader
+from gigaslice.kubeapi.lease import Inherited, Leader
 from tests.fakes.kubeapi.replay import transcript
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
@@ -48,13 +48,15 @@ class Cluster:
 
     def __init__(self, rates=(1.0, 1.0)):
         self.now = 0.0
+        self.idle, self.unsure = set(), set()
         self.leases = Leases()
         self.candidates = [self._candidate(f"c{n}", rate, n * 1e6) for n, rate in enumerate(rates)]
 
     def _candidate(self, name, rate, offset):
         return Leader(
-            self.leases, "n", "x", name, duration=15, retry=2, clock=lambda: offset + self.now * rate
-        )
+            self.leases, "n", "x", name, duration=15, retry=2, clock=lambda: offset + self.now * rate,
+            wanted=lambda: name not in self.idle, clean=lambda: name not in self.unsure,
+        )  # fmt: skip
 
     def step(self, seconds, *which):
         self.now += seconds
@@ -130,6 +132,71 @@ def test_a_candidate_that_ends_gives_the_lease_back():
         assert second.leading
 
     asyncio.run(story())
+
+
+def test_what_was_inherited_from_a_candidate_that_gave_the_lease_back():
+    cluster = Cluster()
+    first, second = cluster.candidates
+    cluster.step(0, 0, 1)
+    assert first.inherited is Inherited.DOUBT  # of whoever had a lease that was deleted
+    first.caught_up(first.takeovers)
+    cluster.idle = {"c0"}
+    assert cluster.step(2, 0, 1) == [False, True]
+    assert second.inherited is Inherited.WRITES
+
+
+def test_what_was_inherited_from_a_candidate_that_was_not_sure_of_its_writes():
+    cluster = Cluster()
+    cluster.step(0, 0, 1)
+    cluster.idle, cluster.unsure = {"c0"}, {"c0"}
+    assert cluster.step(2, 0, 1) == [False, False]
+    for _ in range(8):
+        cluster.step(2, 1)
+    assert cluster.candidates[1].leading
+    assert cluster.candidates[1].inherited is Inherited.DOUBT
+
+
+@pytest.mark.parametrize("trouble", ["", "down", "lost"])
+def test_who_leads_again_with_nobody_in_between_inherits_nothing(trouble):
+    cluster = Cluster()
+    one = cluster.candidates[0]
+    cluster.step(0, 0)
+    one.caught_up(one.takeovers)
+    if trouble:
+        setattr(cluster.leases, trouble, True)
+        for _ in range(7):
+            cluster.step(2, 0)
+        assert not one.leading
+        setattr(cluster.leases, trouble, False)
+    cluster.idle = {"c0"}
+    cluster.step(2, 0)
+    cluster.idle = set()
+    assert cluster.step(2, 0) == [True, False]
+    assert one.inherited is Inherited.NOTHING
+
+
+def test_who_lost_the_lease_unseen_has_to_catch_up_again():
+    cluster = Cluster()
+    one = cluster.candidates[0]
+    cluster.step(0, 0, 1)
+    one.caught_up(one.takeovers)
+    before = one.takeovers
+    for _ in range(10):
+        cluster.step(2, 1)  # the first is stopped
+    cluster.idle = {"c1"}
+    cluster.step(0, 1)
+    assert cluster.step(0, 0) == [True, False]
+    one.caught_up(before)  # of a catching up that began before
+    assert one.inherited is Inherited.WRITES
+
+
+def test_a_process_started_again_under_its_name_takes_its_lease_at_once():
+    cluster = Cluster()
+    cluster.step(0, 0)
+    again = Leader(cluster.leases, "n", "x", "c0", clock=lambda: cluster.now)
+    asyncio.run(again._attempt())
+    assert again.leading
+    assert again.inherited is Inherited.DOUBT
 
 
 def test_bodies_are_those_that_a_real_server_has_taken():

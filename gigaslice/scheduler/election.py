@@ -1,0 +1,175 @@
+"""Which of several services decides: the one whose kube-scheduler calls it, alone, by a lease.
+
+kube-schedulers elect a leader among themselves, but a service cannot see that, and theirs does not bind the services: a
+binding that kube-scheduler has given up goes on here, and a kube-scheduler that was stopped for a minute may send one
+more before it notices. So the services have a lease of their own. It is taken with the first request, and given back
+when none has come for some seconds and every binding has its answer.
+
+Who takes it over first reads all pods anew, by a list that shows every binding that was written. Where the lease was
+not given back, a binding of the former holder may still be on its way. Each unbound pod is then written to once: its
+resourceVersion changes, and with it every older binding of it fails, since bindings name the version that they are for
+(docs/adr/0090). The answer shows a binding that was quicker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.lease import Inherited, Leader
+from gigaslice.model import Pod
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of, run_together
+
+__all__ = ["Election"]
+
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_CONDITION = "gigaslice.io/Scheduler"
+_LEASE_SECONDS, _RETRY_SECONDS = 15.0, 2.0
+_IDLE_SECONDS = 5.0  # less than the lease of any kube-scheduler: its successor finds ours given back
+_PATIENCE_SECONDS = 1.0  # of a request; kube-scheduler's own is two seconds
+_AGAIN_SECONDS = 0.5
+_POLL_SECONDS = 0.02
+_AT_ONCE = 16
+_WRITE_SECONDS = 5.0
+
+
+class Election:
+    """The part of one service in it.
+
+    Args:
+        client: The API server.
+        lease: Namespace and name of the lease.
+        identity: The service's name, which no other has at the same time; a process started again may have it anew.
+        busy: Whether bindings are being written.
+        clean: Whether every binding has had its answer.
+        refresh: Reads all pods anew.
+        unbound: Returns the pods that may be bound.
+        put: Takes the document of a pod as the API server has it now.
+        clock: Gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        lease: tuple[str, str],
+        identity: str,
+        *,
+        busy: Callable[[], bool],
+        clean: Callable[[], bool],
+        refresh: Callable[[], Awaitable[None]],
+        unbound: Callable[[], Iterable[Pod]],
+        put: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._busy = busy
+        self._refresh = refresh
+        self._unbound = unbound
+        self._put = put
+        self._clock = clock
+        self._asked = -math.inf
+        self._change = asyncio.Event()
+        self._reported = LogOnce()
+        self._log = get_logger("scheduler")
+        self._leader = Leader(
+            client,
+            *lease,
+            identity,
+            lambda leads: self._change.set(),
+            duration=_LEASE_SECONDS,
+            retry=_RETRY_SECONDS,
+            wanted=self._wanted,
+            clean=clean,
+            clock=clock,
+        )
+
+    @property
+    def seconds_left(self) -> float:
+        """For how long this service alone may write bindings."""
+        return 0.0 if self._leader.inherited else self._leader.seconds_left
+
+    async def refusal(self) -> str | None:
+        """Takes note of a request; returns why it cannot be answered, None as soon as it can."""
+        begun = self._asked = self._clock()
+        if self.seconds_left:
+            return None
+        self._leader.hurry()
+        self._change.set()
+        while not self.seconds_left:
+            self._asked = self._clock()
+            if self._asked - begun > _PATIENCE_SECONDS:
+                return self._reason()
+            await asyncio.sleep(_POLL_SECONDS)
+        return None
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await run_together("lease", {"lease": self._leader.run(), "takeovers": self._catch_up()})
+
+    def _reason(self) -> str:
+        if self._leader.leading:
+            return "this replica has just taken over and reads the pods"
+        return (
+            f"another replica decides ({self._leader.holder})"
+            if self._leader.holder
+            else "no replica decides"
+        )
+
+    def _wanted(self) -> bool:
+        return self._busy() or self._clock() - self._asked < _IDLE_SECONDS
+
+    async def _catch_up(self) -> None:
+        while True:
+            await self._change.wait()
+            self._change.clear()
+            while self._leader.leading and self._leader.inherited:
+                number, doubt = self._leader.takeovers, self._leader.inherited is Inherited.DOUBT
+                try:
+                    await self._refresh()
+                    count = await self._overtake() if doubt else 0
+                except ApiFailure as failure:
+                    if self._reported.new("takeover", str(failure)):
+                        self._log.warning("takeover not complete; tried again", detail=str(failure))
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                    continue
+                self._leader.caught_up(number)
+                self._reported.over("takeover")
+                self._log.info("deciding", identity=self._identity, unbound_pods_written=count)
+
+    async def _overtake(self) -> int:
+        """Changes every unbound pod, so that no binding of an earlier version succeeds any more; returns how many."""
+        pods = list(self._unbound())
+        for start in range(0, len(pods), _AT_ONCE):
+            await all_of(*(self._overtake_one(pod) for pod in pods[start : start + _AT_ONCE]))
+        return len(pods)
+
+    async def _overtake_one(self, pod: Pod) -> None:
+        path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status")
+        condition = {
+            "type": _CONDITION,
+            "status": "True",
+            "reason": "TakenOver",
+            "message": f"{self._identity} decides since its predecessor stopped; takeover {uuid.uuid4().hex[:8]}",
+            "lastTransitionTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        try:
+            answer = await self._client.request(
+                "PATCH", path, body=body, content=STRATEGIC_PATCH, seconds=_WRITE_SECONDS
+            )
+        except ApiFailure as failure:
+            if (
+                failure.status != NOT_FOUND
+            ):  # a conflict may be one with another writer: the pods are read again
+                raise
+        else:
+            self._put(answer.document())

@@ -1,0 +1,180 @@
+"""Several services and one lease: who decides, and what a takeover does about bindings of the one before.
+
+After every story no GPU is promised twice (`world.check`).
+"""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+
+from gigaslice.scheduler import election
+from tests.fakes.kubeapi.cluster_server import Fault, ObjectServer
+from tests.fakes.scheduler import SchedulerStandIn
+from tests.integration.cluster.world import bindings, bound, check, node, pod, serving, until, url
+
+LEASE = ("gigaslice", "service")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(election, "_LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(election, "_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(election, "_IDLE_SECONDS", 1.5)
+
+
+def replica(api, name):
+    return serving(api, leader_lease=LEASE, identity=name)
+
+
+def run(story, *nodes):
+    async def main():
+        async with ObjectServer() as api:
+            for one in nodes:
+                api.create("nodes", one)
+            await story(api)
+            check(api)
+
+    asyncio.run(main())
+
+
+def holder(api):
+    leases = api.all("leases")
+    return leases[0]["spec"]["holderIdentity"] if leases else ""
+
+
+async def asked(service):
+    """The status and text of a filter call."""
+    body = {"Pod": {**pod("x", 1), "metadata": {"name": "x", "namespace": "n", "uid": "u"}}, "NodeNames": []}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url(service)}/scheduler/filter", json=body) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+def test_one_decides_while_it_is_called_and_gives_the_lease_back_when_it_is_not():
+    async def story(api):
+        async with replica(api, "one") as one, replica(api, "other") as other:
+            assert (await asked(one))[0] == 200
+            status, text = await asked(other)
+            assert (status, text.strip()) == (503, "another replica decides (one)")
+            await until(lambda: holder(api) == "")
+            assert (await asked(other))[0] == 200
+            assert holder(api) == "other"
+
+    run(story)
+
+
+def test_who_has_led_last_reads_nothing_anew():
+    async def story(api):
+        async with replica(api, "one") as one:
+            await asked(one)
+            lists = one.pods.lists
+            await until(lambda: holder(api) == "")
+            assert (await asked(one))[0] == 200
+            assert one.pods.lists == lists
+
+    run(story)
+
+
+def test_a_successor_counts_what_its_own_watch_has_not_shown():
+    async def story(api):
+        async with replica(api, "other") as other:
+            async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+                api.lag = 30.0  # of the watches: the successor sees no binding of the first
+                for name in ("first", "second"):
+                    api.create("pods", pod(name, 10))
+                await until(lambda: len(bound(api)) == 2)
+            api.create("pods", pod("third", 10))
+            async with SchedulerStandIn(api, url(other)) as scheduler:
+                await until(lambda: "filter" in scheduler.calls)
+                await asyncio.sleep(0.3)
+            assert "third" not in bound(api)
+
+    run(story, node("a"))
+
+
+def test_a_binding_that_arrives_after_a_takeover_is_not_written():
+    """The first service dies while a binding is on its way; the GPU goes to a more urgent pod meanwhile."""
+
+    async def story(api):
+        async with replica(api, "other") as other:
+            async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+                api.faults += [Fault("POST", "late/binding", 0, later=8.0, count=1)]
+                api.create("pods", pod("late", 16))
+                await until(lambda: one.placer.attempts.doubtful)
+            assert holder(api) == "one"  # not given back: nothing is certain
+            api.create("pods", pod("urgent", 16, priority=10))
+            async with SchedulerStandIn(api, url(other)):
+                await until(lambda: "urgent" in bound(api))
+                await until(lambda: 409 in bindings(api))  # the late one
+            assert bound(api) == {"urgent": "a"}
+
+    run(story, node("a", gpus=1))
+
+
+def test_a_service_started_anew_under_its_name_does_not_wait_for_its_own_lease():
+    async def story(api):
+        async with replica(api, "one") as one:
+            await asked(one)
+            api.faults.append(Fault("PUT", "/leases/", 500))  # it ends, and its lease stays
+        api.faults.clear()
+        assert holder(api) == "one"
+        api.create("pods", pod("waits", 1))
+        async with replica(api, "one") as one:
+            assert (await asked(one))[0] == 200
+        conditions = api.get("pods", "waits", "default")["status"]["conditions"]
+        assert [each["type"] for each in conditions] == ["gigaslice.io/Scheduler"]
+
+    run(story)
+
+
+def test_a_replica_that_cannot_renew_answers_no_more():
+    async def story(api):
+        async with replica(api, "one") as one:
+            await asked(one)
+            api.faults.append(Fault("PUT", "/leases/", 500))
+            await until(lambda: not one.election.seconds_left)
+            api.create("pods", pod("p", 1))
+            async with SchedulerStandIn(api, url(one)) as scheduler:
+                await until(
+                    lambda: ("filter", 503) in [(verb, status) for verb, _, _, status, _ in scheduler.said]
+                )
+            assert bound(api) == {}
+            api.faults.clear()
+            async with SchedulerStandIn(api, url(one)):
+                await until(lambda: bound(api))
+
+    run(story, node("a"))
+
+
+def test_a_pod_that_changes_between_filter_and_binding_is_bound_as_it_is_now():
+    async def story(api):
+        async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+            api.faults.append(Fault("POST", "/binding", 200, delay=0.5, count=1))
+            api.create("pods", pod("p", 1))
+            await until(lambda: one.binder.busy)
+            api.change("pods", "p", {"metadata": {"labels": {"a": "b"}}}, "default")
+            await until(lambda: bound(api))
+            assert bindings(api) == [409, 201]
+
+    run(story, node("a"))
+
+
+def test_two_pairs_that_take_turns_in_a_burst():
+    """Each pair ends in the midst of it, with and without an answer to its bindings."""
+
+    async def story(api):
+        for number in range(24):
+            api.create("pods", pod(f"p-{number}", 3))
+        for turn in range(4):
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with replica(api, f"r{turn % 2}") as service, SchedulerStandIn(api, url(service)):
+                    if turn % 2:
+                        api.faults.append(Fault("POST", "/binding", 0, later=0.5, count=2))
+                    await until(lambda turn=turn: len(bound(api)) >= min(20, 5 * turn + 5))
+        check(api)
+
+    run(story, node("a", gpus=4))
