@@ -5,7 +5,7 @@ import pytest
 
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.informer import Informer
-from tests.fakes.kubeapi.cluster_server import Fault, ObjectServer
+from tests.fakes.kubeapi import ApiServer, Fault
 from tests.fakes.kubeapi.replay import Replay, transcript
 
 
@@ -258,7 +258,7 @@ def test_a_list_that_is_asked_for_shows_what_the_watch_does_not():
     """One that has begun already does not count."""
 
     async def story():
-        async with ObjectServer() as api, KubeClient(api.access, "t") as client:
+        async with ApiServer() as api, KubeClient(api.access, "t") as client:
             api.lag = 3600.0
             told = Told()
             found = Informer(client, "/api/v1/pods", seen, told.change, told.drop)
