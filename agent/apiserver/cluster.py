@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from agent.apiserver.events import EventSender
-from agent.apiserver.own_node import NodeAnnotation
+from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of, within
 from gigaslice.cluster.names import INVENTORY
@@ -75,6 +75,11 @@ class Cluster(Protocol):
         """Has the annotation that says what this node has say INVENTORY. Returns at once."""
         ...
 
+    @property
+    def publishing(self) -> Publishing | None:
+        """How that went; None where there is no API server to publish at."""
+        ...
+
     async def news(self, timeout: float) -> bool:
         """Returns True at the next change of the pods, False when there is none in TIMEOUT seconds."""
         ...
@@ -85,6 +90,7 @@ class NoCluster:
 
     expected = False
     synced = False
+    publishing = None
 
     @property
     def pods(self) -> Mapping[tuple[str, str], Pod]:
@@ -167,6 +173,11 @@ class KubeCluster:
     def publish(self, inventory: str) -> None:
         """Hands the inventory over to be written."""
         self._inventory.set(inventory)
+
+    @property
+    def publishing(self) -> Publishing:
+        """How the writes of the inventory went."""
+        return self._inventory.publishing
 
     async def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """Asks for the eviction of exactly this pod, not of a later one of its name.

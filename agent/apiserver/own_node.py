@@ -11,13 +11,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agent.apiserver.wire import Api, ApiError, path_of
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.wakeup import Alarm
 
-__all__ = ["NodeAnnotation"]
+__all__ = ["NodeAnnotation", "Publishing"]
 
 _MERGE = "application/merge-patch+json"
 _BURST, _REFILL = 3.0, 1.0  # writes at once; seconds for another one
@@ -30,6 +31,23 @@ _REMEDIES = {
     403: 'the agent may not patch its node; daemonset.yaml and the chart grant "patch" of nodes',
     404: "the cluster has no node of this name; see --node-name",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """How the writes of an annotation went.
+
+    Attributes:
+        writes: Those that the API server has accepted.
+        failures: The others.
+        written: When the last one was accepted, in Unix time; None before the first.
+        outdated: Seconds for which another value has been due; 0 while the cluster has the present one.
+    """
+
+    writes: int
+    failures: int
+    written: float | None
+    outdated: float
 
 
 class NodeAnnotation:
@@ -45,7 +63,9 @@ class NodeAnnotation:
         pause: float = _FIRST_PAUSE,
         again: float = _AGAIN,
     ) -> None:
-        self.writes = 0
+        self._writes = self._failed_writes = 0
+        self._accepted: float | None = None  # in Unix time
+        self._outdated_since: float | None = None
         self._api = api
         self._node = node
         self._key = key
@@ -66,7 +86,15 @@ class NodeAnnotation:
         """Makes TEXT the value. Returns at once."""
         if text != self._text:
             self._text = text
+            self._due()
             self._alarm.ring()
+
+    @property
+    def publishing(self) -> Publishing:
+        """How it went until now."""
+        since = self._outdated_since
+        outdated = 0.0 if since is None else max(0.0, self._clock() - since)
+        return Publishing(self._writes, self._failed_writes, self._accepted, outdated)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -101,13 +129,22 @@ class NodeAnnotation:
         except ApiError as error:
             self._failed(error)
             return
-        self.writes += 1
+        self._writes += 1
+        self._accepted, self._outdated_since = time.time(), None
+        if text != self._text:
+            self._due()
         self._written, self._written_at, self._failures = text, self._clock(), 0
         if self._reported.over("failure"):
             self._log.info("node annotated again", node=self._node, annotation=self._key)
 
+    def _due(self) -> None:
+        if self._outdated_since is None:
+            self._outdated_since = self._clock()
+
     def _failed(self, error: ApiError) -> None:
         self._failures += 1
+        self._failed_writes += 1
+        self._due()
         lasting = error.status in _REMEDIES or error.status in (400, 413, 422)
         pause = _REFUSED_PAUSE if lasting else min(_LONGEST_PAUSE, self._pause * 2 ** min(self._failures, 10))
         self._not_before = self._clock() + error.retry_after + pause * random.uniform(0.5, 1.0)

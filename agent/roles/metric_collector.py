@@ -8,6 +8,7 @@ from __future__ import annotations
 import vcuda
 from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation, MemoryMonitor
+from agent.apiserver import Cluster
 from agent.deviceplugin.servicer import Servicer
 from agent.health.controller import HealthController
 from agent.inventory.holder import InventoryHolder
@@ -40,6 +41,7 @@ class MetricCollector:
         counters: Counters,
         room: Room,
         time_slices: TimeSliceManager,
+        cluster: Cluster,
     ) -> None:
         self._resource = resource
         self._store = store
@@ -51,6 +53,7 @@ class MetricCollector:
         self._counters = counters
         self._room = room
         self._time_slices = time_slices
+        self._cluster = cluster
 
     def unready(self) -> str | None:
         """Why the agent cannot serve its kubelet now, or None."""
@@ -163,4 +166,11 @@ class MetricCollector:
         for part, count in counters.parts.items():
             values.add("gigaslice_component_failures_total", count, part)
         values.add("gigaslice_state_dir_usable", int(not self._room.problem))
+        publishing = self._cluster.publishing
+        if publishing is not None:
+            values.add("gigaslice_inventory_writes_total", publishing.writes)
+            values.add("gigaslice_inventory_write_failures_total", publishing.failures)
+            values.add("gigaslice_inventory_outdated_seconds", publishing.outdated)
+            if publishing.written is not None:
+                values.add("gigaslice_inventory_written_timestamp_seconds", publishing.written)
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -155,6 +155,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         counters=counters,
         room=room,
         time_slices=time_slices,
+        cluster=cluster,
     )
     exposition = Exposition(node, metrics.collect)
     http = Server(config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file)

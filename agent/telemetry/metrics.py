@@ -107,6 +107,14 @@ METRICS = (
         "components of the agent that failed and were restarted; each failure is a bug of the agent"),
     Row("gigaslice_state_dir_usable", "gauge", (),
         "0 while the state directory is full, read-only or refuses writes, and nothing new is allocated"),
+    Row("gigaslice_inventory_writes_total", "counter", (),
+        "times that the node's annotation was written, by which the cluster sees its GPUs; missing without API server, "
+        "as the next three"),
+    Row("gigaslice_inventory_write_failures_total", "counter", (), "times that it could not be written"),
+    Row("gigaslice_inventory_written_timestamp_seconds", "gauge", (),
+        "when it was last written, in Unix time; missing before the first time"),
+    Row("gigaslice_inventory_outdated_seconds", "gauge", (),
+        "for how long the cluster has seen another inventory than the node's; 0 while it sees the present one"),
     Row("gigaslice_build_info", "gauge", ("version", "resource"), "1, with the agent's version and its resource"),
 )  # fmt: skip
 """In the order in which they are shown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from agent.apiserver import Eviction
+from agent.apiserver.own_node import Publishing
 from gigaslice.model import Pod
 
 
@@ -16,6 +17,7 @@ class MemoryCluster:
         self.evicted: list[Pod] = []
         self.eviction = Eviction()  # what comes of asking for one
         self.published: list[str] = []
+        self.publishing: Publishing | None = None
 
     def put(self, pod: Pod) -> Pod:
         self.pods[pod.namespace, pod.name] = pod

@@ -173,3 +173,26 @@ def test_a_server_that_does_not_answer_delays_nothing_but_the_write(server, writ
 
     writing(story)
     assert json.loads(json.dumps(server.get("nodes", NODE)))["metadata"]["annotations"][KEY] == "two"
+
+
+def test_how_the_writes_went_is_counted_and_for_how_long_the_cluster_is_behind(server, writing):
+    server.faults.append(Fault("PATCH", "/nodes/", 403, count=1))
+    now = [100.0]
+
+    async def story(annotation):
+        assert (annotation.publishing.writes, annotation.publishing.outdated) == (0, 0.0)
+        annotation.set("one")
+        await until(lambda: annotation.publishing.failures)
+        now[0] += 5.0
+        assert annotation.publishing.outdated == 5.0 and annotation.publishing.written is None
+        now[0] += 600.0
+        annotation.set("two")
+        await until(lambda: annotation.publishing.writes)
+        found = annotation.publishing
+        assert (found.writes, found.failures, found.outdated) == (1, 1, 0.0)
+        assert abs(found.written - time.time()) < 60
+        annotation.set("three")
+        now[0] += 0.5
+        assert annotation.publishing.outdated >= 0.0
+
+    writing(story, clock=lambda: now[0])

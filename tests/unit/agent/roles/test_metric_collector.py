@@ -12,12 +12,14 @@ from agent.accounting.auditor import Auditor
 from agent.accounting.memory_monitor import MeasuredAllocation
 from agent.accounting.overuse import OverusePolicy
 from agent.apiserver import NoCluster
+from agent.apiserver.own_node import Publishing
 from agent.ledgers.usage import Reading
 from agent.limits.time_slice_manager import TimeSliceManager
 from agent.roles.metric_collector import MetricCollector
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import METRICS
 from gigaslice.allocation.table import AllocationTable, ContainerRef
+from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import allocation, inventory, uuid
 from vcuda import ProcessUsage, ShareUsage
 
@@ -35,6 +37,7 @@ class Node:
         self.counters, self.memory_monitor = Counters(), SimpleNamespace(last={})
         self.time_slices = TimeSliceManager(self.store, lambda: inventory(gpus=1, slices=24))
         self.auditor = Auditor(self.store, NoCluster(), OverusePolicy("report"), self.counters, proc=tmp_path)
+        self.cluster = MemoryCluster()
         self.metrics = MetricCollector(
             resource="r",
             store=self.store,
@@ -46,6 +49,7 @@ class Node:
             counters=self.counters,
             room=SimpleNamespace(problem=""),
             time_slices=self.time_slices,
+            cluster=self.cluster,
         )
         self.holds(self.allocation)
 
@@ -133,3 +137,17 @@ def test_turns_of_containers_that_have_ended_stay_counted(tmp_path, again):
 def test_every_total_is_a_counter_and_every_counter_a_total():
     for row in METRICS:
         assert (row.kind == "counter") == row.name.endswith("_total"), row.name
+
+
+def test_how_the_inventory_is_published_is_told_where_there_is_an_api_server(tmp_path):
+    node = Node(tmp_path)
+
+    def told():
+        found = node.metrics.collect().found
+        return {name[20:]: series[()] for name, series in found.items() if "_inventory_" in name}
+
+    assert told() == {}
+    node.cluster.publishing = Publishing(0, 2, None, 7.5)
+    assert told() == {"writes_total": 0, "write_failures_total": 2, "outdated_seconds": 7.5}
+    node.cluster.publishing = Publishing(1, 2, 1700000000.0, 0.0)
+    assert told()["written_timestamp_seconds"] == 1700000000.0
