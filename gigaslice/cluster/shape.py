@@ -48,6 +48,8 @@ class Shape:
         self._nodes, self._judge, self._key = nodes, judge, key
         self._changed: set[str] = set()
         self._verdicts: dict[str, Refusal | None] = {}
+        self._unplaced: set[str] = set()
+        """Nodes that it fits on, and that have no place in the order yet."""
         self._placed: dict[str, _Entry] = {}
         self._order: list[_Entry] = []
 
@@ -73,24 +75,45 @@ class Shape:
         refused = {name: refusal for name, refusal in zip(names, found, strict=True) if refusal is not None}
         return fitting, refused
 
-    def best(self, names: Sequence[str], most: int) -> list[str]:
-        """Returns the best MOST of the nodes that the pod fits on, the best first."""
-        wanted, found = self._place(names), list[str]()
-        for _, name in self._order:
-            if name in wanted:
-                found.append(name)
-                if len(found) >= most:
-                    break
-        return found
+    def best(self, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
+        """Returns the best MOST of the nodes that the pod fits on, the best first.
+
+        The names are many, and only few of the order's first matter: so those few are looked for among the names.
+
+        Args:
+            names: The nodes in question.
+            most: So many at most.
+            judged: Whether `split` has said of all of them before that the pod fits.
+        """
+        self._renew()
+        if not judged:
+            for name in names:
+                self._known_refusal(name)
+        first = 2 * most
+        while True:
+            among = self._unplaced.union(name for _, name in self._order[:first])
+            there = {name for name in names if name in among}
+            if self._unplaced:
+                self._place(there & self._unplaced)
+            found = [name for _, name in self._order[:first] if name in there][:most]
+            if len(found) == most or first >= len(self._order):
+                return found
+            first *= 8
 
     def ranked(self, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes that the pod fits on, the best first."""
-        wanted = self._place(names)
+        self._renew()
+        for name in names:
+            self._known_refusal(name)
+        wanted = set(names)
+        self._place(wanted & self._unplaced)
         return [name for _, name in self._order if name in wanted]
 
     def _known_refusal(self, node: str) -> Refusal | None:
         if node not in self._verdicts:
-            self._verdicts[node] = self._judge(self, node)
+            found = self._verdicts[node] = self._judge(self, node)
+            if found is None:
+                self._unplaced.add(node)
         return self._verdicts[node]
 
     def _renew(self) -> None:
@@ -105,6 +128,7 @@ class Shape:
                 gone.append(entry)
             if name in self._verdicts:
                 del self._verdicts[name]
+                self._unplaced.discard(name)
                 if name in self._nodes:
                     self._known_refusal(name)
         if len(gone) > _MANY:
@@ -113,19 +137,14 @@ class Shape:
         for entry in gone:
             del self._order[bisect_left(self._order, entry)]
 
-    def _place(self, names: Sequence[str]) -> set[str]:
-        """Sees to it that all of the nodes have their place in the order, and returns them as a set."""
-        self._renew()
-        placed, wanted = self._placed, set(names)
-        entries = []
-        for name in wanted.difference(placed):
-            if self._known_refusal(name) is None:
-                entry = placed[name] = (self._key(self, name), name)
-                entries.append(entry)
+    def _place(self, names: set[str]) -> None:
+        """Gives nodes that have none their place in the order."""
+        self._unplaced -= names
+        entries = [(self._key(self, name), name) for name in names]
+        self._placed.update((entry[1], entry) for entry in entries)
         if len(entries) > _MANY:
             self._order += entries
             self._order.sort()
         else:
             for entry in entries:
                 insort(self._order, entry)
-        return wanted

@@ -94,9 +94,9 @@ class ClusterState(ClusterContents):
         ranked = self._shape(demand).ranked(names)
         return list(zip(ranked, range(len(ranked)), strict=True))
 
-    def best(self, demand: PodDemand, names: Sequence[str], most: int) -> list[str]:
-        """Returns the first MOST of `rank`, without ranking the others' names."""
-        return self._shape(demand).best(names, most)
+    def best(self, demand: PodDemand, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
+        """Returns the first MOST of `rank`. judged: `filter` has said that it fits on all of them."""
+        return self._shape(demand).best(names, most, judged=judged)
 
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""

@@ -62,6 +62,8 @@ class Placer:
         self._pods: dict[str, Pod] = {}  # those that a watch has shown
         self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
         self._revision = state.revision
+        self._filtered: tuple[PodDemand | None, Sequence[str]] = None, ()
+        """What the last filter said: the scoring of the same pod comes with the same names."""
 
     # --- what the watches bring ---------------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class Placer:
             self.waiting.refused(pod, None, names, now)
             return Fitting([], dict.fromkeys(names, demand))
         fitting, refused = self.state.filter(demand, names)
+        self._filtered = demand, fitting
         if fitting:
             self.waiting.over(pod.uid)
         else:
@@ -175,7 +178,8 @@ class Placer:
         if isinstance(demand, Refusal):
             return []
         self._release(pod.uid, now)
-        best = self.state.best(demand, names, _MOST_SCORED)
+        judged = self._filtered == (demand, names)
+        best = self.state.best(demand, names, _MOST_SCORED, judged=judged)
         while best and not self._provide(pod, demand, best[0], now):
             del best[0]
         self.note_change(now)

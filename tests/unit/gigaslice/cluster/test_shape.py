@@ -29,7 +29,8 @@ def answers(state: ClusterState, asked: PodDemand, names: list[str]) -> object:
     ranked = state.rank(asked, names)
     assert sorted(fitting) == sorted(name for name, _ in ranked)
     assert fitting == [name for name in names if name in set(fitting)]
-    assert state.best(asked, names, 2) == [name for name, _ in ranked][:2]
+    for judged, among in ((False, names), (True, fitting)):
+        assert state.best(asked, among, 2, judged=judged) == [name for name, _ in ranked][:2]
     assert sorted([*fitting, *refused]) == sorted(names)
     return fitting, refused, ranked
 
