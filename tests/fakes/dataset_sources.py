@@ -32,6 +32,7 @@ class MemorySource:
         self, listing: Listing, *, parallel: int = 64, delay: float = 0.0, chunk: int = 1 << 16
     ) -> None:
         self.parallel = parallel
+        self.weak = False
         self.listing = listing
         self.delay = delay
         self.chunk = chunk
@@ -78,6 +79,7 @@ class Slow:
         self._source = source
         self._seconds = seconds
         self.parallel = source.parallel
+        self.weak = source.weak
 
     async def list(self, limits: Limits = LIMITS) -> Listing:
         return await self._source.list(limits)

@@ -111,7 +111,13 @@ async def fetch(
             units = Units(listing.entries, plan.extents(), unit_bytes)
             return _Fetch(plan, units, source, part, bounds=bounds, stop=stop).run(started)
 
-        return await in_thread("dataset-fetch", work, patience=_PATIENCE_SECONDS)
+        digest = await in_thread("dataset-fetch", work, patience=_PATIENCE_SECONDS)
+        if source.weak and (await source.list()).digest != listing.digest:
+            raise SourceError(
+                "the source changed while the dataset was fetched; it is listed again as a new version",
+                changed=True,
+            )
+        return digest
 
 
 class _Fetch:

@@ -36,7 +36,7 @@ def _local(address: str) -> bool:
 def _refused(host: str) -> SourceError:
     return SourceError(
         f"{host} is an address of the node itself or of its cloud's metadata; datasets are not read from there "
-        "(an administrator may allow it: --dataset-local-addresses)"
+        "(an administrator may allow it: --local-addresses on)"
     )
 
 

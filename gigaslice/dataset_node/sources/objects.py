@@ -59,6 +59,7 @@ class ObjectSource:
 
     def __init__(self, store: Callable[[int], Any], prefix: str, what: str, *, parallel: int = 64) -> None:
         self.parallel = parallel
+        self.weak = False
         self._reading = store(0)
         self._listing = store(_LIST_TRIES)
         self._prefix = prefix.strip("/")
@@ -93,17 +94,17 @@ class ObjectSource:
         name = (
             path.rpartition("/")[2] if self._single else path[len(self._prefix) + 1 if self._prefix else 0 :]
         )
-        tag = one.get("e_tag") or ""
-        version = plain(
-            str(tag or one.get("version") or f"{one['size']}:{one['last_modified'].timestamp():.6f}")
+        version = _quoted(one.get("e_tag")) or plain(
+            str(one.get("version") or f"{one['size']}:{one['last_modified'].timestamp():.6f}")
         )
         return Entry(name.encode("utf-8", "surrogatepass"), EntryKind.FILE, int(one["size"]), version)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of an object. Raises as `Source.read_into`."""
         key = self._prefix if self._single else "/".join(filter(None, (self._prefix, entry.path.decode())))
-        tag = entry.version if entry.version[-1:] == '"' or not entry.version.count(":") else ""
-        options: dict[str, Any] = {"if_match": tag} if tag else {}
+        tag = entry.version if entry.version.endswith('"') else ""
+        # a weak tag matches no condition, and is compared all the same
+        options: dict[str, Any] = {"if_match": tag} if tag.startswith('"') else {}
         if size != entry.size:
             options["range"] = (offset, offset + size)
         try:
@@ -132,7 +133,7 @@ class ObjectSource:
         meta = answer.meta
         if meta["size"] != entry.size:
             raise changed(entry.path, f"changed its size from {entry.size} to {meta['size']} bytes")
-        if tag and meta["e_tag"] and meta["e_tag"] != tag:
+        if tag and meta["e_tag"] and _quoted(meta["e_tag"]) != tag:
             raise changed(entry.path, "was changed")
         if tuple(answer.range) != (offset, offset + size):
             raise SourceError(
@@ -162,7 +163,7 @@ class ObjectSource:
             name = _BAD_KEY.search(text)
             bad = f": {shown(name[1].encode())}" if name else ""
             return ListingError(f"{self._what} has an object whose key is no path of a file{bad}; rename it")
-        if isinstance(error, exceptions.NotSupportedError):
+        if isinstance(error, exceptions.NotSupportedError) or "NotPartial" in text:
             return SourceError(f"{self._what} gives no ranges of objects; use a server that does")
         return SourceError(
             f"{self._what} does not answer for {subject}; look after the network, and check the endpoint",
@@ -171,6 +172,13 @@ class ObjectSource:
 
     async def close(self) -> None:
         """Connections end with the object."""
+
+
+def _quoted(tag: str | None) -> str:
+    """An ETag in its quotes, which some servers leave out of listings."""
+    if not tag:
+        return ""
+    return plain(tag) if tag.endswith('"') else f'"{plain(tag)}"'
 
 
 def _without_markers(found: list[Entry]) -> list[Entry]:
@@ -188,7 +196,7 @@ def _without_markers(found: list[Entry]) -> list[Entry]:
     ]
 
 
-def object_source(spec: SourceSpec, credentials: Credentials, *, local: bool, parallel: int) -> ObjectSource:
+def object_source(spec: SourceSpec, credentials: Credentials, *, local: bool) -> ObjectSource:
     """The source of an effective SPEC of kind s3, gs or az.
 
     Raises:
@@ -220,7 +228,7 @@ def object_source(spec: SourceSpec, credentials: Credentials, *, local: bool, pa
                 f"the credentials for {spec.canonical} cannot be used; check the volume's Secret"
             ) from None
 
-    return ObjectSource(store, spec.path, f"{spec.kind}://{spec.server}", parallel=parallel)
+    return ObjectSource(store, spec.path, f"{spec.kind}://{spec.server}")
 
 
 _Built = tuple[str, Callable[[Any, Any], Any]]

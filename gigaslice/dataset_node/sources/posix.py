@@ -29,7 +29,6 @@ _WALKERS = 16
 _CHUNK = 1 << 20
 _LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
 _SETTLE_SECONDS = 0.05  # at least one tick of a kernel's clock, by which files get their times
-_KEEP_CACHED = os.POSIX_FADV_NORMAL
 _RETRIED = frozenset((errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.ENETDOWN,
                       errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNRESET, errno.ENOMEM, errno.ENFILE,
                       errno.EMFILE, errno.EREMOTEIO))  # fmt: skip
@@ -47,7 +46,7 @@ class PosixSource:
 
     def __init__(self, root: Path, *, keep_cached: bool = False, parallel: int = 64) -> None:
         self.parallel = parallel
-        self._where = root
+        self.weak = False
         self._keep_cached = keep_cached
         try:
             self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

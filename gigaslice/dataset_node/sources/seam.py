@@ -44,6 +44,10 @@ class Source(Protocol):
     def parallel(self) -> int:
         """How many reads at once make it faster."""
 
+    @property
+    def weak(self) -> bool:
+        """Whether a read may miss that a file has changed, so that the listing is taken again after the last one."""
+
     async def list(self, limits: Limits = ...) -> Listing:
         """Lists everything.
 

@@ -118,7 +118,7 @@ class WebClient:
                 self._read(response, _CHUNK)
                 url = self._moved(url, where)
             finally:
-                self._done(origin, connection, keep=response.isclosed())
+                self._done(origin, connection, response)
         raise SourceError(f"{self.base.netloc} redirects in a circle; name the address that has the data")
 
     def body(self, answer: Answer, size: int) -> Iterator[bytes]:
@@ -204,8 +204,12 @@ class WebClient:
             return None
         return _Connection(self, url)
 
-    def _done(self, origin: str, connection: http.client.HTTPConnection, *, keep: bool) -> None:
-        if keep and connection.sock is not None:
+    def _done(
+        self, origin: str, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
+    ) -> None:
+        whole = response.isclosed() or response.length == 0
+        response.close()
+        if whole and not response.will_close and connection.sock is not None:
             with self._lock:
                 if not self._closed and len(self._idle) < _IDLE:
                     self._idle.append((origin, connection))

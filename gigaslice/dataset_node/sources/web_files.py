@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -41,6 +42,7 @@ class WebSource:
         self, client: WebClient, path: str, *, index: str = "index.json", parallel: int = 64
     ) -> None:
         self.parallel = parallel
+        self.weak = False
         self._client = client
         self._base = quote(path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._index = index
@@ -72,6 +74,7 @@ class WebSource:
                     "prepare a pack (gigaslice dataset pack), add an index, or use rclone's http"
                 )
             self._single = name
+            self.weak = not answer.header("ETag")
             return Entry(name, EntryKind.FILE, answer.length, version_of(answer, answer.length))
 
     def _versions(self, found: _Entries, stop: Stop) -> _Entries:
@@ -112,6 +115,8 @@ class WebSource:
                     f"{shown(entry.path)} has {answer.length} bytes, and {self._index} says {entry.size}; "
                     "make the index anew"
                 )
+            if not answer.header("ETag"):
+                self.weak = True
             return entry._replace(version=version_of(answer, entry.size))
 
     def _target(self, entry: Entry) -> str:
@@ -190,6 +195,16 @@ def _check_version(answer: Answer, entry: Entry) -> None:
     _, _, listed = entry.version.partition(":")
     if modified and listed.endswith("GMT") and modified != listed:
         raise changed(entry.path, "was changed")
+    if modified and listed.endswith("Z") and _rfc3339(modified) not in ("", listed[:19]):
+        raise changed(entry.path, "was changed")
+
+
+def _rfc3339(date: str) -> str:
+    """A date of HTTP as rclone writes it, to the second."""
+    try:
+        return parsedate_to_datetime(date).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, TypeError):
+        return ""
 
 
 def version_of(answer: Answer, size: int) -> str:

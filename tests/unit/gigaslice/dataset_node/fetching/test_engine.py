@@ -279,3 +279,16 @@ def test_two_versions_are_never_mixed(tmp_path):
         fetched(first, source)
     _, image = fetched(second, MemorySource(new))
     assert image == whole_image(new, FlatLayout(new))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_source_whose_reads_may_miss_a_change_is_listed_again(tmp_path, changed):
+    listing = files({"a": 10})
+    source = MemorySource(files({"a": 10}, "2") if changed else listing)
+    source.weak = True
+    if not changed:
+        fetched(tmp_path, source, listing)
+        return
+    with pytest.raises(SourceError) as failure:
+        fetched(tmp_path, source, listing)
+    assert failure.value.changed

@@ -1,0 +1,172 @@
+"""Opens the source that a request names, with the credentials that came with it.
+
+The source that is opened says which one it really is (`spec`), and that is what a dataset's key must be made of. A
+Secret may have an endpoint, an account or a whole remote: were they no part of the key, a pod could bring a server of
+its own under the name of another one's bucket, and leave its bytes in the cache for the other one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.listing import Entry, Limits, Listing
+from gigaslice.dataset.source_spec import MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
+from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
+from gigaslice.dataset_node.sources.objects import object_source
+from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.dataset_node.sources.rclone import RcloneSource, remote_of
+from gigaslice.dataset_node.sources.seam import Sink, Source, in_thread
+from gigaslice.dataset_node.sources.web import WebClient
+from gigaslice.dataset_node.sources.web_files import WebSource
+
+__all__ = ["OpenedSource", "effective_spec", "open_source"]
+
+_LOCAL_READS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSource:
+    """A source with the specification that its dataset's key is made of."""
+
+    spec: SourceSpec
+    inner: Source
+    mounted: tuple[KernelMounts, Path] | None = None
+
+    @property
+    def parallel(self) -> int:
+        """As the source's, or as its option `fetchers` says."""
+        asked = self.spec.option("fetchers")
+        return min(int(asked), 256) if asked.isdigit() and int(asked) else self.inner.parallel
+
+    @property
+    def weak(self) -> bool:
+        """As the source's."""
+        return self.inner.weak
+
+    async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
+        """As the source's."""
+        return await self.inner.list(limits)
+
+    def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+        """As the source's."""
+        self.inner.read_into(entry, offset, size, sink)
+
+    async def close(self) -> None:
+        """Closes the source, and unmounts what no other one has."""
+        await self.inner.close()
+        if self.mounted is not None:
+            mounts, where = self.mounted
+            await in_thread("dataset-unmount", lambda _: mounts.release(where))
+
+
+def effective_spec(spec: SourceSpec, credentials: Credentials) -> SourceSpec:
+    """SPEC with what CREDENTIALS say about where the data are: what a key is made of.
+
+    Raises:
+        RequestError: The two contradict each other.
+    """
+    if spec.kind in RCLONE_KINDS:
+        identity = remote_of(spec, credentials).identity
+        return SourceSpec(spec.kind, f"{identity}@{spec.location}", spec.options)
+    options = dict(spec.options)
+    for name in {"s3": ("endpoint",), "gs": (), "az": ("endpoint", "account")}.get(spec.kind, ()):
+        said = credentials.get(name).rstrip("/")
+        if not said:
+            continue
+        if name == "endpoint" and "://" not in said:
+            said = f"https://{said}"
+        if options.setdefault(name, said) != said:
+            raise RequestError(
+                f"the Secret and the options name different values for {name}; remove one of them"
+            )
+    if "@" in urlsplit(options.get("endpoint", "")).netloc:
+        raise RequestError(
+            "the endpoint carries a user or a password; they have keys of their own in the Secret"
+        )
+    return SourceSpec(spec.kind, spec.location, tuple(sorted(options.items())))
+
+
+async def open_source(
+    spec: SourceSpec,
+    credentials: Mapping[str, str],
+    *,
+    mounts: KernelMounts,
+    local_addresses: bool = False,
+    run_directory: Path | None = None,
+) -> OpenedSource:
+    """Opens a source. Whether a pod may name it at all is decided before.
+
+    Args:
+        spec: Which one.
+        credentials: The volume's Secret.
+        mounts: For the kinds that the kernel mounts.
+        local_addresses: Whether servers may be at addresses of the node.
+        run_directory: Where sockets of helpers are made.
+
+    Raises:
+        SourceError: It cannot be opened.
+        RequestError: Options or credentials that it cannot be opened with.
+    """
+    given = Credentials(credentials)
+    really = effective_spec(spec, given)
+    if spec.kind == "file":
+        return OpenedSource(
+            really, await in_thread("dataset-open", lambda _: _directory(spec.location, _LOCAL_READS))
+        )
+    if spec.kind in MOUNTED_KINDS:
+        return await _mounted(spec, given, really, mounts)
+    if spec.kind in RCLONE_KINDS:
+        remote = remote_of(spec, given)
+        if not local_addresses:
+            await in_thread("dataset-resolve", lambda _: remote.check_address())
+        return OpenedSource(really, await RcloneSource.open(remote, spec.canonical, directory=run_directory))
+    if spec.kind in ("http", "https"):
+        return OpenedSource(really, _web(spec, given, local=local_addresses))
+    made = await in_thread("dataset-open", lambda _: object_source(really, given, local=local_addresses))
+    return OpenedSource(really, made)
+
+
+def _directory(where: str | Path, parallel: int) -> PosixSource:
+    return PosixSource(Path(where), parallel=parallel)
+
+
+async def _mounted(
+    spec: SourceSpec, credentials: Credentials, really: SourceSpec, mounts: KernelMounts
+) -> OpenedSource:
+    where, root = await in_thread("dataset-mount", lambda _: mounts.acquire(spec, credentials))
+    try:
+        inner = await in_thread("dataset-open", lambda _: _directory(root, 64))
+    except BaseException:
+        await in_thread("dataset-unmount", lambda _: mounts.release(where))
+        raise
+    return OpenedSource(really, inner, (mounts, where))
+
+
+def _web(spec: SourceSpec, credentials: Credentials, *, local: bool) -> WebSource:
+    headers = {}
+    user, password, token = (credentials.get(name) for name in ("user", "password", "token"))
+    if credentials.get("authorization"):
+        headers["Authorization"] = credentials.get("authorization")
+    elif token:
+        headers["Authorization"] = f"Bearer {token}"
+    elif user or password:
+        headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+    if any(not value.isprintable() or not value.isascii() for value in headers.values()):
+        raise RequestError("the Secret's user, password or token has characters that HTTP does not take")
+    context = None
+    if authority := credentials.get("ca"):
+        try:
+            context = ssl.create_default_context()
+            context.load_verify_locations(cadata=authority)
+        except (ssl.SSLError, ValueError):
+            raise RequestError("ca.crt in the Secret is no certificate in PEM form") from None
+    base = urlsplit(f"{spec.kind}://{spec.server}")
+    client = WebClient(base, headers, local=local, context=context)
+    return WebSource(client, unquote(spec.path), index=spec.option("manifest", "index.json"))

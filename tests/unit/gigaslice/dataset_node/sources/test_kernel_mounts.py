@@ -1,0 +1,151 @@
+"""Sources that the kernel mounts: which options, one mount for many, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.mounts import MountError
+from gigaslice.dataset_node.sources import Credentials, KernelMounts, kernel_mounts, open_source
+from gigaslice.dataset_node.sources.kernel_mounts import nfs_options
+
+
+class RecordedMounts:
+    """Notes what is mounted, and puts a file there."""
+
+    def __init__(self):
+        self.calls = []
+        self.mounted = []
+        self.refuse = lambda options: False
+        self.secrets = []
+
+    def network(self, kind, source, where, options):
+        self.calls.append((kind, source, list(options)))
+        for one in options:
+            if one.startswith("secretfile="):
+                self.secrets.append(Path(one.partition("=")[2]).read_text())
+        if self.refuse(options):
+            raise MountError("Connection refused")
+        self.mounted.append(where)
+        (where / "sub").mkdir(exist_ok=True)
+        (where / "sub/file").write_text("data")
+
+    def unmount(self, where):
+        self.mounted.remove(where)
+        (where / "sub/file").unlink()
+        (where / "sub").rmdir()
+
+
+@pytest.fixture
+def mounts():
+    return RecordedMounts()
+
+
+def opened(mounts, root, text, options=None, credentials=None):
+    async def run():
+        made = KernelMounts(mounts, root)
+        sources = [
+            await open_source(SourceSpec.parse(text, options or {}), credentials or {}, mounts=made)
+            for _ in range(2)
+        ]
+        paths = [[entry.path for entry in (await one.list()).entries] for one in sources]
+        assert paths[0] == paths[1]
+        assert len(mounts.mounted) == 1
+        await sources[0].close()
+        assert len(mounts.mounted) == 1, "the other one still reads"
+        await sources[1].close()
+        assert not mounts.mounted
+        return paths[0]
+
+    return asyncio.run(run())
+
+
+def test_two_of_one_server_share_a_mount_that_goes_with_the_last(mounts, tmp_path):
+    assert opened(mounts, tmp_path / "m", "nfs://server/export/set") == [b"sub", b"sub/file"]
+    assert len(mounts.calls) == 1
+    kind, source, options = mounts.calls[0]
+    assert (kind, source) == ("nfs", "server:/export/set")
+    assert {"proto=tcp", "soft", "nconnect=8"} <= set(options)
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "source"),
+    [
+        ("lustre://10.0.0.1@tcp/fs/set", "lustre", "10.0.0.1@tcp:/fs/set"),
+        ("cephfs://mon1,mon2/set", "ceph", "mon1,mon2:/set"),
+    ],
+)
+def test_other_kinds(mounts, tmp_path, text, kind, source):
+    opened(mounts, tmp_path, text)
+    assert mounts.calls[0][:2] == (kind, source)
+
+
+def test_a_path_of_beegfs_is_below_its_mount(mounts, tmp_path):
+    assert opened(mounts, tmp_path, "beegfs://manager/sub") == [b"file"]
+    assert "sysMgmtdHost=manager" in mounts.calls[0][2]
+    with pytest.raises(RequestError, match="cfgfile"):
+        opened(mounts, tmp_path, "beegfs://manager/sub", {"cfgfile": "/etc/shadow"})
+
+
+def test_a_secret_of_ceph_is_in_no_option(mounts, tmp_path):
+    opened(mounts, tmp_path, "cephfs://mon/set", credentials={"userID": "me", "userKey": "AQBsecret=="})
+    assert mounts.secrets == ["AQBsecret=="]
+    assert "AQBsecret" not in str(mounts.calls)
+    assert "name=me" in mounts.calls[0][2]
+
+
+def test_rdma_is_used_where_it_is_asked_for_and_there():
+    spec = SourceSpec.parse("nfs://server/x", {"proto": "rdma", "vers": "4.2"})
+    first, second = nfs_options(spec, rdma=True)
+    assert {"proto=rdma", "port=20049", "vers=4.2"} <= set(first)
+    assert not any(one.startswith("nconnect") for one in first)
+    assert "proto=tcp" in second
+    assert "port=20049" not in second
+    assert [one[0] for one in nfs_options(spec, rdma=False)] == ["proto=tcp"]
+    assert [one[0] for one in nfs_options(SourceSpec.parse("nfs://server/x"), rdma=True)] == ["proto=tcp"]
+    with pytest.raises(RequestError, match="proto"):
+        nfs_options(SourceSpec.parse("nfs://server/x", {"proto": "udp"}), rdma=True)
+
+
+def test_without_an_answer_over_rdma_it_is_tcp(mounts, tmp_path, monkeypatch):
+    (tmp_path / "infiniband/mlx5_0").mkdir(parents=True)
+    monkeypatch.setattr(kernel_mounts, "_RDMA_DEVICES", tmp_path / "infiniband")
+    mounts.refuse = lambda options: "proto=rdma" in options
+    opened(mounts, tmp_path / "m", "nfs://server/x", {"proto": "rdma"})
+    assert [options[0] for _, _, options in mounts.calls] == ["proto=rdma", "proto=tcp"]
+
+
+def test_what_cannot_be_mounted_is_a_text_and_leaves_nothing(mounts, tmp_path):
+    mounts.refuse = lambda options: True
+    with pytest.raises(SourceError, match="nfs://server/x is not mounted: Connection refused"):
+        opened(mounts, tmp_path / "m", "nfs://server/x")
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_options_cannot_smuggle_others(mounts, tmp_path):
+    with pytest.raises(RequestError):
+        opened(mounts, tmp_path, "nfs://server/x", {"sec": "sys suid"})
+
+
+def test_texts_of_credentials_show_no_value():
+    found = Credentials({"access_key": "AKIAAA", "secretKey": "hunter2"})
+    assert "hunter2" not in repr(found)
+    assert "AKIAAA" not in f"{found}"
+    assert (found.get("access_key"), found.get("secret_key")) == ("AKIAAA", "hunter2")
+    with pytest.raises(TypeError):
+        __import__("pickle").dumps(found)
+    with pytest.raises(RequestError, match="twice") as failure:
+        Credentials({"secret_key": "one-value", "secretKey": "another"})
+    assert "one-value" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["access_key", "accessKey", "AWS_ACCESS_KEY_ID", "access-key-id", "accesskey", "ACCESS_KEY"]
+)
+def test_usual_names_of_keys(key):
+    assert Credentials({key: " value\n"}).get("access_key") == "value"
