@@ -155,9 +155,8 @@ class ClusterContents(ABC):
         record = self._record(pod.node)
         self._node_of[pod.uid] = pod.node
         if assignment is None:
-            if self._unassigned.get(pod.uid) == pod:
-                return
-            record.bound.pop(pod.uid, None)
+            if self._unassigned.get(pod.uid) == pod or pod.uid in record.bound:
+                return  # one that has lost its assignment keeps what its agent gave it by that
             self._unassigned[pod.uid] = pod
             record.pending[pod.uid] = pod
         else:

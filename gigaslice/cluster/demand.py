@@ -27,7 +27,15 @@ from gigaslice.model import (
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
 
-__all__ = ["ClassUnits", "ClusterUnits", "ContainerDemand", "PodDemand", "asks_for_gpus", "demand_of"]
+__all__ = [
+    "ClassUnits",
+    "ClusterUnits",
+    "ContainerDemand",
+    "PodDemand",
+    "asks_for_gpus",
+    "demand_of",
+    "names_class",
+]
 
 _DEFAULT = RequestOptions()
 
@@ -121,6 +129,11 @@ _UNITS = ClusterUnits()
 def asks_for_gpus(pod: Pod, units: ClusterUnits = _UNITS) -> bool:
     """Whether a pod asks for GPUs at all, rightly or not."""
     return any(_asked(container, units) for container in pod.containers)
+
+
+def names_class(pod: Pod) -> bool:
+    """Whether a container of a pod asks for GPUs of a class."""
+    return any(name.startswith(CLASS_PREFIX) for container in pod.containers for name in container.requests)
 
 
 def demand_of(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.contents import ClusterContents
-from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of
+from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of, names_class
 from gigaslice.cluster.hardware import NodeRoom, Tally
 from gigaslice.cluster.judge import Judge
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
@@ -212,6 +212,8 @@ class ClusterState(ClusterContents):
             record.unplaced[pod.uid] = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
 
     def _as_the_agent(self, record: NodeRecord, pod: Pod) -> tuple[HeldShare, ...]:
+        if names_class(pod):
+            return ()  # no agent gives it a GPU without an assignment: it fails, or was never asked
         demand = self.demand_of(pod)
         if record.problem is None and isinstance(demand, PodDemand):
             found = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)

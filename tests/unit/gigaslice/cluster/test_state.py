@@ -109,6 +109,32 @@ def test_a_pod_without_assignment_counts_as_the_agent_would_place_it(state: Clus
     assert reason(state, one=ALL) is None
 
 
+def test_a_pod_of_a_class_without_assignment_counts_with_what_its_node_lists_alone(
+    state: ClusterState,
+) -> None:
+    """Its agent gives it no GPU: another scheduler has bound it, and where it asks for nothing else it just runs."""
+    state.put_class(a_class("any", "NVIDIA A"))
+    state.put_pod(pod("1", container(classes={"any": 2}), node="a"))
+    assert reason(state, one=ALL) is None
+    state.put_node(facts("a", held=(Occupant("1", (Share(uuid("a", 0), 16),)),)))
+    assert reason(state, one=ALL) is not None
+    assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
+
+
+def test_a_pod_that_has_lost_its_assignment_keeps_its_gpus_until_it_ends(state: ClusterState) -> None:
+    state.put_class(a_class("any", "NVIDIA A"))
+    one = bound("1", "a", (0, 16))
+    for stripped in (
+        replace(one, annotations={}),
+        replace(one, annotations={}, containers=(container(classes={"any": 1}),)),
+    ):
+        state.put_pod(one)
+        state.put_pod(stripped)
+        assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
+        state.put_pod(replace(stripped, phase="Succeeded"))
+        assert reason(state, one=ALL) is None
+
+
 def test_an_exclusive_pod_shuts_its_gpus(state: ClusterState) -> None:
     state.put_pod(bound("1", "a", (0, 1), (1, 1), annotations={"exclusive": "true"}))
     assert reason(state) is RefusalReason.NO_ROOM
