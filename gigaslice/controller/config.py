@@ -28,6 +28,14 @@ def _name_or_empty(text: str) -> str:
     return _object_name(text) if text else ""
 
 
+def _resources(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not re.fullmatch(rf"{_NAME}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?", name):
+            raise ValueError(f"{name} is no name of a resource, such as example.com/gpu-memory")
+    return names
+
+
 def _writes(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
         raise ValueError("must be a number from 1 to 9999")
@@ -44,6 +52,9 @@ class ControllerConfig(Settings):
     leader_lease: str = setting("NAME", _object_name, "gigaslice-controller",
         "the lease by which one of several replicas is chosen to write")
     identity: str = setting("NAME", _name_or_empty, "", "this replica's name; empty: the host's, in a pod the pod's")
+    resources: tuple[str, ...] = setting("NAME,…", _resources, "",
+        "resources that agents offer beside gigaslice.io/vgpu-memory, gigaslice.io/gpu and what inventories name; pods "
+        "that ask for them are not warned")
     scheduler_name: str = setting("NAME", _object_name, SCHEDULER_NAME,
         "schedulerName of pods that ask for GPUs by class")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit, as set on the agents",

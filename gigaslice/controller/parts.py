@@ -288,6 +288,7 @@ class ControllerParts:
             self._facts = AdmissionFacts(
                 dict(self.state.classes),
                 nodes,
+                resources=frozenset(self.config.resources),
                 units=self.state.units,
                 scheduler=self.config.scheduler_name,
                 nodes_may_come=self.config.oversize == "warn",

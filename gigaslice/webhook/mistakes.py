@@ -80,13 +80,22 @@ def _names(container: ContainerRequest, facts: AdmissionFacts, found: Findings) 
 
 
 def _unknown(said: str, name: str, facts: AdmissionFacts, found: Findings) -> None:
-    """A resource that is none of ours as far as is known: refused where it can be taken for a slip of the pen."""
+    """A resource that is none of ours as far as is known: refused where it is certain what was meant.
+
+    Any other name under our domain may be of a newer agent, or of one whose settings are not known here.
+    """
     domain, _, rest = name.partition("/")
     if domain == GROUP:
         ours = {one.removeprefix(GROUP + "/") for one in facts.names if one.startswith(GROUP + "/")}
         near = _nearest(rest, ours)
-        if near:
+        if rest in facts.classes:
+            found.mistakes.append(f"{said} is a class; write {CLASS_PREFIX}{rest}")
+        elif near:
             found.mistakes.append(f"{said}: there is no such resource; did you mean {GROUP}/{near}?")
+        elif rest.partition(".")[0] in _ANNOTATIONS:
+            found.mistakes.append(
+                f"{said} is no resource but an annotation; write it under metadata.annotations"
+            )
         else:
             offered = ", ".join(sorted(facts.names))
             found.warnings.append(f"{said}: no node is known to offer it; there are {offered}")

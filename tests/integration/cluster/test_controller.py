@@ -114,6 +114,15 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
+def test_admission_is_told_what_agents_offer_by_their_settings(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        async with controller(api, tmp_path, resources="example.com/gib, gigaslice.io/nic") as parts:
+            await until(lambda: parts.facts().synced)
+            assert {"example.com/gib", "gigaslice.io/nic", "gigaslice.io/gpu"} <= parts.facts().names
+
+    run(main())
+
+
 def test_gpus_and_classes_of_the_cluster_are_kept(api: ApiServer, tmp_path: Path):
     async def main() -> None:
         api.put("nodes", node("n1", "GPU-1", "GPU-2"))

@@ -339,6 +339,9 @@ def test_the_controller_understands_its_flags():
     assert (settings.namespace, settings.leader_lease) == ("kube-system", "gigaslice-controller")
     assert (settings.slice_bytes, settings.oversize) == (2 << 30, "warn")
     assert settings.page_address == ("127.0.0.1", 8080), "kubectl port-forward reaches it, other pods do not"
+    assert settings.resources == ("gigaslice.io/vgpu-memory", "gigaslice.io/gpu")
+    told = controller_settings(chart("settings.resource=example.com/gib"))
+    assert "example.com/gib" in told.resources
     changed = controller_settings(chart("controller.settings.pageAddress=:80", "admission.mode=none"))
     assert changed.page_address == (None, 80) and changed.webhook_address is None
 

@@ -275,6 +275,20 @@ def test_a_name_that_an_administrator_may_have_chosen_is_a_warning(name):
     assert "no node is known to offer it; there are gigaslice.io/gpu, gigaslice.io/rdma" in warning
 
 
+def test_a_name_that_the_controller_was_told_is_nobodys_mistake():
+    document = pod(asks(limits={"gigaslice.io/nic": 1, "gigaslice.io/vgpu-memory": 8}))
+    assert not warned(document, facts(resources=frozenset({"gigaslice.io/nic"})))
+
+
+@pytest.mark.parametrize("name, instead", [
+    ("gigaslice.io/nvidia.h100", "is a class; write gpuclass.gigaslice.io/nvidia.h100"),
+    ("gigaslice.io/exclusive", "write it under metadata.annotations"),
+    ("gigaslice.io/time-slicing.main", "write it under metadata.annotations"),
+])  # fmt: skip
+def test_a_class_or_an_annotation_as_a_resource_is_refused_with_what_to_write(name, instead):
+    assert instead in said(pod(asks(limits={name: 1, "gigaslice.io/vgpu-memory": 8})))
+
+
 def test_adapters_beside_a_class_do_not_stand_for_its_unit():
     limits = {"gigaslice.io/rdma": 1, "gpuclass.gigaslice.io/nvidia.h100": 1}
     document = pod(asks(limits=limits))
