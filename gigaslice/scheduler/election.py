@@ -97,6 +97,11 @@ class Election:
         """For how long this service alone may write bindings."""
         return 0.0 if self._leader.inherited else self._leader.seconds_left
 
+    def decides(self) -> bool:
+        """Takes note of a request; returns whether it can be answered at once."""
+        self._asked = self._clock()
+        return self.seconds_left > 0
+
     async def refusal(self) -> str | None:
         """Takes note of a request; returns why it cannot be answered, None as soon as it can."""
         begun = self._asked = self._clock()

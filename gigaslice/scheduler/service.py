@@ -14,8 +14,6 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
-from aiohttp import web
-
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.state import ClusterState
 from gigaslice.errors import MissingError
@@ -33,6 +31,7 @@ from gigaslice.kubeapi.cluster_objects import (
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime import logs
+from gigaslice.runtime.event_loop import run_quickly
 from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
@@ -40,6 +39,7 @@ from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
 from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
 from gigaslice.scheduler.http_api import HttpApi
+from gigaslice.scheduler.http_front import HttpFront
 from gigaslice.scheduler.metrics import SchedulerMetrics, SchedulerReading
 from gigaslice.scheduler.placer import Placer
 from gigaslice.scheduler.settings import SchedulerSettings
@@ -52,6 +52,7 @@ _PATIENCE_SECONDS = 0.3  # for kube-scheduler to try a pod by itself after a cha
 _MOST_WOKEN = 20
 _EXPIRE_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
+_MOST_BYTES = 512 << 20  # of a request: five thousand whole nodes
 _CONDITION = "gigaslice.io/GPUsAvailable"
 
 
@@ -103,8 +104,14 @@ class SchedulerService:
             optional=True,
         )
         self.election = self._election(units) if settings.leader_lease else None
-        refusal = self.election.refusal if self.election else None
-        self.api = HttpApi(self.placer, self.binder, self.metrics, self.unready, refusal=refusal)
+        self.api = HttpApi(
+            self.placer,
+            self.binder,
+            self.metrics,
+            self.unready,
+            best=settings.filter_reply == "best",
+            election=self.election,
+        )
 
     def _election(self, units: ClusterUnits) -> Election:
         placer, binder = self.placer, self.binder
@@ -156,25 +163,16 @@ class SchedulerService:
         )
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        runner = web.AppRunner(
-            self.api.application(),
-            access_log=None,
-            handle_signals=False,
-            keepalive_timeout=3600.0,
-            shutdown_timeout=_LEAVE_SECONDS,
-        )
-        await runner.setup()
+        front = HttpFront(self.api.routes(), _MOST_BYTES)
+        address = self._settings.listen_address
+        host, port = address if address is not None else ("127.0.0.1", 0)
         try:
-            address = self._settings.listen_address
-            host, port = address if address is not None else ("127.0.0.1", 0)
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-            self.port = runner.addresses[0][1]
+            self.port = await front.start(host, port)
             self._log.info("serving", address=host or "*", port=self.port)
             await stop.wait()
             await self.binder.settle(_LEAVE_SECONDS)
         finally:
-            await runner.cleanup()
+            await front.close(_LEAVE_SECONDS)
 
     async def _settle(self) -> None:
         for one in (self.nodes, self.pods, self.classes):
@@ -252,7 +250,7 @@ def run(settings: SchedulerSettings, service: str, version: str) -> None:
     log.info("starting", version=version, server=str(access), credentials=whence)
     for sentence in settings.warnings:
         log.warning("configuration", detail=sentence)
-    asyncio.run(_run(settings, access, version))
+    run_quickly(_run(settings, access, version))
     log.info("stopped")
 
 

@@ -43,6 +43,9 @@ class SchedulerSettings(Settings):
         "this replica's name; no other may have it at the same time. Empty: the host's, in a pod the pod's")
     policy: str = setting("binpack|spread", values.choice("binpack", "spread"), "binpack",
         "which of the nodes that fit is better: the one on which the pod leaves the least behind, or the emptiest")
+    filter_reply: str = setting("best|all", values.choice("best", "all"), "best",
+        "nodes that filter names of those that fit: the best one, so that kube-scheduler need not score them; or all, "
+        "where another extender follows, or kube-scheduler's own scores are to choose")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
         "GPU memory of one unit of the resource, as set on the agents", flag="slice")
     reserve: float = setting("TIME", values.seconds, "2s",

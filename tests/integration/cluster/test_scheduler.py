@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import aiohttp
+import pytest
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
@@ -20,7 +21,10 @@ from tests.integration.cluster.simulated_cluster import (
 )
 
 
-def test_a_pod_gets_its_node_and_its_gpus_in_one_write():
+@pytest.mark.parametrize(
+    ("reply", "calls"), [("best", ["filter", "bind"]), ("all", ["filter", "prioritize", "bind"])]
+)
+def test_a_pod_gets_its_node_and_its_gpus_in_one_write(reply, calls):
     async def story(api, service, scheduler):
         made = api.create("pods", pod("p", 8))
         await until(lambda: bound(api))
@@ -31,10 +35,27 @@ def test_a_pod_gets_its_node_and_its_gpus_in_one_write():
         ((_, path, body, status),) = [one for one in api.writes if one[0] == "POST"]
         assert (path, status) == ("/api/v1/namespaces/default/pods/p/binding", 201)
         assert body["metadata"]["uid"] == made["metadata"]["uid"]
-        await until(lambda: len(scheduler.calls) >= 3)  # the binding's answer comes after its write
-        assert scheduler.calls == ["filter", "prioritize", "bind"]
+        await until(lambda: len(scheduler.calls) >= len(calls))  # the binding's answer comes after its write
+        assert scheduler.calls == calls
 
-    play(story, node("a"), node("b"))
+    play(story, node("a"), node("b"), filter_reply=reply)
+
+
+def test_filter_names_the_node_that_scoring_would_choose_and_keeps_its_gpus():
+    """What fits best is the fullest node; the others are neither named nor refused."""
+
+    async def story(api, service, scheduler):
+        api.create("pods", pod("first", 4))
+        await until(lambda: bound(api))
+        full = bound(api)["first"]
+        others = [name for name in "abc" if name != full]
+        body = {"Pod": api.create("pods", pod("p", 8, other__x=1)), "NodeNames": [*others, full]}
+        status, reply = await scheduler._call("filter", body["Pod"], body)
+        assert (status, reply["NodeNames"]) == (200, [full])
+        assert reply["FailedNodes"] == reply["FailedAndUnresolvableNodes"] == {}
+        assert service.placer.attempts.get(body["Pod"]["metadata"]["uid"]).node == full
+
+    play(story, node("a"), node("b"), node("c"))
 
 
 def test_six_and_six_free_are_not_eight_together():

@@ -78,7 +78,7 @@ def test_a_binding_that_was_certainly_not_written_releases_its_gpus(status):
         api.create("pods", pod("p", 16))
         api.create("pods", pod("q", 16))
         await until(lambda: len(bound(api)) == 2)
-        assert bindings(api) == [status, 201, 201]
+        assert sorted(bindings(api)) == sorted([status, 201, 201])  # of p and q, which come first is open
 
     play(story, node("a"))
 
