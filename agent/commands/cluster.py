@@ -19,12 +19,13 @@ import yaml
 
 from gigaslice.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.cluster.demand import asks_for_gpus
-from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
-from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.cluster.names import ASSIGNMENT, GROUP, RESOURCE_CLASSES
+from gigaslice.cluster.state import ClusterState
 from gigaslice.errors import ConfigError, GigasliceError
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.cluster_objects import CLASSES_PATH, NODES_PATH, PODS_PATH, PODS_QUERY, node_facts
 from gigaslice.model import Pod
 from gigaslice.text import plain
 from gigaslice.views.collect import WaitingSince
@@ -154,14 +155,13 @@ async def read_cluster(client: KubeClient) -> ClusterContent:
 
 
 async def _nodes(client: KubeClient, found: ClusterContent) -> None:
-    async for document in _listed(client, "/api/v1/nodes", {}):
-        found.state.put_node(_node(document))
+    async for document in _listed(client, NODES_PATH, {}):
+        found.state.put_node(node_facts(document))
 
 
 async def _pods(client: KubeClient, found: ClusterContent) -> None:
-    query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     try:
-        async for document in _listed(client, "/api/v1/pods", query):
+        async for document in _listed(client, PODS_PATH, PODS_QUERY):
             try:
                 pod = parse_pod(document)
             except ValueError:
@@ -175,9 +175,8 @@ async def _pods(client: KubeClient, found: ClusterContent) -> None:
 
 
 async def _classes(client: KubeClient, found: ClusterContent) -> None:
-    path = f"/apis/{GROUP}/{VERSION}/{RESOURCE_CLASSES}"
     try:
-        async for document in _listed(client, path, {}):
+        async for document in _listed(client, CLASSES_PATH, {}):
             try:
                 found.state.put_class(parse_resource_class(document))
             except ClassError as error:
@@ -207,22 +206,6 @@ async def _listed(client: KubeClient, path: str, query: Mapping[str, str]) -> An
         more = str((document.get("metadata") or {}).get("continue") or "")
         if not more:
             return
-
-
-def _node(document: Mapping[str, Any]) -> NodeFacts:
-    metadata, spec, status = (document.get(key) or {} for key in ("metadata", "spec", "status"))
-    ready = any(
-        isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
-        for one in status.get("conditions") or ()
-    )
-    text = (metadata.get("annotations") or {}).get(INVENTORY)
-    return NodeFacts(
-        str(metadata.get("name")),
-        text if isinstance(text, str) else None,
-        not spec.get("unschedulable"),
-        ready,
-        {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
-    )
 
 
 async def read_pod(client: KubeClient, namespace: str, name: str) -> Pod | None:

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gigaslice.classes.resource_class import ClassError, parse_resource_class
+from gigaslice.classes.resource_class import MANAGED_BY, MANAGER, ClassError, parse_resource_class
 from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, EXTENDED_RESOURCES, INVENTORY, RESOURCE_CLASSES
+from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, EXTENDED_RESOURCES, RESOURCE_CLASSES
 from gigaslice.cluster.state import ClusterState, NodeFacts
-from gigaslice.controller.object_plan import MANAGED_BY, MANAGER, WriteKind
+from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.object_table import ObjectTable, PackedObject
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.client import KubeClient
+from gigaslice.kubeapi.cluster_objects import NODES_PATH, PODS_PATH, node_facts
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Gpu, Pod
 from gigaslice.runtime.tasks import all_of
@@ -94,10 +95,8 @@ class ClusterFeed:
             lambda one: str(one.spec.get("nodeName", "")),
             lambda kind, done: on_write(EXTENDED_RESOURCES, kind, done),
         )
-        self._nodes = Informer(
-            client, "/api/v1/nodes", _parse_node, self._node_seen, self._node_gone, pause=pause
-        )
-        self._pods = Informer(client, "/api/v1/pods", _parse_pod, self._pod_seen, self._pod_gone, pause=pause)
+        self._nodes = Informer(client, NODES_PATH, _parse_node, self._node_seen, self._node_gone, pause=pause)
+        self._pods = Informer(client, PODS_PATH, _parse_pod, self._pod_seen, self._pod_gone, pause=pause)
         self._classes = Informer(
             client,
             self.classes.path,
@@ -249,19 +248,10 @@ class ClusterFeed:
 
 
 def _parse_node(document: Mapping[str, Any]) -> WatchedNode | None:
-    metadata, spec, status = (document.get(key) or {} for key in ("metadata", "spec", "status"))
-    name, uid = metadata.get("name"), metadata.get("uid")
-    if not isinstance(name, str) or not isinstance(uid, str):
+    facts = node_facts(document)
+    uid = document["metadata"].get("uid")
+    if not isinstance(uid, str):
         return None
-    text = (metadata.get("annotations") or {}).get(INVENTORY)
-    labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
-    ready = any(
-        isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
-        for one in status.get("conditions") or ()
-    )
-    facts = NodeFacts(
-        name, text if isinstance(text, str) else None, not spec.get("unschedulable"), ready, labels
-    )
     if facts.inventory_text is None:
         return WatchedNode(uid, facts)
     try:

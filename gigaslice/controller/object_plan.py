@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
+
 __all__ = [
-    "MANAGED_BY",
-    "MANAGER",
     "DesiredObject",
     "ObjectWrite",
     "StoredObject",
@@ -22,9 +22,6 @@ __all__ = [
     "plan_object",
     "stored",
 ]
-
-MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGER = "gigaslice-controller"
 
 Document = Mapping[str, Any]
 

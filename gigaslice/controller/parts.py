@@ -143,7 +143,8 @@ class ControllerParts:
         """Why this replica cannot do its work, or None."""
         missing = [name for name, one in self.feed.informers.items() if not one.synced.is_set()]
         if missing:
-            return f"waiting for {', '.join(missing)} of the API server"
+            refusals = "; ".join(self.feed.refusals())
+            return refusals or f"waiting for {', '.join(missing)} of the API server"
         if not self._certified:
             return "the admission webhook has no certificate yet"
         silent = {name for name, seconds in self.feed.silent_seconds().items() if seconds > _SILENT_SECONDS}

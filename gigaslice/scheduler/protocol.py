@@ -16,7 +16,7 @@ from gigaslice.errors import InputError
 from gigaslice.kube.decode import parse_pod
 from gigaslice.model import Pod
 
-__all__ = ["BindRequest", "ExtenderRequestError", "PodRequest", "PreemptRequest", "encode", "error_reply"]
+__all__ = ["BindRequest", "ExtenderRequestError", "PodRequest", "PreemptRequest", "encode", "scores_reply"]
 
 
 class ExtenderRequestError(InputError):
@@ -26,11 +26,6 @@ class ExtenderRequestError(InputError):
 def encode(document: object) -> bytes:
     """Returns the text of a reply."""
     return orjson.dumps(document)
-
-
-def error_reply(text: str) -> dict[str, Any]:
-    """Returns the reply to filter or bind that says TEXT: the scheduler tries the pod again after a pause."""
-    return {"Error": text}
 
 
 @dataclass(frozen=True, slots=True)

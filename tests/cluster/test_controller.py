@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gigaslice.controller.object_plan import MANAGED_BY, MANAGER
+from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
 from tests.cluster.control_plane import Api, ControlPlane, Refused, until
 from tests.integration.cluster.test_controller import node
 from tests.unit.gigaslice.controller.crd_schema import FOLDER, mistakes

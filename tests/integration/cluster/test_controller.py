@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
 
+from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.controller.config import load
-from gigaslice.controller.object_plan import MANAGED_BY, MANAGER
 from gigaslice.controller.parts import ControllerParts
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
@@ -286,6 +286,21 @@ def test_it_ends_up_right_although_every_other_request_is_refused(
             api.store.compact()
             api.put("nodes", node("n2", "GPU-other"))
             await until(lambda: set(phases(api)) == {"n1-gpu-n1", "n2-gpu-other"})
+
+    run(main())
+
+
+def test_a_server_that_refuses_is_the_reason_why_it_is_not_ready(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        api.denial = 403
+        async with controller(api, tmp_path) as parts:
+            assert (
+                parts.unready()
+                == "waiting for nodes, pods, resourceclasses, extendedresources of the API server"
+            )
+            await until(lambda: "403" in (parts.unready() or ""))
+            api.denial = 0
+            await until(lambda: parts.unready() is None)
 
     run(main())
 

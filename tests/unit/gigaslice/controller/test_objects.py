@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.controller import class_objects
 from gigaslice.controller.class_objects import ClassFigures, plan_class, plan_class_status, quota_classes
 from gigaslice.controller.gpu_objects import PodOnGpu, ReportingNode, gpu_object_name, plan_node
-from gigaslice.controller.object_plan import MANAGED_BY, MANAGER, StoredObject, WriteKind, difference, stored
+from gigaslice.controller.object_plan import StoredObject, WriteKind, difference, stored
 from gigaslice.model import Gpu, Topology
 from tests.fakes.kubeapi.store import merged
 from tests.unit.gigaslice.controller.crd_schema import mistakes
