@@ -22,7 +22,7 @@ from agent.apiserver import Cluster
 from agent.deviceplugin.identification import identify
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, ListedPod, Listing, Standing, claims, standings
+from gigaslice.allocation.lifetime import Evidence, ListedPod, PodListing, Standing, claims, standings
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.errors import KubeletError
 from gigaslice.model import Pod
@@ -51,9 +51,9 @@ class _List:
     pods: tuple[ListedPod, ...]
     asked_at: int
 
-    def listing(self, *, settled: bool) -> Listing:
+    def listing(self, *, settled: bool) -> PodListing:
         containers = tuple(one for pod in self.pods for one in pod.devices)
-        return Listing(containers, frozenset(map(str, self.pods)), settled)
+        return PodListing(containers, frozenset(map(str, self.pods)), settled)
 
 
 class AdmissionResolver:
@@ -158,7 +158,7 @@ class AdmissionResolver:
         answer = self._listed or await self._list()
         self._listed = None  # the next call is about another moment
         pods = known_pods(self._cluster)
-        listing = answer.listing(settled=self._kubelet.settled) if answer else Listing(settled=False)
+        listing = answer.listing(settled=self._kubelet.settled) if answer else PodListing(settled=False)
         asked_at = answer.asked_at if answer else table.next_number
         found = standings(table, Evidence(listing if answer else None, pods), asked_at)
         claimed = claims(table, listing)

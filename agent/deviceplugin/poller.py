@@ -19,7 +19,7 @@ from agent.apiserver import Cluster, NoCluster
 from agent.deviceplugin.admission import known_pods
 from agent.kubelet.podresources import PodResources
 from agent.persistence.store import Store
-from gigaslice.allocation.lifetime import Evidence, Listing, Standing, claims, standings
+from gigaslice.allocation.lifetime import Evidence, PodListing, Standing, claims, standings
 from gigaslice.allocation.reconcile import Answered, review
 from gigaslice.allocation.table import Allocation
 from gigaslice.errors import GigasliceError, KubeletError
@@ -160,7 +160,7 @@ class Poller:
                 level("pods unknown; nothing is released meanwhile", detail=self._failure)
 
     async def _evidence(
-        self, listing: Listing, asked_at: int, patience: int, kept: frozenset[str] | None
+        self, listing: PodListing, asked_at: int, patience: int, kept: frozenset[str] | None
     ) -> Evidence:
         """Returns the list with the other evidence that this poll needs.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 
 from agent.kubelet.pb import podresources_v1_pb2 as podresources
-from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
+from gigaslice.allocation.lifetime import Listed, ListedPod, PodListing
 from gigaslice.allocation.table import ContainerRef, whole_gpu_device_id
 
 __all__ = ["Settling", "containers_of", "gathered", "listed_pods"]
@@ -49,9 +49,9 @@ def containers_of(
 
 def gathered(
     pods: Iterable[podresources.PodResources], found: Iterable[Listed], *, settled: bool = True
-) -> Listing:
+) -> PodListing:
     """Returns one list of the kubelet: all its pods, and the containers found in them that hold our devices."""
-    return Listing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
+    return PodListing(tuple(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in pods), settled)
 
 
 def listed_pods(

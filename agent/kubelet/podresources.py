@@ -20,7 +20,7 @@ from agent.kubelet import listing
 from agent.kubelet.pb import podresources_v1_pb2 as api
 from agent.kubelet.pb import podresources_v1_pb2_grpc as rpc
 from gigaslice.allocation.lifetime import ListedPod
-from gigaslice.allocation.reconcile import Listed, Listing
+from gigaslice.allocation.reconcile import Listed, PodListing
 from gigaslice.errors import KubeletError
 from gigaslice.runtime.yielding import with_breaks
 
@@ -53,7 +53,7 @@ class PodResources(Protocol):
         """Whether this kubelet has shown a pod that is not static."""
         ...
 
-    async def list(self) -> Listing:
+    async def list(self) -> PodListing:
         """Returns pods and containers as the kubelet lists them now. Raises KubeletError when it does not answer."""
         ...
 
@@ -112,7 +112,7 @@ class PodResourcesClient:
         """Whether this kubelet has shown a pod that is not static."""
         return self._settling.informed
 
-    async def list(self) -> Listing:
+    async def list(self) -> PodListing:
         """Returns pods and containers as the kubelet lists them now. Raises KubeletError when it does not answer."""
         pods, settled = await self._ask(lambda answer: (answer.pod_resources, self.settled), self._timeout)
         found: list[Listed] = []
@@ -207,7 +207,7 @@ class _OfResource:
     def informed(self) -> bool:
         return self._client.informed
 
-    async def list(self) -> Listing:
+    async def list(self) -> PodListing:
         return await self._client.list()
 
     async def pods(self) -> tuple[ListedPod, ...]:

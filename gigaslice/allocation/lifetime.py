@@ -21,7 +21,7 @@ __all__ = [
     "Evidence",
     "Listed",
     "ListedPod",
-    "Listing",
+    "PodListing",
     "Standing",
     "claims",
     "is_bare",
@@ -57,7 +57,7 @@ class ListedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PodListing:
     """One answer of the kubelet: containers with devices of ours, and all its pods as "namespace/name".
 
     settled: what is missing means something: this kubelet has been listing its pods for a while.
@@ -92,7 +92,7 @@ class Evidence:
     there is none. kept: ids of the allocations whose answers the kubelet keeps; None where that was not read.
     """
 
-    listing: Listing | None = None
+    listing: PodListing | None = None
     pods: Mapping[tuple[str, str], Pod] | None = None
     running: frozenset[str] = frozenset()
     attached: frozenset[str] = frozenset()
@@ -112,7 +112,7 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     """The standing of every allocation of TABLE, by id. Allocations numbered ASKED_AT or later are younger than the
     evidence.
     """
-    listing = evidence.listing or Listing(settled=False)
+    listing = evidence.listing or PodListing(settled=False)
     of_pod: dict[tuple[str, str], list[Allocation]] = {}
     for allocation in reversed(table.allocations):
         if allocation.ref is not None:
@@ -145,7 +145,7 @@ def standings(table: AllocationTable, evidence: Evidence, asked_at: int) -> dict
     return found
 
 
-def claims(table: AllocationTable, listing: Listing, kept: frozenset[str] | None = None) -> Claims:
+def claims(table: AllocationTable, listing: PodListing, kept: frozenset[str] | None = None) -> Claims:
     """Finds the allocations of the listed containers by their device IDs.
 
     Two living pods can have the same ones: the kubelet gives devices out again that it has lost count of. So the
@@ -196,7 +196,7 @@ def _unlikely(allocation: Allocation) -> int:
     )  # one without any is over, or of an init container, which is not listed
 
 
-def is_bare(allocation: Allocation, listing: Listing) -> bool:
+def is_bare(allocation: Allocation, listing: PodListing) -> bool:
     """Whether the kubelet lists the container of ALLOCATION, which it has listed with devices before, without any."""
     ref = allocation.container
     if ref is None or f"{ref.namespace}/{ref.pod}" not in listing.pods:
@@ -213,7 +213,7 @@ def _named(
     assert allocation.ref is not None
     if _followed(of_pod, allocation, meant, evidence.running):
         return Standing.OVER
-    listing = evidence.listing or Listing(settled=False)
+    listing = evidence.listing or PodListing(settled=False)
     listed = f"{allocation.ref.namespace}/{allocation.ref.pod}" in listing.pods
     missing = listing.settled and not listed
     if evidence.pods is None:

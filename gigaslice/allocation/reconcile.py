@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from gigaslice.allocation.lifetime import (
     Evidence,
     Listed,
-    Listing,
+    PodListing,
     Standing,
     claims,
     is_bare,
@@ -39,7 +39,7 @@ from gigaslice.model import Gpu, Placement, Share, parse_device_id
 __all__ = [
     "Answered",
     "Listed",
-    "Listing",
+    "PodListing",
     "Recovery",
     "Review",
     "from_answer",
@@ -150,7 +150,7 @@ def review(
     that hold devices without a record (state directory lost). answers: what the kubelet was once answered, which says
     where their files have to be; without that they count where their device IDs' names say.
     """
-    listing = evidence.listing or Listing(settled=False)
+    listing = evidence.listing or PodListing(settled=False)
     table, learned, unrecorded = _learn(table, listing, asked_at, evidence.kept)
     table = _suspect(table, asked_at, young)
     made_up = [one for one in (rebuilt(one, answers, gpus, library, now) for one in unrecorded) if one]
@@ -188,7 +188,7 @@ def review(
 
 
 def _learn(
-    table: AllocationTable, listing: Listing, asked_at: int, kept: frozenset[str] | None
+    table: AllocationTable, listing: PodListing, asked_at: int, kept: frozenset[str] | None
 ) -> tuple[AllocationTable, tuple[Allocation, ...], tuple[Listed, ...]]:
     learned: list[Allocation] = []
     found = claims(table, listing, kept)
@@ -228,7 +228,7 @@ def _suspect(table: AllocationTable, asked_at: int, young: frozenset[str]) -> Al
 
 
 def _forget(
-    table: AllocationTable, listing: Listing, found: Mapping[str, Standing]
+    table: AllocationTable, listing: PodListing, found: Mapping[str, Standing]
 ) -> tuple[AllocationTable, tuple[Allocation, ...]]:
     """Notes whose devices the kubelet does not know any more, though it lists the container itself."""
     changed = tuple(
@@ -243,7 +243,7 @@ def _forget(
 
 
 def _count_doubts(
-    table: AllocationTable, listing: Listing, found: Mapping[str, Standing], before: Mapping[str, int]
+    table: AllocationTable, listing: PodListing, found: Mapping[str, Standing], before: Mapping[str, int]
 ) -> dict[str, int]:
     """How many passes in a row have left an allocation in doubt, processes apart: it ends soon after these.
 
@@ -267,7 +267,7 @@ def _left_over(
     those (UNSEEN). What these hold counts, and no longer what was promised. A container that runs and has used no GPU
     yet may still take all that it was promised; so may one that is listed without its devices.
     """
-    listing = evidence.listing or Listing(settled=False)
+    listing = evidence.listing or PodListing(settled=False)
     return frozenset(
         allocation.id
         for allocation in table.allocations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.inventory.source import Inventory, Vitals
-from gigaslice.allocation.reconcile import Listed, Listing
+from gigaslice.allocation.reconcile import Listed, PodListing
 from gigaslice.allocation.table import Allocation, Hold
 from gigaslice.model import Gpu, Topology, gpu_device_ids
 
@@ -65,7 +65,7 @@ class ListedKubelet:
         if self.failure:
             raise self.failure
         named = {f"{one.container.namespace}/{one.container.pod}" for one in self.listed}
-        return Listing(self.listed, self.pods | named, self.settled)
+        return PodListing(self.listed, self.pods | named, self.settled)
 
 
 class FixedSource:

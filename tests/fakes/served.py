@@ -25,7 +25,7 @@ from agent.deviceplugin.servicer import Servicer
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from agent.telemetry.counters import Counters
-from gigaslice.allocation.lifetime import ListedPod, Listing
+from gigaslice.allocation.lifetime import ListedPod, PodListing
 from gigaslice.allocation.reconcile import Answered
 from gigaslice.errors import KubeletError
 
@@ -38,7 +38,7 @@ class NoKubelet:
     async def pods(self) -> tuple[ListedPod, ...]:
         raise KubeletError("no kubelet")
 
-    async def list(self) -> Listing:
+    async def list(self) -> PodListing:
         raise KubeletError("no kubelet")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.accounting.presence import Presence
 from agent.deviceplugin.poller import Poller
-from gigaslice.allocation.lifetime import Listed, ListedPod, Listing
+from gigaslice.allocation.lifetime import Listed, ListedPod, PodListing
 from gigaslice.allocation.reconcile import Answered
 from gigaslice.allocation.table import ContainerRef
 from gigaslice.errors import KubeletError
@@ -35,7 +35,7 @@ class Kubelet:
 
     async def list(self):
         names = (f"{ref.namespace}/{ref.pod}" for ref in (*self.holding, *self.bare))
-        return Listing(self.listed(), frozenset(names), self.settled)
+        return PodListing(self.listed(), frozenset(names), self.settled)
 
     async def pods(self):
         if self.failing:

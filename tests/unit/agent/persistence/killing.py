@@ -30,7 +30,7 @@ from agent.allocation.service import AllocationService, ImpossibleError
 from agent.inventory.holder import InventoryHolder
 from agent.persistence.store import Store
 from gigaslice.allocation.lifetime import Evidence
-from gigaslice.allocation.reconcile import Listed, Listing, review
+from gigaslice.allocation.reconcile import Listed, PodListing, review
 from gigaslice.allocation.table import ContainerRef, LiveLimit
 from gigaslice.errors import GigasliceError
 from gigaslice.placement import Policy
@@ -68,12 +68,12 @@ class Kubelet:
                 self.sizes[word["resized"]] = word["bytes"]
 
     @property
-    def listing(self) -> Listing:
+    def listing(self) -> PodListing:
         rows = [
             Listed(ContainerRef("ns", key[:8], "main"), frozenset(device_ids))
             for key, device_ids in self.answered.items()
         ]
-        return Listing(tuple(rows), frozenset(f"ns/{key[:8]}" for key in self.answered))
+        return PodListing(tuple(rows), frozenset(f"ns/{key[:8]}" for key in self.answered))
 
 
 def poll(store: Store, kubelet: Kubelet) -> None:

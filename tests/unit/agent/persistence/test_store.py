@@ -8,7 +8,7 @@ import vcuda
 from agent.ledgers import usage
 from agent.persistence.store import Store, read_only
 from gigaslice.allocation.lifetime import Evidence
-from gigaslice.allocation.reconcile import Listed, Listing, review
+from gigaslice.allocation.reconcile import Listed, PodListing, review
 from gigaslice.allocation.table import AllocationTable, ContainerRef
 from gigaslice.errors import CheckpointError, LockedError, MissingError, StorageError
 from tests.fakes.nodes import LIBRARY, allocation, inventory
@@ -147,7 +147,7 @@ def test_a_commit_that_fails_changes_nothing(make, monkeypatch):
 def reconciled(store, *listed, patience=3):
     return review(
         store.table,
-        Evidence(Listing(listed)),
+        Evidence(PodListing(listed)),
         young=frozenset(),
         asked_at=store.table.next_number,
         unlisted={},

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gigaslice.allocation.lifetime import Evidence, Listed, Listing, Standing, standings
+from gigaslice.allocation.lifetime import Evidence, Listed, PodListing, Standing, standings
 from gigaslice.allocation.table import AllocationTable, ContainerRef, Owner
 from gigaslice.kube.decode import parse_pod
 from tests.fakes.kubeapi import pod_document
@@ -40,10 +40,10 @@ def stands(evidence, *allocations, of=0):
     return standings(made, evidence, made.next_number)[made.allocations[of].id]
 
 
-EMPTY = Listing((), GONE_FROM_LIST)
-UNSETTLED = Listing((), frozenset(), settled=False)
-BARE = Listing((), HERE)
-LISTED = Listing((Listed(REF, DEVICE_IDS),), HERE)
+EMPTY = PodListing((), GONE_FROM_LIST)
+UNSETTLED = PodListing((), frozenset(), settled=False)
+BARE = PodListing((), HERE)
+LISTED = PodListing((Listed(REF, DEVICE_IDS),), HERE)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_allocation_younger_than_the_evidence_is_no_ones_business():
 def test_a_later_pod_of_the_name_ends_the_earlier_one_without_an_api_server():
     """A StatefulSet's next pod, listed under the name with devices of its own."""
     later = allocation(2, (1, range(4)), container=REF, owner=replace(OWNER, uid="uid-2"))
-    shown = Listing((Listed(REF, later.device_ids),), HERE)
+    shown = PodListing((Listed(REF, later.device_ids),), HERE)
     assert stands(Evidence(shown), ONE, later, of=0) is OVER
     assert stands(Evidence(shown), ONE, later, of=1) is ALIVE
 
@@ -121,7 +121,7 @@ def test_the_same_devices_in_two_living_pods_are_told_apart_by_name():
     """The kubelet has handed them out twice: each listed container means its own."""
     other = ContainerRef("default", "q", "c0")
     twin = allocation(2, (0, range(4)), container=other)
-    shown = Listing(
+    shown = PodListing(
         (Listed(REF, DEVICE_IDS), Listed(other, DEVICE_IDS)), frozenset({"default/web-0", "default/q"})
     )
     assert {stands(Evidence(shown), ONE, twin, of=number) for number in (0, 1)} == {ALIVE}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigaslice.allocation.lifetime import Evidence, claims
-from gigaslice.allocation.reconcile import Listed, Listing, recover, review
+from gigaslice.allocation.reconcile import Listed, PodListing, recover, review
 from gigaslice.allocation.table import AllocationTable, ContainerRef, Hold, whole_gpu_device_id
 from gigaslice.model import Share
 from tests.fakes.nodes import GIB, LIBRARY, all_device_ids, allocation, device_ids, inventory, uuid
@@ -46,7 +46,7 @@ def reconcile_once(
     return review(
         found,
         Evidence(
-            Listing(containers, present, settled),
+            PodListing(containers, present, settled),
             api,
             frozenset(one.id for one in (*alive, *attached)),
             frozenset(one.id for one in attached),
@@ -345,7 +345,7 @@ def test_a_review_gives_up_nothing_that_is_listed_or_alive(found, data):
     patience = data.draw(st.integers(1, 3))
     unlisted = {one.id: data.draw(st.integers(0, 5)) for one in found.allocations}
     result = reconcile_once(found, *containers, alive=alive, unlisted=unlisted, patience=patience)
-    meant = {one.id for one in claims(found, Listing(tuple(containers))).own.values()}
+    meant = {one.id for one in claims(found, PodListing(tuple(containers))).own.values()}
     for one in result.released:
         assert one.id not in {living.id for living in alive}
         lent_by = [other for other in found.allocations if one.id in other.supersedes]
