@@ -40,14 +40,14 @@ def bash_completion(parser: argparse.ArgumentParser) -> str:
     name = parser.prog
     function = "_" + re.sub(r"\W", "_", name)
     commands = list(_commands(parser))
-    cases = "\n".join(f"    {word})\n{_case(one)}\n      ;;" for word, _, one in commands)
-    words = " ".join([*(word for word, _, _ in commands), *_flags(parser)])
+    cases = "\n".join(f"    {_pattern(word)})\n{_case(one)}\n      ;;" for word, _, one in reversed(commands))
+    words = " ".join([*(word for word, _, _ in commands if " " not in word), *_flags(parser)])
     return f"""# bash completion of {name}; made by `{name} completion bash`
 {function}() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command= word
   COMPREPLY=()
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    case $word in -*) ;; *) command=$word; break ;; esac
+    case $word in -*) ;; *) command+="${{command:+ }}$word" ;; esac
   done
   case $command in
     "")
@@ -60,12 +60,16 @@ complete -o default -F {function} {name}
 """
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Every subcommand with its line of help and its parser."""
+def _commands(
+    parser: argparse.ArgumentParser, prefix: str = ""
+) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Every subcommand, and every one of those, with its line of help and its parser; "dataset pack" is one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
-                yield choice.dest, choice.help or "", action.choices[choice.dest]
+                word = prefix + choice.dest
+                yield word, choice.help or "", action.choices[choice.dest]
+                yield from _commands(action.choices[choice.dest], f"{word} ")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -127,9 +131,15 @@ def _case(parser: argparse.ArgumentParser) -> str:
     choices = [
         str(one) for action in _arguments(parser) if not action.option_strings for one in action.choices or ()
     ]
+    choices += [word for word, _, _ in _commands(parser) if " " not in word]
     rest = " ".join([*choices, rest])
     branches.append(f'        *) COMPREPLY=($(compgen -W {_quoted(rest)} -- "$current")) ;;')
     return "      case $previous in\n" + "\n".join(branches) + "\n      esac"
+
+
+def _pattern(word: str) -> str:
+    """What the words of a command line that are no flags begin with; subcommands of a command are tried before it."""
+    return f"{_quoted(word)}|{_quoted(word + ' ')}*"
 
 
 def _quoted(text: str) -> str:

@@ -62,9 +62,13 @@ def settings_table(found: Iterable[Setting]) -> str:
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of a command's subcommands, by name."""
+    """The parsers of a command's subcommands, by name; those of subcommands too, as "dataset pack"."""
     (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(found.choices)
+    parsers = dict(found.choices)
+    for name, one in found.choices.items():
+        if any(isinstance(action, argparse._SubParsersAction) for action in one._actions):
+            parsers |= {f"{name} {inner}": below for inner, below in subcommands(one).items()}
+    return parsers
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
@@ -183,6 +187,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice top": options_of("top"),
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
+    "gigaslice dataset pack": options_of("dataset pack"),
     "events": events,
     "metrics": metrics,
     "xids": xids,

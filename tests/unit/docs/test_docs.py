@@ -165,7 +165,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
         if own and not own[0].startswith("-"):
             parsers = tables.subcommands(parser)
             assert own[0] in parsers, f"{page}: {name} {own[0]}"
-            parser = parsers[own[0]]
+            parser = parsers.get(" ".join(own[:2]), parsers[own[0]])
         known = {option for action in parser._actions for option in action.option_strings}
         options = [word.partition("=")[0] for word in own if word.startswith("-")]
         assert [option for option in options if option not in known] == [], (

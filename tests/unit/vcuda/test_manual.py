@@ -78,6 +78,10 @@ def test_commands_flags_and_values_are_completed(capsys, tmp_path):
     assert completed(capsys, "gigaslice", "gigaslice unc") == {"uncordon"}
     assert completed(capsys, "gigaslice", "gigaslice node --metrics-t") == {"--metrics-token-file"}
     assert completed(capsys, "gigaslice", "gigaslice topology --format ") == {"text", "dot", "svg"}
+    assert "pack" in completed(capsys, "gigaslice", "gigaslice dataset ")
+    assert "pack" not in completed(capsys, "gigaslice", "gigaslice ")
+    assert completed(capsys, "gigaslice", "gigaslice dataset pack --for") == {"--force"}
+    assert completed(capsys, "gigaslice", "gigaslice dataset pack from to --ch") == {"--check"}
     assert completed(capsys, "gigaslice", "gigaslice node --overuse ") == {"report", "dry-run", "evict"}
     assert completed(capsys, "gigaslice", "gigaslice completion ") >= {"bash"}
     assert "--memory" in completed(capsys, "vcuda", "vcuda run --mem")
