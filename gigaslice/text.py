@@ -7,7 +7,7 @@ calls and the output of commands.
 
 from __future__ import annotations
 
-__all__ = ["plain"]
+__all__ = ["plain", "plural"]
 
 
 def plain(text: str) -> str:
@@ -20,3 +20,8 @@ def plain(text: str) -> str:
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+
+
+def plural(count: int, what: str) -> str:
+    """COUNT and the word for it: "1 node", "3 nodes"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -17,6 +17,7 @@ from gigaslice.allocation.table import device_order
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
 from gigaslice.model import CORES_PER_GPU, Gpu, Pod, Share
+from gigaslice.text import plural
 
 __all__ = ["Assigned", "NotExecutableError", "assigned_to", "named_for", "shares_in", "with_assignment"]
 
@@ -79,8 +80,8 @@ def assigned_to(
         size = (most or {}).get(share.gpu, gpus[order[share.gpu]].slices)
         if share.slices > size:
             raise NotExecutableError(
-                f"the assignment gives container {name} {share.slices} slices of {share.gpu}, which has {size}; "
-                f"{_AGAIN}"
+                f"the assignment gives container {name} {plural(share.slices, 'slice')} of {share.gpu}, which has "
+                f"{size}; {_AGAIN}"
             )
     return Assigned(tuple(rest), tuple(sorted((share.gpu for share in entire), key=order.__getitem__)))
 
@@ -159,5 +160,5 @@ def _entire(shares: Sequence[Share], gpus: Sequence[Gpu], whole: int) -> tuple[S
 
 
 def _count(slices: int, whole: int) -> str:
-    parts = [f"{slices} slices"] if slices or not whole else []
-    return " and ".join([*parts, *([f"{whole} whole GPUs"] if whole else [])])
+    parts = [plural(slices, "slice")] if slices or not whole else []
+    return " and ".join([*parts, *([plural(whole, "whole GPU")] if whole else [])])

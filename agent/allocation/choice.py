@@ -30,6 +30,7 @@ from gigaslice.model import (
 )
 from gigaslice.placement import Policy, place, place_waiting
 from gigaslice.placement.same_gpu import beside_own, on_same_gpus
+from gigaslice.text import plural
 
 __all__ = ["Choice", "Demand", "GpuChooser", "ImpossibleError", "gpu_name"]
 
@@ -198,7 +199,7 @@ class GpuChooser:
                 return Choice(placement, waiting=False)
         waiting = place_waiting(node, request, self.policy)
         if isinstance(waiting, Infeasible):
-            raise ImpossibleError(f"{waiting.detail} ({len(device_ids)} slices in all)")
+            raise ImpossibleError(f"{waiting.detail} ({plural(len(device_ids), 'slice')} in all)")
         return Choice(waiting.placement, waiting=bool(waiting.missing))
 
     def on_held_gpus(

@@ -45,6 +45,7 @@ from gigaslice.errors import StorageError
 from gigaslice.model import Infeasible, NodeState, Placement, Pod, RequestOptions, Share, SliceUnit
 from gigaslice.placement import Policy, preferred_device_ids
 from gigaslice.runtime.logs import get_logger
+from gigaslice.text import plural
 
 __all__ = ["AllocationService", "ImpossibleError", "NotExecutableError", "Settled", "to_correct"]
 
@@ -412,7 +413,7 @@ class AllocationService:
         node = self.chooser.node(after, requester, len(device_ids))
         demand = self.chooser.demand(node, after, requester, len(device_ids))
         if isinstance(demand, Infeasible):
-            raise ImpossibleError(f"{demand.detail} ({len(device_ids)} slices in all)")
+            raise ImpossibleError(f"{demand.detail} ({plural(len(device_ids), 'slice')} in all)")
         options = demand.options
         choice = (
             self.chooser.choose(node, device_ids, demand.request)
@@ -481,7 +482,7 @@ class AllocationService:
 
 
 def _named(shares: Sequence[Share]) -> str:
-    return ", ".join(f"{share.slices} slices of {share.gpu}" for share in shares)
+    return ", ".join(f"{plural(share.slices, 'slice')} of {share.gpu}" for share in shares)
 
 
 def to_correct(mistakes: Sequence[str]) -> str:

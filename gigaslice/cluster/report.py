@@ -11,6 +11,7 @@ from gigaslice.cluster.pod_holdings import HeldShare
 from gigaslice.cluster.problem import Block, Problem
 from gigaslice.cluster.refusal import GpuReport, NodeReport, Refusal, RefusalReason
 from gigaslice.model import CORES_PER_GPU
+from gigaslice.text import plural
 
 __all__ = ["node_report"]
 
@@ -71,12 +72,12 @@ def _why(
     size = hardware.view(block.host)[number].slices
     least = min(unit.slices or size for unit in units)
     if least > size:
-        return f"has {size} slices, and {least} are asked for"
+        return f"has {plural(size, 'slice')}, and {least} {'is' if least == 1 else 'are'} asked for"
     if (least == size or block.exclusive) and room.foreign:
         return "in use by other pods, and asked for whole" if least == size else "in use by other pods"
     free = hardware.free(room, number, block.host, block.memory_bytes)
     if free < least:
-        return f"{free} of {size} slices free, {least} asked for on one GPU"
+        return f"{free} of {plural(size, 'slice')} free, {least} asked for on one GPU"
     cores = min(unit.cores for unit in units)
     return f"{room.cores}% of its compute free, {cores}% asked for" if cores > room.cores else ""
 

@@ -23,11 +23,11 @@ from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Pod
-from gigaslice.text import plain
+from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
 from gigaslice.views.helps import helps_for
 from gigaslice.views.node_lines import NodeLine, lines_of
-from gigaslice.views.wording import asks_for, plural
+from gigaslice.views.wording import asks_for
 
 __all__ = ["Explanation", "PodSituation", "explain"]
 

@@ -9,9 +9,10 @@ from gigaslice.cluster.demand import ContainerDemand, PodDemand
 from gigaslice.cluster.refusal import NodeReport, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.cluster.summary import GpuHolder
+from gigaslice.text import plural
 from gigaslice.units import format_bytes
 from gigaslice.views.node_lines import matches
-from gigaslice.views.wording import largest_part, plural
+from gigaslice.views.wording import largest_part
 
 __all__ = ["helps_for"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from gigaslice.cluster.demand import ClusterUnits, PodDemand
 from gigaslice.cluster.refusal import GpuReport, NodeReport, RefusalReason
-from gigaslice.text import plain
+from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
 from gigaslice.views.svg import short_model
-from gigaslice.views.wording import largest_part, plural
+from gigaslice.views.wording import largest_part
 
 __all__ = ["NodeLine", "lines_of"]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import urlencode
 
-from gigaslice.text import plain
+from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
 from gigaslice.views.cluster_picture import ClassView, ClusterPicture, NodeView, WaitingPodView
 from gigaslice.views.page_assets import HEADERS, SCRIPT, STYLE
 from gigaslice.views.svg import PATTERN, colour, fragmentation_svg, models, node_svg, summary
-from gigaslice.views.totals import NamespaceTotals, totals
+from gigaslice.views.totals import NamespaceTotals, PodTotals, totals
 
 __all__ = ["HEADERS", "PageQuery", "render"]
 
@@ -89,19 +89,24 @@ def _note(view: ClusterPicture) -> str:
 def _sums(view: ClusterPicture) -> str:
     sums = view.sums()
     tiles = (
-        ("nodes", str(len(view.nodes))),
-        ("GPUs", str(sums.gpus)),
-        ("held", f"{format_bytes(sums.held_bytes)} of {format_bytes(sums.total_bytes)}"),
-        ("whole GPUs free", str(sums.whole)),
-        ("fragmentation", f"{sums.fragmentation:.0%}"),
-        ("unhealthy GPUs", str(sums.unhealthy)),
-        ("waiting pods", str(len(view.waiting))),
+        _tile(len(view.nodes), "node"),
+        _tile(sums.gpus, "GPU"),
+        (f"{format_bytes(sums.held_bytes)} of {format_bytes(sums.total_bytes)}", "held"),
+        _tile(sums.whole, "whole GPU", " free"),
+        (f"{sums.fragmentation:.0%}", "fragmentation"),
+        _tile(sums.unhealthy, "unhealthy GPU"),
+        _tile(len(view.waiting), "waiting pod"),
     )
-    items = "".join(f"<li><b>{_t(value)}</b> {name}</li>" for name, value in tiles)
+    items = "".join(f"<li><b>{_t(value)}</b> {name}</li>" for value, name in tiles)
     return (
         f'<ul class="sums">{items}</ul><div class="bar">{fragmentation_svg(sums)}</div>'
         f'<p class="dim">{_t(summary(sums))}</p>'
     )
+
+
+def _tile(count: int, what: str, more: str = "") -> tuple[str, str]:
+    value, _, name = plural(count, what).partition(" ")
+    return value, name + more
 
 
 def _waiting(pods: Sequence[WaitingPodView]) -> str:
@@ -195,15 +200,16 @@ def _totals(spaces: Sequence[NamespaceTotals]) -> str:
 
 def _space_row(space: NamespaceTotals) -> str:
     name = space.namespace or "(pods that the cluster does not list)"
-    pods = "".join(
-        f"<li>{_key(space, pod.pod)}{_t(f'{pod.pod} on {pod.node}: {format_bytes(pod.size)}, {_gpus(pod.gpus)}')}</li>"
-        for pod in space.pods[:_ROWS]
-    )
+    pods = "".join(f"<li>{_key(space, pod.pod)}{_pod_total(pod)}</li>" for pod in space.pods[:_ROWS])
     opened = f'<details id="{_t(f"held-{space.namespace}")}"><summary>{_t(name)}</summary><ul>{pods}</ul></details>'
     return (
         f'<tr data-text="{_t(_space_text(space))}"><td>{opened}<td class=n>{len(space.pods)}'
         f"<td class=n>{format_bytes(space.size)}<td class=n>{space.gpus}</tr>"
     )
+
+
+def _pod_total(pod: PodTotals) -> str:
+    return _t(f"{pod.pod} on {pod.node}: {format_bytes(pod.size)}, {plural(pod.gpus, 'GPU')}")
 
 
 def _key(space: NamespaceTotals, pod: str) -> str:
@@ -224,10 +230,6 @@ def _classes(classes: Sequence[ClassView]) -> str:
         else '<p class="dim">None.</p>'
     )
     return f'<h2 id="classes">Classes</h2>{body}'
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _has(words: Iterable[str], text: str) -> bool:

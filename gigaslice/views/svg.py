@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gigaslice.text import plain
+from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
 from gigaslice.views.cluster_picture import ClusterPicture, GpuView, HolderView, LinkGroup, NodeView, Sums
 
@@ -67,7 +67,7 @@ def cluster_svg(view: ClusterPicture) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(widest)}" height="{_n(height)}" '
             f'viewBox="0 0 {_n(widest)} {_n(height)}" role="img" aria-labelledby="title desc" color="#1b1f24">',
-            f'<title id="title">GPUs of {_count(len(view.nodes), "node")}</title>',
+            f'<title id="title">GPUs of {plural(len(view.nodes), "node")}</title>',
             f'<desc id="desc">{_t(summary(sums))}</desc>',
             f"<defs>{PATTERN}</defs><style>{_STYLE}</style>",
             f'<text x="{_PAD}" y="18" font-size="13" fill="currentColor">{_t(summary(sums))}</text>',
@@ -98,11 +98,11 @@ def fragmentation_svg(sums: Sums, width: int = 480) -> str:
 def summary(sums: Sums) -> str:
     """What the bar shows, in one line."""
     text = (
-        f"{_count(sums.gpus, 'GPU')}: {format_bytes(sums.held_bytes)} held, {format_bytes(sums.free_whole_bytes)} "
-        f"free on {_count(sums.whole, 'whole GPU')}, {format_bytes(sums.free_partly_bytes)} free on "
-        f"{_count(sums.partly_used, 'partly used GPU')} (fragmentation {sums.fragmentation:.0%})"
+        f"{plural(sums.gpus, 'GPU')}: {format_bytes(sums.held_bytes)} held, {format_bytes(sums.free_whole_bytes)} "
+        f"free on {plural(sums.whole, 'whole GPU')}, {format_bytes(sums.free_partly_bytes)} free on "
+        f"{plural(sums.partly_used, 'partly used GPU')} (fragmentation {sums.fragmentation:.0%})"
     )
-    return text + (f", {_count(sums.unhealthy, 'unhealthy GPU')}" if sums.unhealthy else "")
+    return text + (f", {plural(sums.unhealthy, 'unhealthy GPU')}" if sums.unhealthy else "")
 
 
 def _bar(sums: Sums, width: float) -> str:
@@ -263,7 +263,7 @@ def _node_title(node: NodeView) -> str:
 
 
 def _gpu_title(gpu: GpuView) -> str:
-    text = f"GPU{gpu.index} {gpu.model}, {gpu.uuid}: {gpu.free} of {gpu.slices} slices free"
+    text = f"GPU{gpu.index} {gpu.model}, {gpu.uuid}: {gpu.free} of {plural(gpu.slices, 'slice')} free"
     text += f", {gpu.unhealthy}" if gpu.unhealthy else ""
     return text + "".join(f"; {_holder_title(holder, gpu)}" for holder in gpu.holders)
 
@@ -283,10 +283,6 @@ def _mixed(text: str) -> int:
     for byte in text.encode("utf-8", "surrogatepass"):
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
     return value ^ value >> 15
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _cut(text: str, most: int) -> str:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from gigaslice.cluster.demand import ClusterUnits, ContainerDemand, PodDemand
 from gigaslice.model import ContainerKind
-from gigaslice.text import plain
+from gigaslice.text import plain, plural
 from gigaslice.units import format_bytes
 
-__all__ = ["asks_for", "largest_part", "plural"]
-
-
-def plural(count: int, what: str) -> str:
-    """COUNT and the word for it: "1 node", "3 nodes"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+__all__ = ["asks_for", "largest_part"]
 
 
 def asks_for(demand: PodDemand, units: ClusterUnits) -> str:

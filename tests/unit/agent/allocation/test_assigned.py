@@ -51,7 +51,7 @@ def test_whole_gpus_and_slices_of_one_container_are_told_apart():
     [
         (assignment(Share("GPU-elsewhere", 8)), 8, 0, "names GPU-elsewhere, which this node does not have"),
         (assignment(Share(uuid(0), 9)), 8, 0, "9 slices, and it asks for 8 slices"),
-        (assignment(Share(uuid(0), 8)), 0, 1, "8 slices, and it asks for 1 whole GPUs"),
+        (assignment(Share(uuid(0), 8)), 0, 1, "8 slices, and it asks for 1 whole GPU"),
         (assignment(Share(uuid(0), 25)), 25, 0, "25 slices of " + uuid(0) + ", which has 24"),
         (assignment(Share(uuid(0), 8), container="other"), 8, 0, "is for other, and container c0 asks for GPUs too"),
         ("{}", 8, 0, "is for no container"),

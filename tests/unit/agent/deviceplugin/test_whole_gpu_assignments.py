@@ -117,7 +117,7 @@ def test_what_cannot_be_executed_is_refused_with_an_event(whole, cluster, store)
 
     async def story():
         assert "names " + uuid(7) in await refused(pod("unknown", 2, 1, 7))
-        assert "1 whole GPUs, and it asks for 2 whole GPUs" in await refused(pod("few", 2, 1))
+        assert "1 whole GPU, and it asks for 2 whole GPUs" in await refused(pod("few", 2, 1))
         assert "and it asks for 2 whole GPUs" in await refused(pod("parts", 2, 1, 2, slices=12))
         assert "no scheduler of gigaslice" in await refused(pod("class", 2, classes=(CLASS,)))
 

@@ -131,3 +131,14 @@ def test_an_empty_cluster_says_so() -> None:
 
 def test_a_page_of_a_large_cluster_is_small_enough_for_a_browser() -> None:
     assert len(render(cluster(nodes=1000))) < 3 << 20
+
+
+def test_one_of_a_kind_is_said_as_one():
+    holder = HolderView("team", "p", 1)
+    one = NodeView("only", (gpu(0, holder, slices=1),))
+    page = " ".join(read(render(ClusterPicture((one,)), PageQuery(), "now")).words)
+    text = re.sub(r"\s+", " ", page)
+    assert (
+        "1 node " in text and "1 GPU " in text and "0 whole GPUs free" in text and "0 of 1 slice free" in text
+    )
+    assert not re.search(r"\b1 (whole |unhealthy |partly used )?(node|GPU|slice|pod)s\b", text), text
