@@ -120,6 +120,8 @@ class ControlPlane:
         self.folder = folder
         self.binaries = binaries
         self.port = free_port()
+        self.documents: list[Document] = []
+        """Of the chart, where it is installed."""
         self._flags = flags
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -144,15 +146,15 @@ class ControlPlane:
         """As the account that the token is of."""
         return Api(self.port, {"Authorization": f"Bearer {token}"})
 
-    def kubeconfig(self) -> Path:
-        """A kubeconfig of the administrator."""
-        path = self.folder / "admin.kubeconfig"
-        server = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+    def kubeconfig(self, name: str = "admin", token: str = "admin-token", port: int = 0) -> Path:
+        """A kubeconfig of the administrator, or of whom the token is; port: of a proxy."""
+        path = self.folder / f"{name}{port or ''}.kubeconfig"
+        server = {"server": f"https://127.0.0.1:{port or self.port}", "insecure-skip-tls-verify": True}
         document = {
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": server}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-            "users": [{"name": "admin", "user": {"token": "admin-token"}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
         }  # fmt: skip
         path.write_text(yaml.safe_dump(document))
         return path
@@ -199,14 +201,27 @@ class ControlPlane:
             )
         )
         tokens.write_text('admin-token,admin,admin,"system:masters"\n')
-        server = self.start(
-            "kube-apiserver", f"--etcd-servers={client}", "--bind-address=127.0.0.1", f"--secure-port={self.port}",
+        self._server_flags = (
+            f"--etcd-servers={client}", "--bind-address=127.0.0.1", f"--secure-port={self.port}",
             "--advertise-address=127.0.0.1", f"--cert-dir={self.folder}", "--authorization-mode=Node,RBAC",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}", f"--token-auth-file={tokens}", "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/24", "--endpoint-reconciler-type=none",
             "--disable-admission-plugins=ServiceAccount", *self._flags,
         )  # fmt: skip
+
+        self._start_server()
+
+    def restart(self) -> None:
+        """Kills the API server, and starts it again on the same data and port."""
+        server = self._server
+        self._processes.remove(server)
+        server.kill()
+        server.wait()
+        self._start_server()
+
+    def _start_server(self) -> None:
+        server = self._server = self.start("kube-apiserver", *self._server_flags)
 
         def ready() -> bool:
             if server.poll() is not None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
+from tests.cluster import roles
 from tests.cluster.control_plane import Api, ControlPlane, Refused, until
 from tests.integration.cluster.test_controller import node
-from tests.unit.gigaslice.controller.crd_schema import FOLDER, mistakes
+from tests.unit.gigaslice.controller.crd_schema import mistakes
 
 CLASSES, GPUS = "/apis/gigaslice.io/v1alpha1/resourceclasses", "/apis/gigaslice.io/v1alpha1/extendedresources"
 NAMESPACE = "controller-test"
@@ -60,18 +60,8 @@ def vectors() -> list[Document]:
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> Api:
-    found = control_plane.admin
-    for path in FOLDER.iterdir():
-        found.apply(yaml.safe_load(path.read_text()))
-
-    def served() -> bool:
-        try:
-            return bool(found.get(CLASSES) and found.get(GPUS))
-        except Refused:
-            return False
-
-    until(served)
+def api(roles_plane: ControlPlane) -> Api:
+    found = roles_plane.admin
     found.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     return found
 
@@ -97,12 +87,12 @@ def test_a_long_name_is_refused(api: Api):
 
 
 @pytest.fixture
-def running(api: Api, control_plane: ControlPlane) -> Iterator[subprocess.Popen[bytes]]:
+def running(api: Api, roles_plane: ControlPlane) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        sys.executable, "-m", "agent", "controller", f"--kubeconfig={control_plane.kubeconfig()}",
-        f"--namespace={NAMESPACE}", "--leader-lease=test", "--metrics-address=off",
+        sys.executable, "-m", "agent", "controller", f"--kubeconfig={roles.kubeconfig(roles_plane, roles.CONTROLLER)}",
+        f"--namespace={roles.NAMESPACE}", "--leader-lease=gigaslice-controller", "--metrics-address=off",
     ]  # fmt: skip
-    with (control_plane.folder / "controller.log").open("ab") as log:
+    with (roles_plane.folder / "controller.log").open("ab") as log:
         process = subprocess.Popen(command, stderr=log)
     yield process
     process.send_signal(signal.SIGTERM)

@@ -11,6 +11,7 @@ from agent.cli import main
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.model import Share
+from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane
 from tests.unit.gigaslice.cluster.clusters import facts, inventory_gpu, uuid
 
@@ -19,10 +20,10 @@ NODES = ("explain-a", "explain-b")
 
 
 @pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+def plane(roles_plane: ControlPlane) -> Iterator[ControlPlane]:
     """explain-a has 6 + 6 GiB free, explain-b is cordoned; a pod asks for 8 GiB."""
-    api = control_plane.admin
-    with control_plane.namespace(NAMESPACE):
+    api = roles_plane.admin
+    with roles_plane.namespace(NAMESPACE):
         a = facts(NODES[0], [inventory_gpu(NODES[0], index, 12) for index in range(2)])
         for one, cordoned in ((a, False), (facts(NODES[1]), True)):
             api.post(
@@ -36,10 +37,10 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
             api.patch(f"/api/v1/nodes/{one.name}/status", {"status": ready})
         for gpu in range(2):
             held = Assignment({"main": (Share(uuid(NODES[0], gpu), 6),)}).encode()
-            _pod(control_plane, f"holds-{gpu}", 6, NODES[0], {ASSIGNMENT: held})
-        _pod(control_plane, "waits", 8)
+            _pod(roles_plane, f"holds-{gpu}", 6, NODES[0], {ASSIGNMENT: held})
+        _pod(roles_plane, "waits", 8)
         try:
-            yield control_plane
+            yield roles_plane
         finally:
             for name in ("holds-0", "holds-1", "waits"):
                 api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", {"gracePeriodSeconds": 0})
@@ -57,7 +58,8 @@ def _pod(
         **({"nodeName": node} if node else {}),
     }
     metadata = {"name": name, "annotations": annotations or {}}
-    plane.admin.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": metadata, "spec": spec})
+    scheduler = plane.user(f"system:serviceaccount:{roles.NAMESPACE}:{roles.SCHEDULER}", "system:masters")
+    scheduler.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": metadata, "spec": spec})
 
 
 def _run(plane: ControlPlane, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
+from tests.cluster import roles
 from tests.cluster.control_plane import ControlPlane, free_port, until
-from tests.integration.cluster import world
-from tests.unit.gigaslice.controller.crd_schema import FOLDER
+from tests.integration.cluster import simulated_cluster as world
 
 NAMESPACE = "scheduler-test"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -43,7 +42,8 @@ class Cluster:
         with (self.folder / "service.log").open("ab") as log:
             self.service = subprocess.Popen(
                 [sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
-                 f"--kubeconfig={self.plane.kubeconfig()}"],
+                 f"--kubeconfig={roles.kubeconfig(self.plane, roles.SCHEDULER)}",
+                 f"--leader-lease={roles.NAMESPACE}/gigaslice-scheduler-service"],
                 stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -124,11 +124,11 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def started(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def started(roles_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A kube-scheduler with the service as its extender."""
     folder = tmp_path_factory.mktemp("scheduler")
-    found = Cluster(control_plane, folder, free_port())
-    admin = control_plane.admin
+    found = Cluster(roles_plane, folder, free_port())
+    admin = roles_plane.admin
     admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     for name, value in (("s-high", 1000), ("s-low", 10)):
         kind = {
@@ -138,38 +138,10 @@ def started(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactor
             "value": value,
         }
         admin.post("/apis/scheduling.k8s.io/v1/priorityclasses", kind)
-    for path in FOLDER.iterdir():
-        admin.apply(yaml.safe_load(path.read_text()))
-    time.sleep(2)
-    configuration = {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(control_plane.kubeconfig())},
-        "leaderElection": {"leaderElect": False},
-        "profiles": [
-            {
-                "schedulerName": "gigaslice-scheduler",
-                "percentageOfNodesToScore": 100,
-                "pluginConfig": [
-                    {"name": "NodeResourcesFit", "args": {"ignoredResourceGroups": ["gpuclass.gigaslice.io"]}}
-                ],
-            }
-        ],
-        "extenders": [
-            {
-                "urlPrefix": f"http://127.0.0.1:{found.port}/scheduler",
-                **{f"{verb}Verb": verb for verb in ("filter", "prioritize", "preempt", "bind")},
-                "weight": 1,
-                "nodeCacheCapable": True,
-                "ignorable": False,
-                "httpTimeout": "2s",
-                "managedResources": [{"name": "gigaslice.io/vgpu-memory"}, {"name": "gigaslice.io/gpu"}],
-            }
-        ],
-    }
-    (folder / "scheduler.yaml").write_text(yaml.safe_dump(configuration))
+    configuration = roles.scheduler_configuration(roles_plane.documents, roles_plane, found.port)
+    (folder / "scheduler.yaml").write_text(configuration)
     found.start_service()
-    scheduler = control_plane.start(
+    scheduler = roles_plane.start(
         "kube-scheduler", f"--config={folder / 'scheduler.yaml'}", f"--secure-port={free_port()}",
         "--bind-address=127.0.0.1", f"--cert-dir={folder}",
     )  # fmt: skip

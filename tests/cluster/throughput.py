@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.control_plane import ControlPlane, Refused, find_binaries, free_port, until
-from tests.cluster.test_scheduler import CLASSES, NAMESPACE, Cluster
-from tests.unit.gigaslice.controller.crd_schema import FOLDER
+from tests.cluster import roles
+from tests.cluster.control_plane import ControlPlane, find_binaries, free_port
+from tests.cluster.test_scheduler import NAMESPACE, Cluster
 
 _EDGE = 10  # bindings at either end that are not timed
 
@@ -77,13 +77,6 @@ def _run(cluster: Cluster, pods: int, *, extender: bool) -> float:
     return (last[1] - first[1]) / (last[0] - first[0])
 
 
-def _served(plane: ControlPlane) -> bool:
-    try:
-        return "items" in plane.admin.get(CLASSES)
-    except Refused:
-        return False
-
-
 def main() -> None:
     """Prints a line for each pair, and the ratio's median."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,9 +90,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ControlPlane(Path(name), binaries) as plane:
         cluster = Cluster(plane, Path(name), free_port())
         plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        for path in FOLDER.iterdir():
-            plane.admin.apply(yaml.safe_load(path.read_text()))
-        until(lambda: _served(plane))
+        roles.install(plane, "admission.mode=none")
         with ThreadPoolExecutor(8) as pool:
             made = [
                 pool.submit(cluster.nodes, **{f"n{number}": {"gpus": 8}}) for number in range(given.nodes)

@@ -2,7 +2,8 @@
 
 Filter, prioritize, assume, then the next pod, while the binding of the first runs. A refused pod waits for an event:
 a change of its own, of a node (heartbeats apart), a new node, a pod that is gone from a node. A failed attempt waits
-for its back-off instead. The PATCH of the pod's own condition is such an event too.
+for its back-off instead. The PATCH of the pod's own condition is such an event too, unless the node's numbers are what
+it waits for. A pod that asks for nothing of the extender's is bound without a word to it.
 
 What differs from the real one: resources are counted, nothing else is filtered; a victim is gone at once; the first
 second of the back-off is SECOND long, so that a test need not wait for it.
@@ -58,6 +59,7 @@ class SchedulerStandIn:
         self._second_bind = second_bind
         self._active: deque[Key] = deque()
         self._waiting: set[Key] = set()
+        self._insufficient: set[Key] = set()  # of those that wait: no node's numbers were enough
         self._assumed: dict[str, tuple[str, Document]] = {}  # by UID: node and pod
         self._attempts: dict[Key, int] = {}
         self._nominated: dict[Key, str] = {}
@@ -115,7 +117,9 @@ class SchedulerStandIn:
                     self._wake_all()
             elif one["spec"].get("nodeName"):
                 self._waiting.discard(key)
-            elif one["spec"].get("schedulerName") == NAME and (kind == "ADDED" or key in self._waiting):
+            elif one["spec"].get("schedulerName") == NAME and (
+                kind == "ADDED" or key in self._waiting - self._insufficient
+            ):
                 self._push(key)
 
     def _wake_all(self) -> None:
@@ -125,6 +129,7 @@ class SchedulerStandIn:
 
     def _push(self, key: Key) -> None:
         self._waiting.discard(key)
+        self._insufficient.discard(key)
         if key not in self._active:
             self._active.append(key)
         self._ring.set()
@@ -164,21 +169,25 @@ class SchedulerStandIn:
         nominated = self._nominated.pop(key, "")
         if nominated in names:
             names = [nominated]
-        if any(name in MANAGED for name in _requests(pod)):
-            status, reply = await self._call("filter", pod, {"Pod": pod, "Nodes": None, "NodeNames": names})
-            if status != 200 or reply.get("Error"):
-                self._condition(pod, "SchedulerError", reply.get("Error") or f"status {status}")
-                self._back_off(key)
-                return
-            failed = {**reply["FailedNodes"], **reply["FailedAndUnresolvableNodes"]}
-            fitting = reply["NodeNames"] or []
-            if not fitting:
-                self._waiting.add(key)
-                texts = sorted({text: list(failed.values()).count(text) for text in failed.values()}.items())
-                message = ", ".join(f"{count} {text}" for text, count in texts)
-                self._condition(pod, "Unschedulable", f"0/{len(names)} nodes are available: {message}.")
-                return
-            names = fitting
+        if not any(name in MANAGED for name in _requests(pod)):
+            metadata = pod["metadata"]
+            patch = {"spec": {"nodeName": self._random.choice(names)}}
+            self._api.change("pods", metadata["name"], patch, metadata["namespace"])
+            return
+        status, reply = await self._call("filter", pod, {"Pod": pod, "Nodes": None, "NodeNames": names})
+        if status != 200 or reply.get("Error"):
+            self._condition(pod, "SchedulerError", reply.get("Error") or f"status {status}")
+            self._back_off(key)
+            return
+        failed = {**reply["FailedNodes"], **reply["FailedAndUnresolvableNodes"]}
+        fitting = reply["NodeNames"] or []
+        if not fitting:
+            self._waiting.add(key)
+            texts = sorted({text: list(failed.values()).count(text) for text in failed.values()}.items())
+            message = ", ".join(f"{count} {text}" for text, count in texts)
+            self._condition(pod, "Unschedulable", f"0/{len(names)} nodes are available: {message}.")
+            return
+        names = fitting
         node = names[0]
         if len(names) > 1:
             status, scores = await self._call(
@@ -188,6 +197,7 @@ class SchedulerStandIn:
             node = max(names, key=lambda name: total.get(name, 0) + self._random.randrange(1600))
         self._assumed[pod["metadata"]["uid"]] = node, pod
         self._spawn(self._bind(key, pod, node))
+        await asyncio.sleep(0)  # its call goes out before the next pod's first
 
     async def _bind(self, key: Key, pod: Document, node: str) -> None:
         metadata = pod["metadata"]
@@ -227,6 +237,7 @@ class SchedulerStandIn:
             status, reply = await self._call("preempt", pod, body)
             chosen = (reply.get("NodeNameToMetaVictims") or {}) if status == 200 else {}
         self._waiting.add(key)
+        self._insufficient.add(key)
         if chosen:
             node = min(chosen, key=lambda name: (len(chosen[name]["Pods"]), name))
             self._nominated[key] = node

@@ -1,0 +1,71 @@
+"""The chart on a control plane without kubelets: its rights and definitions, and tokens of its accounts.
+
+What tests start works with a token of the role's own account, and so with exactly the rights that the chart gives it.
+Deployments are created too, and nothing runs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.control_plane import ControlPlane, Refused, until
+from tests.unit.manifests.test_chart import listed
+
+NAMESPACE = "gigaslice"
+SCHEDULER, CONTROLLER, AGENT = "gigaslice-scheduler", "gigaslice-controller", "gigaslice"
+Document = dict[str, Any]
+
+
+def install(plane: ControlPlane, *values: str) -> list[Document]:
+    """Applies the chart with these values; returns its documents."""
+    plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    documents = listed(
+        "--set",
+        ",".join(("cluster.enabled=true", *values)),
+        "--kube-version",
+        "1.36.0",
+        "--namespace",
+        NAMESPACE,
+    )
+    first = ("CustomResourceDefinition", "ServiceAccount")
+    for document in sorted(documents, key=lambda one: one["kind"] not in first):
+        plane.admin.apply(document)
+
+    def served() -> bool:
+        try:
+            return "items" in plane.admin.get("/apis/gigaslice.io/v1alpha1/resourceclasses")
+        except Refused:
+            return False
+
+    until(served, 60)
+    return documents
+
+
+def kubeconfig(plane: ControlPlane, account: str, node: str = "") -> Path:
+    """A kubeconfig with a token of an account of the chart, bound to a NODE as the kubelet binds those of its pods."""
+    spec: Document = {"expirationSeconds": 36000}
+    if node:
+        found = plane.admin.get(f"/api/v1/nodes/{node}")
+        spec["boundObjectRef"] = {
+            "kind": "Node", "apiVersion": "v1", "name": node, "uid": found["metadata"]["uid"],
+        }  # fmt: skip
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+    token = plane.admin.post(
+        path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    )
+    return plane.kubeconfig(account, token["status"]["token"])
+
+
+def scheduler_configuration(
+    documents: list[Document], plane: ControlPlane, port: int, *, lease: str = ""
+) -> str:
+    """The chart's configuration of kube-scheduler, for a service at PORT; without a lease it is the only one."""
+    (text,) = (one["data"]["scheduler.yaml"] for one in documents if one["kind"] == "ConfigMap")
+    found: Document = yaml.safe_load(text)
+    found["clientConnection"] = {"kubeconfig": str(kubeconfig(plane, SCHEDULER))}
+    found["leaderElection"]["leaderElect"] = bool(lease)
+    found["extenders"][0]["urlPrefix"] = f"http://127.0.0.1:{port}/scheduler"
+    return yaml.safe_dump(found)
