@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of a request: it waits, is answered with STATUS, or loses its connection; effect: the server gets it."""
+    """What becomes of a request: it waits, has STATUS as answer, or is cut. effect: the server gets it."""
 
     delay: float = 0.0
     status: int = 0

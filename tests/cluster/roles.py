@@ -6,6 +6,7 @@ Deployments are created too, and nothing runs them.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ SCHEDULER, CONTROLLER, AGENT = "gigaslice-scheduler", "gigaslice-controller", "g
 Document = dict[str, Any]
 
 
-def install(plane: ControlPlane, *values: str) -> list[Document]:
-    """Applies the chart with these values; returns its documents."""
-    plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+def install(plane: ControlPlane, *values: str, without: tuple[str, ...] = ()) -> list[Document]:
+    """Applies the chart with these values, WITHOUT some kinds; returns its documents."""
+    with contextlib.suppress(Refused):  # it is there
+        plane.admin.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     documents = listed(
         "--set",
         ",".join(("cluster.enabled=true", *values)),
@@ -32,7 +34,8 @@ def install(plane: ControlPlane, *values: str) -> list[Document]:
     )
     first = ("CustomResourceDefinition", "ServiceAccount")
     for document in sorted(documents, key=lambda one: one["kind"] not in first):
-        plane.admin.apply(document)
+        if document["kind"] not in without:
+            plane.admin.apply(document)
 
     def served() -> bool:
         try:
