@@ -38,32 +38,33 @@ class Counting:
 
     Attributes:
         hardware: The node's.
-        whole: Whole GPUs that it asks for.
+        whole: How many idle GPUs it asks for.
+        left: What it leaves of each of them: of a GPU that it has for itself, not of a whole one.
         parts: For each smaller part, how many GPUs have that much or more in use by then, and the part.
         ranks: Whether `key` can tell, too.
     """
 
     hardware: Hardware
     whole: int
+    left: int
     parts: tuple[tuple[int, int], ...]
     ranks: bool
 
     @classmethod
     def of(cls, problem: Problem) -> Counting | None:
         """Returns the rules for a pod on a kind of node; None where counting is not enough."""
-        size = problem.hardware.one_pool
-        if problem.never is not None or not size or not _simple(problem):
+        size, block = problem.hardware.one_pool, problem.blocks[0]
+        if problem.never is not None or not size or not _lone(problem) or len(block.alternatives) != 1:
             return None
-        if len(problem.blocks[0].alternatives) != 1:
-            return None
-        units = problem.blocks[0].alternatives[0]
+        units = block.alternatives[0]
         if any(unit.gpus != problem.hardware.all_gpus for unit in units):
             return None
-        parts = tuple((number, unit.slices) for number, unit in enumerate(units) if unit.slices % size)
-        whole = len(units) - len(parts)
-        if any(unit.cores for unit in units[whole:]) or any(unit.slices % size for unit in units[:whole]):
+        alone = len(units) if block.exclusive else sum(unit.slices % size == 0 for unit in units)
+        parts = tuple((at, units[at].slices) for at in range(alone, len(units)))
+        if any(unit.cores or unit.slices % size == 0 for unit in units[alone:]):
             return None
-        return cls(problem.hardware, whole, parts, _one_request(problem) and not (whole and parts))
+        ranks = _one_request(problem) and not (alone and parts)
+        return cls(problem.hardware, alone, -units[0].slices % size if alone else 0, parts, ranks)
 
     def fits(self, tally: Tally) -> bool:
         """Whether the pod fits."""
@@ -80,7 +81,8 @@ class Counting:
         if self.whole > 1:
             return (self.whole, *_links(self.hardware, 0, tally.idle, tally.idle, self.whole), idle)
         if self.whole:
-            return 1, 1, 0, _tier(self.hardware, 0, tally.idle, tally.idle, tally.full), idle
+            tier = 0 if self.left else _tier(self.hardware, 0, tally.idle, tally.idle, tally.full)
+            return 1, 1, self.left, tier, idle
         if len(self.parts) > 1:
             return None
         slices = self.parts[0][1]
@@ -108,13 +110,14 @@ def quick_key(problem: Problem, room: NodeRoom) -> RankKey | None:
     return _several(problem, room, idle)
 
 
+def _lone(problem: Problem) -> bool:
+    return len(problem.blocks) == 1 and not problem.together and not problem.hardware.lends
+
+
 def _simple(problem: Problem) -> bool:
-    if len(problem.blocks) != 1 or problem.together:
+    if not _lone(problem) or problem.blocks[0].exclusive:
         return False
-    block = problem.blocks[0]
-    if block.exclusive or problem.hardware.lends:
-        return False
-    return all(len({unit.gpus for unit in units}) == 1 for units in block.alternatives)
+    return all(len({unit.gpus for unit in units}) == 1 for units in problem.blocks[0].alternatives)
 
 
 def _one_request(problem: Problem) -> bool:

@@ -71,3 +71,13 @@ def test_they_are_taken() -> None:
         assert (counting is None) == bool(one.cores)
         parts_of_several = one.divided or "share" in counts
         assert counting is None or (counting.key(Tally.of(room)) is None) == bool(parts_of_several)
+
+
+def test_a_gpu_for_oneself_is_counted() -> None:
+    state = a_node([OracleGpu("NVIDIA A", 4, used) for used in (0, 0, 1, 2, 3, 4)])
+    for one in (OracleContainer(2, exclusive=True), OracleContainer(4, divided=2, exclusive=True, cores=30)):
+        demand = state.demand_of(a_pod([(one, {})]))
+        assert isinstance(demand, PodDemand)
+        record = state._nodes["n"]
+        counting = Counting.of(state._problem(demand, record))
+        assert counting is not None and counting.key(record.current_tally()) is not None
