@@ -1,4 +1,4 @@
-"""`gigaslice dataset`: what has to do with datasets, one subcommand each.
+"""`gigaslice dataset`: the dataset service of a node, and what else has to do with datasets as subcommands.
 
 Every module of agent/cli/_dataset is a subcommand of its name and offers what a command of this package does; only the
 one that was asked for does more than add its arguments.
@@ -12,22 +12,33 @@ import importlib.util
 import pkgutil
 from typing import TYPE_CHECKING, cast
 
+import vcuda
 from agent.cli import _dataset
+from agent.cli._shared import OK, SETTINGS_DESCRIPTION
 from gigaslice.errors import ConfigError, MissingError
+from gigaslice.runtime import settings
 
 if TYPE_CHECKING:
     from agent.cli import Command
 
-HELP = "datasets on this node: pack them, see them, evict them"
-DESCRIPTION = "Datasets are fetched to a node once, as one image each, and mounted where pods ask for them."
-SETTINGS = True  # a subcommand's own word counts; see run
+HELP = (
+    "fetch datasets to this node and mount them where pods ask; with a subcommand: see, pack and delete them"
+)
+DESCRIPTION = (
+    "Without a subcommand: the dataset service of a node, a CSI driver of the kubelet. "
+    + SETTINGS_DESCRIPTION
+)
+SETTINGS = True
 
 _LIBRARIES = ("blake3", "obstore")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommands."""
-    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    """Adds the settings of the service, and the subcommands."""
+    from gigaslice.dataset_node.settings import DatasetSettings
+
+    settings.add_flags(parser, DatasetSettings)
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     for found in sorted(pkgutil.iter_modules(_dataset.__path__), key=lambda one: one.name):
         if found.name.startswith("_"):
             continue
@@ -40,10 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(known: argparse.Namespace) -> int:
-    """Runs the subcommand."""
-    command: Command = known.subcommand_module
-    if known.mistakes and not command.SETTINGS:
+    """Runs the subcommand, or the service until it is asked to end."""
+    command: Command | None = getattr(known, "subcommand_module", None)
+    if command is not None and known.mistakes and not command.SETTINGS:
         raise ConfigError(known.mistakes)
     if not all(map(importlib.util.find_spec, _LIBRARIES)):
         raise MissingError("this command needs the libraries of datasets; pip install 'gigaslice[dataset]'")
-    return command.run(known)
+    if command is not None:
+        return command.run(known)
+    from gigaslice.dataset_node.settings import DatasetSettings
+
+    flags = settings.flags_of(DatasetSettings, known)
+    found = settings.load(DatasetSettings, flags, settings.environment(), mistakes=known.mistakes)
+    from agent.config import kubernetes_service
+    from gigaslice.dataset_node import service
+
+    service.run(found, kubernetes_service(settings.environment()), vcuda.__version__)
+    return OK

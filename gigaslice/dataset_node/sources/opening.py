@@ -19,7 +19,6 @@ from gigaslice.dataset.listing import Entry, Limits, Listing
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
-from gigaslice.dataset_node.sources.objects import object_source
 from gigaslice.dataset_node.sources.posix import PosixSource
 from gigaslice.dataset_node.sources.rclone import RcloneSource, remote_of
 from gigaslice.dataset_node.sources.seam import Sink, Source, in_thread
@@ -129,6 +128,8 @@ async def open_source(
         return OpenedSource(really, await RcloneSource.open(remote, spec.canonical, directory=run_directory))
     if spec.kind in ("http", "https"):
         return OpenedSource(really, _web(spec, given, local=local_addresses))
+    from gigaslice.dataset_node.sources.objects import object_source  # noqa: PLC0415  (a library of some MiB)
+
     made = await in_thread("dataset-open", lambda _: object_source(really, given, local=local_addresses))
     return OpenedSource(really, made)
 

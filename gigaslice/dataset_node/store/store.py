@@ -48,7 +48,11 @@ class Stored:
 
 
 class Store:
-    """The cache below ROOT. `open` before anything else."""
+    """The cache below ROOT. `open` before anything else.
+
+    Attributes:
+        evictions: Datasets that were deleted since the start.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Store:
         self._mutex = threading.RLock()
         self._unpacking = threading.Lock()
         self._lock_fd = -1
+        self.evictions = 0
         self._log = get_logger("dataset")
 
     def open(self) -> None:
@@ -293,6 +298,7 @@ class Store:
                     holders = ", ".join(sorted({f"{one.namespace}/{one.pod}" for one in self._users(key)}))
                     refused[key] = f"in use by {holders}" if holders else "in use: it is still mounted"
                 elif key in self._cache.ready:
+                    self.evictions += 1
                     self._drop(key)
                 elif key in self._cache.parts:
                     self._cache.discard(key)
@@ -359,6 +365,7 @@ class Store:
         for key in chosen:
             self._log.info("evicted", key=key, room_for=about.source)
             if key in self._cache.ready:
+                self.evictions += 1
                 self._drop(key)
             else:
                 self._cache.discard(key)

@@ -17,6 +17,10 @@ from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
 from gigaslice.controller import config as controller_config
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
+from gigaslice.dataset_node.events import EVENTS as DATASET_EVENTS
+from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
+from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.dataset_node.tasks.request import ATTRIBUTES
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS, PREFIX
 from gigaslice.runtime.settings import Setting
@@ -26,7 +30,7 @@ from gigaslice.scheduler.settings import SchedulerSettings
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = (DOCS / "reference.md", DOCS / "operations.md")
+PAGES = (DOCS / "reference.md", DOCS / "operations.md", DOCS / "datasets.md")
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -154,6 +158,27 @@ def scheduler_metrics() -> str:
     return markdown(("metric", "meaning"), [(f"`{name}`", text) for name, text in SCHEDULER_METRICS.items()])
 
 
+def dataset_settings() -> str:
+    """Every setting of `gigaslice dataset` in its three spellings."""
+    return settings_table(settings_of(DatasetSettings))
+
+
+def dataset_metrics() -> str:
+    """Every metric of the dataset service."""
+    return markdown(("metric", "meaning"), [(f"`{name}`", text) for name, text in DATASET_METRICS.items()])
+
+
+def dataset_attributes() -> str:
+    """Every attribute of a dataset volume."""
+    return markdown(("attribute", "meaning"), [(f"`{name}`", text) for name, text in ATTRIBUTES.items()])
+
+
+def dataset_events() -> str:
+    """Every event of the dataset service."""
+    rows = [(f"`{row.name}`", row.kind, row.meaning) for row in DATASET_EVENTS]
+    return markdown(("event", "type", "meaning"), rows)
+
+
 def events() -> str:
     """Every reason of an event on a pod."""
     rows = [(f"`{row.name}`", row.kind, row.meaning) for row in REASONS]
@@ -179,6 +204,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice controller": controller_settings,
     "metrics of the controller": controller_metrics,
     "gigaslice scheduler": scheduler_settings,
+    "gigaslice dataset": dataset_settings,
+    "metrics of the dataset service": dataset_metrics,
+    "attributes of a dataset volume": dataset_attributes,
+    "events of the dataset service": dataset_events,
     "metrics of the scheduler": scheduler_metrics,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
@@ -188,6 +217,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
     "gigaslice dataset pack": options_of("dataset pack"),
+    "gigaslice dataset ps": options_of("dataset ps"),
+    "gigaslice dataset evict": options_of("dataset evict"),
+    "gigaslice dataset wait": options_of("dataset wait"),
     "events": events,
     "metrics": metrics,
     "xids": xids,

@@ -16,6 +16,7 @@ from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.cluster import names as cluster_names
 from gigaslice.controller import config as controller_config
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
+from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS
 from gigaslice.runtime.settings import Setting
@@ -27,7 +28,12 @@ from tests.unit.docs.test_docs import PAGES, REFERENCE, ROOT, code_spans, fences
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 
 MANUAL = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was renamed, too
-METRICS = {row.name for row in AGENT_METRICS} | set(CONTROLLER_METRICS) | set(SCHEDULER_METRICS)
+METRICS = (
+    {row.name for row in AGENT_METRICS}
+    | set(CONTROLLER_METRICS)
+    | set(SCHEDULER_METRICS)
+    | set(DATASET_METRICS)
+)
 KUBERNETES = {"OnDelete", "OutOfcpu", "TopologyAffinityError", "UnexpectedAdmissionError"}
 """Names of Kubernetes' own that no source of ours has."""
 

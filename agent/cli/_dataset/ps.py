@@ -1,0 +1,30 @@
+"""`gigaslice dataset ps`: the datasets of this node, and the pods that wait for some."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from agent.cli._shared import OK
+
+HELP = "the datasets of this node: where they are from, how large, who uses them, how far they are"
+DESCRIPTION = "Asks the dataset service of this node, on the socket in its state directory."
+SETTINGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the directory and the form."""
+    parser.add_argument(
+        "--state-dir", metavar="DIR", default="/var/lib/gigaslice-dataset", help="of the service"
+    )
+    parser.add_argument("--json", action="store_true", help="everything there is, for programs")
+
+
+def run(known: argparse.Namespace) -> int:
+    """Prints what the service says."""
+    from agent.commands import dataset
+
+    found = dataset.listed(Path(known.state_dir))
+    print(json.dumps(found, indent=2) if known.json else dataset.as_lines(found))
+    return OK

@@ -1,0 +1,169 @@
+"""What `gigaslice dataset ps`, `evict` and `wait` do: questions to the dataset service of this node, as lines."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.control import CONTROL_SOCKET
+from gigaslice.dataset_node.control_client import ask, conversation
+from gigaslice.errors import ConfigError, ControlError, MissingError
+from gigaslice.runtime.table import Column, as_table
+from gigaslice.text import plain
+from gigaslice.units import format_bytes
+
+__all__ = ["age", "as_lines", "evict", "listed", "wait"]
+
+_SECRET = "DATASET_SECRET_"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BAR = 30
+_RETRY_SECONDS, _LONGEST_RETRY = 2.0, 60.0
+
+
+def listed(state_dir: Path) -> dict[str, Any]:
+    """Everything that the service shows."""
+    return _checked(ask(state_dir / CONTROL_SOCKET, {"ps": {}}))
+
+
+def as_lines(found: Mapping[str, Any], now: float | None = None) -> str:
+    """What the service shows, for people."""
+    at = time.time() if now is None else now
+    columns = (
+        Column("KEY"),
+        Column("SOURCE", most=60),
+        Column("SIZE", right=True),
+        Column("FILES", right=True),
+        Column("STATE"),
+        Column("USED"),
+        Column("PODS", most=60),
+    )
+    rows = [
+        (
+            str(one["key"])[:12],
+            plain(str(one["source"])),
+            format_bytes(int(one["bytes"])),
+            str(one["files"]),
+            _state(one),
+            "now" if one["holders"] or one["waiting"] else f"{_ago(at - float(one['last_used']))} ago",
+            plain(", ".join(one["holders"])) or "-",
+        )
+        for one in sorted(found["datasets"], key=lambda one: -float(one["last_used"]))
+    ]
+    lines = [as_table(columns, rows)] if rows else ["no datasets"]
+    lines += [f"{plain(one['pod'])} waits for {plain(one['detail'])}" for one in found["tasks"]]
+    lines.append(f"{format_bytes(int(found['room']))} free for datasets")
+    return "\n".join(lines)
+
+
+def age(text: str) -> float:
+    """A time such as "12h" or "7d", in seconds. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
+    if match is None:
+        raise ConfigError([f'--older-than "{plain(text)}": write a time such as 30m, 12h or 7d'])
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def evict(state_dir: Path, names: Sequence[str], idle_seconds: float | None) -> tuple[str, tuple[str, ...]]:
+    """Deletes datasets. Returns a line on what is gone, and one for each that stays although it was named."""
+    asked: dict[str, Any] = {"names": list(names)}
+    if idle_seconds is not None:
+        asked["idle_seconds"] = idle_seconds
+    found = _checked(ask(state_dir / CONTROL_SOCKET, {"evict": asked}))
+    gone = found["evicted"]
+    size = format_bytes(sum(int(one["bytes"]) for one in gone))
+    done = f"{len(gone)} {'dataset' if len(gone) == 1 else 'datasets'} deleted, {size}"
+    return done, tuple(f"{plain(source)}: {plain(str(why))}" for source, why in found["refused"].items())
+
+
+def wait(path: Path, volume: str, environment: Mapping[str, str]) -> str:
+    """Waits for the dataset that the environment names. Returns where it is.
+
+    Raises:
+        ConfigError: The environment names none.
+        ControlError: It cannot be had; the text says what to do.
+    """
+    spec = SourceSpec.from_environment(environment)
+    text = spec.canonical.partition("?")[0]
+    attributes = {"source": text, "options": ",".join(f"{key}={value}" for key, value in spec.options)}
+    pod = {name: environment.get(f"POD_{name.upper()}", "") for name in ("uid", "namespace", "name")}
+    missing = [f"POD_{name.upper()}" for name, value in pod.items() if not value]
+    if missing:
+        raise ConfigError([f"{', '.join(missing)} is not set; set it by fieldRef, as in docs/datasets.md"])
+    credentials = {
+        key.removeprefix(_SECRET).lower(): value
+        for key, value in environment.items()
+        if key.startswith(_SECRET)
+    }
+    request = {
+        "wait": {
+            "uid": pod["uid"],
+            "namespace": pod["namespace"],
+            "pod": pod["name"],
+            "volume": volume,
+            "attributes": {key: value for key, value in attributes.items() if value},
+            "credentials": credentials,
+        }
+    }
+    pause = _RETRY_SECONDS
+    while True:
+        try:
+            return _waited(path, request)
+        except _AgainError as error:
+            sys.stderr.write(f"gigaslice: {plain(str(error))}; tried again in {pause:g} s\n")
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_RETRY)
+
+
+class _AgainError(Exception):
+    """The attempt has failed for a reason that may pass."""
+
+
+def _waited(path: Path, request: dict[str, Any]) -> str:
+    bar, said = sys.stderr.isatty(), ""
+    try:
+        for answer in conversation(path, request):
+            if answer.get("ready") is True:
+                return str(answer["path"])
+            if "error" in answer:
+                if answer.get("retry") is True:
+                    raise _AgainError(str(answer["error"]))
+                raise ControlError(plain(str(answer["error"])))
+            text = plain(str(answer.get("progress", "")))
+            if bar:
+                share = min(1.0, max(0.0, float(answer.get("share", 0.0))))
+                filled = int(share * _BAR)
+                sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (_BAR - filled)}] {text[:120]}")
+                sys.stderr.flush()
+            elif text.partition(" (")[0] != said:
+                said = text.partition(" (")[0]
+                sys.stderr.write(f"gigaslice: {text}\n")
+    except MissingError as error:  # it is started anew, or has not been started yet
+        raise _AgainError(str(error)) from error
+    finally:
+        if bar:
+            sys.stderr.write("\r\x1b[K")
+    raise _AgainError("the dataset service has ended")
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise ControlError(plain(str(answer["error"])))
+    return answer
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    if one["state"] != "fetching":
+        return str(one["state"])
+    return f"fetching {int(float(one['share']) * 100)} %, {format_bytes(int(one['bytes_per_second']))}/s"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in reversed(_UNITS.items()):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return "0s"

@@ -1,0 +1,1 @@
+"""The CSI driver: what the kubelet calls, and how it finds the driver. Everything else is in `tasks`."""

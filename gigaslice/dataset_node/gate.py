@@ -1,0 +1,60 @@
+"""The start gate: tells the GPU agent of this node whether the datasets of a pod are there.
+
+An agent that keeps a connection open, and has said which resources it guards, makes early publishing possible: no
+container that asks for one of them starts before this has said so. The other side is agent/allocation/dataset_gate.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gigaslice.dataset_node.lines import Answer, LineServer
+from gigaslice.dataset_node.tasks.tasks import Tasks
+from gigaslice.runtime.logs import get_logger
+from gigaslice.text import plain
+
+__all__ = ["GATE_SOCKET", "Gate"]
+
+GATE_SOCKET = "gate.sock"
+_MOST_RESOURCES = 32
+
+
+class Gate:
+    """Answers on gate.sock in DIRECTORY. `tasks` is set before it runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tasks: Tasks | None = None
+        self._guards: dict[Answer, tuple[str, ...]] = {}
+        self._server = LineServer(directory / GATE_SOCKET, self._serve, self._left)
+        self._log = get_logger("gate")
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What connected agents guard."""
+        return tuple(dict.fromkeys(one for found in self._guards.values() for one in found))
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self._server.run()
+
+    async def _serve(self, message: dict[str, Any], answer: Answer) -> None:
+        if isinstance(guard := message.get("gatekeeper"), dict):
+            named = guard.get("resources")
+            resources = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+            self._guards[answer] = tuple(resources[:_MOST_RESOURCES])
+            self._log.info("agent connected", resources=list(self._guards[answer]))
+            return
+        uid, volumes = message.get("ready"), message.get("volumes")
+        if not isinstance(uid, str) or self.tasks is None:
+            await answer(
+                {"id": message.get("id"), "ready": False, "detail": "the dataset service has not started yet"}
+            )
+            return
+        names = [one for one in volumes if isinstance(one, str)] if isinstance(volumes, list) else None
+        reason = await self.tasks.blocker(uid, names)
+        await answer({"id": message.get("id"), "ready": reason is None, "detail": plain(reason or "")})
+
+    def _left(self, answer: Answer) -> None:
+        if self._guards.pop(answer, None) is not None:
+            self._log.warning("agent left: volumes are not published early", agents=len(self._guards))

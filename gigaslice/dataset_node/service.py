@@ -1,0 +1,284 @@
+"""The role `gigaslice dataset`: the store, tasks, the CSI driver, the start gate and the commands of one node.
+
+Nothing is decided here. The event loop carries calls and answers only; what blocks (disk, mounts, sources) is done in
+threads. Everything that a later start needs is on the disk, in the mount table, or in memory outside of this process.
+So the process may be killed at any time: readers go on reading, and the next start finds what is mounted and fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import platform
+import signal
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.control import WAIT_PREFIX, CommandServer
+from gigaslice.dataset_node.csi.driver import IdentityServicer, NodeServicer
+from gigaslice.dataset_node.csi.registration import CsiServer
+from gigaslice.dataset_node.fetching.flights import Flights
+from gigaslice.dataset_node.gate import Gate
+from gigaslice.dataset_node.metrics import DatasetMetrics, DatasetReading
+from gigaslice.dataset_node.node_seams import Seams, node_seams
+from gigaslice.dataset_node.settings import DatasetSettings, admits
+from gigaslice.dataset_node.store import About, Budget, Store, Volume
+from gigaslice.dataset_node.tasks.kept import KeptRequests, in_memory
+from gigaslice.dataset_node.tasks.local import LocalMounts
+from gigaslice.dataset_node.tasks.seams import (
+    DatasetObjects,
+    NoDatasetObjects,
+    NoPods,
+    NoReporter,
+    Pods,
+    Reporter,
+)
+from gigaslice.dataset_node.tasks.supply import DatasetCounters, Supply
+from gigaslice.dataset_node.tasks.task import TaskParts
+from gigaslice.dataset_node.tasks.tasks import Tasks
+from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.errors import GigasliceError
+from gigaslice.kubeapi.access import find_access
+from gigaslice.runtime import logs
+from gigaslice.runtime.failures import catch_all
+from gigaslice.runtime.heap import keep_small, one_arena
+from gigaslice.runtime.http_server import Server
+from gigaslice.runtime.tasks import lasting, run_together
+
+__all__ = ["DatasetService", "run"]
+
+_LEAVE_SECONDS = 5.0
+_WAIT_SWEEP_SECONDS = 30.0
+
+
+class DatasetService:
+    """All parts of the service.
+
+    Args:
+        settings: What the service was told.
+        seams: Mounts and sources.
+        version: Of this program.
+        pods: Shows specifications of pods.
+        reporter: Sends events.
+        objects: The Dataset objects.
+    """
+
+    def __init__(
+        self,
+        settings: DatasetSettings,
+        seams: Seams,
+        version: str,
+        *,
+        pods: Pods | None = None,
+        reporter: Reporter | None = None,
+        objects: DatasetObjects | None = None,
+    ) -> None:
+        self.settings = settings
+        self.counters = DatasetCounters()
+        self.threads = Threads()
+        self._pod_directories = settings.kubelet_root / "pods"
+        self.store = Store(
+            settings.state_dir,
+            seams.mounts,
+            budget=Budget(settings.capacity, settings.keep_free),
+            quotas=settings.quotas,
+            default_quota=settings.quota,
+            unpack=seams.unpack,
+            pod_is_there=self._pod_is_there,
+        )
+        self.flights: Flights[About] = Flights()
+        supply = Supply(
+            self.store,
+            self.flights,
+            seams.open_source,
+            seams.fetch,
+            threads=self.threads,
+            counters=self.counters,
+        )
+        local = LocalMounts(
+            settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.threads
+        )
+        parts = TaskParts(
+            store=self.store,
+            supply=supply,
+            objects=objects or NoDatasetObjects(),
+            reporter=reporter or NoReporter(),
+            threads=self.threads,
+            counters=self.counters,
+            attach=local.attach,
+            admit=functools.partial(_admit, settings.allow),
+        )
+        self.gate = Gate(settings.run_dir)
+        early = settings.run_dir / "early"
+        self.tasks = Tasks(
+            parts,
+            pods or NoPods(),
+            guarded=lambda: self.gate.resources if settings.early == "auto" else (),
+            kept=KeptRequests(early),
+            keeps_secrets=in_memory(settings.run_dir, seams.mounts.table()),
+            detach=local.detach,
+        )
+        self.gate.tasks = self.tasks
+        node = settings.node_name or platform.node().lower()
+        self.csi = CsiServer(
+            IdentityServicer(version),
+            NodeServicer(self.tasks, node, self._pod_directories),
+            settings.kubelet_root,
+        )
+        self.control = CommandServer(
+            self.tasks, self.store, settings.state_dir, settings.run_dir / "wait", threads=self.threads
+        )
+        self.metrics = DatasetMetrics(self._reading)
+        self.http = Server(
+            settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
+        )
+        self._log = logs.get_logger("dataset")
+
+    def unready(self) -> str | None:
+        """Why the kubelet's calls are not answered; None when they are."""
+        return None if self.csi.registered else "the kubelet has not accepted the driver yet; see the log"
+
+    async def run(
+        self, stop: asyncio.Event, extra: Mapping[str, Coroutine[Any, Any, None]] | None = None
+    ) -> None:
+        """Works until STOP is set. EXTRA: parts of the API server's side, by name."""
+        await self.threads.run(self.store.open)
+        try:
+            await self.tasks.restore()
+            await run_together(
+                "stop",
+                {
+                    "stop": _until(stop),
+                    "csi": lasting("csi", self.csi.run),
+                    "gate": lasting("gate", self.gate.run),
+                    "control": lasting("control", self.control.run),
+                    "http": lasting("http", self.http.run),
+                    "sweep": lasting("sweep", self._sweep),
+                    "memory": keep_small(),
+                    **(extra or {}),
+                },
+            )
+        finally:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._close(), _LEAVE_SECONDS)
+            self.store.close()
+            self.threads.close()
+
+    async def _close(self) -> None:
+        await self.tasks.close()
+        await self.flights.close()
+
+    async def _sweep(self) -> None:
+        await asyncio.gather(self.tasks.run(), self._sweep_waits())
+
+    async def _sweep_waits(self) -> None:
+        """Unmounts what init containers have asked for, when their pods are gone: no call says so."""
+        while True:
+            for record in self.store.records().values():
+                volume = record.volume
+                if volume.id.startswith(WAIT_PREFIX) and not self._pod_is_there(volume):
+                    try:
+                        await self.tasks.unpublish(volume.id, volume.target)
+                        await self.threads.run(_remove_empty, Path(volume.target).parent)
+                    except GigasliceError as error:
+                        self._log.warning("volume not removed", volume=volume.id, detail=str(error))
+            await asyncio.sleep(_WAIT_SWEEP_SECONDS)
+
+    def _pod_is_there(self, volume: Volume) -> bool:
+        if volume.id.startswith(WAIT_PREFIX):
+            return (self._pod_directories / volume.pod_uid).exists()
+        return Path(volume.target).parent.exists()
+
+    def _reading(self) -> DatasetReading:
+        stored = self.store.stored()
+        used = {one.about.key for one in stored if one.holders or one.waiting}
+        states: dict[str, float] = {"ready": 0, "partial": 0}
+        counts: dict[str, float] = {"ready": 0, "partial": 0}
+        for one in stored:
+            state = "ready" if one.complete else "partial"
+            states[state] += one.about.size
+            counts[state] += 1
+        records = self.store.records().values()
+        published = sum(1 for one in records if one.pieces)
+        return DatasetReading(
+            counters=self.counters,
+            evictions=self.store.evictions,
+            cache_bytes=states,
+            datasets=counts,
+            volumes={"published": published, "pending": len(self.tasks.tasks)},
+            in_use_bytes=sum(one.about.size for one in stored if one.about.key in used),
+            free_bytes=max(0, self.store.room()),
+            registered=self.csi.registered,
+            agents=len(self.gate.resources) > 0,
+        )
+
+
+def _admit(allowed: tuple[str, ...], spec: SourceSpec) -> None:
+    if not admits(allowed, spec.canonical):
+        what = f"{spec.kind}://{spec.server}" if spec.kind != "file" else spec.path
+        raise RequestError(
+            f"source {spec.canonical} is not allowed on this node; an administrator can allow {what} with --allow"
+        )
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+def _remove_empty(directory: Path) -> None:
+    for one in (directory, directory.parent):
+        with contextlib.suppress(OSError):
+            one.rmdir()
+
+
+def run(settings: DatasetSettings, service: str, version: str) -> None:
+    """Runs the service until SIGTERM or SIGINT.
+
+    Args:
+        settings: What the service was told.
+        service: "host:port" of the API server as a pod is told it; empty outside of one.
+        version: Of this program.
+    """
+    one_arena()
+    logs.set_up(settings.log_level, settings.log_format)
+    log = logs.get_logger("dataset")
+    catch_all(log)
+    for sentence in settings.warnings:
+        log.warning("configuration", detail=sentence)
+    log.info("starting", version=version, state_dir=str(settings.state_dir))
+    asyncio.run(_run(settings, service, version))
+    log.info("stopped")
+
+
+async def _run(settings: DatasetSettings, service: str, version: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    seams = node_seams(settings)
+    async with _cluster(settings, service, version) as (pods, reporter, parts):
+        await DatasetService(settings, seams, version, pods=pods, reporter=reporter).run(stop, parts)
+
+
+@contextlib.asynccontextmanager
+async def _cluster(
+    settings: DatasetSettings, service: str, version: str
+) -> AsyncIterator[tuple[Pods, Reporter, dict[str, Coroutine[Any, Any, None]]]]:
+    """The API server's side; its absence where there is no access."""
+    access, whence = (
+        find_access(settings.kubeconfig, service) if settings.kube_api == "auto" else (None, "off")
+    )
+    if access is None:
+        logs.get_logger("dataset").warning("no access to the API server", detail=whence)
+        yield NoPods(), NoReporter(), {}
+        return
+    from gigaslice.dataset_node.cluster import ClusterPods, ClusterReporter  # noqa: PLC0415  (a third of the memory)
+    from gigaslice.kubeapi.client import KubeClient  # noqa: PLC0415
+    from gigaslice.kubeapi.events import EventRecorder  # noqa: PLC0415
+
+    async with KubeClient(access, f"gigaslice-dataset/{version}") as client:
+        events = EventRecorder(client, "dataset", settings.node_name or platform.node().lower())
+        yield ClusterPods(client), ClusterReporter(events), {"events": lasting("events", events.run)}

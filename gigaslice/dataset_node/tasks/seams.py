@@ -1,0 +1,89 @@
+"""What tasks need from others: the cluster, Dataset objects, events. Each is a small protocol with an absence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.store import Volume
+from gigaslice.dataset_node.tasks.request import Check
+from gigaslice.kube.reasons import EventReason
+from gigaslice.model import Pod
+
+__all__ = [
+    "DatasetObjects",
+    "NoDatasetObjects",
+    "NoPods",
+    "NoReporter",
+    "Pods",
+    "Reporter",
+    "ResolvedDataset",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDataset:
+    """What a Dataset object stands for.
+
+    key: the version that it pins, or that was last seen; empty where there is none. credentials: of the object's own
+    Secret; None: those of the volume apply. Nothing shows them.
+    """
+
+    spec: SourceSpec
+    check: Check = Check.LISTING
+    key: str = ""
+    credentials: Mapping[str, str] | None = field(default=None, repr=False)
+
+
+class DatasetObjects(Protocol):
+    """The Dataset objects of the cluster."""
+
+    async def resolve(self, name: str, namespace: str) -> ResolvedDataset:
+        """What NAME stands for in a pod of NAMESPACE. Raises RequestError: there is none that it may use."""
+        ...
+
+
+class NoDatasetObjects:
+    """A cluster without Dataset objects, or a service without access to it."""
+
+    async def resolve(self, name: str, namespace: str) -> ResolvedDataset:
+        """Refuses."""
+        raise RequestError(
+            f'dataset "{name}" is not known in namespace {namespace}: this service reads no Dataset objects; write '
+            "source: with the place of the data in its stead"
+        )
+
+
+class Pods(Protocol):
+    """The pods of the cluster."""
+
+    async def pod(self, volume: Volume) -> Pod | None:
+        """The pod of a volume as the API server has it; None where it is not known. Takes seconds at most."""
+        ...
+
+
+class NoPods:
+    """A service without access to the cluster."""
+
+    async def pod(self, volume: Volume) -> Pod | None:
+        """None."""
+        del volume
+        return None
+
+
+class Reporter(Protocol):
+    """Says on pods what happens to their datasets."""
+
+    def say(self, volume: Volume, reason: EventReason, text: str) -> None:
+        """Notes an event. Returns at once."""
+        ...
+
+
+class NoReporter:
+    """A service without access to the cluster."""
+
+    def say(self, volume: Volume, reason: EventReason, text: str) -> None:
+        """Does nothing."""

@@ -1,0 +1,118 @@
+"""The dataset service in this process: real sockets, store, tasks and fetches over mounts and sources in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from gigaslice.dataset_node.fetching.bounds import Bounds
+from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.node_seams import Seams
+from gigaslice.dataset_node.service import DatasetService
+from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.dataset_node.store import Volume
+from gigaslice.kube.reasons import EventReason
+from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
+from gigaslice.runtime.settings import load
+from tests.fakes.dataset_storage import MemoryStorage
+from tests.fakes.kubelet.csi import CsiKubelet, CsiPod
+from tests.fakes.mounts import MemoryMounts
+
+__all__ = ["NodeWorld"]
+
+GPU = "gigaslice.io/vgpu-memory"
+
+
+class NodeWorld:
+    """One node: a kubelet, a dataset service, storage. To be used inside one event loop.
+
+    Attributes:
+        asking: Pods whose containers ask for GPUs, by UID.
+        said: The events on pods: (pod, kind, reason, text).
+    """
+
+    def __init__(self, root: Path, *, scale: float = 0.05, **settings: str) -> None:
+        self.root = root
+        self.mounts = MemoryMounts()
+        self.storage = MemoryStorage()
+        self.kubelet = CsiKubelet(root / "k", scale=scale)
+        self.asking: set[str] = set()
+        self.said: list[tuple[str, str, str, str]] = []
+        self.disk: Callable[[], object] | None = None
+        self.memory = True
+        self.agents: list[asyncio.StreamWriter] = []
+        flags = {
+            "state-dir": str(root / "s"),
+            "run-dir": str(root / "r"),
+            "kubelet-root": str(root / "k"),
+            "node-name": "lab-node",
+            "metrics-address": "off",
+            "keep-free": "0%",
+            "kube-api": "off",
+            **{key.replace("_", "-"): value for key, value in settings.items()},
+        }
+        self.settings = load(DatasetSettings, flags, {})
+        self.service: DatasetService
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[DatasetService]:
+        """One life of the service; its end is one by SIGTERM."""
+        bounds = Bounds()
+
+        async def fetched(plan, listing, source, part, *, task, started):
+            return await fetch(plan, listing, source, part, bounds=bounds, task=task, started=started)
+
+        async def mount_source(spec, credentials, below):
+            where = below / "mounted"
+            where.mkdir(parents=True)
+            self.mounts.network(spec.kind, f"{spec.server}:{spec.path}", where, ())
+            return str(where)
+
+        seams = Seams(self.mounts, self.storage, fetched, mount_source)
+        service = DatasetService(self.settings, seams, "test", pods=self, reporter=self)
+        early = dataclasses.replace(service.tasks._early, keeps_secrets=self.memory)
+        service.tasks._early = early
+        if self.disk is not None:
+            service.store._disk = self.disk
+        self.service, stop = service, asyncio.Event()
+        running = asyncio.create_task(service.run(stop))
+        try:
+            for _ in range(2000):
+                if service.csi.endpoint.exists() or running.done():
+                    break
+                await asyncio.sleep(0.005)
+            yield service
+        finally:
+            stop.set()
+            await asyncio.wait_for(running, 30)
+
+    async def pod(self, volume: Volume) -> Pod | None:
+        found = self.kubelet.pods.get(volume.pod_uid)
+        return None if found is None else self.specification(found)
+
+    def specification(self, pod: CsiPod) -> Pod:
+        requests = {GPU: 8} if pod.uid in self.asking else {}
+        return Pod(
+            pod.namespace,
+            pod.name,
+            pod.uid,
+            containers=(PodContainer("main", requests=requests),),
+            volumes=tuple(
+                CsiVolume(one.name, DATASET_DRIVER, one.attributes, mounted_by=("main",))
+                for one in pod.volumes
+            ),
+        )
+
+    def say(self, volume: Volume, reason: EventReason, text: str) -> None:
+        self.said.append((volume.pod, reason.kind, reason.name, text))
+
+    def reasons(self, pod: CsiPod) -> list[str]:
+        return [reason for name, _, reason, _ in self.said if name == pod.name]
+
+    def shown(self, pod: CsiPod, volume: str = "data", directory: str = "") -> list[str]:
+        """The sources of what is mounted at a volume, the top one last, without directories."""
+        where = self.kubelet.target(pod, volume) / directory
+        return [Path(one).name for one in self.mounts.at(where)]

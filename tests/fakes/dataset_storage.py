@@ -1,0 +1,78 @@
+"""Sources in memory for the dataset service: buckets with files, who may list them, and how they misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gigaslice.dataset.errors import SourceError
+from gigaslice.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.dataset.source_spec import SourceSpec
+
+__all__ = ["Bucket", "MemorySource", "MemoryStorage"]
+
+DENIED = "access denied by the storage; check the Secret"
+
+
+@dataclass
+class Bucket:
+    """files: by path. key: the credential that may list it; empty: everybody's. hold: reads wait until it is set."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    key: str = ""
+    listings: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    opened: int = 0
+    closed: int = 0
+    fails: list[Exception] = field(default_factory=list)  # raised by the next listings
+    hold: threading.Event = field(default_factory=threading.Event)
+    list_hold: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        self.hold.set()
+
+
+class MemorySource:
+    parallel = 4
+    weak = False
+
+    def __init__(self, bucket: Bucket, spec: SourceSpec) -> None:
+        self.bucket, self.spec = bucket, spec
+        bucket.opened += 1
+
+    async def list(self, *_: object) -> Listing:
+        self.bucket.listings += 1
+        if self.bucket.list_hold is not None:
+            await self.bucket.list_hold.wait()
+        if self.bucket.fails:
+            raise self.bucket.fails.pop(0)
+        return Listing.of(
+            Entry(name.encode(), EntryKind.FILE, len(data), str(hash(data)))
+            for name, data in self.bucket.files.items()
+        )
+
+    def read_into(self, entry: Entry, offset: int, size: int, sink) -> None:
+        self.bucket.hold.wait()
+        data = self.bucket.files[entry.path.decode()][offset : offset + size]
+        self.bucket.reads += 1
+        self.bucket.read_bytes += len(data)
+        sink(offset, data)
+
+    async def close(self) -> None:
+        self.bucket.closed += 1
+
+
+class MemoryStorage:
+    """Buckets by name; to be used as `open_source`."""
+
+    def __init__(self, **buckets: Bucket) -> None:
+        self.buckets = buckets
+
+    async def __call__(self, spec: SourceSpec, credentials: Mapping[str, str]) -> MemorySource:
+        bucket = self.buckets.get(spec.server)
+        if bucket is None or (bucket.key and credentials.get("key") != bucket.key):
+            raise SourceError(DENIED)  # the same, whether there is one or not
+        return MemorySource(bucket, spec)
