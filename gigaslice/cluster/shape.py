@@ -8,7 +8,7 @@ names, thousands of them, in any order and any selection, so whatever is done fo
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from gigaslice.cluster.demand import PodDemand
 from gigaslice.cluster.hardware import Hardware, NodeKind
@@ -99,6 +99,27 @@ class Shape:
             if len(found) == most or first >= len(self._order):
                 return found
             first *= 8
+
+    def preferred(self, names: Sequence[str], most: int, favour: Mapping[str, float]) -> list[str]:
+        """Returns the best MOST of the nodes that the pod fits on where some nodes are favoured, the best first.
+
+        Args:
+            names: The nodes in question.
+            most: Of those to be returned.
+            favour: By node, what is added to its standing: the share of the nodes that are not better than it, 1 for
+                the best ones. Nodes that are equally good have the same.
+        """
+        wanted = self._place(names)
+        favoured = [name for name in favour if name in wanted and name in self._placed]
+        favoured.sort(key=lambda name: (-favour[name], self._placed[name]))
+        total = len(self._order)
+
+        def joint(name: str) -> float:
+            better = bisect_left(self._order, (self._placed[name][0],))
+            return float(1.0 - better / total + favour.get(name, 0.0))
+
+        candidates = dict.fromkeys((*self.best(names, most), *favoured[:most]))
+        return sorted(candidates, key=lambda name: (-joint(name), self._placed[name]))[:most]
 
     def ranked(self, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes that the pod fits on, the best first."""

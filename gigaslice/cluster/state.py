@@ -7,7 +7,7 @@ objects gives the same answers. Answers are kept per shape of request until a no
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.choose import choose_gpus
@@ -97,6 +97,19 @@ class ClusterState(ClusterContents):
     def best(self, demand: PodDemand, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
         """Returns the first MOST of `rank`. judged: `filter` has said that it fits on all of them."""
         return self._shape(demand).best(names, most, judged=judged)
+
+    def preferred(
+        self, demand: PodDemand, names: Sequence[str], most: int, favour: Mapping[str, float]
+    ) -> list[str]:
+        """Returns the best MOST of the nodes that a pod fits on where some nodes are favoured for another reason.
+
+        Args:
+            demand: What the pod asks for.
+            names: The nodes in question.
+            most: Of those to be returned.
+            favour: By node, what is added to its standing, which is 1 for the best nodes and near 0 for the worst.
+        """
+        return self._shape(demand).preferred(names, most, favour)
 
     def refusal(self, demand: PodDemand, node: str, *, without: Collection[str] = ()) -> Refusal | None:
         """Returns why a pod does not fit on a node; None where it does. without: pods to be left out of account."""

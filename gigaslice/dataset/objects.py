@@ -7,12 +7,12 @@ schedulers and kubelets, and annotations end at 256 KiB. Its one writer is the d
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gigaslice.dataset.affinity import Held, NodeDatasets
-from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 
@@ -69,7 +69,7 @@ class Prefetch:
         if self.replicas is None or self.replicas >= len(candidates):
             return frozenset(candidates)
         ordered = sorted(
-            candidates, key=lambda node: hasher(f"{uid}\n{node}".encode()).digest(), reverse=True
+            candidates, key=lambda node: hashlib.blake2b(f"{uid}\n{node}".encode()).digest(), reverse=True
         )
         return frozenset(ordered[: self.replicas])
 

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gigaslice.dataset.digest import DIGEST_BYTES, hasher
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
 
@@ -169,6 +168,9 @@ class SourceSpec:
 
 def dataset_key(spec: SourceSpec, listing_digest: bytes) -> str:
     """The key of one version of a dataset, 64 hexadecimal digits: of its source and its listing's digest."""
+    # The scheduler and the controller read sources, too, and have no use for the library.
+    from gigaslice.dataset.digest import DIGEST_BYTES, hasher  # noqa: PLC0415
+
     if len(listing_digest) != DIGEST_BYTES:
         raise ValueError(f"a listing's digest has {DIGEST_BYTES} bytes, not {len(listing_digest)}")
     made = hasher(b"gigaslice dataset 1\n")

@@ -68,6 +68,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def weight(text: str) -> float:
+    """A number from 0 to 100."""
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?", text) or float(text) > 100:
+        raise ValueError("must be a number from 0 to 100, such as 0.5")
+    return float(text)
+
+
 def seconds(text: str) -> float:
     """A time with its unit, in seconds."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|)", text)

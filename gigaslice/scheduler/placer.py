@@ -22,6 +22,7 @@ from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.kube.event import remember
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
+from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.waiting import RefusedPods
 
 __all__ = ["Fitting", "Placer"]
@@ -50,15 +51,26 @@ class Placer:
     Args:
         state: The cluster, as others keep it.
         reserve: Seconds for which GPUs are kept between scoring and binding.
+        datasets: The datasets of the nodes, as others keep them.
+        dataset_weight: How much it counts that a node has all of a pod's datasets, where 1 is the whole way from the
+            worst to the best node for its GPUs.
     """
 
-    def __init__(self, state: ClusterState, reserve: float) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        reserve: float,
+        datasets: DatasetIndex | None = None,
+        dataset_weight: float = 0.5,
+    ) -> None:
         self.state = state
+        self.datasets = DatasetIndex("off") if datasets is None else datasets
         self.attempts = Attempts()
         self.waiting = RefusedPods()
         self.changed = -math.inf
         """When room may have appeared last."""
         self._reserve = reserve
+        self._dataset_weight = dataset_weight
         self._pods: dict[str, Pod] = {}  # those that a watch has shown
         self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
         self._revision = state.revision
@@ -92,6 +104,7 @@ class Placer:
         self._pods.pop(pod.uid, None)
         self._tried.pop(pod.uid, None)
         self.waiting.over(pod.uid)
+        self.datasets.forget(pod.uid)
         attempt = self.attempts.get(pod.uid)
         if attempt is not None and attempt.state is AttemptState.BINDING:
             self.attempts.set(replace(attempt, gone=True))
@@ -178,8 +191,12 @@ class Placer:
         if isinstance(demand, Refusal):
             return []
         self._release(pod.uid, now)
-        judged = self._filtered == (demand, names)
-        best = self.state.best(demand, names, _MOST_SCORED, judged=judged)
+        favour = self._favour(pod, now)
+        if favour:
+            best = self.state.preferred(demand, names, _MOST_SCORED, favour)
+        else:
+            judged = self._filtered == (demand, names)
+            best = self.state.best(demand, names, _MOST_SCORED, judged=judged)
         while best and not self._provide(pod, demand, best[0], now):
             del best[0]
         self.note_change(now)
@@ -227,6 +244,7 @@ class Placer:
         if isinstance(chosen, Refusal):
             return chosen
         self.state.reserve(pod.uid, node, chosen, math.inf, demand)
+        self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.BINDING, now, math.inf))
         self.note_change(now)
         return chosen
@@ -264,16 +282,24 @@ class Placer:
         known = self._pods.get(pod.uid)
         return known.node if known is not None else ""
 
+    def _favour(self, pod: Pod, now: float) -> Mapping[str, float]:
+        """What the nodes that have datasets of a pod are worth more; nothing for most pods."""
+        requested = self.datasets.requested(pod)
+        shares = self.datasets.shares(requested or (), now)
+        return {node: self._dataset_weight * share for node, share in shares.items()}
+
     def _provide(self, pod: Pod, demand: PodDemand, node: str, now: float) -> bool:
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return False
         until = now + self._reserve
         self.state.reserve(pod.uid, node, chosen, until, demand)
+        self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True
 
     def _release(self, uid: str, now: float) -> None:
+        self.datasets.forget(uid)
         if self.attempts.drop(uid) is not None or self.state.reserved_on(uid):
             self.state.release(uid)
             self.note_change(now)

@@ -16,11 +16,14 @@ from typing import Any
 
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.state import ClusterState
+from gigaslice.dataset.objects import parse_dataset, parse_dataset_node
 from gigaslice.errors import MissingError
 from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import (
     CLASSES_PATH,
+    DATASET_NODES_PATH,
+    DATASETS_PATH,
     NODES_PATH,
     PODS_PATH,
     PODS_QUERY,
@@ -37,6 +40,7 @@ from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.tasks import run_together
 from gigaslice.scheduler.binding import Binder
+from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.election import STRATEGIC_PATCH, Election
 from gigaslice.scheduler.http_api import HttpApi
 from gigaslice.scheduler.http_front import HttpFront
@@ -66,7 +70,12 @@ class SchedulerService:
 
     def __init__(self, settings: SchedulerSettings, client: KubeClient) -> None:
         units = ClusterUnits(settings.slice_bytes)
-        self.placer = Placer(ClusterState(units, spread=settings.policy == "spread"), settings.reserve)
+        self.placer = Placer(
+            ClusterState(units, spread=settings.policy == "spread"),
+            settings.reserve,
+            DatasetIndex(settings.dataset_affinity),
+            settings.dataset_weight,
+        )
         self.binder = Binder(client, self.placer, settings.bind_timeout)
         self.metrics = SchedulerMetrics(self._reading)
         self.scraped = Server(
@@ -101,6 +110,18 @@ class SchedulerService:
             resource_class,
             lambda one: placer.put_class(one, clock()),
             lambda one: placer.drop_class(one, clock()),
+            optional=True,
+        )
+        datasets = placer.datasets
+        self.datasets = Informer(
+            client, DATASETS_PATH, parse_dataset, datasets.put_object, datasets.drop_object, optional=True
+        )
+        self.dataset_nodes = Informer(
+            client,
+            DATASET_NODES_PATH,
+            parse_dataset_node,
+            datasets.put_node,
+            datasets.drop_node,
             optional=True,
         )
         self.election = self._election(units) if settings.leader_lease else None
@@ -155,6 +176,11 @@ class SchedulerService:
                 "nodes": self.nodes.run(),
                 "pods": self.pods.run(),
                 "classes": self.classes.run(),
+                **(
+                    {"datasets": self.datasets.run(), "dataset nodes": self.dataset_nodes.run()}
+                    if self._settings.dataset_affinity != "off"
+                    else {}
+                ),
                 "expiry": self._expire(),
                 "waiting pods": self._wake(),
                 "synced": self._settle(),

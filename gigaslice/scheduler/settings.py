@@ -52,6 +52,10 @@ class SchedulerSettings(Settings):
         "how long GPUs are kept for a pod between its scoring and its binding")
     bind_timeout: float = setting("TIME", values.seconds, "10s",
         "how long the API server may take for a binding; kube-scheduler itself waits for its httpTimeout")
+    dataset_affinity: str = setting("bytes|paper|off", values.choice("bytes", "paper", "off"), "bytes",
+        "whether nodes that have a pod's datasets are preferred: by the share of the bytes, by all or nothing, or not")
+    dataset_weight: float = setting("NUMBER", values.weight, "0.5",
+        "how much having all of the datasets counts against the way from the worst to the best node for the GPUs")
     log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
         "least severity that is logged")
     log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")

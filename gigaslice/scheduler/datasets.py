@@ -1,0 +1,172 @@
+"""Which nodes have the datasets that a pod asks for, from the objects of the API. Pure: time is an argument.
+
+A pod names a Dataset object or a source; a node says what its cache has by canonical source and listing digest. Which
+version a pod will get is known only where its Dataset pins one: else the newest complete version that any node has of
+the source counts, as a change of the source is rarer than a pod.
+
+A pod that was just bound will have its datasets fetched on its node, and the node says so some seconds later. Until
+then the placement itself counts (`assume`), or the pods of one job, scheduled within a second, would scatter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gigaslice.dataset.affinity import Held, NodeDatasets, Requested, bytes_share, normalised, paper_score
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.objects import DatasetNode, DatasetObject
+from gigaslice.dataset.request import Mode, parse_attributes
+from gigaslice.model import DATASET_DRIVER, Pod
+
+__all__ = ["AFFINITIES", "DatasetIndex"]
+
+AFFINITIES = ("bytes", "paper", "off")
+_SILENT = NodeDatasets(free=1 << 62)
+"""A node that has said nothing yet: what it would have to delete is not known."""
+_ASSUMED_SECONDS = (
+    120.0  # for a node to say that it fetches a dataset; longer than a full image pull delays the call
+)
+
+
+class _Assumed(NamedTuple):
+    node: str
+    requested: tuple[Requested, ...]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The newest complete version of a source. seen: the time of its last use on any node."""
+
+    digest: str
+    bytes: int
+    seen: float
+
+
+class DatasetIndex:
+    """The datasets of all nodes.
+
+    Args:
+        affinity: One of `AFFINITIES`: which rule scores.
+    """
+
+    def __init__(self, affinity: str = "bytes") -> None:
+        self.affinity = affinity
+        self._objects: dict[str, DatasetObject] = {}
+        self._nodes: dict[str, NodeDatasets] = {}
+        self._where: defaultdict[str, set[str]] = defaultdict(set)  # nodes by source
+        self._versions: dict[str, dict[str, _Version]] = {}  # by source and node
+        self._assumed: dict[str, _Assumed] = {}  # by the pod's UID
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def put_object(self, one: DatasetObject) -> None:
+        """Takes a Dataset as it is now."""
+        self._objects[str(one)] = one
+
+    def drop_object(self, one: DatasetObject) -> None:
+        """Takes a Dataset away."""
+        self._objects.pop(str(one), None)
+
+    def put_node(self, one: DatasetNode) -> None:
+        """Takes what a node says."""
+        self.drop_node(one)
+        self._nodes[one.node] = one.for_scheduling()
+        for cached in one.datasets:
+            self._where[cached.source].add(one.node)
+            if cached.state == "Ready":
+                version = _Version(cached.digest, cached.bytes, cached.last_used)
+                known = self._versions.setdefault(cached.source, {}).get(one.node)
+                if known is None or known.seen < version.seen:
+                    self._versions[cached.source][one.node] = version
+
+    def drop_node(self, one: DatasetNode) -> None:
+        """Takes a node away."""
+        old = self._nodes.pop(one.node, None)
+        for held in old.held if old is not None else ():
+            nodes = self._where.get(held.name)
+            if nodes is not None:
+                nodes.discard(one.node)
+                if not nodes:
+                    del self._where[held.name]
+            versions = self._versions.get(held.name)
+            if versions is not None:
+                versions.pop(one.node, None)
+                if not versions:
+                    del self._versions[held.name]
+
+    def requested(self, pod: Pod) -> tuple[Requested, ...] | None:
+        """Returns the datasets that a pod wants from the cache; None where its volumes cannot be understood.
+
+        A Dataset that there is none of, or that the pod may not name, is left out: the node's service refuses it with
+        the sentence for the user, and no score can help.
+        """
+        found: dict[str, Requested] = {}
+        for volume in pod.volumes_of(DATASET_DRIVER):
+            try:
+                request = parse_attributes(volume.attributes)
+            except RequestError:
+                return None
+            if request.mode is Mode.LOCAL:
+                continue
+            for one in request.datasets:
+                spec, digest = one.spec, ""
+                if spec is None:
+                    known = self._object(one.dataset, pod.namespace)
+                    if known is None:
+                        continue
+                    spec, digest = known.source, known.digest if known.check == "pinned" else ""
+                newest = self._newest(spec.canonical, digest)
+                found[spec.canonical] = Requested(
+                    spec.canonical,
+                    digest or (newest.digest if newest else ""),
+                    newest.bytes if newest else 0,
+                )
+        return tuple(found.values())
+
+    def shares(self, requested: Sequence[Requested], now: float) -> Mapping[str, float]:
+        """Returns by node, from 0 to 1, how much of a pod's datasets it has. Nodes that have nothing are left out."""
+        self._forget(now)
+        if self.affinity == "off" or not requested:
+            return {}
+        names = {one.name for one in requested}
+        extra: defaultdict[str, list[Held]] = defaultdict(list)
+        for one in self._assumed.values():
+            for wanted in one.requested:
+                if wanted.name in names:
+                    extra[one.node].append(Held(wanted.name, wanted.digest, wanted.bytes, fetching=True))
+        known: dict[str, NodeDatasets] = {}
+        for node in set(extra).union(*(self._where.get(name, ()) for name in names)):
+            found = self._nodes.get(node, _SILENT)
+            known[node] = NodeDatasets((*found.held, *extra.get(node, ())), found.free)
+        if self.affinity == "paper":
+            raw = normalised({node: paper_score(requested, one) for node, one in known.items()})
+            return {node: score / 100 for node, score in raw.items() if score}
+        shares = {node: bytes_share(requested, one) for node, one in known.items()}
+        return {node: share for node, share in shares.items() if share > 0}
+
+    def assume(self, uid: str, node: str, requested: Sequence[Requested], now: float) -> None:
+        """Counts a pod's datasets as on their way to a node, until the node says so itself."""
+        if requested:
+            self._assumed[uid] = _Assumed(node, tuple(requested), now + _ASSUMED_SECONDS)
+
+    def forget(self, uid: str) -> None:
+        """Ends what `assume` began: the pod is gone or was not bound."""
+        self._assumed.pop(uid, None)
+
+    def _forget(self, now: float) -> None:
+        for uid in [uid for uid, one in self._assumed.items() if one.until <= now]:
+            del self._assumed[uid]
+
+    def _object(self, name: str, namespace: str) -> DatasetObject | None:
+        where, slash, short = name.rpartition("/")
+        found = self._objects.get(f"{where if slash else namespace}/{short}")
+        return found if found is not None and found.allows(namespace) else None
+
+    def _newest(self, source: str, digest: str) -> _Version | None:
+        found = [one for one in self._versions.get(source, {}).values() if digest in ("", one.digest)]
+        return max(found, key=lambda one: (one.seen, one.digest), default=None)
