@@ -67,6 +67,8 @@ RESOURCES = {
             status=True,
             versioned=True,
         ),
+        Resource(_OWN, "datasets", "Dataset", custom=True, status=True, versioned=True),
+        Resource(_OWN, "datasetnodes", "DatasetNode", namespaced=False, custom=True, versioned=True),
         Resource(
             "/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", False
         ),

@@ -90,6 +90,32 @@ def test_two_models_in_one_node():
     play(story, node("a", model="NVIDIA A"), node("b", model="NVIDIA B"))
 
 
+def test_pods_of_a_dataset_go_where_it_is_and_stay_together_where_it_is_not_yet():
+    async def story(api, service, scheduler):
+        found = {"key": "ab" * 32, "source": "s3://b/coco", "digest": "d1", "bytes": 100, "state": "Ready"}
+        status = {"freeBytes": 1 << 40, "datasets": [found]}
+        api.create("datasetnodes", {"metadata": {"name": "c"}, "status": status})
+        api.create("datasets", {"metadata": {"name": "coco"}, "spec": {"source": "s3://b/coco/"}})
+        await until(lambda: len(service.dataset_nodes) == len(service.datasets) == 1)
+        for name, attributes in (
+            ("named", {"dataset": "coco"}),
+            ("direct", {"source": "s3://b/coco"}),
+            ("new-0", {"source": "s3://b/wiki"}),
+            ("new-1", {"source": "s3://b/wiki"}),
+        ):
+            document = pod(name, 8)
+            volume = {
+                "name": "data",
+                "csi": {"driver": "dataset.gigaslice.io", "volumeAttributes": attributes},
+            }
+            document["spec"]["volumes"] = [volume]
+            api.create("pods", document)
+            await until(lambda name=name: name in bound(api))
+        assert bound(api) == {"named": "c", "direct": "c", "new-0": "a", "new-1": "a"}
+
+    play(story, *(node(name, gpus=1) for name in "abc"))
+
+
 def test_a_class_that_does_not_exist_is_said_and_its_pod_comes_when_it_does():
     async def story(api, service, scheduler):
         limits = {"gigaslice.io__gpu": 1, "gpuclass.gigaslice.io__late": 1}

@@ -265,7 +265,7 @@ def reads(*resources: str) -> set[tuple[str, str]]:
 
 
 def test_the_scheduler_reads_and_binds_and_nothing_else():
-    own = reads("nodes", "pods", "resourceclasses") | {
+    own = reads("nodes", "pods", "resourceclasses", "datasets", "datasetnodes") | {
         ("create", "pods/binding"), ("patch", "pods/status"), ("create", "events"), ("patch", "events"),
         ("create", "leases"),
     }  # fmt: skip
