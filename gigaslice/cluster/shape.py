@@ -109,8 +109,10 @@ class Shape:
             favour: By node, what is added to its standing: the share of the nodes that are not better than it, 1 for
                 the best ones. Nodes that are equally good have the same.
         """
-        wanted = self._place(names)
-        favoured = [name for name in favour if name in wanted and name in self._placed]
+        best = self.best(names, most)
+        asked = favour.keys() & set(names)
+        self._place(asked & self._unplaced)
+        favoured = [name for name in asked if name in self._placed]
         favoured.sort(key=lambda name: (-favour[name], self._placed[name]))
         total = len(self._order)
 
@@ -118,7 +120,7 @@ class Shape:
             better = bisect_left(self._order, (self._placed[name][0],))
             return float(1.0 - better / total + favour.get(name, 0.0))
 
-        candidates = dict.fromkeys((*self.best(names, most), *favoured[:most]))
+        candidates = dict.fromkeys((*best, *favoured[:most]))
         return sorted(candidates, key=lambda name: (-joint(name), self._placed[name]))[:most]
 
     def ranked(self, names: Sequence[str]) -> list[str]:
