@@ -168,6 +168,10 @@ class ControlPlane:
         self._processes.append(process)
         return process
 
+    def running(self) -> dict[str, subprocess.Popen[bytes]]:
+        """The binaries that run now, by name."""
+        return {Path(str(one.args[0])).name: one for one in self._processes if one.poll() is None}  # type: ignore[index]
+
     def __enter__(self) -> ControlPlane:
         try:
             self._start()
