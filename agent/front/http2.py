@@ -26,7 +26,7 @@ _BUFFER_BYTES = 2 * MESSAGE_BYTES + 1024  # of unfinished messages on one connec
 _WINDOW, _OUR_WINDOW, _MOST_WINDOW = 65_535, MESSAGE_BYTES + 1024, (1 << 31) - 1
 _FRAME_BYTES = 16_384
 _HEADER_BYTES = 64 << 10
-_CANCEL, _REFUSED, _ENOUGH = 0x8, 0x7, 0xB
+_REFUSED, _ENOUGH = 0x7, 0xB
 _HEAD = struct.Struct("!BHBBI")
 _SETTING = struct.Struct("!HI")
 
@@ -150,12 +150,6 @@ class Connection:
         if found is not None and not found.sealed:
             found.trailers, found.sealed = trailers, True
             self._flow(stream)
-
-    def reset(self, stream: int, code: int = _CANCEL) -> None:
-        """Gives STREAM up."""
-        if stream in self._streams:
-            self._frame(_RST_STREAM, 0, stream, struct.pack("!I", code))
-            self._forget(stream)
 
     def goaway(self, code: int = 0) -> None:
         """Says that this connection ends."""

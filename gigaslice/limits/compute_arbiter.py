@@ -14,7 +14,7 @@ tests/unit/gigaslice/limits/test_compute_shares.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["ComputeAllowance", "ComputeArbiter", "ComputeSample", "lend"]
@@ -188,8 +188,3 @@ def _others(own: int, all_flying: int) -> float:
     For one that has none right now: what it would be if it had.
     """
     return 1 - own / all_flying if own else all_flying / (all_flying + 1)
-
-
-def active(samples: Sequence[ComputeSample]) -> bool:
-    """Whether there is anything to decide: two containers that share a GPU, at least one of them busy."""
-    return len(samples) > 1 and any(sample.flying or sample.waiting for sample in samples)

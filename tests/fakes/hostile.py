@@ -105,10 +105,6 @@ class HostileLedger:
         self.write(at + 128, struct.pack("<Q", managed))
         self.write(at + 256, struct.pack("<I", busy))
 
-    def time_slice(self, progress: int, held_us: int, waiting_ms: int = 0) -> None:
-        """What the first column says of time slices."""
-        self.write(_TIME_SLICES, struct.pack("<QQQ", progress, held_us, waiting_ms))
-
     def garbage(self) -> None:
         """A header of noise; the locks stay."""
         self.write(0, os.urandom(4096))

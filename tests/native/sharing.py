@@ -19,7 +19,6 @@ from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample
 from tests.native.running import CLIENTS, GIB, LIBRARY, Place
 from vcuda.ledger import create_ledger, read_shares
 from vcuda.limits import GpuLimit, create_limits, set_allowed, set_credit
-from vcuda.sizes import format_uuid
 
 INTERVAL = 0.005
 """Seconds between two passes of the arbiter, on average."""
@@ -150,8 +149,3 @@ class Stage:
         self._leaving.set()
         if self._thread is not None:
             self._thread.join()
-
-
-def uuid_text(raw: bytes) -> str:
-    """A UUID as pages have it."""
-    return format_uuid(raw, 0)

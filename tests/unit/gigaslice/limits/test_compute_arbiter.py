@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample, active, lend
+from gigaslice.limits.compute_arbiter import ComputeArbiter, ComputeSample, lend
 
 
 def passes(arbiter: ComputeArbiter, count: int, **containers: tuple[ComputeSample, float]):
@@ -102,9 +102,3 @@ def test_never_more_is_lent_than_there_is(demands, weights):
     assert all(part >= 0 for part in lent.values())
     assert sum(lent.values()) <= max(0, 1000 - sum(demands.values()))
     assert all(demands[name] + part <= 1000 for name, part in lent.items())
-
-
-def test_there_is_something_to_decide_only_between_two():
-    busy, idle = ComputeSample(300, 1, 0), ComputeSample(300, 0, 0)
-    assert active([busy, idle]) and active([ComputeSample(300, 0, 0, waiting=True), idle])
-    assert not active([busy]) and not active([idle, idle])
