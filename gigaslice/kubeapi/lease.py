@@ -101,7 +101,7 @@ class Leader:
         self._seen_at = -math.inf  # since when it has been that
         self._sent: set[object] = (
             set()
-        )  # times in the versions that it wrote, or tried to: nobody else writes them
+        )  # times in the versions that it wrote, or tried to: no other replica writes them
         self._hurry = asyncio.Event()
         self._reported = LogOnce()
         self._log = get_logger("kube")
@@ -113,7 +113,7 @@ class Leader:
 
     @property
     def seconds_left(self) -> float:
-        """For how long nobody else can hold the lease; a write that ends later must not begin."""
+        """For how long no other replica can hold the lease; a write that ends later must not begin."""
         return max(0.0, self._until - self._clock())
 
     def hurry(self) -> None:
