@@ -23,7 +23,10 @@ from agent.front.front import Front
 from agent.front.handover import Heir, Predecessor
 from agent.persistence import lock
 
-__all__ = ["inherited", "run"]
+__all__ = ["RESTART", "inherited", "run"]
+
+RESTART = 4
+"""Exit code of an agent that is to be started again: it found what only a new start can take in."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0  # between two starts; the first is at once, for the kubelet waits
 _WELL_SECONDS = 30.0  # an agent that lived so long begins with no pause again
@@ -166,7 +169,8 @@ class _Supervisor:
         self._quick = 0 if now - self._begun > _WELL_SECONDS else self._quick + 1
         pause = min(_FIRST_PAUSE * 2 ** min(self._quick - 2, 10), _LONGEST_PAUSE) if self._quick > 1 else 0.0
         self._again = now + pause
-        self._front.log.say("error", "front", "agent ended; restarted", code=code, pause_seconds=pause)
+        level = "info" if code == RESTART else "error"
+        self._front.log.say(level, "front", "agent ended; restarted", code=code, pause_seconds=pause)
 
     # --- signals ---------------------------------------------------------------------------------------------
 

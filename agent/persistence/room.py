@@ -35,7 +35,8 @@ _PATIENCE = 30.0  # for a trial
 class Room:
     """Looks at DIRECTORY, and awaits CHANGED with whether it can be used when that is another answer than before.
 
-    PROBE writes as an allocation would, in another thread, and raises StorageError.
+    PROBE writes as an allocation would, in another thread, and raises StorageError. FAILURES has a function called with
+    the reason whenever a write of the agent has failed.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Room:
         *,
         probe: Callable[[], None] = lambda: None,
         patience: float = _PATIENCE,
+        failures: Callable[[Callable[[str], None]], None] = lambda told: None,
     ) -> None:
         self.problem = ""
         self._directory = directory
@@ -61,6 +63,7 @@ class Room:
         self._fresh = False  # it was told of, and not looked at yet
         self._alarm = Alarm()
         self._log = get_logger("state")
+        failures(self.write_failed)
 
     def write_failed(self, why: str) -> None:
         """A write of the agent has failed: the slices are withdrawn at once. Called in the agent's own thread."""

@@ -68,7 +68,7 @@ class Store:
         """Processes that hold a slot of an allocation's ledger and run in another container, by allocation."""
         self.watchers: list[Callable[[], None]] = []
         """Called after every change of the allocation table."""
-        self.failed: list[Callable[[str], None]] = []
+        self._told_of_failures: list[Callable[[str], None]] = []
         """Called with what was wrong after a change could not be written."""
         self._source = source
         self._gpu_bytes = gpu_bytes
@@ -115,6 +115,10 @@ class Store:
             self.library_dir.chmod(0o755)  # programs of any user read it in their containers
         self.dirs.prepare()
         self._load()
+
+    def watch_failures(self, told: Callable[[str], None]) -> None:
+        """Has TOLD called with the reason whenever an allocation cannot be written."""
+        self._told_of_failures.append(told)
 
     def close(self) -> None:
         """Releases the lock. Running containers are not affected."""
@@ -311,7 +315,7 @@ class Store:
         try:
             yield
         except StorageError as error:
-            for told in self.failed:
+            for told in self._told_of_failures:
                 told(str(error))
             raise
 

@@ -16,7 +16,7 @@ import vcuda
 from agent.config import Config, socket_name
 from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
-from agent.front import sockets
+from agent.front import sockets, supervise
 from agent.front.channel import Kind
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Source
@@ -63,11 +63,14 @@ def run(config: Config) -> None:
         if waited:
             gpus.now = discovery.scan_again(source, inventory)
         gc.freeze()  # the modules' hundred thousand objects: every later collection would stop all threads for them
-        asyncio.run(_serve(config, source, gpus, store, link))
+        again = asyncio.run(_serve(config, source, gpus, store, link))
     finally:
         store.close()
         source.close()
         link.close()
+    if again:
+        log.info("new type of GPU; starting anew", resource=again)
+        raise SystemExit(supervise.RESTART)
     log.info("stopped")
 
 
@@ -115,10 +118,16 @@ def _open(config: Config, store: Store, link: Link) -> bool | None:
     return waited
 
 
-async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: Store, link: Link) -> None:
-    """Runs every part until SIGTERM or SIGINT."""
+async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: Store, link: Link) -> str:
+    """Runs every part until SIGTERM or SIGINT, or until it is to start anew; the resources that it does so for."""
     stop = asyncio.Event()
-    parts = build(config, source, gpus, store)
+    reasons: list[str] = []
+
+    def renew(reason: str) -> None:
+        reasons.append(reason)
+        stop.set()
+
+    parts = build(config, source, gpus, store, renew)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     lead = socket_name(parts.servicer.provider.resource)
@@ -142,3 +151,4 @@ async def _serve(config: Config, source: Source, gpus: InventoryHolder, store: S
         leave_within(LEAVE_SECONDS, f"{type(error).__name__}: {error}")
         raise
     leave_within(LEAVE_SECONDS)
+    return reasons[0] if reasons else ""

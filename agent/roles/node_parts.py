@@ -49,6 +49,7 @@ from agent.providers.rdma import Rdma
 from agent.providers.whole_gpus import WholeGpus
 from agent.roles.gpu_health_events import GpuHealthEvents
 from agent.roles.metric_collector import MetricCollector
+from agent.roles.new_types import NewTypes
 from agent.telemetry.counters import Counters
 from agent.telemetry.metrics import Exposition
 from gigaslice.model import Gpu, ResourceTypes
@@ -80,8 +81,10 @@ class Parts:
     counters: Counters
 
 
-def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -> Parts:
-    """Builds every part. STORE is open, and GPUS holds what SOURCE has found."""
+def build(
+    config: Config, source: Source, gpus: InventoryHolder, store: Store, renew: Callable[[str], None]
+) -> Parts:
+    """Builds every part. STORE is open, and GPUS holds what SOURCE has found. RENEW has the agent start anew."""
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
     cluster, datasets = _cluster(config), _dataset_gate(config)
     health = HealthController(
@@ -139,8 +142,7 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         )
     gpu_memory, *others = sliced
     servicer = Servicer(gpu_memory, counters)
-    room = Room(config.state_dir, devices.set_recordable, probe=store.probe)
-    store.failed.append(room.write_failed)
+    room = Room(config.state_dir, devices.set_recordable, probe=store.probe, failures=store.watch_failures)
     time_slices = TimeSliceManager(store, lambda: gpus.now)
     auditor = Auditor(store, cluster, _overuse_policy(config), counters)
     memory_monitor = MemoryMonitor(store, source, config.measure_interval, auditor)
@@ -158,7 +160,6 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         cluster=cluster,
     )
     exposition = Exposition(node, metrics.collect)
-    http = Server(config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file)
     restarted: dict[str, Run] = {
         "cluster": cluster.run,
         "datasets": datasets.run,
@@ -169,7 +170,9 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
         "control": ControlServer(store, limits).run,
         "memory_monitor": memory_monitor.run,
         "ledgers": store.dirs.ledgers.run,
-        "http": http.run,
+        "http": Server(
+            config.metrics_address, exposition.prepare, metrics.unready, config.metrics_token_file
+        ).run,
         "scanner": Scanner(source, scanned, config.scan_interval, health.set_inventory).run,
         "health": health.run,
         "listener": health.listen,
@@ -186,6 +189,8 @@ def build(config: Config, source: Source, gpus: InventoryHolder, store: Store) -
             labels=config.gpu_labels,
             watch=devices.watch,
         ).run
+    if config.resource_per_type is not None:
+        restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
     if config.bind_cpus == "on":
         restarted["cpus"] = CpuBinder(store, lambda: gpus.now, config.measure_interval).run
     providers: list[Provider] = []

@@ -55,6 +55,21 @@ def test_a_gpu_given_out_whole_takes_its_slices_off_its_own_type(typed):
     wait_until(lambda: offered(typed)[:2] == left, "the type of that GPU has less")
 
 
+def test_a_gpu_of_a_new_type_gets_its_resource_and_no_pod_notices(typed, agent):
+    running = typed.run_pod(asking("one", **{H100: 8}))
+    registrations = len(typed.registry.registrations)
+    agent.inventory.write_text(
+        GPUS + f"  - {{uuid: {uuid(3)}, model: NVIDIA A100-SXM4-40GB, memory: 40GiB, numa: 1}}\n"
+    )
+    wait_until(lambda: typed.allocatable().get(RESOURCE + ".a100"), "the new type")
+    assert offered(typed) == (80, 48, 4 - 1)
+    other = typed.run_pod(asking("other", **{RESOURCE + ".a100": 40}))
+    assert gpu_of(other.container("c0")) == uuid(3)
+    assert running.container("c0").running
+    assert len(typed.registry.registrations) == registrations + 1, "the others stayed registered"
+    assert agent.process.poll() is None
+
+
 @pytest.mark.parametrize(
     ("types", "says"),
     [
