@@ -26,7 +26,7 @@ from gigaslice.kubeapi.lease import Inherited, Leader
 from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
-from gigaslice.runtime.tasks import all_of, run_together
+from gigaslice.runtime.tasks import run_together
 
 __all__ = ["Election"]
 
@@ -137,27 +137,32 @@ class Election:
             await self._change.wait()
             self._change.clear()
             while self._leader.leading and self._leader.inherited:
-                number, doubt = self._leader.takeovers, self._leader.inherited is Inherited.DOUBT
-                try:
-                    await self._refresh()
-                    count = await self._overtake() if doubt else 0
-                except ApiFailure as failure:
-                    if self._reported.new("takeover", str(failure)):
-                        self._log.warning("takeover not complete; tried again", detail=str(failure))
-                    await asyncio.sleep(_AGAIN_SECONDS)
-                    continue
-                self._leader.caught_up(number)
-                self._reported.over("takeover")
-                self._log.info("deciding", identity=self._identity, unbound_pods_written=count)
+                await self._catch_up_once(self._leader.takeovers, self._leader.inherited)
 
-    async def _overtake(self) -> int:
-        """Changes every unbound pod, so that no binding of an earlier version succeeds any more; returns how many."""
-        pods = list(self._unbound())
+    async def _catch_up_once(self, takeovers: int, inherited: Inherited) -> None:
+        await self._refresh()
+        left = list(self._unbound()) if inherited is Inherited.DOUBT else []
+        count = len(left)
+        while left := await self._overtake(left):
+            if not self._leader.leading or self._leader.takeovers != takeovers:
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+            still = {pod.uid for pod in self._unbound()}
+            left = [pod for pod in left if pod.uid in still]  # the others are bound, which is seen, or gone
+        self._leader.caught_up(takeovers)
+        self._reported.over("takeover")
+        self._log.info("deciding", identity=self._identity, unbound_pods_written=count)
+
+    async def _overtake(self, pods: list[Pod]) -> list[Pod]:
+        """Changes unbound pods, so that no binding of an earlier version succeeds; returns those that still are not."""
+        left = []
         for start in range(0, len(pods), _AT_ONCE):
-            await all_of(*(self._overtake_one(pod) for pod in pods[start : start + _AT_ONCE]))
-        return len(pods)
+            some = pods[start : start + _AT_ONCE]
+            done = await asyncio.gather(*(self._overtake_one(pod) for pod in some))
+            left += [pod for pod, changed in zip(some, done, strict=True) if not changed]
+        return left
 
-    async def _overtake_one(self, pod: Pod) -> None:
+    async def _overtake_one(self, pod: Pod) -> bool:
         path = object_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status")
         condition = {
             "type": _CONDITION,
@@ -171,10 +176,11 @@ class Election:
             answer = await self._client.request(
                 "PATCH", path, body=body, content=STRATEGIC_PATCH, seconds=_WRITE_SECONDS
             )
-        except ApiFailure as failure:
-            if (
-                failure.status != NOT_FOUND
-            ):  # a conflict may be one with another writer: the pods are read again
-                raise
-        else:
             self._put(answer.document())
+        except ApiFailure as failure:
+            if failure.status == NOT_FOUND:
+                return True
+            if self._reported.new("takeover", str(failure)):
+                self._log.warning("takeover not complete; tried again", detail=str(failure))
+            return False
+        return True

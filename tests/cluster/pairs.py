@@ -49,11 +49,7 @@ class Pair:
         )  # fmt: skip
 
     def start_service(self, *, ready: bool = True) -> None:
-        path = roles.kubeconfig(self._plane, roles.SCHEDULER)
-        if self._before:
-            path = Path(f"{path}.{self._before}")
-            text = roles.kubeconfig(self._plane, roles.SCHEDULER).read_text()
-            path.write_text(text.replace(f":{self._plane.port}", f":{self._before}"))
+        path = roles.kubeconfig(self._plane, roles.SCHEDULER, port=self._before)
         self.service = self._start(
             sys.executable, "-m", "agent", "scheduler", f"--listen-address=127.0.0.1:{self.port}",
             f"--kubeconfig={path}", f"--identity={self.name}",

@@ -41,6 +41,8 @@ class Proxy:
 
     def __init__(self, port: int, folder: Path | None = None) -> None:
         self.hook: Hook = lambda method, target, body: PASS
+        self.held = False
+        """While set nothing goes through: no request, and no more of an answer."""
         self.port = 0
         self._upstream = port
         self._folder = folder
@@ -103,6 +105,7 @@ class Proxy:
         method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
         answer = self.hook(method, target, body)
         await asyncio.sleep(answer.delay)
+        await self._held()
         if answer.effect:
             if answer.body is not None:
                 lines = [one for one in head.split(b"\r\n") if not one.lower().startswith(b"content-length")]
@@ -113,7 +116,7 @@ class Proxy:
             if answer.cut or answer.status:
                 await _body(behind, await behind.readuntil(b"\r\n\r\n"))
             else:
-                await _pass_on(behind, writer)
+                await self._pass_on(behind, writer)
         if answer.cut:
             return False
         if answer.status:
@@ -123,6 +126,26 @@ class Proxy:
             writer.write(b"Content-Length: %d\r\n\r\n" % len(text) + text)
             await writer.drain()
         return True
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = _length(head)
+        writer.write(head)
+        if length >= 0:
+            writer.write(await reader.readexactly(length))
+            await writer.drain()
+            return
+        while True:
+            chunk = await _chunk(reader)
+            await self._held()
+            writer.write(chunk)
+            await writer.drain()
+            if chunk.startswith(b"0\r\n"):
+                return
+
+    async def _held(self) -> None:
+        while self.held:
+            await asyncio.sleep(0.05)
 
 
 def _length(head: bytes) -> int:
@@ -147,22 +170,6 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
     size = await reader.readuntil(b"\r\n")
     return size + await reader.readexactly(int(size, 16) + 2)
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _length(head)
-    writer.write(head)
-    if length >= 0:
-        writer.write(await reader.readexactly(length))
-        await writer.drain()
-        return
-    while True:
-        chunk = await _chunk(reader)
-        writer.write(chunk)
-        await writer.drain()
-        if chunk.startswith(b"0\r\n"):
-            return
 
 
 def _context(folder: Path) -> ssl.SSLContext:

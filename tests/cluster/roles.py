@@ -47,8 +47,11 @@ def install(plane: ControlPlane, *values: str, without: tuple[str, ...] = ()) ->
     return documents
 
 
-def kubeconfig(plane: ControlPlane, account: str, node: str = "") -> Path:
-    """A kubeconfig with a token of an account of the chart, bound to a NODE as the kubelet binds those of its pods."""
+def kubeconfig(plane: ControlPlane, account: str, node: str = "", port: int = 0) -> Path:
+    """A kubeconfig with a token of an account of the chart, bound to a NODE as the kubelet binds those of its pods.
+
+    port: of a proxy.
+    """
     spec: Document = {"expirationSeconds": 36000}
     if node:
         found = plane.admin.get(f"/api/v1/nodes/{node}")
@@ -59,7 +62,7 @@ def kubeconfig(plane: ControlPlane, account: str, node: str = "") -> Path:
     token = plane.admin.post(
         path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     )
-    return plane.kubeconfig(account, token["status"]["token"])
+    return plane.kubeconfig(account, token["status"]["token"], port)
 
 
 def scheduler_configuration(

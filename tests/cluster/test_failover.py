@@ -132,7 +132,7 @@ def test_each_message_between_service_and_api_server_fails_once(
         with running(pair):
             pair.start()
             count = 0
-            for number in range(6):
+            for number in range(5):
                 seen, at[0] = itertools.count(), number
                 burst.make(3, 5, f"m{number}")
                 count += 3
@@ -142,7 +142,7 @@ def test_each_message_between_service_and_api_server_fails_once(
                     if pair.service is not None and pair.service.poll() is not None:
                         pair.start_service()
                     time.sleep(0.1)
-            assert len(done) >= 4, done
+            assert len(done) >= 3, done
             print(f"{what}: {done}")
 
 

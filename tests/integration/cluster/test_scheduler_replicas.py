@@ -5,6 +5,7 @@ After every story no GPU is promised twice (`world.check`).
 
 import asyncio
 import contextlib
+import itertools
 
 import aiohttp
 import pytest
@@ -143,6 +144,18 @@ def test_a_service_started_anew_under_its_name_does_not_wait_for_its_own_lease()
         assert [each["type"] for each in conditions] == ["gigaslice.io/Scheduler"]
 
     run(story)
+
+
+def test_a_takeover_goes_on_where_every_other_request_of_it_fails():
+    async def story(api):
+        for number in range(20):
+            api.create("pods", pod(f"p-{number}", 1))
+        turns = itertools.count()
+        api.faults.append(Fault("PATCH", "/status", 500, when=lambda *_: next(turns) % 2))
+        async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+            await until(lambda: len(bound(api)) == 20)
+
+    run(story, node("a"))
 
 
 def test_a_replica_that_cannot_renew_answers_no_more():
