@@ -86,13 +86,14 @@ class Listing:
                 that leads, or could lead, out of the dataset; more entries or bytes than LIMITS allow.
         """
         building = _Building(limits)
-        for entry in entries:
-            building.add(entry)
+        building.add_all(entries)
         return building.done()
 
     def layout_digest(self) -> builtins.bytes:
         """The digest of paths, kinds, sizes and targets alone: of what an image's layout follows from."""
-        return hasher(_encoded(entry._replace(version="") for entry in self.entries)).digest()
+        return hasher(
+            _encoded(Entry(path, kind, size, "", target) for path, kind, size, _, target in self.entries)
+        ).digest()
 
     def encoded(self) -> builtins.bytes:
         """The listing as bytes; their BLAKE3 is `digest`."""
@@ -116,9 +117,37 @@ class _Building:
     limits: Limits
     entries: list[Entry] = field(default_factory=list)
     parents: dict[bytes, None] = field(default_factory=dict)  # a set that keeps one object per path
+    links: list[Entry] = field(default_factory=list)
     total: int = 0
 
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Adds ENTRIES. What nearly all of them are is checked here: a file with a usual name in a known directory."""
+        file, dots, parents, kept = EntryKind.FILE, _DOTS, self.parents, self.entries
+        most_name, most_path, most_bytes = self.limits.name, self.limits.path, self.limits.bytes
+        most_entries = self.limits.entries
+        total = 0
+        for entry in entries:
+            path, kind, size, _, target = entry
+            parent, _, name = path.rpartition(b"/")
+            if (
+                kind is file
+                and parent in parents
+                and name not in dots
+                and b"\0" not in name
+                and len(name) <= most_name
+                and len(path) <= most_path
+                and 0 <= size <= most_bytes
+                and not target
+                and len(kept) < most_entries
+            ):
+                total += size
+                kept.append(entry)
+            else:
+                self.add(entry)
+        self.total += total
+
     def add(self, entry: Entry) -> None:
+        """Adds any entry, with all checks."""
         path, kind, size, version, target = entry
         parent, slash, name = path.rpartition(b"/")
         if slash and parent not in self.parents:
@@ -141,6 +170,7 @@ class _Building:
                     f"link {shown(path)} has no target that could be opened; leave it out of the source"
                 )
             entry = Entry(path, EntryKind.SYMLINK, len(target), "", target)
+            self.links.append(entry)
         self.entries.append(entry)
         if len(self.entries) > self.limits.entries:
             raise ListingError(
@@ -159,7 +189,7 @@ class _Building:
     def done(self) -> Listing:
         if self.total > self.limits.bytes:
             raise ListingError(f"{self.total} bytes in all; a dataset has at most {self.limits.bytes}")
-        kinds = {entry.path: entry.kind for entry in self.entries}
+        kinds = {path: kind for path, kind, _, _, _ in self.entries}
         if len(kinds) != len(self.entries):
             raise ListingError(
                 f"path {shown(_twice(self.entries))} stands twice; keep one of them in the source"
@@ -177,10 +207,12 @@ class _Building:
         self.entries.sort(key=itemgetter(0))
         for parent in self.parents:
             kinds[parent] = EntryKind.DIRECTORY
-        for entry in self.entries:
-            if entry.kind is EntryKind.SYMLINK:
-                _check_link(entry, kinds)
-        files = sum(kind is EntryKind.FILE for _, kind, *_ in self.entries)
+        for entry in self.links:
+            _check_link(entry, kinds)
+        file = (
+            EntryKind.FILE
+        )  # not looked up each time, nor counted by hash: both are Python's own code in an enum
+        files = len([kind for kind in kinds.values() if kind is file])
         return Listing(tuple(self.entries), hasher(_encoded(self.entries)).digest(), files, self.total)
 
 

@@ -52,8 +52,9 @@ _SUPERBLOCK = struct.Struct("<III BBH QQIIII 16s16s I 44x")
 _COMPACT = struct.Struct("<HHHHIIIIHHI")
 _EXTENDED = struct.Struct("<HHHHQIIIIQII16x")
 _DIRENT = struct.Struct("<QHBx")
-_MODES = {EntryKind.FILE: 0o100444, EntryKind.DIRECTORY: 0o040555, EntryKind.SYMLINK: 0o120777}
-_FILE_TYPES = {EntryKind.FILE: 1, EntryKind.DIRECTORY: 2, EntryKind.SYMLINK: 7}
+# By the numbers of EntryKind, as a tuple: the hash of an enum's member is a call of Python code.
+_MODES = (0, 0o100444, 0o040555, 0o120777)
+_FILE_TYPES = (0, 1, 2, 7)
 
 
 def _crc32c_table() -> list[int]:
@@ -124,5 +125,7 @@ def directory_block(names: Sequence[bytes], inodes: Sequence[int], kinds: Sequen
     first = DIRENT_BYTES * len(names)
     pack, types = _DIRENT.pack, _FILE_TYPES
     offsets = accumulate(map(len, names), initial=first)
-    records = [pack(*one, types[kind]) for *one, kind in zip(inodes, offsets, kinds, strict=False)]
+    records = [
+        pack(node, offset, types[kind]) for node, offset, kind in zip(inodes, offsets, kinds, strict=False)
+    ]
     return b"".join(records) + b"".join(names)
