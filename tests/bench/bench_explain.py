@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
-from gigaslice.cluster.names import MEMORY_RESOURCE
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.model import Gpu, LinkLevel, Occupant, Pod, PodContainer, Share, Topology
 from gigaslice.views.collect import picture
@@ -41,9 +41,20 @@ def state() -> ClusterState:
     return found
 
 
-def test_explain(benchmark, state: ClusterState) -> None:
+SHAPES = {
+    "slices": ({}, [{MEMORY_RESOURCE: 60}]),
+    "whole": ({}, [{GPU_RESOURCE: 1}]),
+    "share": ({"gigaslice.io/cores": "30"}, [{MEMORY_RESOURCE: 60}]),
+    "two": ({}, [{MEMORY_RESOURCE: 30}, {MEMORY_RESOURCE: 50}]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_explain(benchmark, state: ClusterState, shape: str) -> None:
     """A pod of which nothing is remembered, and which fits nowhere."""
-    pod = Pod("team", "waits", "waits", {}, (PodContainer("main", requests={MEMORY_RESOURCE: 60}),))
+    annotations, requests = SHAPES[shape]
+    containers = tuple(PodContainer(f"c{at}", requests=asked) for at, asked in enumerate(requests))
+    pod = Pod("team", "waits", "waits", annotations, containers)
 
     def forget() -> None:
         state._shapes.clear()
