@@ -61,7 +61,7 @@ class InTurn:
                 if taken is None:
                     return None
                 if not lends:
-                    key += (*taken.key, idle.bit_count())
+                    key += taken.key_with(idle.bit_count())
                     idle, full = idle & ~taken.gpus, full | taken.gpus
                     for gpu in bits(taken.gpus):
                         free[gpu] = 0
@@ -111,6 +111,10 @@ class _Taken(NamedTuple):
 
     gpus: int
     key: RankKey
+
+    def key_with(self, idle: int) -> RankKey:
+        """Returns what they count for on a node with so many idle GPUs."""
+        return (*self.key, idle) if self.key[0] == 1 else (*self.key[:2], idle, *self.key[2:])
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,8 +2,9 @@
 
 The smallest key is the best. One GPU: a GPU in use before one that would have to be opened, then the closest remainder,
 then where pairs are broken already, then the node with the fewest idle GPUs. Several: the worst link of the set, by its
-absolute score since costs are relative to a node, then the sum, then how many idle GPUs are opened, then the fewest
-idle GPUs. A pod of several containers is compared container by container.
+absolute score since costs are relative to a node, then the node with the fewest idle GPUs, then the sum of links, then
+how many idle GPUs are opened. A collective runs at its worst link; behind that, a node that stays whole for a large job
+is worth more than the sum (docs/simulation.md). A pod of several containers is compared container by container.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def rank_key(problem: Problem, room: NodeRoom, assigned: Assigned) -> RankKey:
         if len(taken) == 1:
             key += (1, *_one(problem, room, taken[0], block.host), idle)
         else:
-            key += (len(taken), *_several(problem, room, taken), idle)
+            worst, *others = _several(problem, room, taken)
+            key += (len(taken), worst, idle, *others)
         room = take(problem.hardware, block, room, taken)
     return tuple(key)
 

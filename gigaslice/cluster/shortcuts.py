@@ -79,7 +79,8 @@ class Counting:
             return None
         idle = tally.idle.bit_count()
         if self.whole > 1:
-            return (self.whole, *_links(self.hardware, 0, tally.idle, tally.idle, self.whole), idle)
+            worst, *others = _links(self.hardware, 0, tally.idle, tally.idle, self.whole)
+            return (self.whole, worst, idle, *others)
         if self.whole:
             tier = 0 if self.left else _tier(self.hardware, 0, tally.idle, tally.idle, tally.full)
             return 1, 1, self.left, tier, idle
@@ -187,8 +188,8 @@ def _several(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
                 continue
             fitting = _fitting(hardware, units[0], room) & pool.gpus
             if fitting.bit_count() >= len(units):
-                found = _links(hardware, number, fitting, fitting & idle, len(units))
-                return (len(units), *found, idle.bit_count())
+                worst, *others = _links(hardware, number, fitting, fitting & idle, len(units))
+                return (len(units), worst, idle.bit_count(), *others)
     return None
 
 

@@ -45,6 +45,17 @@ def test_several_gpus_where_they_are_close() -> None:
     assert order(state, gpus=2) == "ebca", "scores are absolute: NVLinks before anything on PCIe"
 
 
+def test_of_equal_worst_links_the_node_with_the_fewest_idle_gpus() -> None:
+    state = ClusterState()
+    far, near = (Topology.build([[0 if i == j else level for j in range(4)] for i in range(4)],
+                                [[0 if i == j else links for j in range(4)] for i in range(4)])
+                 for level, links in ((50, 0), (50, 4)))  # fmt: skip
+    for name, topology in (("a", far), ("b", far), ("c", near)):
+        state.put_node(facts(name, 4, topology))
+    state.put_pod(bound("1", "b", (3, 16)))
+    assert order(state, gpus=3) == "cba", "the worst link first, then the fullest node"
+
+
 def test_equal_nodes_go_by_name_and_only_fitting_ones_are_ranked() -> None:
     state = a_cluster(b=[], a=[], c=[(gpu, 16) for gpu in range(4)])
     assert order(state, slices=8) == "ab"
