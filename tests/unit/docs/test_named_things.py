@@ -91,7 +91,7 @@ def test_every_value_of_the_chart_that_is_named_exists() -> None:
     for page in MANUAL:
         for span in code_spans(page):
             match = re.fullmatch(rf"(({'|'.join(values)})(\.\w+)+)(=.*)?", span)
-            if match:
+            if match and not span.endswith(".json"):  # dataset.json is a file
                 own = match[1]
                 free = [one for one in settings if own.startswith(one)]
                 assert own in known or free, f"{names(page)}: {span}"
