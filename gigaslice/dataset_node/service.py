@@ -12,7 +12,8 @@ import contextlib
 import functools
 import platform
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class DatasetService:
         version: Of this program.
         pods: Shows specifications of pods.
         reporter: Sends events.
-        objects: The Dataset objects.
+        objects: Makes what shows the Dataset objects, of the store and its threads.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class DatasetService:
         *,
         pods: Pods | None = None,
         reporter: Reporter | None = None,
-        objects: DatasetObjects | None = None,
+        objects: Callable[[Store, Threads], DatasetObjects] | None = None,
     ) -> None:
         self.settings = settings
         self.counters = DatasetCounters()
@@ -105,7 +106,7 @@ class DatasetService:
         parts = TaskParts(
             store=self.store,
             supply=supply,
-            objects=objects or NoDatasetObjects(),
+            objects=objects(self.store, self.threads) if objects else NoDatasetObjects(),
             reporter=reporter or NoReporter(),
             threads=self.threads,
             counters=self.counters,
@@ -137,6 +138,15 @@ class DatasetService:
             settings.metrics_address, self.metrics.prepare, self.unready, settings.metrics_token_file
         )
         self._log = logs.get_logger("dataset")
+
+    def fetched_bytes(self) -> dict[str, int]:
+        """What has arrived of each dataset that is being fetched now, by key."""
+        found = {}
+        for key in self.flights.keys():  # noqa: SIM118  (a method, not a mapping)
+            flight = self.flights[key]
+            progress = flight.progress if flight is not None else None
+            found[key] = progress.bytes if progress is not None else 0
+        return found
 
     def unready(self) -> str | None:
         """Why the kubelet's calls are not answered; None when they are."""
@@ -259,26 +269,53 @@ async def _run(settings: DatasetSettings, service: str, version: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     seams = node_seams(settings)
-    async with _cluster(settings, service, version) as (pods, reporter, parts):
-        await DatasetService(settings, seams, version, pods=pods, reporter=reporter).run(stop, parts)
+    async with _cluster(settings, service, version) as side:
+        made = DatasetService(
+            settings, seams, version, pods=side.pods, reporter=side.reporter, objects=side.objects
+        )
+        await made.run(stop, side.parts(made))
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterSide:
+    """What the service has of the cluster: nothing, without access."""
+
+    pods: Pods = field(default_factory=NoPods)
+    reporter: Reporter = field(default_factory=NoReporter)
+    objects: Callable[[Store, Threads], DatasetObjects] = lambda store, threads: NoDatasetObjects()
+    parts: Callable[[DatasetService], dict[str, Coroutine[Any, Any, None]]] = lambda service: {}
 
 
 @contextlib.asynccontextmanager
-async def _cluster(
-    settings: DatasetSettings, service: str, version: str
-) -> AsyncIterator[tuple[Pods, Reporter, dict[str, Coroutine[Any, Any, None]]]]:
+async def _cluster(settings: DatasetSettings, service: str, version: str) -> AsyncIterator[_ClusterSide]:
     """The API server's side; its absence where there is no access."""
     access, whence = (
         find_access(settings.kubeconfig, service) if settings.kube_api == "auto" else (None, "off")
     )
     if access is None:
         logs.get_logger("dataset").warning("no access to the API server", detail=whence)
-        yield NoPods(), NoReporter(), {}
+        yield _ClusterSide()
         return
     from gigaslice.dataset_node.cluster import ClusterPods, ClusterReporter  # noqa: PLC0415  (a third of the memory)
+    from gigaslice.dataset_node.dataset_objects import ClusterDatasets  # noqa: PLC0415
+    from gigaslice.dataset_node.publishing import NodePublisher  # noqa: PLC0415
     from gigaslice.kubeapi.client import KubeClient  # noqa: PLC0415
     from gigaslice.kubeapi.events import EventRecorder  # noqa: PLC0415
 
+    node = settings.node_name or platform.node().lower()
     async with KubeClient(access, f"gigaslice-dataset/{version}") as client:
-        events = EventRecorder(client, "dataset", settings.node_name or platform.node().lower())
-        yield ClusterPods(client), ClusterReporter(events), {"events": lasting("events", events.run)}
+        events = EventRecorder(client, "dataset", node)
+
+        def parts(made: DatasetService) -> dict[str, Coroutine[Any, Any, None]]:
+            publisher = NodePublisher(client, node, made.store, made.fetched_bytes, made.threads)
+            return {
+                "events": lasting("events", events.run),
+                "publisher": lasting("publisher", publisher.run),
+            }
+
+        yield _ClusterSide(
+            ClusterPods(client),
+            ClusterReporter(events),
+            lambda store, threads: ClusterDatasets(client, store, threads),
+            parts,
+        )

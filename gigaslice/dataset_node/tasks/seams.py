@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.store import Volume
-from gigaslice.dataset_node.tasks.request import Check
 from gigaslice.kube.reasons import EventReason
 from gigaslice.model import Pod
 

@@ -15,12 +15,12 @@ from typing import Protocol
 from gigaslice.dataset.errors import DatasetError, ImageError, SourceError
 from gigaslice.dataset.image import ImagePlan, plan
 from gigaslice.dataset.listing import Listing
+from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec, dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
 from gigaslice.dataset_node.sources.seam import Source
 from gigaslice.dataset_node.store import About, Part, Store, Volume
-from gigaslice.dataset_node.tasks.request import Check
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.runtime.logs import get_logger

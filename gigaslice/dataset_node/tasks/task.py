@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gigaslice.dataset.errors import DatasetError, ImageError, NoSpaceError, RequestError
+from gigaslice.dataset.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
 from gigaslice.dataset_node import events
 from gigaslice.dataset_node.store import Piece, Store, Volume
-from gigaslice.dataset_node.tasks.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset_node.tasks.seams import DatasetObjects, Reporter, ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
 from gigaslice.dataset_node.tasks.threads import Threads

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError, ImageError
+from gigaslice.dataset.request import VolumeRequest, parse_attributes
 from gigaslice.dataset_node.store import Record, Volume
 from gigaslice.dataset_node.tasks.kept import KeptRequests, KeptVolume
-from gigaslice.dataset_node.tasks.request import VolumeRequest, parse_attributes
 from gigaslice.dataset_node.tasks.seams import Pods
 from gigaslice.dataset_node.tasks.task import Task, TaskParts
 from gigaslice.errors import GigasliceError

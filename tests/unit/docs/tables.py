@@ -17,10 +17,10 @@ from agent.health.xids import XIDS, XidEffect
 from agent.telemetry.metrics import METRICS
 from gigaslice.controller import config as controller_config
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
+from gigaslice.dataset.request import ATTRIBUTES
 from gigaslice.dataset_node.events import EVENTS as DATASET_EVENTS
 from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
 from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.tasks.request import ATTRIBUTES
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS, PREFIX
 from gigaslice.runtime.settings import Setting

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset_node.tasks.request import ATTRIBUTES, Check, Mode, parse_attributes
+from gigaslice.dataset.request import ATTRIBUTES, Check, Mode, parse_attributes
 
 
 def test_one_source():
@@ -93,3 +93,18 @@ def test_no_credential_is_repeated():
 
 def test_every_attribute_has_its_meaning():
     assert {key.partition(".")[0] for key in ATTRIBUTES} == {"dataset", "source", "options", "mode", "check"}
+
+
+def test_a_dataset_of_another_namespace_has_the_last_part_as_its_directory():
+    both = parse_attributes({"dataset": "shared/coco, wiki"})
+    assert [(one.dataset, one.directory) for one in both.datasets] == [
+        ("shared/coco", "coco"),
+        ("wiki", "wiki"),
+    ]
+    alone = parse_attributes({"dataset": "shared/coco"})
+    assert [(one.dataset, one.directory) for one in alone.datasets] == [("shared/coco", "")]
+    with pytest.raises(RequestError, match="coco is there twice"):
+        parse_attributes({"dataset": "shared/coco, coco"})
+    for name in ("a/b/c", "/coco", "A/coco", "shared/"):
+        with pytest.raises(RequestError, match="is no name"):
+            parse_attributes({"dataset": name})

@@ -1,0 +1,90 @@
+"""The Dataset objects that pods name, read one at a time when a pod asks: an idle service watches nothing.
+
+What a pod may not name is answered as what is not there: a name tells nothing about other namespaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.objects import DATASETS, GROUP, VERSION, DatasetObject, parse_dataset
+from gigaslice.dataset.request import Check
+from gigaslice.dataset.source_spec import dataset_key
+from gigaslice.dataset_node.store import Store
+from gigaslice.dataset_node.tasks.seams import ResolvedDataset
+from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+
+__all__ = ["ClusterDatasets", "resolved"]
+
+_SECONDS = 5.0
+
+
+class ClusterDatasets:
+    """Reads Dataset objects through CLIENT. STORE: what the node has, for those that take any version."""
+
+    def __init__(self, client: KubeClient, store: Store, threads: Threads) -> None:
+        self._client = client
+        self._store = store
+        self._threads = threads
+
+    async def resolve(self, name: str, namespace: str) -> ResolvedDataset:
+        """What NAME, or "NAMESPACE/NAME", stands for in a pod of NAMESPACE.
+
+        Raises:
+            RequestError: There is none that the pod may name, or it is invalid.
+            SourceError: The API server does not answer; asked again later.
+        """
+        where, slash, short = name.rpartition("/")
+        home = where if slash else namespace
+        found = await self._read(home, short)
+        if found is None or not found.allows(namespace):
+            hint = "" if slash else ", or write source: with the place of the data in its stead"
+            raise RequestError(
+                f"there is no Dataset {home}/{short} that pods of namespace {namespace} may name "
+                f"(kubectl get datasets -n {home}); create it{hint}"
+            )
+        newest = ""
+        if found.check == Check.NEVER.value:
+            newest = await self._threads.run(self._newest, found.source.canonical)
+        return resolved(found, newest)
+
+    async def _read(self, namespace: str, name: str) -> DatasetObject | None:
+        try:
+            path = object_path("apis", GROUP, VERSION, "namespaces", namespace, DATASETS, name)
+            answer = await self._client.request("GET", path, seconds=_SECONDS)
+            if answer.status == NOT_FOUND:
+                return None
+            return parse_dataset(answer.document())
+        except ApiFailure as failure:
+            if failure.status == NOT_FOUND:
+                return None
+            raise SourceError(f"Dataset {namespace}/{name} not read: {failure}", retry=True) from failure
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise SourceError(f"Dataset {namespace}/{name} not read: {error}", retry=True) from error
+
+    def _newest(self, source: str) -> str:
+        ready = [one for one in self._store.stored() if one.complete and one.about.source == source]
+        return max(ready, key=lambda one: one.about.created).about.key if ready else ""
+
+
+def resolved(
+    found: DatasetObject, newest: str, credentials: Mapping[str, str] | None = None
+) -> ResolvedDataset:
+    """What a Dataset stands for on this node.
+
+    Args:
+        found: The object.
+        newest: The key of the newest complete version that the node has; empty for none.
+        credentials: Of the object's own Secret, for a fetch that no pod has asked for.
+    """
+    check = Check(found.check)
+    key = ""
+    if check is Check.PINNED:
+        key = dataset_key(found.source, bytes.fromhex(found.digest))
+    elif check is Check.NEVER:
+        key = newest
+    return ResolvedDataset(found.source, check, key, credentials)

@@ -1,0 +1,139 @@
+"""Tells the cluster what the cache of this node has: one DatasetNode object, written when it has changed.
+
+At most once in five seconds, and while something is fetched once in thirty: the scheduler needs to know that a fetch
+has begun, not how far it is. By server-side apply, so that the object is made where there is none, and one that
+another client has changed is put right. A cluster without the definition is asked again every five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from gigaslice.dataset.objects import DATASET_NODES, GROUP, VERSION, CachedDataset, DatasetNode
+from gigaslice.dataset_node.store import Store, Stored
+from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.kubeapi.client import APPLY_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+
+__all__ = ["NodePublisher", "node_document"]
+
+_SECONDS = 5.0
+_PROGRESS_SECONDS = 30.0
+_ABSENT_SECONDS = 300.0
+_REQUEST_SECONDS = 10.0
+_MANAGER = {"fieldManager": "gigaslice-dataset", "force": "true"}
+
+
+def node_document(node: str, stored: Iterable[Stored], room: int, fetched: Mapping[str, int]) -> DatasetNode:
+    """What is published of a cache.
+
+    Args:
+        node: The node's name.
+        stored: What is in it.
+        room: Bytes that are free for datasets.
+        fetched: Bytes that have arrived, by key, of what is being fetched. A partial dataset that is not among them
+            rests, and is nothing that a pod could count on.
+    """
+    datasets, used = [], 0
+    for one in stored:
+        about = one.about
+        used += about.size
+        if not one.complete and about.key not in fetched:
+            continue
+        datasets.append(
+            CachedDataset(
+                about.key,
+                about.source,
+                about.listing,
+                about.size,
+                "Ready" if one.complete else "Fetching",
+                about.size if one.complete else fetched[about.key],
+                bool(one.holders or one.waiting),
+                float(int(one.last_used)),
+                tuple(sorted({f"{pod.namespace}/{pod.pod}" for pod in one.holders})),
+            )
+        )
+    datasets.sort(key=lambda one: one.key)
+    return DatasetNode(node, used + room, max(0, room), tuple(datasets))
+
+
+class NodePublisher:
+    """Keeps the DatasetNode of a node.
+
+    Args:
+        client: The API server.
+        node: The node's name.
+        store: The cache.
+        fetched: Bytes that have arrived, by key, of what is being fetched now.
+        threads: For the store.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        store: Store,
+        fetched: Callable[[], Mapping[str, int]],
+        threads: Threads,
+    ) -> None:
+        self.writes = 0
+        self._client = client
+        self._node = node
+        self._store = store
+        self._fetched = fetched
+        self._threads = threads
+        self._written: DatasetNode | None = None
+        self._written_at = -_PROGRESS_SECONDS
+        self._reported = LogOnce()
+        self._log = get_logger("dataset")
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await asyncio.sleep(await self.step(time.monotonic()))
+
+    async def step(self, now: float) -> float:
+        """Writes what has changed. Returns the seconds until it is looked at again."""
+        fetched = self._fetched()
+        current = await self._threads.run(self._read, dict(fetched))
+        if self._written is not None and not self._worth(current, now):
+            return _SECONDS
+        try:
+            path = object_path("apis", GROUP, VERSION, DATASET_NODES, self._node)
+            await self._client.request(
+                "PATCH", path, _MANAGER, current.document(), APPLY_PATCH, seconds=_REQUEST_SECONDS
+            )
+        except ApiFailure as failure:
+            if self._reported.new("publish", str(failure)):
+                self._log.warning("datasets not published", detail=str(failure))
+            return _ABSENT_SECONDS if failure.status == NOT_FOUND else 2 * _SECONDS
+        self._reported.over("publish")
+        self._written, self._written_at = current, now
+        self.writes += 1
+        return _SECONDS
+
+    def _read(self, fetched: Mapping[str, int]) -> DatasetNode:
+        return node_document(self._node, self._store.stored(), self._store.room(), fetched)
+
+    def _worth(self, current: DatasetNode, now: float) -> bool:
+        if current == self._written:
+            return False
+        if _without_progress(current) != _without_progress(self._written):
+            return True
+        return now - self._written_at >= _PROGRESS_SECONDS
+
+
+def _without_progress(node: DatasetNode | None) -> DatasetNode | None:
+    """What does not change while a fetch goes on; the free bytes in steps, since others write to the disk, too."""
+    if node is None:
+        return None
+    return replace(
+        node,
+        budget=node.budget >> 30,
+        free=node.free >> 30,
+        datasets=tuple(replace(one, fetched=0) for one in node.datasets),
+    )

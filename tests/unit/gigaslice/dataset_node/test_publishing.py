@@ -1,0 +1,102 @@
+"""What a node tells the cluster of its cache, and how often."""
+
+import asyncio
+
+import pytest
+
+from gigaslice.dataset.objects import parse_dataset_node
+from gigaslice.dataset_node.publishing import NodePublisher
+from gigaslice.dataset_node.store import Piece
+from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.kubeapi.client import ApiFailure
+from tests.unit.gigaslice.controller.crd_schema import mistakes
+from tests.unit.gigaslice.dataset_node.store.conftest import KEYS, World
+
+
+class Client:
+    """Notes requests; `failure` is raised instead when it is set."""
+
+    def __init__(self):
+        self.sent, self.failure = [], None
+
+    async def request(self, method, path, query=None, body=None, content="", *, seconds=None):
+        if self.failure is not None:
+            raise self.failure
+        self.sent.append((method, path, dict(query), body, content))
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def publisher(world):
+    world.fetched = {}
+    threads = Threads()
+    made = NodePublisher(Client(), "node-a", world.store, lambda: world.fetched, threads)
+    made.sent = made._client.sent
+    yield made
+    threads.close()
+
+
+def step(publisher, now):
+    return asyncio.run(publisher.step(now))
+
+
+def last(publisher):
+    body = publisher.sent[-1][3]
+    assert mistakes("datasetnodes", body) == []
+    return parse_dataset_node(body)
+
+
+def test_an_empty_cache_is_told_once(publisher):
+    for now in range(0, 100, 5):
+        step(publisher, float(now))
+    ((method, path, query, body, content),) = publisher.sent
+    assert (method, path) == ("PATCH", "/apis/gigaslice.io/v1alpha1/datasetnodes/node-a")
+    assert query == {"fieldManager": "gigaslice-dataset", "force": "true"}
+    assert content == "application/apply-patch+yaml"
+    assert body["status"] == {"budgetBytes": 1000, "freeBytes": 1000, "datasets": []}
+
+
+def test_what_is_there_and_who_has_it(world, publisher):
+    world.fetch(1, 300)
+    world.store.publish(world.volume("a", "team"), [Piece(key=KEYS[1])])
+    step(publisher, 0.0)
+    (found,) = last(publisher).datasets
+    assert (found.key, found.source, found.bytes, found.state) == (KEYS[1], "s3://bucket/1", 300, "Ready")
+    assert found.in_use and found.pods == ("team/a",)
+    world.store.remove("csi-a", world.volume("a").target)
+    step(publisher, 5.0)
+    (found,) = last(publisher).datasets
+    assert not found.in_use and found.pods == ()
+
+
+def test_a_fetch_is_told_when_it_begins_and_then_now_and_then(world, publisher):
+    step(publisher, 0.0)
+    world.store.begin(world.about(1, 300))
+    step(publisher, 5.0)
+    assert last(publisher).datasets == (), "a partial dataset that rests is nothing to count on"
+    for now in range(10, 70, 5):
+        world.fetched = {KEYS[1]: now}
+        step(publisher, float(now))
+    assert last(publisher).datasets[0].state == "Fetching"
+    assert len(publisher.sent) <= 5, "one for the beginning, and one in thirty seconds"
+    world.fetched = {}
+    world.fetch(1, 300)
+    step(publisher, 70.0)
+    assert last(publisher).datasets[0].state == "Ready"
+
+
+def test_a_server_that_fails_is_asked_again_with_what_is_true_then(world, publisher):
+    publisher._client.failure = ApiFailure("no", 500)
+    assert step(publisher, 0.0) == 10.0
+    publisher._client.failure = ApiFailure("there is no such resource", 404)
+    assert step(publisher, 10.0) == 300.0
+    publisher._client.failure = None
+    world.fetch(1, 300)
+    step(publisher, 20.0)
+    assert [one.key for one in last(publisher).datasets] == [KEYS[1]] and publisher.writes == 1
