@@ -16,6 +16,7 @@ from gigaslice.cluster.moves import freeing_steps
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.config import ControllerConfig
+from gigaslice.controller.dataset_statuses import DatasetStatuses
 from gigaslice.controller.metrics import ControllerCounters, Readings, exposition
 from gigaslice.controller.object_passes import GATHER_SECONDS, ObjectPasses
 from gigaslice.controller.object_plan import WriteKind
@@ -105,6 +106,7 @@ class ControllerParts:
             gather=gather,
             clock=clock,
         )
+        self.datasets = DatasetStatuses(client, self._may_write, limit, pause=pause)
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
         self._client = client
         self._clock = clock
@@ -126,6 +128,7 @@ class ControllerParts:
         self.restarted: Mapping[str, Part] = {
             "gpus": self.passes.nodes.run,
             "classes": self.passes.classes.run,
+            "datasets": self.datasets.run,
             "events": self.events.run,
             "observer": self._observer,
             "counter": self._counter,

@@ -1,15 +1,14 @@
 """The API objects of datasets as values: `Dataset`, which a user writes, and `DatasetNode`, which a node writes. Pure.
 
-A Dataset gives a source a name in a namespace, so that pods need not repeat it, and can have it fetched before any pod
-asks. A DatasetNode says what one node's cache has. It is no annotation of the Node: every change of a Node wakes all
-schedulers and kubelets, and annotations end at 256 KiB. Its one writer is the dataset service of that node.
+A Dataset gives a source a name in a namespace, so that pods need not repeat it. A DatasetNode says what one node's cache
+has. It is no annotation of the Node: every change of a Node wakes all schedulers and kubelets, and annotations end at
+256 KiB. Its one writer is the dataset service of that node.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gigaslice.dataset.affinity import Held, NodeDatasets
@@ -26,7 +25,6 @@ __all__ = [
     "CachedDataset",
     "DatasetNode",
     "DatasetObject",
-    "Prefetch",
     "parse_dataset",
     "parse_dataset_node",
 ]
@@ -46,35 +44,6 @@ _MOST_SHOWN = 2000  # datasets of one DatasetNode: etcd takes 1.5 MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Where a dataset is fetched before a pod asks.
-
-    Attributes:
-        nodes: Labels that a node must have; empty: every node with a dataset service.
-        replicas: On how many of them; None: on all.
-    """
-
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    replicas: int | None = None
-
-    def chosen(self, uid: str, candidates: Collection[str]) -> frozenset[str]:
-        """The nodes that fetch a dataset, the same for everyone who asks.
-
-        The nodes with the highest digests of dataset and node: one more or less moves one copy (rendezvous hashing).
-
-        Args:
-            uid: Of the Dataset.
-            candidates: Names of nodes that have a dataset service and the labels.
-        """
-        if self.replicas is None or self.replicas >= len(candidates):
-            return frozenset(candidates)
-        ordered = sorted(
-            candidates, key=lambda node: hashlib.blake2b(f"{uid}\n{node}".encode()).digest(), reverse=True
-        )
-        return frozenset(ordered[: self.replicas])
-
-
-@dataclass(frozen=True, slots=True)
 class DatasetObject:
     """A `Dataset`.
 
@@ -83,24 +52,18 @@ class DatasetObject:
         name: Its name: what pods write as `dataset`.
         uid: Its UID.
         source: Where it comes from.
-        secret: Name of a Secret in its namespace, for fetching before a pod asks; pods bring their own.
         check: See `CHECKS`.
         digest: Of the listing of the pinned version, 64 hexadecimal digits.
-        image_digest: BLAKE3 of a prepared pack that an administrator trusts; empty: packs are read through.
         allowed: Other namespaces whose pods may name it; "*": all.
-        prefetch: None: only when a pod asks.
     """
 
     namespace: str
     name: str
     uid: str
     source: SourceSpec
-    secret: str = ""
     check: str = "listing"
     digest: str = ""
-    image_digest: str = ""
     allowed: frozenset[str] = frozenset()
-    prefetch: Prefetch | None = None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -198,14 +161,11 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         name,
         uid,
         source,
-        _text(_object(spec, "secretRef"), "name"),
         check,
         digest,
-        _digest(who, spec, "imageDigest"),
         frozenset(one for one in allowed if isinstance(one, str))
         if isinstance(allowed, list)
         else frozenset(),
-        _prefetch(spec.get("prefetch")),
     )
 
 
@@ -253,14 +213,6 @@ def _cached_document(one: CachedDataset) -> dict[str, Any]:
         "lastUsed": int(one.last_used),
         "pods": list(one.pods),
     }
-
-
-def _prefetch(found: object) -> Prefetch | None:
-    if not isinstance(found, dict):
-        return None
-    replicas = found.get("replicas")
-    nodes = _texts(found, "nodes")
-    return Prefetch(nodes, replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else None)
 
 
 def _digest(who: str, spec: Mapping[str, Any], field_name: str) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gigaslice.dataset.errors import RequestError, SourceError
-from gigaslice.dataset.objects import DATASETS, GROUP, VERSION, DatasetObject, parse_dataset
+from gigaslice.dataset.objects import DatasetObject, parse_dataset
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import dataset_key
 from gigaslice.dataset_node.store import Store
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
-from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
+from gigaslice.kubeapi.dataset_paths import dataset_path
 
 __all__ = ["ClusterDatasets", "resolved"]
 
@@ -52,8 +53,7 @@ class ClusterDatasets:
 
     async def _read(self, namespace: str, name: str) -> DatasetObject | None:
         try:
-            path = object_path("apis", GROUP, VERSION, "namespaces", namespace, DATASETS, name)
-            answer = await self._client.request("GET", path, seconds=_SECONDS)
+            answer = await self._client.request("GET", dataset_path(namespace, name), seconds=_SECONDS)
             if answer.status == NOT_FOUND:
                 return None
             return parse_dataset(answer.document())

@@ -15,14 +15,11 @@ from gigaslice.classes.resource_class import ClassError, ResourceClass, parse_re
 from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
 from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
 from gigaslice.cluster.node_record import NodeFacts
-from gigaslice.dataset.objects import DATASET_NODES, DATASETS
 from gigaslice.kube.decode import parse_pod
 from gigaslice.model import DATASET_DRIVER, Pod, PodContainer
 
 __all__ = [
     "CLASSES_PATH",
-    "DATASETS_PATH",
-    "DATASET_NODES_PATH",
     "NODES_PATH",
     "PODS_PATH",
     "PODS_QUERY",
@@ -35,8 +32,6 @@ NODES_PATH = "/api/v1/nodes"
 PODS_PATH = "/api/v1/pods"
 PODS_QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 CLASSES_PATH = f"/apis/{GROUP}/{VERSION}/{RESOURCE_CLASSES}"
-DATASETS_PATH = f"/apis/{GROUP}/{VERSION}/{DATASETS}"
-DATASET_NODES_PATH = f"/apis/{GROUP}/{VERSION}/{DATASET_NODES}"
 
 _OURS = f"{GROUP}/"
 _UNITS = ClusterUnits()

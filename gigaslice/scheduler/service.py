@@ -22,8 +22,6 @@ from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import (
     CLASSES_PATH,
-    DATASET_NODES_PATH,
-    DATASETS_PATH,
     NODES_PATH,
     PODS_PATH,
     PODS_QUERY,
@@ -31,6 +29,7 @@ from gigaslice.kubeapi.cluster_objects import (
     node_facts,
     resource_class,
 )
+from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Pod
 from gigaslice.runtime import logs

@@ -170,6 +170,29 @@ def test_a_restart_writes_nothing_where_nothing_has_changed(api: ApiServer, tmp_
     run(main())
 
 
+def test_the_status_of_a_dataset_follows_the_nodes(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        async with controller(api, tmp_path) as parts:
+            parts.datasets._seconds = 0.05
+            api.create("datasets", {"metadata": {"name": "coco"}, "spec": {"source": "s3://b/coco"}})
+            api.create("datasets", {"metadata": {"name": "bad"}, "spec": {"source": "b/coco"}})
+
+            def phase(name: str) -> object:
+                return api.get("datasets", name, "default").get("status", {}).get("phase")
+
+            await until(lambda: phase("coco") == "Absent" and phase("bad") == "Invalid")
+            cached = {"key": "k", "source": "s3://b/coco", "digest": "d1", "bytes": 5, "state": "Ready"}
+            api.create("datasetnodes", {"metadata": {"name": "a"}, "status": {"datasets": [cached]}})
+            await until(lambda: phase("coco") == "Ready")
+            assert api.get("datasets", "coco", "default")["status"]["nodeNames"] == ["a"]
+            writes = parts.datasets.writes
+            api.delete("datasetnodes", "a")
+            await until(lambda: phase("coco") == "Absent")
+            assert parts.datasets.writes == writes + 1
+
+    asyncio.run(main())
+
+
 def test_an_automatic_class_goes_when_its_gpus_do_and_nothing_refers_to_it(api: ApiServer, tmp_path: Path):
     async def main() -> None:
         api.put("nodes", node("n1", "GPU-1"))

@@ -1,7 +1,5 @@
 """Dataset and DatasetNode as values."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import (
     CachedDataset,
     DatasetNode,
-    Prefetch,
     parse_dataset,
     parse_dataset_node,
 )
@@ -28,29 +25,20 @@ def test_a_dataset_with_everything():
     found = parse_dataset(
         document(
             options={"endpoint": "http://minio:9000/"},
-            secretRef={"name": "s3"},
             check="pinned",
             digest="AB" * 32,
-            imageDigest="cd" * 32,
             allowedNamespaces=["other"],
-            prefetch={"nodes": {"gpu": "true"}, "replicas": 2},
         )
     )
     assert found.source.canonical == "s3://b/coco?endpoint=http://minio:9000"
-    assert (found.secret, found.check, found.digest, found.image_digest) == (
-        "s3",
-        "pinned",
-        "ab" * 32,
-        "cd" * 32,
-    )
+    assert (found.check, found.digest) == ("pinned", "ab" * 32)
     assert found.allows("team") and found.allows("other") and not found.allows("third")
-    assert found.prefetch == Prefetch({"gpu": "true"}, 2)
     assert str(found) == "team/coco"
 
 
 def test_the_least_that_a_dataset_needs():
     found = parse_dataset(document())
-    assert (found.check, found.secret, found.prefetch, found.allowed) == ("listing", "", None, frozenset())
+    assert (found.check, found.digest, found.allowed) == ("listing", "", frozenset())
 
 
 @pytest.mark.parametrize(
@@ -110,12 +98,11 @@ def test_what_a_node_writes_is_what_the_definition_allows(datasets):
     [
         ({}, ""),
         ({"source": "/mnt/data"}, ""),
-        ({"source": "rclone:box:x", "check": "pinned", "digest": "ab" * 32, "prefetch": {"replicas": 1}}, ""),
+        ({"source": "rclone:box:x", "check": "pinned", "digest": "ab" * 32}, ""),
         ({"source": "bucket/x"}, "write the source with its kind"),
         ({"check": "pinned"}, "needs the digest"),
         ({"check": "often"}, "is not one of"),
         ({"digest": "abc"}, "does not match"),
-        ({"prefetch": {"replicas": -1}}, "less than the minimum"),
         ({"sauce": "x"}, "not allowed"),
     ],
 )
@@ -138,17 +125,3 @@ def test_entries_that_cannot_be_understood_are_left_out():
         "status": {"datasets": [3, {}, {"key": "k"}, {"key": "k", "source": "s"}]},
     }
     assert [one.key for one in parse_dataset_node(body).datasets] == ["k"]
-
-
-def test_replicas_are_spread_and_stay_where_they_are():
-    nodes = [f"node-{n}" for n in range(20)]
-    two = Prefetch(replicas=2)
-    chosen = {uid: two.chosen(uid, nodes) for uid in (f"u{n}" for n in range(400))}
-    assert all(len(some) == 2 for some in chosen.values())
-    load = Counter(node for some in chosen.values() for node in some)
-    assert set(load) == set(nodes) and max(load.values()) < 80, "some forty each"
-    without = nodes[1:]
-    for uid, some in chosen.items():
-        assert len(two.chosen(uid, without) & some) >= (1 if nodes[0] in some else 2)
-    assert Prefetch().chosen("u", nodes) == frozenset(nodes)
-    assert Prefetch(replicas=0).chosen("u", nodes) == frozenset()

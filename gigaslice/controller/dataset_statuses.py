@@ -1,0 +1,186 @@
+"""The status of every Dataset: which nodes have it, who uses it, or why it is invalid.
+
+Nodes say what their caches have in one DatasetNode each; a Dataset's status is their sum, written by the leader when it
+has changed. A version is told by the source alone, since a Dataset does not know what its source holds now: the newest
+version that any node has complete is the one that counts. The holders are shown so that the author of a Dataset finds
+the pods that still use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gigaslice.controller.object_plan import StoredObject, plan_status, stored
+from gigaslice.controller.work_queue import RateLimit
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.objects import DatasetNode, DatasetObject, parse_dataset, parse_dataset_node
+from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailure, KubeClient
+from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
+from gigaslice.kubeapi.informer import Informer
+from gigaslice.runtime.log_once import LogOnce
+from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.tasks import all_of
+
+__all__ = ["DatasetStatuses", "WatchedDataset", "dataset_status"]
+
+_SECONDS = 5.0
+_MOST_NODE_NAMES = 16
+_MOST_HOLDERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedDataset:
+    """A Dataset as the API server shows it. found: None where it is invalid; mistake: why."""
+
+    namespace: str
+    present: StoredObject
+    found: DatasetObject | None
+    mistake: str = ""
+
+
+def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[str, Any]:
+    """Returns the status of a Dataset from what the nodes say."""
+    status: dict[str, Any] = {"observedGeneration": one.present.generation}
+    if one.found is None:
+        return {**status, "phase": "Invalid", "reason": one.mistake[:1024]}
+    source, pinned = one.found.source.canonical, one.found.digest if one.found.check == "pinned" else ""
+    there = [
+        (node.node, cached)
+        for node in nodes
+        for cached in node.datasets
+        if cached.source == source and pinned in ("", cached.digest)
+    ]
+    holders = sorted({pod for _, cached in there for pod in cached.pods})
+    complete = [(node, cached) for node, cached in there if cached.state == "Ready"]
+    fetching = [cached for _, cached in there if cached.state != "Ready"]
+    newest = max(
+        (cached for _, cached in complete), key=lambda found: (found.last_used, found.digest), default=None
+    )
+    if newest is not None:
+        names = sorted(node for node, cached in complete if cached.digest == newest.digest)
+        status |= {
+            "phase": "Ready",
+            "digest": newest.digest,
+            "bytes": newest.bytes,
+            "nodes": len(names),
+            "nodeNames": names[:_MOST_NODE_NAMES],
+        }
+    elif fetching:
+        furthest = max(fetching, key=lambda found: found.fetched)
+        status |= {"phase": "Fetching", "bytes": furthest.bytes, "fetchedBytes": furthest.fetched, "nodes": 0}
+    else:
+        status |= {"phase": "Absent", "nodes": 0}
+    return {**status, "pods": len(holders), "holders": holders[:_MOST_HOLDERS]}
+
+
+class DatasetStatuses:
+    """Keeps the statuses.
+
+    Args:
+        client: The API server.
+        may_write: Whether this replica leads.
+        limit: How fast may be written.
+        pause: The first pause after a failure of a watch.
+        seconds: Between two passes over what has changed.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        may_write: Callable[[], bool],
+        limit: RateLimit,
+        *,
+        pause: float = 0.25,
+        seconds: float = _SECONDS,
+    ) -> None:
+        self.writes = 0
+        self._client = client
+        self._may_write = may_write
+        self._limit = limit
+        self._seconds = seconds
+        self._datasets: dict[tuple[str, str], WatchedDataset] = {}
+        self._nodes: dict[str, DatasetNode] = {}
+        self._changed = False
+        self._led = False
+        self._reported = LogOnce()
+        self._log = get_logger("controller")
+        self._dataset_watch = Informer(
+            client, DATASETS_PATH, _parse, self._put, self._drop, optional=True, pause=pause
+        )
+        self._node_watch = Informer(
+            client,
+            DATASET_NODES_PATH,
+            parse_dataset_node,
+            self._put_node,
+            self._drop_node,
+            optional=True,
+            pause=pause,
+        )
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await all_of(self._dataset_watch.run(), self._node_watch.run(), self._keep())
+
+    async def _keep(self) -> None:
+        for one in (self._dataset_watch, self._node_watch):
+            await one.synced.wait()
+        while True:
+            leads = self._may_write()
+            if leads and (self._changed or not self._led):
+                self._changed = False
+                self._led = await self._write_all()
+            elif not leads:
+                self._led = False
+            await asyncio.sleep(self._seconds)
+
+    async def _write_all(self) -> bool:
+        """Writes what differs. Returns whether all of it was written."""
+        done = True
+        for one in list(self._datasets.values()):
+            status = dataset_status(one, self._nodes.values())
+            for write in plan_status(one.present.name, status, one.present):
+                if not self._may_write():
+                    return False
+                await self._limit.take()
+                path = dataset_path(one.namespace, one.present.name) + "/status"
+                try:
+                    await self._client.patch(path, write.body, MERGE_PATCH)
+                except ApiFailure as failure:
+                    done = False
+                    passing = failure.status in (CONFLICT, NOT_FOUND)
+                    if not passing and self._reported.new("status", str(failure)):
+                        self._log.warning("status of a dataset not written", detail=str(failure))
+                else:
+                    self.writes += 1
+                    self._reported.over("status")
+        return done
+
+    def _put(self, one: WatchedDataset) -> None:
+        self._datasets[one.namespace, one.present.name] = one
+        self._changed = True
+
+    def _drop(self, one: WatchedDataset) -> None:
+        self._datasets.pop((one.namespace, one.present.name), None)
+
+    def _put_node(self, node: DatasetNode) -> None:
+        self._nodes[node.node] = node
+        self._changed = True
+
+    def _drop_node(self, node: DatasetNode) -> None:
+        self._nodes.pop(node.node, None)
+        self._changed = True
+
+
+def _parse(document: Mapping[str, Any]) -> WatchedDataset:
+    """Reads a Dataset. Raises ValueError for what is no object."""
+    present = stored(document)
+    namespace = document["metadata"].get("namespace")
+    if not isinstance(namespace, str):
+        raise ValueError("a Dataset without a namespace")
+    try:
+        return WatchedDataset(namespace, present, parse_dataset(document))
+    except RequestError as error:
+        return WatchedDataset(namespace, present, None, str(error))
