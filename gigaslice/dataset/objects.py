@@ -1,8 +1,8 @@
 """The API objects of datasets as values: `Dataset`, which a user writes, and `DatasetNode`, which a node writes. Pure.
 
-A Dataset gives a source a name in a namespace, so that pods need not repeat it. A DatasetNode says what one node's cache
-has. It is no annotation of the Node: every change of a Node wakes all schedulers and kubelets, and annotations end at
-256 KiB. Its one writer is the dataset service of that node.
+A Dataset gives a source a name in a namespace, so that pods need not repeat it. A DatasetNode says what the cache of a
+node has. It is no annotation of the Node: every change of a Node wakes all schedulers and kubelets, and annotations end
+at 256 KiB. Its one writer is the dataset service of that node.
 """
 
 from __future__ import annotations

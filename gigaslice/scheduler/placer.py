@@ -73,6 +73,7 @@ class Placer:
         self._dataset_weight = dataset_weight
         self._pods: dict[str, Pod] = {}  # those that a watch has shown
         self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
+        self._gone: OrderedDict[str, bool] = OrderedDict()  # UIDs of pods that the watch has seen go
         self._revision = state.revision
         self._filtered: tuple[PodDemand | None, Sequence[str]] = None, ()
         """What the last filter said: the scoring of the same pod comes with the same names."""
@@ -92,6 +93,7 @@ class Placer:
     def put_pod(self, pod: Pod, now: float) -> None:
         """Takes a pod as the API server shows it."""
         self._pods[pod.uid] = pod
+        self._gone.pop(pod.uid, None)
         if pod.node:
             self._tried.pop(pod.uid, None)
             self.attempts.drop(pod.uid)
@@ -103,6 +105,7 @@ class Placer:
         """Takes a pod away that is gone, or that does not matter any more."""
         self._pods.pop(pod.uid, None)
         self._tried.pop(pod.uid, None)
+        remember(self._gone, pod.uid, True, _MOST_TRIED)
         self.waiting.over(pod.uid)
         self.datasets.forget(pod.uid)
         attempt = self.attempts.get(pod.uid)
@@ -245,7 +248,9 @@ class Placer:
             return chosen
         self.state.reserve(pod.uid, node, chosen, math.inf, demand)
         self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
-        self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.BINDING, now, math.inf))
+        # kube-scheduler may bind a pod that the watch has seen go: its GPUs must not stay in doubt.
+        gone = pod.uid in self._gone
+        self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.BINDING, now, math.inf, gone=gone))
         self.note_change(now)
         return chosen
 

@@ -259,3 +259,14 @@ def test_ends_of_bindings_that_were_not_begun_change_nothing(uid: str):
     for end in (found.bound, found.failed, found.doubtful, found.drop_pod):
         end(asking(uid), 0.0)
     assert len(found.attempts) == 0 and found.filter(asking("q"), ["a"], 1.0).names
+
+
+def test_a_binding_that_begins_after_its_pod_has_gone_leaves_nothing_in_doubt():
+    found = placer("a")
+    one = asking("p")
+    found.put_pod(one, 0.0)
+    found.drop_pod(one, 1.0)
+    begun(found, one, "a", 2.0)
+    found.doubtful(one, 3.0)
+    assert state_of(found, "p") is None
+    assert found.filter(asking("q"), ["a"], 4.0).names == ["a"]
