@@ -38,7 +38,6 @@ def test_a_pack_is_made_and_checked(capsys: pytest.CaptureFixture[str], tmp_path
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ((), 2, "required"),
         (("pack",), 2, "required"),
         (("pack", "{source}"), 2, "there is no DST"),
         (("pack", "{source}", "{source}/in"), 1, "outside of it"),
