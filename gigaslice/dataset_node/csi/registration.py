@@ -132,9 +132,13 @@ class CsiServer:
             await asyncio.gather(*(server.stop(_GRACE_SECONDS) for server in (registrar, driver)))
 
     async def _listen(self, server: grpc.aio.Server, path: Path) -> tuple[int, int]:
-        """Listens beside PATH and renames: the socket appears there only when it answers."""
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name[:20]}")
+        """Listens elsewhere and renames: the socket appears at PATH only when it answers.
+
+        Elsewhere is the driver's directory: in the registry the kubelet would log that a file has vanished.
+        """
+        for directory in (path.parent, self.endpoint.parent):
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fresh = self.endpoint.parent / f".{path.name[-8:]}"
         fresh.unlink(missing_ok=True)
         try:
             server.add_insecure_port(f"unix:{fresh}")
