@@ -1,8 +1,8 @@
 """The dataset service against a real kubelet of this machine.
 
 Run with K8S_BIN (a directory with kubectl), K8S_NODE_KUBECONFIG (an administrator of a cluster whose kubelet runs here,
-as root, with its directory at /var/lib/kubelet), K8S_NODE (its name) and K8S_NODE_IMAGE (an image on it with sh); skipped
-otherwise. Nothing else may serve the driver meanwhile.
+as root, with its directory at /var/lib/kubelet), K8S_NODE (its name) and K8S_NODE_IMAGE (an image on it with sh).
+Skipped otherwise. Nothing else may serve the driver meanwhile.
 """
 
 from __future__ import annotations
