@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
 from gigaslice.dataset_node.store.places import Places
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
+from gigaslice.runtime.clock import steady
 from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
@@ -65,7 +65,7 @@ class Store:
         unpack: Callable[[Path, Path], None] | None = None,
         pod_is_there: Callable[[Volume], bool] = lambda volume: Path(volume.target).parent.exists(),
         disk: Callable[[], Disk] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Initializes the store.
 
@@ -78,7 +78,7 @@ class Store:
             unpack: Writes the files of an image into a directory, for kernels without EROFS.
             pod_is_there: Whether the kubelet still has a volume's pod.
             disk: The file system's size.
-            clock: Unix time.
+            clock: Unix time; None: one that no change of the machine's time disturbs.
         """
         self._places = Places(root)
         self._mounts = mounts
@@ -88,9 +88,9 @@ class Store:
         self._unpack = unpack
         self._pod_is_there = pod_is_there
         self._disk = disk or disk_of(root)
-        self._clock = clock
-        self._cache = Cache(self._places, clock)
-        self._volumes = Volumes(self._places, mounts, clock)
+        self._clock = clock or steady()
+        self._cache = Cache(self._places, self._clock)
+        self._volumes = Volumes(self._places, mounts, self._clock)
         self._pins: dict[str, dict[str, tuple[Volume, int]]] = {}
         self._mutex = threading.RLock()
         self._unpacking = threading.Lock()
