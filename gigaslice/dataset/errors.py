@@ -3,7 +3,7 @@
 DatasetError                what concerns a dataset, its source or its copy on a node
 ├── SourceError             the source cannot be read, or gave something else than it listed
 ├── ListingError            a listing that no image is made of (an InputError too)
-├── NoSpaceError            the node has no room, and nothing may be evicted for it
+├── NoRoomError            the node has no room, and nothing may be evicted for it
 ├── QuotaError              a namespace uses as many bytes on the node as it may
 ├── ImageError              bytes that are no image, or not the image they should be
 └── RequestError            a source, an option or an attribute that cannot be used (an InputError too)
@@ -17,7 +17,7 @@ __all__ = [
     "DatasetError",
     "ImageError",
     "ListingError",
-    "NoSpaceError",
+    "NoRoomError",
     "QuotaError",
     "RequestError",
     "SourceError",
@@ -46,7 +46,7 @@ class ListingError(DatasetError, InputError):
     """A listing that no image is made of, since a path, a size or a link of it would be unsafe or ambiguous."""
 
 
-class NoSpaceError(DatasetError):
+class NoRoomError(DatasetError):
     """The node has no room for the dataset, and what is in use is never evicted."""
 
 

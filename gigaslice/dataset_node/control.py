@@ -15,7 +15,7 @@ from typing import Any
 
 from gigaslice.dataset.errors import DatasetError, RequestError
 from gigaslice.dataset_node.lines import Answer, LineServer
-from gigaslice.dataset_node.store import Store, Stored, Volume
+from gigaslice.dataset_node.store import DatasetStore, Stored, Volume
 from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks, volume_name
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.errors import GigasliceError
@@ -44,7 +44,9 @@ class CommandServer:
         threads: For what blocks.
     """
 
-    def __init__(self, tasks: Tasks, store: Store, root: Path, waits: Path, *, threads: Threads) -> None:
+    def __init__(
+        self, tasks: Tasks, store: DatasetStore, root: Path, waits: Path, *, threads: Threads
+    ) -> None:
         self._tasks = tasks
         self._store = store
         self._pods = root / "pods"

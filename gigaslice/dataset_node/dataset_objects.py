@@ -11,7 +11,7 @@ from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.objects import DatasetObject, parse_dataset
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import dataset_key
-from gigaslice.dataset_node.store import Store
+from gigaslice.dataset_node.store import DatasetStore
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
@@ -25,7 +25,7 @@ _SECONDS = 5.0
 class ClusterDatasets:
     """Reads Dataset objects through CLIENT. STORE: what the node has, for those that take any version."""
 
-    def __init__(self, client: KubeClient, store: Store, threads: Threads) -> None:
+    def __init__(self, client: KubeClient, store: DatasetStore, threads: Threads) -> None:
         self._client = client
         self._store = store
         self._threads = threads

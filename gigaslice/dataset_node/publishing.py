@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gigaslice.dataset.objects import DATASET_NODES, GROUP, VERSION, CachedDataset, DatasetNode
-from gigaslice.dataset_node.store import Store, Stored
+from gigaslice.dataset_node.store import DatasetStore, Stored
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.kubeapi.client import APPLY_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
@@ -76,7 +76,7 @@ class NodePublisher:
         self,
         client: KubeClient,
         node: str,
-        store: Store,
+        store: DatasetStore,
         fetched: Callable[[], Mapping[str, int]],
         threads: Threads,
     ) -> None:

@@ -27,7 +27,7 @@ from gigaslice.dataset_node.gate import Gate
 from gigaslice.dataset_node.metrics import DatasetMetrics, DatasetReading
 from gigaslice.dataset_node.node_seams import Seams, node_seams
 from gigaslice.dataset_node.settings import DatasetSettings, admits
-from gigaslice.dataset_node.store import About, Budget, Store, Volume
+from gigaslice.dataset_node.store import About, Budget, DatasetStore, Volume
 from gigaslice.dataset_node.tasks.kept import KeptRequests, in_memory
 from gigaslice.dataset_node.tasks.local import LocalMounts
 from gigaslice.dataset_node.tasks.seams import (
@@ -76,13 +76,13 @@ class DatasetService:
         *,
         pods: Pods | None = None,
         reporter: Reporter | None = None,
-        objects: Callable[[Store, Threads], DatasetObjects] | None = None,
+        objects: Callable[[DatasetStore, Threads], DatasetObjects] | None = None,
     ) -> None:
         self.settings = settings
         self.counters = DatasetCounters()
         self.threads = Threads()
         self._pod_directories = settings.kubelet_root / "pods"
-        self.store = Store(
+        self.store = DatasetStore(
             settings.state_dir,
             seams.mounts,
             budget=Budget(settings.capacity, settings.keep_free),
@@ -282,7 +282,7 @@ class _ClusterSide:
 
     pods: Pods = field(default_factory=NoPods)
     reporter: Reporter = field(default_factory=NoReporter)
-    objects: Callable[[Store, Threads], DatasetObjects] = lambda store, threads: NoDatasetObjects()
+    objects: Callable[[DatasetStore, Threads], DatasetObjects] = lambda store, threads: NoDatasetObjects()
     parts: Callable[[DatasetService], dict[str, Coroutine[Any, Any, None]]] = lambda service: {}
 
 

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from gigaslice.dataset_node.mounts import Mount, MountError, top_at
+from gigaslice.dataset_node.mounts import MountEntry, MountError, top_at
 from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE
 
 __all__ = ["MemoryMounts"]
@@ -17,13 +17,13 @@ class MemoryMounts:
 
     def __init__(self, *, has_erofs: bool = True) -> None:
         self.has_erofs = has_erofs
-        self.mounts: list[Mount] = []
+        self.mounts: list[MountEntry] = []
         self.calls: list[tuple[str, str]] = []
         self.refuse: dict[str, MountError] = {}
         self.empties: dict[str, frozenset[str]] = {}  # directories of an empty file system, by its device
         self._next = 100
 
-    def table(self) -> tuple[Mount, ...]:
+    def table(self) -> tuple[MountEntry, ...]:
         return tuple(self.mounts)
 
     def image(self, image: Path, where: Path) -> None:
@@ -82,5 +82,5 @@ class MemoryMounts:
 
     def _add(self, device: str, root: str, where: Path, filesystem: str, source: str) -> None:
         options = frozenset({"ro", "nosuid", "nodev"})
-        self.mounts.append(Mount(self._next, device, root, str(where), options, filesystem, source))
+        self.mounts.append(MountEntry(self._next, device, root, str(where), options, filesystem, source))
         self._next += 1

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gigaslice.dataset_node.mounts.protocol import MountError
-from gigaslice.dataset_node.mounts.table import Mount, parse_mountinfo
+from gigaslice.dataset_node.mounts.table import MountEntry, parse_mountinfo
 
 __all__ = ["EMPTY_SOURCE", "LinuxMounts"]
 
@@ -66,7 +66,7 @@ class LinuxMounts:
             )
         return False
 
-    def table(self) -> tuple[Mount, ...]:
+    def table(self) -> tuple[MountEntry, ...]:
         """Reads /proc/self/mountinfo."""
         try:
             return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())

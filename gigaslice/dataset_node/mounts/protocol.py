@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gigaslice.dataset.errors import DatasetError
-from gigaslice.dataset_node.mounts.table import Mount
+from gigaslice.dataset_node.mounts.table import MountEntry
 
 __all__ = ["MountError", "Mounts"]
 
@@ -28,7 +28,7 @@ class Mounts(Protocol):
         """Whether the kernel can mount EROFS images."""
         ...
 
-    def table(self) -> tuple[Mount, ...]:
+    def table(self) -> tuple[MountEntry, ...]:
         """The mounts as they are now, the ones on top last."""
         ...
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Mount", "parse_mountinfo", "top_at"]
+__all__ = ["MountEntry", "parse_mountinfo", "top_at"]
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountEntry:
     """One mount.
 
     id: its number. device: "major:minor" of the file system; equal for all mounts of one. root: the path in the file
@@ -28,12 +28,12 @@ class Mount:
     source: str
 
 
-def parse_mountinfo(text: bytes) -> tuple[Mount, ...]:
+def parse_mountinfo(text: bytes) -> tuple[MountEntry, ...]:
     """The mounts in the order of the list: of several at one point the last is the one on top."""
     return tuple(found for line in text.splitlines() if (found := _mount(line)) is not None)
 
 
-def top_at(mounts: Iterable[Mount], point: str) -> Mount | None:
+def top_at(mounts: Iterable[MountEntry], point: str) -> MountEntry | None:
     """The mount that a process finds at a path; None where the path is no mount point."""
     found = None
     for one in mounts:
@@ -42,14 +42,14 @@ def top_at(mounts: Iterable[Mount], point: str) -> Mount | None:
     return found
 
 
-def _mount(line: bytes) -> Mount | None:
+def _mount(line: bytes) -> MountEntry | None:
     before, separator, after = line.partition(b" - ")
     fields, end = before.split(b" "), after.split(b" ")
     if not separator or len(fields) < 6 or len(end) < 2 or not fields[0].isdigit():
         return None
     root, point = _text(fields[3]), _text(fields[4])
     options = frozenset(fields[5].decode("ascii", "replace").split(","))
-    return Mount(int(fields[0]), _text(fields[2]), root, point, options, _text(end[0]), _text(end[1]))
+    return MountEntry(int(fields[0]), _text(fields[2]), root, point, options, _text(end[0]), _text(end[1]))
 
 
 def _text(field: bytes) -> str:

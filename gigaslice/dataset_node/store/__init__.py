@@ -3,6 +3,17 @@
 from gigaslice.dataset_node.store.budget import Budget, Disk
 from gigaslice.dataset_node.store.cache import Part, digest_of
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
-from gigaslice.dataset_node.store.store import Store, Stored
+from gigaslice.dataset_node.store.store import DatasetStore, Stored
 
-__all__ = ["About", "Budget", "Disk", "Part", "Piece", "Record", "Store", "Stored", "Volume", "digest_of"]
+__all__ = [
+    "About",
+    "Budget",
+    "DatasetStore",
+    "Disk",
+    "Part",
+    "Piece",
+    "Record",
+    "Stored",
+    "Volume",
+    "digest_of",
+]

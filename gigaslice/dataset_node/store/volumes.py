@@ -2,7 +2,7 @@
 
 A record is written before the first mount of its volume and removed after the last, so a crash leaves a record too many
 and never a mount that is not accounted for. What is mounted decides in the end: an operation begins with the mount
-table, does what is missing, and can be repeated at any time. Not for several threads at once: `Store` has the lock.
+table, does what is missing, and can be repeated at any time. Not for several threads at once; `DatasetStore` locks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError, RequestError
-from gigaslice.dataset_node.mounts import Mount, MountError, Mounts, top_at
+from gigaslice.dataset_node.mounts import MountEntry, MountError, Mounts, top_at
 from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE
 from gigaslice.dataset_node.store.documents import (
     DocumentError,
@@ -52,7 +52,7 @@ class Volumes:
             record.volume for record in self._records.values() if any(one.key == key for one in record.pieces)
         )
 
-    def keys_in_use(self, table: Sequence[Mount]) -> frozenset[str]:
+    def keys_in_use(self, table: Sequence[MountEntry]) -> frozenset[str]:
         """The datasets that a volume has, or that are mounted anywhere but at their own mount points."""
         held = {one.key for record in self._records.values() for one in record.pieces if one.key}
         own = str(self._places.mounted)
@@ -191,7 +191,7 @@ class Volumes:
             raise MountError(f"cannot remove {target}: {error.strerror}", error.errno or 0) from error
 
 
-def _keys_of(mount: Mount) -> frozenset[str]:
+def _keys_of(mount: MountEntry) -> frozenset[str]:
     """The dataset that a mount shows: its source is the image, or its root is the directory."""
     found = set()
     for path, suffix in ((mount.source, ".img"), (mount.root, ".tree")):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gigaslice.dataset_node.mounts import Mount
+from gigaslice.dataset_node.mounts import MountEntry
 from gigaslice.dataset_node.store import Volume
 from gigaslice.runtime.files import read_file, replace_file
 from gigaslice.runtime.logs import get_logger
@@ -38,7 +38,7 @@ class KeptVolume:
         return f"KeptVolume({self.volume!r})"
 
 
-def in_memory(path: Path, table: Sequence[Mount]) -> bool:
+def in_memory(path: Path, table: Sequence[MountEntry]) -> bool:
     """Whether what is written to PATH stays in memory, by the mount table."""
     text, best, found = os.path.realpath(path), -1, ""
     for one in table:

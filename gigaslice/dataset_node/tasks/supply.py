@@ -20,7 +20,7 @@ from gigaslice.dataset.source_spec import SourceSpec, dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
 from gigaslice.dataset_node.sources.seam import Source
-from gigaslice.dataset_node.store import About, Part, Store, Volume
+from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.runtime.logs import get_logger
@@ -120,7 +120,7 @@ class Supply:
 
     def __init__(
         self,
-        store: Store,
+        store: DatasetStore,
         flights: Flights[About],
         open_source: OpenSource,
         fetch: Fetch,

@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gigaslice.dataset.errors import DatasetError, ImageError, NoSpaceError, RequestError
+from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError, RequestError
 from gigaslice.dataset.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
 from gigaslice.dataset_node import events
-from gigaslice.dataset_node.store import Piece, Store, Volume
+from gigaslice.dataset_node.store import DatasetStore, Piece, Volume
 from gigaslice.dataset_node.tasks.seams import DatasetObjects, Reporter, ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
 from gigaslice.dataset_node.tasks.threads import Threads
@@ -40,7 +40,7 @@ class TaskParts:
     pods of this node may not name.
     """
 
-    store: Store
+    store: DatasetStore
     supply: Supply
     objects: DatasetObjects
     reporter: Reporter
@@ -186,7 +186,7 @@ class Task:
             return await self._local(one, found, stage)
         try:
             about = await self._parts.supply.ensure(self.volume, found, self._credentials, stage)
-        except NoSpaceError as error:
+        except NoRoomError as error:
             if found.spec.kind != "file" and found.spec.kind not in MOUNTED_KINDS:
                 raise
             piece = await self._local(one, found, stage)

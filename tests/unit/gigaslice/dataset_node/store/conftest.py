@@ -1,6 +1,6 @@
 import pytest
 
-from gigaslice.dataset_node.store import About, Budget, Disk, Store, Volume, digest_of
+from gigaslice.dataset_node.store import About, Budget, DatasetStore, Disk, Volume, digest_of
 from tests.fakes.mounts import MemoryMounts
 
 KEYS = [f"{number:x}" * 64 for number in range(1, 10)]
@@ -20,7 +20,7 @@ class World:
         """A service that starts."""
         if self.store is not None:
             self.store.close()
-        self.store = Store(
+        self.store = DatasetStore(
             self.root / "state",
             self.mounts,
             budget=Budget(keep_free=0.0),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError
-from gigaslice.dataset_node.store import About, Budget, Disk, Piece, Store, Volume, digest_of
+from gigaslice.dataset_node.store import About, Budget, DatasetStore, Disk, Piece, Volume, digest_of
 from tests.fakes.mounts import MemoryMounts
 
 SIZE = 64 << 10
@@ -20,8 +20,8 @@ def content(number: int) -> bytes:
     return bytes([number + 1]) * SIZE
 
 
-def open_store(root: Path) -> Store:
-    store = Store(
+def open_store(root: Path) -> DatasetStore:
+    store = DatasetStore(
         root / "state",
         MemoryMounts(),
         budget=Budget(capacity=10 * SIZE, keep_free=0.0),
@@ -38,7 +38,7 @@ def volume(root: Path, number: int) -> Volume:
     return Volume(f"v{number}", str(target), f"uid-{number}", "default", f"p{number}")
 
 
-def fetch(store: Store, number: int) -> None:
+def fetch(store: DatasetStore, number: int) -> None:
     part = store.begin(About(KEYS[number], SIZE, f"s3://b/{number}"))
     data = content(number)
     with part.image.open("r+b") as file:
