@@ -19,7 +19,7 @@ from gigaslice.dataset_node.fetching.progress import Meter
 from gigaslice.dataset_node.mounts import Mounts
 from gigaslice.dataset_node.mounts.linux import LinuxMounts
 from gigaslice.dataset_node.settings import DatasetSettings
-from gigaslice.dataset_node.sources.seam import Source, in_thread
+from gigaslice.dataset_node.sources.seam import DataSource, in_thread
 from gigaslice.dataset_node.store import Part
 from gigaslice.dataset_node.tasks.local import MountSource
 from gigaslice.dataset_node.tasks.supply import Fetch, OpenSource
@@ -76,7 +76,7 @@ def node_seams(settings: DatasetSettings) -> Seams:
     async def fetch(
         plan: ImagePlan,
         listing: Listing,
-        source: Source,
+        source: DataSource,
         part: Part,
         *,
         task: str,

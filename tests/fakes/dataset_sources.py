@@ -33,6 +33,7 @@ class MemorySource:
     ) -> None:
         self.parallel = parallel
         self.weak = False
+        self.image = None
         self.listing = listing
         self.delay = delay
         self.chunk = chunk
@@ -80,6 +81,7 @@ class Slow:
         self._seconds = seconds
         self.parallel = source.parallel
         self.weak = source.weak
+        self.image = None
 
     async def list(self, limits: Limits = LIMITS) -> Listing:
         return await self._source.list(limits)

@@ -38,6 +38,7 @@ class Bucket:
 class MemorySource:
     parallel = 4
     weak = False
+    image = None
 
     def __init__(self, bucket: Bucket, spec: SourceSpec) -> None:
         self.bucket, self.spec = bucket, spec

@@ -28,13 +28,15 @@ from gigaslice.dataset_node.fetching.bitmap import Bitmap
 from gigaslice.dataset_node.fetching.bounds import Bounds, Flow
 from gigaslice.dataset_node.fetching.frontier import Frontier
 from gigaslice.dataset_node.fetching.progress import Meter
-from gigaslice.dataset_node.fetching.retry import TRIES, backoff
-from gigaslice.dataset_node.fetching.units import UNIT_BYTES, Unit, Units
-from gigaslice.dataset_node.sources.seam import BusyError, Source, Stop, in_thread
+from gigaslice.dataset_node.fetching.units import UNIT_BYTES, FetchUnit, Units
+from gigaslice.dataset_node.sources.retry import TRIES, backoff
+from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, SourceBusyError, Stop, in_thread
 
 __all__ = ["Layout", "Partial", "fetch"]
 
 _BATCH_UNITS, _BATCH_BYTES = 64, 1 << 20
+_IMAGE_UNITS, _IMAGE_GAP = 4096, 64 << 10
+_IMAGE_LEAST, _IMAGE_MOST, _IMAGE_RANGES = 1 << 20, 8 << 20, 128
 _FIRST_THREADS = 4
 _GROW_SECONDS = 0.05
 _BUSY_CORES = 0.7
@@ -77,7 +79,7 @@ class Partial(Protocol):
 async def fetch(
     plan: Layout,
     listing: Listing,
-    source: Source,
+    source: DataSource,
     part: Partial,
     *,
     bounds: Bounds,
@@ -122,10 +124,14 @@ async def fetch(
 
 class _Fetch:
     def __init__(
-        self, plan: Layout, units: Units, source: Source, part: Partial, *, bounds: Bounds, stop: Stop
+        self, plan: Layout, units: Units, source: DataSource, part: Partial, *, bounds: Bounds, stop: Stop
     ) -> None:
         self._plan = plan
         self._source = source
+        self._from_image = source.image
+        self._most_bytes = _BATCH_BYTES
+        if source.image is not None:
+            self._most_bytes = min(_IMAGE_MOST, max(_IMAGE_LEAST, units.bytes // _IMAGE_RANGES))
         self._part = part
         self._bounds = bounds
         self._flow = Flow()
@@ -160,11 +166,23 @@ class _Fetch:
                     raise self._failure
                 if self._outer_stop:
                     raise DatasetError("the fetch was given up; what has arrived is kept")
-                return frontier.finish()
+                digest = frontier.finish()
+                self._check(digest)
+                return digest
             finally:
                 frontier.stop()
                 with contextlib.suppress(DatasetError):
                     self._bitmap.sync(self._image)
+
+    def _check(self, digest: str) -> None:
+        if self._from_image is None:
+            return
+        try:
+            self._from_image.check(digest, lambda offset, size: os.pread(self._image, size, offset))
+        except SourceError:
+            with contextlib.suppress(OSError):
+                self._part.bits.unlink()  # nothing of it is to be trusted by the next attempt
+            raise
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
@@ -280,7 +298,7 @@ class _Fetch:
         except Exception as error:  # noqa: BLE001  (a mistake in a source must end the fetch, not hang it)
             self._fail(error)
 
-    def _take(self) -> list[tuple[Unit, int]]:
+    def _take(self) -> list[tuple[FetchUnit, int]]:
         """The next units to read, with how often each has failed. Empty at the end."""
         with self._wake:
             while not self._stop and self._left > 0:
@@ -294,16 +312,18 @@ class _Fetch:
                 self._wake.wait(min(max(wait, 0.001), 1.0))
         return []
 
-    def _batch(self, now: float) -> list[tuple[Unit, int]]:
+    def _batch(self, now: float) -> list[tuple[FetchUnit, int]]:
         if self._again and self._again[0][0] <= now:
             _, number, failures = heapq.heappop(self._again)
             return [(self._units[number], failures)]
         count = self._units.count
         left = count - self._cursor
         most = max(1, min(_BATCH_UNITS, left // (4 * len(self._threads)))) if left else 0
-        found: list[tuple[Unit, int]] = []
+        if self._from_image is not None:
+            most = _IMAGE_UNITS
+        found: list[tuple[FetchUnit, int]] = []
         size = 0
-        while len(found) < most and size < _BATCH_BYTES:
+        while len(found) < most and size < self._most_bytes:
             self._cursor = self._bitmap.missing(self._cursor)
             if self._cursor >= count:
                 break
@@ -313,10 +333,13 @@ class _Fetch:
             size += unit.size
         return found
 
-    def _read_batch(self, batch: list[tuple[Unit, int]]) -> None:
+    def _read_batch(self, batch: list[tuple[FetchUnit, int]]) -> None:
         done = size = 0
         flushed = time.monotonic()
         self._bounds.pace.acquire(self._flow, sum(unit.size for unit, _ in batch), self._stop)
+        if self._from_image is not None:
+            self._read_run(self._from_image, batch)
+            return
         try:
             for unit, failures in batch:
                 if self._stop:
@@ -346,7 +369,7 @@ class _Fetch:
             if self._left <= 0:
                 self._wake.notify_all()
 
-    def _read(self, unit: Unit) -> None:
+    def _read(self, unit: FetchUnit) -> None:
         start, size, shift = unit.offset, unit.size, unit.place - unit.offset
         expected = start
 
@@ -366,15 +389,64 @@ class _Fetch:
         if expected != start + size:
             raise SourceError("the source gave fewer bytes than asked; this is a mistake of the service")
 
-    def _try_again(self, unit: Unit, failures: int, error: SourceError) -> None:
+    def _read_run(self, image: ImageReader, batch: list[tuple[FetchUnit, int]]) -> None:
+        """Reads a batch by ranges of an image, each as long as there are units close to one another."""
+        run: list[tuple[FetchUnit, int]] = []
+        for one in batch:
+            if run and one[0].place - (run[-1][0].place + run[-1][0].size) > _IMAGE_GAP:
+                self._read_range(image, run)
+                run = []
+            run.append(one)
+        self._read_range(image, run)
+
+    def _read_range(self, image: ImageReader, run: list[tuple[FetchUnit, int]]) -> None:
+        spans: list[tuple[int, int]] = []  # what touches is written at once
+        for unit, _ in run:
+            if spans and spans[-1][1] == unit.place:
+                spans[-1] = spans[-1][0], unit.place + unit.size
+            else:
+                spans.append((unit.place, unit.place + unit.size))
+        start, end = spans[0][0], spans[-1][1]
+        expected, current = start, 0
+
+        def sink(offset: int, data: bytes | bytearray | memoryview) -> None:
+            nonlocal expected, current
+            if offset != expected or offset + len(data) > end:
+                raise SourceError("the source gave other bytes than asked; this is a mistake of the service")
+            if self._stop:
+                raise SourceError("the fetch was given up", retry=True)
+            view, expected = memoryview(data), offset + len(data)
+            while current < len(spans):
+                begin, until = max(spans[current][0], offset), min(spans[current][1], expected)
+                if begin < until:
+                    self._write(begin, view[begin - offset : until - offset])
+                if spans[current][1] > expected:
+                    break
+                current += 1
+
+        try:
+            image.read_into(start, end - start, sink)
+            if expected != end:
+                raise SourceError("the source gave fewer bytes than asked; this is a mistake of the service")
+        except SourceError as error:
+            for unit, failures in run:
+                self._try_again(unit, failures + 1, error)
+            return
+        finally:
+            self._meter.read(expected - start)
+        for unit, _ in run:
+            self._bitmap.mark(unit.number)
+        self._count(len(run), sum(unit.size for unit, _ in run))
+
+    def _try_again(self, unit: FetchUnit, failures: int, error: SourceError) -> None:
         if self._stop:
             return
         if not error.retry or failures >= TRIES:
             self._fail(error if not error.retry else SourceError(f"{error} ({failures} tries)", retry=True))
             return
         self._meter.retried()
-        busy = isinstance(error, BusyError)
-        delay = backoff(failures, error.retry_after if isinstance(error, BusyError) else 0.0)
+        busy = isinstance(error, SourceBusyError)
+        delay = backoff(failures, error.retry_after if isinstance(error, SourceBusyError) else 0.0)
         with self._wake:
             now = time.monotonic()
             heapq.heappush(self._again, (now + delay, unit.number, failures))

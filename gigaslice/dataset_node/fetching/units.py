@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from gigaslice.dataset.listing import Entry, EntryKind
 
-__all__ = ["UNIT_BYTES", "Unit", "Units"]
+__all__ = ["UNIT_BYTES", "FetchUnit", "Units"]
 
 UNIT_BYTES = 8 << 20
 
 
-class Unit(NamedTuple):
+class FetchUnit(NamedTuple):
     """A range of one file, and where it belongs."""
 
     number: int
@@ -71,11 +71,11 @@ class Units:
         self.fingerprint = zlib.crc32(places.tobytes(), unit_bytes)
         """Of where the units are: a bitmap of another layout means others."""
 
-    def __getitem__(self, number: int) -> Unit:
+    def __getitem__(self, number: int) -> FetchUnit:
         file = number if self._simple else bisect_right(self._first, number) - 1
         entry = self._entries[file]
         offset = (number - self._first[file]) * self._unit_bytes
-        return Unit(
+        return FetchUnit(
             number, entry, offset, min(self._unit_bytes, entry.size - offset), self._places[file] + offset
         )
 

@@ -1,17 +1,4 @@
-"""Where datasets come from: every kind of storage behind one seam (`Source`)."""
+"""Where datasets come from: every kind of storage behind one seam, `seam.DataSource`, opened by `opening.open_source`.
 
-from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
-from gigaslice.dataset_node.sources.opening import OpenedSource, effective_spec, open_source
-from gigaslice.dataset_node.sources.seam import BusyError, Sink, Source
-
-__all__ = [
-    "BusyError",
-    "Credentials",
-    "KernelMounts",
-    "OpenedSource",
-    "Sink",
-    "Source",
-    "effective_spec",
-    "open_source",
-]
+Nothing is imported here: who reads a directory (`posix`) loads no client of object stores.
+"""

@@ -29,7 +29,7 @@ from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.addresses import refuse_local
 from gigaslice.dataset_node.sources.credentials import Credentials
-from gigaslice.dataset_node.sources.seam import BusyError, Sink, Stop, changed, in_thread
+from gigaslice.dataset_node.sources.seam import Sink, SourceBusyError, Stop, changed, in_thread
 from gigaslice.text import plain
 
 __all__ = ["ObjectSource", "object_source"]
@@ -59,6 +59,7 @@ class ObjectSource:
 
     def __init__(self, store: Callable[[int], Any], prefix: str, what: str, *, parallel: int = 64) -> None:
         self.parallel = parallel
+        self.image = None
         self.weak = False
         self._reading = store(0)
         self._listing = store(_LIST_TRIES)
@@ -67,7 +68,7 @@ class ObjectSource:
         self._single = False
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """Lists every object below the prefix. Raises as `Source.list`."""
+        """Lists every object below the prefix. Raises as `DataSource.list`."""
         return await in_thread("dataset-list", lambda stop: self._list(limits, stop))
 
     def _list(self, limits: Limits, stop: Stop) -> Listing:
@@ -100,7 +101,7 @@ class ObjectSource:
         return Entry(name.encode("utf-8", "surrogatepass"), EntryKind.FILE, int(one["size"]), version)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
-        """Reads a range of an object. Raises as `Source.read_into`."""
+        """Reads a range of an object. Raises as `DataSource.read_into`."""
         key = self._prefix if self._single else "/".join(filter(None, (self._prefix, entry.path.decode())))
         tag = entry.version if entry.version.endswith('"') else ""
         # a weak tag matches no condition, and is compared all the same
@@ -151,7 +152,7 @@ class ObjectSource:
                 f"{self._what} refuses {subject}{code}; check the credentials in the volume's nodePublishSecretRef"
             )
         if status in _BUSY:
-            return BusyError(f"{self._what} is busy (status {status} for {subject})")
+            return SourceBusyError(f"{self._what} is busy (status {status} for {subject})")
         if status == 416 and entry is not None:
             return changed(entry.path, "became shorter")
         if status:

@@ -7,36 +7,52 @@ its own under the name of another one's bucket, and leave its bytes in the cache
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gigaslice.dataset.errors import RequestError
-from gigaslice.dataset.listing import Entry, Limits, Listing
+from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
+from gigaslice.dataset.pack_manifest import MANIFEST_NAME
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
+from gigaslice.dataset_node.sources.pack import read_pack
 from gigaslice.dataset_node.sources.posix import PosixSource
 from gigaslice.dataset_node.sources.rclone import RcloneSource, remote_of
-from gigaslice.dataset_node.sources.seam import Sink, Source, in_thread
+from gigaslice.dataset_node.sources.retry import backoff
+from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, Sink, SourceBusyError, in_thread
 from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import WebSource
 
 __all__ = ["OpenedSource", "effective_spec", "open_source"]
 
 _LOCAL_READS = 16
+_LIST_TRIES = 5
 
 
-@dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """A source with the specification that its dataset's key is made of."""
+    """A source with the specification that its dataset's key is made of.
 
-    spec: SourceSpec
-    inner: Source
-    mounted: tuple[KernelMounts, Path] | None = None
+    Listing is tried a few times, since nothing else tries it again; and what turns out to be a prepared pack is read
+    as one.
+
+    Args:
+        spec: What is really read.
+        inner: The source of its kind.
+        mounted: What is to be released at the end.
+    """
+
+    def __init__(
+        self, spec: SourceSpec, inner: DataSource, mounted: tuple[KernelMounts, Path] | None = None
+    ) -> None:
+        self.spec = spec
+        self.image: ImageReader | None = None
+        self.inner = inner
+        self._mounted = mounted
 
     @property
     def parallel(self) -> int:
@@ -50,8 +66,36 @@ class OpenedSource:
         return self.inner.weak
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """As the source's."""
-        return await self.inner.list(limits)
+        """As the source's, or the listing of the pack that it has."""
+        failures = 0
+        while True:
+            try:
+                return await self._list(limits)
+            except SourceError as error:
+                failures += 1
+                if not error.retry or failures >= _LIST_TRIES:
+                    raise
+                delay = backoff(failures, error.retry_after if isinstance(error, SourceBusyError) else 0.0)
+            await asyncio.sleep(delay)
+
+    async def _list(self, limits: Limits) -> Listing:
+        if isinstance(self.inner, WebSource):
+            return await self._packed(self.inner.find, limits) or await self.inner.list(limits)
+        listing = await self.inner.list(limits)
+        top = {
+            one.path: one for one in listing.entries if b"/" not in one.path and one.kind is EntryKind.FILE
+        }
+        if MANIFEST_NAME.encode() not in top:
+            return listing
+        return await self._packed(lambda name: top.get(name.encode()), limits) or listing
+
+    async def _packed(self, find: Callable[[str], Entry | None], limits: Limits) -> Listing | None:
+        what = self.spec.canonical
+        found = await in_thread("dataset-list", lambda _: read_pack(self.inner, find, what, limits))
+        if found is None:
+            return None
+        self.image, listing = found
+        return listing
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """As the source's."""
@@ -60,8 +104,8 @@ class OpenedSource:
     async def close(self) -> None:
         """Closes the source, and unmounts what no other one has."""
         await self.inner.close()
-        if self.mounted is not None:
-            mounts, where = self.mounted
+        if self._mounted is not None:
+            mounts, where = self._mounted
             await in_thread("dataset-unmount", lambda _: mounts.release(where))
 
 

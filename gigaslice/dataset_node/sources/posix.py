@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 __all__ = ["PosixSource"]
 
 _WALKERS = 16
+_FORMAT = 0o170000
+_NAMES = sys.getfilesystemencoding()
 _CHUNK = 1 << 20
 _LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
 _SETTLE_SECONDS = 0.05  # at least one tick of a kernel's clock, by which files get their times
@@ -39,13 +42,15 @@ class PosixSource:
 
     Args:
         root: The directory.
-        keep_cached: Leave what was read in the page cache. By default it is dropped, since training data that is
-            copied once would displace what the node's programs use.
+        keep_cached: Leave large files in the page cache. By default they are dropped from it, since data that is
+            copied once would displace what the node's programs use. Small ones are left to the kernel, which drops
+            first what was read once: a call for each would cost as much as reading it.
         parallel: How many reads at once; a local disk is slower with many.
     """
 
     def __init__(self, root: Path, *, keep_cached: bool = False, parallel: int = 64) -> None:
         self.parallel = parallel
+        self.image = None
         self.weak = False
         self._keep_cached = keep_cached
         try:
@@ -57,7 +62,7 @@ class PosixSource:
             ) from None
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """Walks the whole tree. Raises as `Source.list`."""
+        """Walks the whole tree. Raises as `DataSource.list`."""
         return await in_thread("dataset-walk", lambda stop: self._list(limits, stop))
 
     def _list(self, limits: Limits, stop: Stop) -> Listing:
@@ -66,7 +71,7 @@ class PosixSource:
         return Listing.of(_settled(self._root, found, stop), limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
-        """Reads a range of a file. Raises as `Source.read_into`."""
+        """Reads a range of a file. Raises as `DataSource.read_into`."""
         try:
             fd = open_beneath(self._root, entry.path)
         except OSError as error:
@@ -101,7 +106,7 @@ class PosixSource:
         after = os.fstat(fd)
         if _version(after) != entry.version or after.st_ctime_ns != before.st_ctime_ns:
             raise changed(entry.path, "was changed")
-        if not self._keep_cached and (large or entry.size):
+        if large and not self._keep_cached:
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     async def close(self) -> None:
@@ -184,9 +189,16 @@ class _Walk:
                 for number, one in enumerate(entries):
                     if not number & 1023 and (self._stop or number > self._limits.entries):
                         break
-                    entry = _entry(fd, prefix, os.fsencode(one.name))
-                    if entry is None:
+                    try:
+                        status = one.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # removed since the directory was read: it is not in the dataset
+                    below_here = prefix + one.name.encode(_NAMES, "surrogateescape")
+                    if status.st_mode & _FORMAT == stat.S_IFREG:  # most are, and an entry is made in one step
+                        version = f"{status.st_size}:{status.st_mtime_ns}"
+                        found.append(Entry(below_here, EntryKind.FILE, status.st_size, version))
                         continue
+                    entry = _other(fd, one.name, below_here, status.st_mode)
                     found.append(entry)
                     if entry.kind is EntryKind.DIRECTORY:
                         below.append(entry.path)
@@ -195,18 +207,21 @@ class _Walk:
 
 
 def _entry(directory: int, prefix: bytes, name: bytes) -> Entry | None:
-    path = prefix + name
     try:
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
-        return None  # removed since the directory was read: it is not in the dataset
-    mode = found.st_mode
-    if stat.S_ISREG(mode):
-        return Entry(path, EntryKind.FILE, found.st_size, _version(found))
+        return None
+    if stat.S_ISREG(found.st_mode):
+        return Entry(prefix + name, EntryKind.FILE, found.st_size, _version(found))
+    return _other(directory, name, prefix + name, found.st_mode)
+
+
+def _other(directory: int, name: str | bytes, path: bytes, mode: int) -> Entry:
+    """The entry of what is no plain file. Raises SourceError."""
     if stat.S_ISDIR(mode):
         return Entry(path, EntryKind.DIRECTORY)
     if stat.S_ISLNK(mode):
-        target = os.readlink(name, dir_fd=directory)
+        target = os.readlink(os.fsencode(name), dir_fd=directory)
         return Entry(path, EntryKind.SYMLINK, len(target), "", target)
     kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     raise SourceError(f"{shown(path)} is {kind}; a dataset has files, directories and links: remove it")

@@ -192,6 +192,7 @@ class RcloneSource:
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path, run: _Runner, what: str) -> None:
         self.parallel = 32
+        self.image = None
         self.weak = True
         self._process = process
         self._directory = directory
@@ -219,7 +220,7 @@ class RcloneSource:
                 "rclone is not installed on this node, and this source is read by it; install it on PATH of the service"
             )
         run = _Runner(program, remote)
-        made = Path(tempfile.mkdtemp(prefix="rclone-", dir=directory))
+        made = Path(tempfile.mkdtemp(prefix="rclone-", dir=_enterable(directory)))
         try:
             if os.geteuid() == 0:
                 os.chown(made, _NOBODY, _NOBODY)
@@ -251,7 +252,7 @@ class RcloneSource:
                 )
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """Runs `rclone lsjson`. Raises as `Source.list`."""
+        """Runs `rclone lsjson`. Raises as `DataSource.list`."""
         environment = await in_thread("dataset-rclone", lambda _: self._run.environment())
         process = self._run.start(
             ["lsjson", "--recursive", "--no-mimetype", "--fast-list", self._run.place],
@@ -288,7 +289,7 @@ class RcloneSource:
         return Listing.of(found, limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
-        """Reads a range of a file. Raises as `Source.read_into`."""
+        """Reads a range of a file. Raises as `DataSource.read_into`."""
         if self._process.poll() is not None:
             raise SourceError(
                 f"rclone for {self._what} has ended; it is started again with the next attempt", retry=False
@@ -302,6 +303,14 @@ class RcloneSource:
         with contextlib.suppress(asyncio.CancelledError):
             await in_thread("dataset-rclone", lambda _: self._run.end(self._process))
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _enterable(directory: Path | None) -> Path | None:
+    """DIRECTORY if a process without rights can enter it; else none, for the system's."""
+    try:
+        return directory if directory is not None and directory.stat().st_mode & 0o001 else None
+    except OSError:
+        return None
 
 
 class _Runner:

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, Limits, Listing, shown
 
-__all__ = ["BusyError", "Sink", "Source", "Stop", "changed", "in_thread"]
+__all__ = ["DataSource", "ImageReader", "Sink", "SourceBusyError", "Stop", "changed", "in_thread"]
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ Sink = Callable[[int, "bytes | bytearray | memoryview"], None]
 """Takes bytes of a file: the offset in the file, and the bytes. It must be done with them when it returns."""
 
 
-class BusyError(SourceError):
+class SourceBusyError(SourceError):
     """The source is overloaded. `retry_after`: seconds that it asks to be left alone, 0 where it says none."""
 
     def __init__(self, text: str, retry_after: float = 0.0) -> None:
@@ -37,12 +37,30 @@ class BusyError(SourceError):
         self.retry_after = retry_after
 
 
-class Source(Protocol):
+class ImageReader(Protocol):
+    """An image somewhere else, of which a node takes the files' bytes by large ranges, and no other."""
+
+    def read_into(self, offset: int, size: int, sink: Sink) -> None:
+        """Gives SINK a range of the image, with offsets in the image. Raises as `DataSource.read_into`."""
+
+    def check(self, digest: str, read: Callable[[int, int], bytes]) -> None:
+        """Compares the copy, whose digest and bytes these are, with what it should be.
+
+        Raises:
+            SourceError: It differs; the text says where.
+        """
+
+
+class DataSource(Protocol):
     """A place that data is read from."""
 
     @property
     def parallel(self) -> int:
         """How many reads at once make it faster."""
+
+    @property
+    def image(self) -> ImageReader | None:
+        """The dataset's image, where the source has it laid out as a node lays it out; none for most."""
 
     @property
     def weak(self) -> bool:

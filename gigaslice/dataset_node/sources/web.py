@@ -21,10 +21,10 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.sources.addresses import connect
-from gigaslice.dataset_node.sources.seam import BusyError
+from gigaslice.dataset_node.sources.seam import SourceBusyError
 from gigaslice.text import plain
 
-__all__ = ["Answer", "WebClient"]
+__all__ = ["WebAnswer", "WebClient"]
 
 _SECONDS = 30.0  # for one step: to connect, or until the next bytes
 _SLOWEST = 16 << 10  # bytes a second; a request that is slower is given up, and tried again
@@ -37,7 +37,7 @@ _MOVED = frozenset((301, 302, 303, 307, 308))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebAnswer:
     """The head of an answer."""
 
     status: int
@@ -93,7 +93,7 @@ class WebClient:
     @contextlib.contextmanager
     def request(
         self, target: str, method: str = "GET", *, headers: Mapping[str, str] | None = None
-    ) -> Iterator[Answer]:
+    ) -> Iterator[WebAnswer]:
         """Sends a request for TARGET (a quoted path, with a query or without) and yields the answer's head.
 
         The connection is kept when the body was read to its end, and closed otherwise.
@@ -113,7 +113,7 @@ class WebClient:
             try:
                 where = response.headers.get("Location")
                 if response.status not in _MOVED or not where:
-                    yield Answer(response.status, response.headers, response)
+                    yield WebAnswer(response.status, response.headers, response)
                     return
                 self._read(response, _CHUNK)
                 url = self._moved(url, where)
@@ -121,7 +121,7 @@ class WebClient:
                 self._done(origin, connection, response)
         raise SourceError(f"{self.base.netloc} redirects in a circle; name the address that has the data")
 
-    def body(self, answer: Answer, size: int) -> Iterator[bytes]:
+    def body(self, answer: WebAnswer, size: int) -> Iterator[bytes]:
         """The SIZE bytes of the answer's body, in chunks; fewer or more are the caller's to judge.
 
         At most one byte more than SIZE is read.
@@ -147,7 +147,7 @@ class WebClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._lost(self.base, error) from None
 
-    def failure(self, answer: Answer, what: str) -> SourceError:
+    def failure(self, answer: WebAnswer, what: str) -> SourceError:
         """The error that an answer with an unexpected status is, to a request for WHAT."""
         status = answer.status
         host = self.base.netloc or "rclone"
@@ -158,7 +158,7 @@ class WebClient:
         if status in (404, 410):
             return SourceError(f"{host} has no {what} (status {status}); check the source's address")
         if status in (429, 503):
-            return BusyError(
+            return SourceBusyError(
                 f"{host} is busy (status {status} for {what})", _seconds(answer.header("Retry-After"))
             )
         return SourceError(

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
-from gigaslice.dataset_node.sources.web import Answer, WebClient
+from gigaslice.dataset_node.sources.web import WebAnswer, WebClient
 from gigaslice.text import plain
 
 __all__ = ["WebSource", "read_range", "version_of"]
@@ -42,6 +42,7 @@ class WebSource:
         self, client: WebClient, path: str, *, index: str = "index.json", parallel: int = 64
     ) -> None:
         self.parallel = parallel
+        self.image = None
         self.weak = False
         self._client = client
         self._base = quote(path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
@@ -49,8 +50,18 @@ class WebSource:
         self._single = b""
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """Reads the index, or asks for the one file. Raises as `Source.list`."""
+        """Reads the index, or asks for the one file. Raises as `DataSource.list`."""
         return await in_thread("dataset-list", lambda stop: self._list(limits, stop))
+
+    def find(self, name: str) -> Entry | None:
+        """A file by its name, which no listing has; none where the server has none. Blocking. Raises SourceError."""
+        where = f"{self._base}/{quote(name)}"
+        with self._client.request(where, "HEAD") as answer:
+            if answer.status in (400, 403, 404, 405, 410) or answer.length is None:
+                return None
+            if answer.status != 200:
+                raise self._client.failure(answer, where)
+            return Entry(name.encode(), EntryKind.FILE, answer.length, version_of(answer, answer.length))
 
     def _list(self, limits: Limits, stop: Stop) -> Listing:
         where = f"{self._base}/{quote(self._index)}"
@@ -123,7 +134,7 @@ class WebSource:
         return self._base if self._single else f"{self._base}/{quote(entry.path)}"
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
-        """Reads a range of a file. Raises as `Source.read_into`."""
+        """Reads a range of a file. Raises as `DataSource.read_into`."""
         read_range(self._client, self._target(entry), entry, (offset, size), sink)
 
     async def close(self) -> None:
@@ -135,7 +146,7 @@ def read_range(client: WebClient, target: str, entry: Entry, span: tuple[int, in
     """Gives SINK the SPAN (offset and size) of ENTRY, which is at TARGET; every claim of the server is checked.
 
     Raises:
-        SourceError: As `Source.read_into`.
+        SourceError: As `DataSource.read_into`.
     """
     offset, size = span
     whole = offset == 0 and size == entry.size
@@ -157,7 +168,7 @@ def read_range(client: WebClient, target: str, entry: Entry, span: tuple[int, in
         )
 
 
-def _check(client: WebClient, answer: Answer, entry: Entry, span: tuple[int, int]) -> None:
+def _check(client: WebClient, answer: WebAnswer, entry: Entry, span: tuple[int, int]) -> None:
     offset, size = span
     if answer.status in (404, 410):
         raise changed(entry.path, "was removed")
@@ -184,7 +195,7 @@ def _check(client: WebClient, answer: Answer, entry: Entry, span: tuple[int, int
     _check_version(answer, entry)
 
 
-def _check_version(answer: Answer, entry: Entry) -> None:
+def _check_version(answer: WebAnswer, entry: Entry) -> None:
     """Compares what this answer says about the version with what was listed, where both say the same kind of thing."""
     etag = answer.header("ETag")
     if entry.version.startswith(('"', 'W/"')):
@@ -207,12 +218,12 @@ def _rfc3339(date: str) -> str:
         return ""
 
 
-def version_of(answer: Answer, size: int) -> str:
+def version_of(answer: WebAnswer, size: int) -> str:
     """A file's version: its ETag, else size and Last-Modified."""
     return answer.header("ETag") or f"{size}:{answer.header('Last-Modified')}"
 
 
-def _document(client: WebClient, answer: Answer) -> bytes:
+def _document(client: WebClient, answer: WebAnswer) -> bytes:
     if answer.length is not None and answer.length > _INDEX_BYTES:
         raise ListingError(f"the index has {answer.length} bytes; at most {_INDEX_BYTES} are read")
     found = bytearray()

@@ -19,7 +19,7 @@ from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec, dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
-from gigaslice.dataset_node.sources.seam import Source
+from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
@@ -31,7 +31,7 @@ __all__ = ["DatasetCounters", "Fetch", "OpenSource", "Stage", "Supply"]
 _CHANGES = 5  # of a source while it is fetched, before the task gives up for now
 
 
-class Opened(Source, Protocol):
+class Opened(DataSource, Protocol):
     """An open source, which says what it really is: a Secret may name an endpoint, which is part of its identity."""
 
     @property
@@ -51,7 +51,7 @@ class Fetch(Protocol):
         self,
         plan: ImagePlan,
         listing: Listing,
-        source: Source,
+        source: DataSource,
         part: Part,
         *,
         task: str,
@@ -249,7 +249,7 @@ class Supply:
         about: About,
         layout: ImagePlan,
         listing: Listing,
-        source: Source,
+        source: DataSource,
         *,
         volume: Volume,
         flight: Flight[About],

@@ -15,7 +15,7 @@ from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.sources import open_source
+from gigaslice.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put, rclone_s3
@@ -193,7 +193,7 @@ def test_the_nodes_own_credentials_are_never_used(credentials):
     code = (
         "import asyncio, json, sys\n"
         "from gigaslice.dataset.source_spec import SourceSpec\n"
-        "from gigaslice.dataset_node.sources import open_source\n"
+        "from gigaslice.dataset_node.sources.opening import open_source\n"
         "async def run():\n"
         "    spec = SourceSpec.parse('s3://bucket/x', {'endpoint': sys.argv[1]})\n"
         "    source = await open_source(spec, json.loads(sys.argv[2]), mounts=None, local_addresses=True)\n"

@@ -14,7 +14,8 @@ import pytest
 
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources import Credentials, open_source
+from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.opening import open_source
 from gigaslice.dataset_node.sources.rclone import remote_of
 from tests.fakes.storage_servers import rclone, rclone_serve
 
@@ -120,7 +121,7 @@ def test_rclone_ends_with_us_however_we_end(tree, tmp_path):
         code = (
             "import asyncio, sys\n"
             "from gigaslice.dataset.source_spec import SourceSpec\n"
-            "from gigaslice.dataset_node.sources import open_source\n"
+            "from gigaslice.dataset_node.sources.opening import open_source\n"
             "async def run():\n"
             "    source = await open_source(SourceSpec.parse('rclone:web:data'),\n"
             "        {'type': 'http', 'url': sys.argv[1]}, mounts=None, local_addresses=True)\n"

@@ -10,8 +10,8 @@ import pytest
 
 from gigaslice.dataset_node.fetching.bounds import Bounds, Flow, Pace
 from gigaslice.dataset_node.fetching.progress import Meter
-from gigaslice.dataset_node.fetching.retry import backoff
 from gigaslice.dataset_node.fetching.units import Units
+from gigaslice.dataset_node.sources.retry import backoff
 from gigaslice.dataset_node.sources.seam import Stop
 from tests.fakes.dataset_sources import files
 

@@ -19,7 +19,7 @@ from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset_node.fetching import engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.sources.seam import BusyError
+from gigaslice.dataset_node.sources.seam import SourceBusyError
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.dataset_sources import MemorySource, contents, files, refuse
 
@@ -131,7 +131,7 @@ def test_a_busy_server_is_left_alone_by_every_thread(tmp_path, monkeypatch):
         times.append(engine.time.monotonic())
         if not begun.is_set():
             begun.set()
-            raise BusyError("busy", 0.4)
+            raise SourceBusyError("busy", 0.4)
 
     source.before = before
     fetched(tmp_path, source)

@@ -10,8 +10,10 @@ import pytest
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.mounts import MountError
-from gigaslice.dataset_node.sources import Credentials, KernelMounts, kernel_mounts, open_source
-from gigaslice.dataset_node.sources.kernel_mounts import nfs_options
+from gigaslice.dataset_node.sources import kernel_mounts
+from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts, nfs_options
+from gigaslice.dataset_node.sources.opening import open_source
 
 
 class RecordedMounts:

@@ -12,7 +12,7 @@ from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset_node.fetching import engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.sources.seam import BusyError
+from gigaslice.dataset_node.sources.seam import SourceBusyError
 from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import WebSource
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
@@ -251,7 +251,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(server, monkeypatch
 )
 def test_a_busy_server_says_when(server, status, header, seconds):
     server.trick = file_only(lambda h: server.plain(h, status, Retry_After=header))
-    with pytest.raises(BusyError) as failure:
+    with pytest.raises(SourceBusyError) as failure:
         read(server)
     assert failure.value.retry_after == seconds
     assert failure.value.retry
@@ -263,7 +263,7 @@ def test_a_date_is_a_time_to_retry_too(server):
     server.trick = file_only(
         lambda h: server.plain(h, 503, Retry_After=formatdate(time.time() + 60, usegmt=True))
     )
-    with pytest.raises(BusyError) as failure:
+    with pytest.raises(SourceBusyError) as failure:
         read(server)
     assert 55 < failure.value.retry_after <= 60
 
