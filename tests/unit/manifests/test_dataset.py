@@ -75,10 +75,12 @@ def test_the_kubelet_says_which_pod_asks_and_nothing_is_attached():
     }
 
 
-def test_it_may_read_one_pod_and_write_events_and_nothing_else():
+def test_it_may_read_pods_and_datasets_write_events_and_its_node_and_nothing_else():
     assert of(plain(), "ClusterRole")["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": ["gigaslice.io"], "resources": ["datasets"], "verbs": ["get"]},
+        {"apiGroups": ["gigaslice.io"], "resources": ["datasetnodes"], "verbs": ["create", "patch"]},
     ]
     account = of(plain(), "ServiceAccount")["metadata"]["name"]
     assert pod_of(plain())["serviceAccountName"] == account
