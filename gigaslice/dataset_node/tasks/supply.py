@@ -255,6 +255,12 @@ class Supply:
         flight: Flight[About],
     ) -> About:
         counters, begun = self._counters, time.monotonic()
+        ready = await self._threads.run(self._store.ready, about.key)
+        if (
+            ready is not None
+        ):  # another flight has ended since this task found nothing, while it planned the image
+            counters.hits += 1
+            return ready
         counters.misses += 1
         part = await self._threads.run(self._store.begin, about)
         self._log.info(
