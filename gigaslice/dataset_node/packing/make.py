@@ -79,24 +79,24 @@ def make_pack(
         )
     shown = progress or (lambda done, total: None)
     try:
-        return asyncio.run(_make(source, pack, force, shown))
+        return _make(source, pack, force, shown)
     except OSError as error:
         raise DatasetError(
             f"cannot write {error.filename or pack}: {error.strerror or error}; {remedy(error)}"
         ) from error
 
 
-async def _make(source: Path, pack: Path, force: bool, progress: ProgressShown) -> PackManifest:
+def _make(source: Path, pack: Path, force: bool, progress: ProgressShown) -> PackManifest:
     reader = PosixSource(source)
     try:
-        listing = await reader.list()
+        listing = asyncio.run(reader.list())
         old = _accepted(pack, listing, force)
         if old is not None and _is_of(pack, old, listing):
             return old
         made = plan(listing)
         pack.mkdir(exist_ok=True)
         with _locked(pack):
-            manifest = await _write(reader, source, pack, made, progress)
+            manifest = _write(reader, source, pack, made, progress)
             if old is not None:
                 _remove(
                     pack / name
@@ -105,7 +105,7 @@ async def _make(source: Path, pack: Path, force: bool, progress: ProgressShown) 
                 )
             return manifest
     finally:
-        await reader.close()
+        asyncio.run(reader.close())
 
 
 def _accepted(pack: Path, listing: Listing, force: bool) -> PackManifest | None:
@@ -127,8 +127,8 @@ def _accepted(pack: Path, listing: Listing, force: bool) -> PackManifest | None:
             ) from None
     if old is not None and old.listing_digest != listing.digest.hex() and not force:
         raise RequestError(
-            f"{pack} is a pack of {old.source} with {old.files} files, {format_bytes(old.bytes)}, and not of these "
-            f"{listing.files} files, {format_bytes(listing.bytes)}; --force replaces it, or choose another directory"
+            f"{pack} is a pack of {old.source} with {old.files} files, {format_bytes(old.bytes)}; now there are "
+            f"{listing.files} files, {format_bytes(listing.bytes)}, of other names, sizes, times; --force replaces it"
         )
     return old
 
@@ -160,7 +160,7 @@ def read_manifest(pack: Path) -> PackManifest:
     return PackManifest.parse(data)
 
 
-async def _write(
+def _write(
     reader: PosixSource, source: Path, pack: Path, made: ImagePlan, progress: ProgressShown
 ) -> PackManifest:
     listing = made.listing
@@ -172,7 +172,7 @@ async def _write(
     partial = _Partial(image, bits, resumed=image.exists() and bits.exists())
     _allocated(image, made.size)
     try:
-        digest = await _fetched(made, reader, partial, progress)
+        digest = asyncio.run(_fetched(made, reader, partial, progress))
     except SourceError as error:
         if error.changed:
             _remove((image, bits))
