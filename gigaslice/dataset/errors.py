@@ -3,7 +3,7 @@
 DatasetError                what concerns a dataset, its source or its copy on a node
 ├── SourceError             the source cannot be read, or gave something else than it listed
 ├── ListingError            a listing that no image is made of (an InputError too)
-├── NoRoomError            the node has no room, and nothing may be evicted for it
+├── CacheFullError            the node has no room, and nothing may be evicted for it
 ├── QuotaError              a namespace uses as many bytes on the node as it may
 ├── ImageError              bytes that are no image, or not the image they should be
 └── RequestError            a source, an option or an attribute that cannot be used (an InputError too)
@@ -14,10 +14,10 @@ from __future__ import annotations
 from gigaslice.errors import GigasliceError, InputError
 
 __all__ = [
+    "CacheFullError",
     "DatasetError",
     "ImageError",
     "ListingError",
-    "NoRoomError",
     "QuotaError",
     "RequestError",
     "SourceError",
@@ -46,7 +46,7 @@ class ListingError(DatasetError, InputError):
     """A listing that no image is made of, since a path, a size or a link of it would be unsafe or ambiguous."""
 
 
-class NoRoomError(DatasetError):
+class CacheFullError(DatasetError):
     """The node has no room for the dataset, and what is in use is never evicted."""
 
 

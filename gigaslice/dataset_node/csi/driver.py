@@ -15,9 +15,9 @@ import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
 
 from gigaslice.dataset.errors import (
+    CacheFullError,
     DatasetError,
     ListingError,
-    NoRoomError,
     QuotaError,
     RequestError,
     SourceError,
@@ -44,7 +44,7 @@ def code_of(error: GigasliceError) -> grpc.StatusCode:
     """The code that an error is answered with."""
     if isinstance(error, StillFetching):
         return grpc.StatusCode.ABORTED
-    if isinstance(error, NoRoomError | QuotaError):
+    if isinstance(error, CacheFullError | QuotaError):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     if isinstance(error, ListingError):
         return grpc.StatusCode.FAILED_PRECONDITION

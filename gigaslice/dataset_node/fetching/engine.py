@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from gigaslice.dataset.errors import DatasetError, NoRoomError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.fetching.bitmap import Bitmap
 from gigaslice.dataset_node.fetching.bounds import Bounds, Flow
@@ -104,7 +104,7 @@ async def fetch(
 
     Raises:
         SourceError: The source cannot be read; with `changed` set, it must be listed again.
-        NoRoomError: The disk is full all the same.
+        CacheFullError: The disk is full all the same.
         DatasetError: The node's disk fails.
     """
     async with bounds.place(task):
@@ -457,7 +457,7 @@ class _Fetch:
 
 def _disk(error: OSError) -> DatasetError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoomError(
+        return CacheFullError(
             "the node's disk is full though room was reserved; free space below the state directory"
         )
     return DatasetError(f"the image cannot be written: {error.strerror}; look after the node's disk")

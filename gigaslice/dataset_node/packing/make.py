@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError, RequestError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import LAYOUT_VERSION, ImagePlan, plan, ranges
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest, PackRange
@@ -69,7 +69,7 @@ def make_pack(
     Raises:
         RequestError: PACK is in SOURCE, or has something else and FORCE is not given.
         SourceError: SOURCE cannot be read, or changed meanwhile.
-        NoRoomError: There is no room for the image.
+        CacheFullError: There is no room for the image.
         DatasetError: PACK cannot be written.
     """
     source, pack = source.resolve(), pack.absolute()
@@ -263,7 +263,7 @@ def _allocated(image: Path, size: int) -> None:
             if error.errno not in _NO_PREALLOCATION:
                 raise
         os.ftruncate(fd, size)
-    except NoRoomError:
+    except CacheFullError:
         if not os.fstat(fd).st_size:
             image.unlink()
         raise
@@ -271,8 +271,8 @@ def _allocated(image: Path, size: int) -> None:
         os.close(fd)
 
 
-def _no_room(image: Path, size: int, free: int) -> NoRoomError:
-    return NoRoomError(
+def _no_room(image: Path, size: int, free: int) -> CacheFullError:
+    return CacheFullError(
         f"no room for the image in {image.parent}: it has {format_bytes(size)}, and {format_bytes(free)} are free; "
         "make room, or choose another file system"
     )

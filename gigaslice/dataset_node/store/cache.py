@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError
 from gigaslice.dataset_node.store.documents import About, DocumentError, read_about, write_document
 from gigaslice.dataset_node.store.places import Places, is_key, sync_directory
 from gigaslice.runtime.logs import get_logger
@@ -94,7 +94,7 @@ class Cache:
         """Makes the files of a dataset that is to be fetched, or takes those that are there.
 
         Raises:
-            NoRoomError: The file system has no room after all; nothing is left behind.
+            CacheFullError: The file system has no room after all; nothing is left behind.
             DatasetError: It cannot be written.
         """
         key, about = about.key, replace(about, created=self._clock(), digest="")
@@ -111,7 +111,7 @@ class Cache:
             if not resumed:
                 self.discard(key)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise NoRoomError(
+                raise CacheFullError(
                     f"no room for {about.size} bytes of {about.source}: {error.strerror}"
                 ) from error
             raise DatasetError(f"cannot write {part.image}: {error.strerror}") from error

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError, QuotaError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, QuotaError
 from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
@@ -221,7 +221,7 @@ class DatasetStore:
         """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
 
         Raises:
-            NoRoomError: There is no room, and nothing was deleted.
+            CacheFullError: There is no room, and nothing was deleted.
             DatasetError: It cannot be written.
         """
         with self._mutex:
@@ -357,7 +357,7 @@ class DatasetStore:
         free = self._free()
         chosen = to_evict(free, [one for one in self._entries() if one.name != about.key], about.size)
         if chosen is None:
-            raise NoRoomError(
+            raise CacheFullError(
                 f"no room for {about.source}: it has {format_bytes(about.size)} and needs "
                 f"{format_bytes(room_for(about.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
                 "cannot be deleted; give the cache more room, or use mode: local"
@@ -434,7 +434,7 @@ class DatasetStore:
             if tree.is_dir() or about is None:
                 return tree
             if self._free() < about.size:
-                raise NoRoomError(
+                raise CacheFullError(
                     f"no room to unpack {about.source}: the kernel has no EROFS, and its files need "
                     f"{format_bytes(about.size)} beside the image"
                 )

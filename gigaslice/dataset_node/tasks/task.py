@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError, RequestError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError
 from gigaslice.dataset.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
 from gigaslice.dataset_node import events
@@ -186,7 +186,7 @@ class Task:
             return await self._local(one, found, stage)
         try:
             about = await self._parts.supply.ensure(self.volume, found, self._credentials, stage)
-        except NoRoomError as error:
+        except CacheFullError as error:
             if found.spec.kind != "file" and found.spec.kind not in MOUNTED_KINDS:
                 raise
             piece = await self._local(one, found, stage)

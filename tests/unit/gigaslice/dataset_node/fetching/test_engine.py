@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigaslice.dataset.errors import DatasetError, NoRoomError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset_node.fetching import engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
@@ -165,7 +165,7 @@ def test_a_mistake_in_a_source_ends_the_fetch(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(errno.ENOSPC, NoRoomError), (errno.EDQUOT, NoRoomError), (errno.EIO, DatasetError)],
+    [(errno.ENOSPC, CacheFullError), (errno.EDQUOT, CacheFullError), (errno.EIO, DatasetError)],
 )
 def test_a_disk_that_fails_ends_the_fetch_with_its_name(tmp_path, monkeypatch, number, kind):
     def pwrite(*_):

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from gigaslice.dataset.errors import NoRoomError, SourceError
+from gigaslice.dataset.errors import CacheFullError, SourceError
 from gigaslice.dataset_node.fetching.flights import Flights
 from gigaslice.dataset_node.fetching.progress import Meter
 
@@ -127,7 +127,7 @@ def test_everybody_fails_once_everybody_has_tried():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("error", [NoRoomError("full"), SourceError("x", changed=True)])
+@pytest.mark.parametrize("error", [CacheFullError("full"), SourceError("x", changed=True)])
 def test_what_is_not_the_starters_fault_fails_everybody_at_once(error):
     async def run():
         flights, work = Flights(), Work(error=error)

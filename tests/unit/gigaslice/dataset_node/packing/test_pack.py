@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.errors import DatasetError, ImageError, NoRoomError, RequestError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan, read_tree
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.packing import check_pack, make, make_pack
@@ -155,7 +155,7 @@ def test_no_room_is_said_before_anything_is_read(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(NoRoomError, match="no room for the image"):
+    with pytest.raises(CacheFullError, match="no room for the image"):
         make_pack(source, tmp_path / "pack")
     assert list((tmp_path / "pack").iterdir()) == []
 

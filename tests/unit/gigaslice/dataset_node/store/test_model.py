@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gigaslice.dataset.errors import NoRoomError
+from gigaslice.dataset.errors import CacheFullError
 from gigaslice.dataset.eviction import room_for
 from gigaslice.dataset_node.store import Piece
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
@@ -58,7 +58,7 @@ class Model:
             expected.append(idle.pop(0))
             free += self.sizes[expected[-1]]
         if free < room_for(size):
-            with pytest.raises(NoRoomError):
+            with pytest.raises(CacheFullError):
                 self.world.store.begin(self.world.about(number, size))
             self.refused += 1
             return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gigaslice.dataset.errors import ImageError, NoRoomError, QuotaError, RequestError
+from gigaslice.dataset.errors import CacheFullError, ImageError, QuotaError, RequestError
 from gigaslice.dataset_node.mounts import MountError
 from gigaslice.dataset_node.store import Piece, Volume
 from gigaslice.errors import LockedError
@@ -59,21 +59,21 @@ def test_without_any_room_nothing_is_deleted_and_the_text_says_what_to_do(world)
     world.fetch(1, 600)
     world.fetch(2, 300)
     world.store.publish(world.volume("holds"), [piece(1)])
-    with pytest.raises(NoRoomError, match=r"no room for s3://bucket/3: .* use mode: local"):
+    with pytest.raises(CacheFullError, match=r"no room for s3://bucket/3: .* use mode: local"):
         world.store.begin(world.about(3, 400))
     assert set(keys(world)) == {KEYS[1], KEYS[2]}
 
 
 def test_a_disk_that_is_filled_from_outside_is_noticed(world):
     world.outside = 950
-    with pytest.raises(NoRoomError):
+    with pytest.raises(CacheFullError):
         world.store.begin(world.about(1, 100))
 
 
 def test_a_task_that_waits_keeps_its_dataset(world):
     about = world.fetch(1, 600)
     world.store.pin(world.volume("waits"), about)
-    with pytest.raises(NoRoomError):
+    with pytest.raises(CacheFullError):
         world.store.begin(world.about(2, 600))
     world.store.unpin("csi-waits", about.key)
     world.store.begin(world.about(2, 600))
