@@ -34,12 +34,16 @@ class SourceError(DatasetError):
     Attributes:
         retry: Whether the same read may succeed later: a time-out, a server that is busy.
         changed: Whether a file is no longer what the listing says; a new listing is a new dataset version.
+        denied: Whether the credentials do not suffice.
     """
 
-    def __init__(self, text: str, *, retry: bool = False, changed: bool = False) -> None:
+    def __init__(
+        self, text: str, *, retry: bool = False, changed: bool = False, denied: bool = False
+    ) -> None:
         super().__init__(text)
         self.retry = retry
         self.changed = changed
+        self.denied = denied
 
 
 class ListingError(DatasetError, InputError):

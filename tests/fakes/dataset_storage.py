@@ -75,5 +75,5 @@ class MemoryStorage:
     async def __call__(self, spec: SourceSpec, credentials: Mapping[str, str]) -> MemorySource:
         bucket = self.buckets.get(spec.server)
         if bucket is None or (bucket.key and credentials.get("key") != bucket.key):
-            raise SourceError(DENIED)  # the same, whether there is one or not
+            raise SourceError(DENIED, denied=True)  # the same, whether there is one or not
         return MemorySource(bucket, spec)

@@ -51,7 +51,7 @@ def code_of(error: GigasliceError) -> grpc.StatusCode:
     if isinstance(error, RequestError | InputError):
         return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, SourceError):
-        if getattr(error, "denied", False):
+        if error.denied:
             return grpc.StatusCode.PERMISSION_DENIED
         return (
             grpc.StatusCode.UNAVAILABLE

@@ -149,7 +149,8 @@ class ObjectSource:
         code = f" ({coded[1]})" if coded else ""
         if status in (401, 403) or isinstance(error, _REFUSED):
             return SourceError(
-                f"{self._what} refuses {subject}{code}; check the credentials in the volume's nodePublishSecretRef"
+                f"{self._what} refuses {subject}{code}; check the credentials in the volume's nodePublishSecretRef",
+                denied=True,
             )
         if status in _BUSY:
             return SourceBusyError(f"{self._what} is busy (status {status} for {subject})")

@@ -202,7 +202,7 @@ def test_unpublish_of_what_is_not_there(world):
     [
         ({"sorce": "s3://coco"}, "InvalidArgument", 'no "sorce"; did you mean source?'),
         ({"source": "s3://coco", "mode": "local"}, "InvalidArgument", "write mode: cache"),
-        ({"source": "s3://missing"}, "FailedPrecondition", DENIED),
+        ({"source": "s3://missing"}, "PermissionDenied", DENIED),
         ({"source": "file:///etc"}, "InvalidArgument", "file:///etc is not allowed on this node"),
         ({"source": "nfs://server/export"}, "InvalidArgument", "nfs://server with --allow"),
         ({"dataset": "coco"}, "InvalidArgument", "this service reads no Dataset objects"),
