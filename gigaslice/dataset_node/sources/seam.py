@@ -112,6 +112,8 @@ async def in_thread(name: str, work: Callable[[Stop], T], *, patience: float = 0
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
+    # a failure that comes after the caller has gone is no one's, and asyncio would log it
+    done.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
     stop = Stop()
 
     def tell(set_it: Callable[[], None]) -> None:
