@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -223,7 +224,7 @@ def test_the_nodes_own_credentials_are_never_used(credentials):
     [{"status": 500}, {"status": 503}, {"status": 403}, {"status": 400}],
     ids=lambda how: str(how["status"]),
 )
-def test_what_a_server_says_is_not_repeated(monkeypatch, how):
+def test_what_a_server_says_is_not_repeated(monkeypatch, capfd, how):
     """Servers put access keys and signatures into their errors."""
     monkeypatch.setattr("gigaslice.dataset_node.sources.objects._LIST_TRIES", 0)
     server = HostileFiles()
@@ -235,8 +236,11 @@ def test_what_a_server_says_is_not_repeated(monkeypatch, how):
     finally:
         server.close()
     text = str(failure.value)
-    assert KEY not in text
-    assert SECRET not in text
+    logged = "".join(capfd.readouterr())
+    for secret in (KEY, SECRET):
+        assert secret not in text
+        assert secret not in logged
+        assert secret not in "".join(traceback.format_exception(failure.value))
     assert "\n" not in text
     assert failure.value.retry == (how["status"] in (500, 503))
 
