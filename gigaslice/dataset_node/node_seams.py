@@ -57,14 +57,17 @@ def node_seams(settings: DatasetSettings) -> Seams:
     bounds = Bounds(datasets=settings.datasets, reads=settings.fetchers, bytes_per_second=settings.bandwidth)
 
     kernel: list[KernelMounts] = []
+    preparing = asyncio.Lock()
 
     async def open_source(spec: SourceSpec, credentials: Mapping[str, str]) -> OpenedSource:
         from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts  # noqa: PLC0415
         from gigaslice.dataset_node.sources.opening import open_source as opened  # noqa: PLC0415
 
-        if not kernel:
-            kernel.append(KernelMounts(mounts, settings.state_dir / "sources"))
-            await asyncio.to_thread(kernel[0].reconcile)
+        async with preparing:  # what an earlier process has left goes before anything is mounted
+            if not kernel:
+                made = KernelMounts(mounts, settings.state_dir / "sources")
+                await asyncio.to_thread(made.reconcile)
+                kernel.append(made)
         return await opened(
             spec,
             credentials,
