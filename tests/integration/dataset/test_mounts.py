@@ -1,0 +1,159 @@
+"""The kernel's own mounts: images as files and by loop devices, binds, placeholders, and what is unmounted in use.
+
+Each story runs in a process and a mount namespace of its own, so nothing is left on the machine. Needs root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gigaslice.dataset.image import plan
+from gigaslice.dataset_node.mounts import MountError, top_at
+from gigaslice.dataset_node.mounts.linux import EMPTY_SOURCE, LinuxMounts
+from gigaslice.dataset_node.store import About, Budget, DatasetStore, Piece, Volume, digest_of
+from tests.fakes.images import content, listed, write
+
+KEY, SIZE = "ab" * 32, 5000
+_NEW_MOUNTS, _PRIVATE = 0x00020000, 1 << 18 | 16384
+
+
+def _in_namespace(story: Callable[[Path], None], root: Path, outcome: multiprocessing.Queue[str]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_MOUNTS) or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None):
+        outcome.put(f"skip: no mount namespace of our own: {os.strerror(ctypes.get_errno())}")
+        return
+    try:
+        story(root)
+    except BaseException:  # noqa: BLE001  (told to the test)
+        outcome.put(traceback.format_exc())
+    else:
+        outcome.put("")
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Callable[[Path], None]], None]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if not LinuxMounts().has_erofs:
+        pytest.skip("the kernel has no EROFS")
+
+    def run(story: Callable[[Path], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        outcome: multiprocessing.Queue[str] = context.Queue()
+        child = context.Process(target=_in_namespace, args=(story, tmp_path, outcome))
+        child.start()
+        said = outcome.get(timeout=60)
+        child.join(60)
+        if said.startswith("skip: "):
+            pytest.skip(said.removeprefix("skip: "))
+        assert said == "", said
+
+    return run
+
+
+def image_in(root: Path) -> Path:
+    image = root / "image.img"
+    write(plan(listed([(b"a", SIZE), (b"d/b", 10)])), image)
+    return image
+
+
+def test_an_image_is_mounted_from_its_file_and_by_a_loop_device(play):
+    def story(root: Path) -> None:
+        image, mounts = image_in(root), LinuxMounts()
+        for name, first in (("file", 0), ("loop", errno.ENOTBLK)):
+            where = root / name
+            where.mkdir()
+            real, refused = mounts._mount, [first] if first else []
+
+            def mount(*arguments, real=real, refused=refused):
+                if refused:
+                    raise MountError("as before Linux 6.12", refused.pop())
+                real(*arguments)
+
+            mounts._mount = mount
+            mounts.image(image, where)
+            assert sorted(one.name for one in where.iterdir()) == ["a", "d"]
+            top = top_at(mounts.table(), str(where))
+            assert top.filesystem == "erofs" and {"ro", "nosuid", "nodev"} <= top.options
+            assert top.source.startswith("/dev/loop") == (name == "loop")
+            with pytest.raises(OSError):
+                (where / "new").touch()
+            mounts.unmount(where)
+            assert list(where.iterdir()) == []
+            mounts.unmount(where)  # not mounted any more: no failure
+
+    play(story)
+
+
+def test_binds_and_placeholders_are_read_only_and_one_covers_the_other(play):
+    def story(root: Path) -> None:
+        mounts, source, where = LinuxMounts(), root / "source", root / "w h e r e"
+        source.mkdir()
+        (source / "file").write_text("x")
+        where.mkdir()
+        mounts.empty(where, ["train", "test"])
+        assert sorted(one.name for one in where.iterdir()) == ["test", "train"]
+        assert top_at(mounts.table(), str(where)).source == EMPTY_SOURCE
+        mounts.bind(source, where / "train")
+        for place in (where, where / "train", where / "test"):
+            with pytest.raises(OSError):
+                (place / "new").touch()
+        assert (where / "train/file").read_text() == "x"
+        mounts.bind(source, where)
+        assert (where / "file").read_text() == "x"
+        mounts.unmount(where)
+        assert (where / "train/file").read_text() == "x"
+
+    play(story)
+
+
+def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
+    def story(root: Path) -> None:
+        store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+        store.open()
+        data = image_in(root).read_bytes()
+        part = store.begin(About(KEY, len(data), "s3://b/c"))
+        part.image.write_bytes(data)
+        store.complete(part, digest_of(part.image))
+        (root / "pod").mkdir()
+        volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+        store.publish(volume, [Piece(key=KEY)])
+        store.publish(volume, [Piece(key=KEY)])
+        reader = os.open(f"{volume.target}/a", os.O_RDONLY)
+        expected = os.pread(reader, 1 << 20, 0)
+        assert expected == content(b"a", SIZE)
+        assert KEY in store.evict([KEY])
+        store.close()
+        again = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+        again.open()
+        assert again.published("v"), "a service that starts again finds what is mounted"
+        again.remove("v", volume.target)
+        assert not Path(volume.target).exists()
+        assert again.evict([KEY]) == {}
+        assert os.pread(reader, 1 << 20, 0) == expected
+        os.close(reader)
+        assert not [one for one in LinuxMounts().table() if str(root) in one.point]
+
+    play(story)
+
+
+def test_a_damaged_image_is_refused_by_the_kernel_and_named(play):
+    def story(root: Path) -> None:
+        image = root / "image.img"
+        image.write_bytes(bytes(8192))
+        (root / "where").mkdir()
+        with pytest.raises(MountError) as caught:
+            LinuxMounts().image(image, root / "where")
+        assert caught.value.number in (errno.EINVAL, errno.EUCLEAN)
+        with pytest.raises(MountError, match="create the directory"):
+            LinuxMounts().image(image, root / "none")
+
+    play(story)
