@@ -119,7 +119,7 @@ def _write(source: int, found: Iterable[ImageEntry], parents: _Parents) -> None:
             finally:
                 os.close(inner)
     root, _ = parents.of(b".")
-    os.fchmod(root, 0o755)  # whoever owns it can rename and remove it
+    os.fchmod(root, 0o755)  # its owner can rename and remove it
     os.utime(root, _TIME)
 
 

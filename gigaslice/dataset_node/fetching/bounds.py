@@ -43,8 +43,8 @@ class _Ticket:
 class Pace:
     """At most so many bytes per second; 0 is without a limit. Callers are threads.
 
-    Requests are served in the order of what their flow has had: whoever reads large files gets no more than whoever
-    reads small ones, and a flow that was idle saves nothing up.
+    Requests are served in the order of what their flow has had: a task that reads large files gets no more than one
+    that reads small ones, and a flow that was idle saves nothing up.
     """
 
     def __init__(self, bytes_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""One fetch per key, whoever asks for it and however many do.
+"""One fetch per key, however many tasks ask for it.
 
 Everybody who waits for a key waits for the same flight. The first one starts it, with its own access to the source;
 the others have proved their right to the data by listing it. So when a flight fails for what only its starter had
@@ -108,7 +108,7 @@ class Flights(Generic[T]):
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
         if not done.cancelled():
-            done.exception()  # it may be nobody's by now
+            done.exception()  # no task may wait for it any more
 
     def _left_alone(self, flight: Flight[T]) -> None:
         if flight.waiting or flight.result.done():

@@ -75,7 +75,7 @@ class KernelMounts:
         return where, where / spec.path.lstrip("/") if spec.kind == "beegfs" else where
 
     def release(self, where: Path) -> None:
-        """Unmounts what nobody has any more. Blocking."""
+        """Unmounts what no source uses any more. Blocking."""
         with self._lock:
             left = self._users.pop(where) - 1
             if left:

@@ -124,7 +124,7 @@ async def in_thread(name: str, work: Callable[[Stop], T], *, patience: float = 0
         try:
             loop.call_soon_threadsafe(unless_gone)
         except RuntimeError:
-            return  # the loop has ended, and with it whoever waited
+            return  # the loop has ended, and with it the caller that waited
 
     def run() -> None:
         try:

@@ -36,7 +36,7 @@ class Threads:
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
-            future.exception()  # it is nobody's now
+            future.exception()  # its caller is gone
             raise cancelled
         return future.result()
 
