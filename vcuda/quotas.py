@@ -42,6 +42,7 @@ _MOST_JSON = 1 << 20
 _RUN_PREFIX = "run-"
 _NEW_PREFIX = ".new-"
 _DEAD_PREFIX = ".dead-"
+_EXEC_SECONDS, _EXEC_POLL_SECONDS = 0.1, 0.002  # longer than a program takes to be loaded on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +269,33 @@ def _start_time(pid: int) -> int | None:
 def _is_in_an_environment(directory: Path) -> bool:
     """Whether a process whose environment is readable was started with DIRECTORY as its VCUDA_DIR."""
     entry = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry in (process / "environ").read_bytes().split(b"\0"):
-                return True
-    return False
+    unsure = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
+    deadline = time.monotonic() + _EXEC_SECONDS
+    while True:
+        found = {pid: _environment(pid) for pid in unsure}
+        if any(entry in text.split(b"\0") for text in found.values() if text):
+            return True
+        # In the midst of execve(2) a process has memory and no environment yet.
+        unsure = [pid for pid, text in found.items() if text == b"" and _has_memory(pid)]
+        if not unsure or time.monotonic() > deadline:
+            return False
+        time.sleep(_EXEC_POLL_SECONDS)
+
+
+def _environment(pid: int) -> bytes | None:
+    """The environment that process PID was started with; None where it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether process PID has an address space: neither a thread of the kernel nor a zombie."""
+    try:
+        return not Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
+    except OSError:
+        return False
 
 
 def _remove(directory: Path) -> bool:

@@ -59,9 +59,7 @@ class Replay:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for one in self._talks:
-            one.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        await wire.end_all(self._talks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -239,9 +239,7 @@ class ApiServer:
         assert self._server is not None
         self._server.close()
         self._loop = None
-        for one in list(self._talks):
-            one.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        await wire.end_all(self._talks)
 
     # --- connections --------------------------------------------------------------------------------------------
 

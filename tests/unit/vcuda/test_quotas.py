@@ -174,6 +174,23 @@ def test_a_directory_stays_while_a_process_has_it_in_its_environment(
     assert list(base.iterdir()) == []
 
 
+def test_a_process_that_is_becoming_another_program_keeps_its_directory(tmp_path: Path) -> None:
+    """While a program is loaded, the kernel shows no environment of its process."""
+    again = "import os, sys; os.execve(sys.executable, [sys.executable, '-S', '-c', os.environ['CODE']], os.environ)"
+    environment = {"VCUDA_DIR": str(tmp_path), "CODE": again}
+    child = subprocess.Popen([sys.executable, "-S", "-c", again], env=environment)
+    try:
+        while not Path(f"/proc/{child.pid}/environ").read_bytes():
+            pass
+        shown = [quotas._environment(child.pid) for _ in range(20_000)]
+        assert b"" in shown, "else this test shows nothing"
+        assert all(quotas._is_in_an_environment(tmp_path) for _ in range(300))
+    finally:
+        child.kill()
+        child.wait()
+    assert not quotas._is_in_an_environment(tmp_path)
+
+
 def test_what_is_damaged_is_swept_and_what_is_not_ours_is_left(
     base: Path, gpus: list[vcuda.GpuLimit]
 ) -> None:
