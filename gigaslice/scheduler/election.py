@@ -33,7 +33,9 @@ __all__ = ["Election"]
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _CONDITION = "gigaslice.io/Scheduler"
 _LEASE_SECONDS, _RETRY_SECONDS = 15.0, 2.0
-_IDLE_SECONDS = 5.0  # less than the lease of any kube-scheduler: its successor finds ours given back
+_IDLE_SECONDS = 12.5
+"""Less than the lease of any kube-scheduler: its successor finds ours given back. More than its longest pause between
+two attempts of one pod (10 s): a slow API server would have the lease given back before it was of use, every time."""
 _PATIENCE_SECONDS = 1.0  # of a request; kube-scheduler's own is two seconds
 _AGAIN_SECONDS = 0.5
 _POLL_SECONDS = 0.02
