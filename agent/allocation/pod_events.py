@@ -63,12 +63,16 @@ class PodEvents:
             text = f"the node cannot record an allocation: {error}"
             self._event(identified.requester, "Warning", "AllocationNotRecorded", text)
 
-    def waiting(self, allocation: Allocation, reason: str) -> None:
-        """Sends what the start of an allocation's container waits for."""
+    def waiting(self, allocation: Allocation, text: str, *, dataset: bool = False) -> None:
+        """Sends what the start of an allocation's container waits for: its GPUs, or a DATASET that it mounts."""
         ref = allocation.ref
         pod = self._cluster.pod(ref.namespace, ref.pod) if ref else None
-        if ref is not None and pod is not None:
-            self._cluster.event(pod, "Warning", "WaitingForGPU", reason, ref.container)
+        if ref is None or pod is None:
+            return
+        if dataset:  # nothing is wrong: the images are pulled while the data are fetched
+            self._cluster.event(pod, "Normal", "WaitingForDataset", text, ref.container)
+        else:
+            self._cluster.event(pod, "Warning", "WaitingForGPU", text, ref.container)
 
     def evicting(self, pod: Pod, allocation: Allocation, reason: str) -> None:
         """Sends why a pod is about to be evicted."""

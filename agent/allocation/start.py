@@ -15,6 +15,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from agent.allocation.dataset_gate import StartCondition
 from agent.allocation.owner import owner_of
@@ -40,6 +41,14 @@ _THREAD_PART = (
 _EVICT_AGAIN = 60.0
 _UNKNOWN_SECONDS = 60.0  # how long a container is held back because its annotations cannot be read
 _TAKEN = "the kubelet has given this container's devices to another one; delete the pod"
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocker:
+    """Why a container may not start yet. dataset: its GPUs are there, and a dataset is not."""
+
+    text: str
+    dataset: bool = False
 
 
 class StartDecider:
@@ -91,30 +100,34 @@ class StartDecider:
         Returns:
             None when the container may start, else the reason why not yet.
         """
-        newest = found[0]
+        newest = found[0].id
+        try:
+            blocker = await self._decide(found, remaining)
+            if blocker is None:
+                return None
+            self._report(newest, blocker)
+            return blocker.text
+        finally:
+            self._told.pop(newest, None)
+
+    async def _decide(self, found: Sequence[Allocation], remaining: float | None) -> _Blocker | None:
         try:
             for allocation in found:
                 self._store.ensure(allocation)
-            reason = await self._wait_until_ready(newest.id, remaining)
-            if reason is None:  # and not before: what was decided while waiting must be on the disk, too
+            blocker = await self._wait_until_ready(found[0].id, remaining)
+            if blocker is None:  # and not before: what was decided while waiting must be on the disk, too
                 await asyncio.to_thread(self._store.sync)
-                reason = None if self._store.table.find(newest.id) else _TAKEN
+                blocker = None if self._store.table.find(found[0].id) else _Blocker(_TAKEN)
         except GigasliceError as error:
             self._log.error("start decision failed", detail=str(error))
-            self._report(newest.id, str(error))
-            return str(error)
-        else:
-            if reason:
-                self._report(newest.id, reason)
-            return reason
-        finally:
-            self._told.pop(newest.id, None)
+            return _Blocker(str(error))
+        return blocker
 
     def close(self) -> None:
         """Makes every call return at its next decision: the agent is about to end."""
         self._closed = True
 
-    async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> str | None:
+    async def _wait_until_ready(self, allocation_id: str, remaining: float | None) -> _Blocker | None:
         longest = math.inf if remaining is None else max(remaining - _MARGIN, remaining / 2)
         self.waiting += 1
         try:
@@ -122,25 +135,21 @@ class StartDecider:
         finally:
             self.waiting -= 1
 
-    async def _wait_until(self, allocation_id: str, came: float, longest: float) -> str | None:
+    async def _wait_until(self, allocation_id: str, came: float, longest: float) -> _Blocker | None:
         while True:
             begun = time.thread_time()
             allocation = self._store.table.find(allocation_id)
             if allocation is None:
-                return _TAKEN
-            reason = (
-                await self._settle(allocation)
-                if allocation.undecided
-                else self._service.start_blocker(allocation) or await self._dataset_blocker(allocation)
-            )
-            if allocation.undecided and reason is None:
+                return _Blocker(_TAKEN)
+            blocker = await self._blocker(allocation)
+            if allocation.undecided and blocker is None:
                 continue  # now it is decided
             held = time.monotonic() - came
             left = min(self._patience(allocation), longest) - held
-            if reason is None or self._closed or left <= 0:
-                return reason
+            if blocker is None or self._closed or left <= 0:
+                return blocker
             if held >= _REPORT_SECONDS and allocation_id not in self._told:
-                self._report(allocation_id, reason)
+                self._report(allocation_id, blocker)
             self._blocked()
             busy = (time.thread_time() - begun) * self.waiting / _THREAD_PART
             await asyncio.sleep(max(_INTERVAL, min(busy, left)))
@@ -152,6 +161,16 @@ class StartDecider:
         if pod is None or (allocation.owner is not None and allocation.owner.uid != pod.uid):
             return min(_UNSEEN_PATIENCE, _PATIENCE)
         return 0.0 if pod.ending else _PATIENCE
+
+    async def _blocker(self, allocation: Allocation) -> _Blocker | None:
+        """Returns why the container may not start yet, as of now. Datasets come last: they are the node's own work."""
+        if allocation.undecided:
+            text = await self._settle(allocation)
+            return None if text is None else _Blocker(text)
+        if (text := self._service.start_blocker(allocation)) is not None:
+            return _Blocker(text)
+        text = await self._dataset_blocker(allocation)
+        return None if text is None else _Blocker(text, dataset=True)
 
     async def _dataset_blocker(self, allocation: Allocation) -> str | None:
         """Returns what datasets the container still waits for; None where there is nothing to wait for."""
@@ -200,12 +219,12 @@ class StartDecider:
         event = "pod not evicted" if eviction.problem else "pod evicted"
         self._log.warning(event, pod=str(pod), allocation=allocation.id, detail=eviction.problem or reason)
 
-    def _report(self, allocation_id: str, reason: str) -> None:
+    def _report(self, allocation_id: str, blocker: _Blocker) -> None:
         allocation = self._store.table.find(allocation_id)
-        if self._told.get(allocation_id) == reason:
+        if self._told.get(allocation_id) == blocker.text:
             return
-        self._told[allocation_id] = reason
+        self._told[allocation_id] = blocker.text
         name = allocation.name if allocation else allocation_id
-        self._log.info("start delayed", allocation=allocation_id, container=name, detail=reason)
+        self._log.info("start delayed", allocation=allocation_id, container=name, detail=blocker.text)
         if allocation is not None:
-            self._events.waiting(allocation, reason)
+            self._events.waiting(allocation, blocker.text, dataset=blocker.dataset)

@@ -23,6 +23,8 @@ class EventReason:
 REASONS = (
     EventReason("GPUAllocated", "Normal", "which GPUs a container got, and how much of each"),
     EventReason("WaitingForGPU", "Warning", "what the start of the container waits for; it starts by itself"),
+    EventReason("WaitingForDataset", "Normal",
+           "which dataset the start of the container waits for, and how far it is; it starts by itself"),
     EventReason("GPURequestInfeasible", "Warning",
            "this node can never satisfy the request; ask for less, or elsewhere"),
     EventReason("AssignmentNotExecutable", "Warning",

@@ -1,20 +1,26 @@
 """The start decision waits for datasets after it has waited for GPUs."""
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from agent.allocation import start as start_module
 from agent.allocation.pod_events import PodEvents
 from agent.allocation.start import StartDecider
 from agent.apiserver import NoCluster
+from gigaslice.allocation.table import Owner
+from gigaslice.model import Pod
+from tests.fakes.cluster import MemoryCluster
 from tests.fakes.nodes import device_ids
 
 
 class Datasets:
-    def __init__(self, *answers):
-        self.answers, self.asked = list(answers), 0
+    def __init__(self, *answers, found=False):
+        self.answers, self.asked, self.found = list(answers), 0, found
 
     async def blocker(self, allocation, pod):
-        assert pod is None
+        assert (pod is not None) == self.found
         self.asked += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -40,6 +46,26 @@ def test_what_is_waited_for_is_the_reason(store, allocator, monkeypatch):
         decide(store, allocator, Datasets("waiting for dataset coco: 42 %"))
         == "waiting for dataset coco: 42 %"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"), [(None, "WaitingForDataset"), ("waiting for 2 GiB", "WaitingForGPU")]
+)
+def test_the_event_says_whether_the_gpu_or_the_data_are_missing(store, allocator, monkeypatch, gpu, said):
+    monkeypatch.setattr(start_module, "_PATIENCE", 0.3)
+    monkeypatch.setattr(allocator, "start_blocker", lambda allocation: gpu)
+    cluster = MemoryCluster()
+    cluster.put(Pod("ns", "p", "uid-1"))
+    allocator.allocate([sorted(device_ids(0, 1))])
+    (made,) = store.table.allocations
+    store.update(store.table.replaced([replace(made, owner=Owner("uid-1", "ns", "p", "main", False))]))
+    events = PodEvents(allocator, cluster)
+    decider = StartDecider(
+        store, allocator, cluster, events, lambda: None, datasets=Datasets("dataset coco: 42 %", found=True)
+    )
+    text = asyncio.run(decider.decide(store.table.allocations, None))
+    assert cluster.events == [("ns/p", said, text, "main")]
+    assert text == (gpu or "dataset coco: 42 %")
 
 
 def test_without_a_dataset_service_nothing_is_asked(store, allocator):
