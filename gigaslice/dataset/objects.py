@@ -38,7 +38,8 @@ DRIVER = "dataset.gigaslice.io"
 
 CHECKS = ("listing", "pinned", "never")
 """How a pod's request is compared with the copy on the node. listing: the source is listed with the pod's credentials.
-pinned: the version of `digest`. never: any complete copy. The last two for Dataset objects only."""
+pinned: the same, and it must be the version of `digest`. never: any complete copy. The last two for Dataset objects
+only, and in namespaces that the service was told to trust a copy on the node is given without a listing."""
 
 _MOST_SHOWN = 2000  # datasets of one DatasetNode: etcd takes 1.5 MiB
 

@@ -5,30 +5,26 @@ What a pod may not name is answered as what is not there: a name tells nothing a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.objects import DatasetObject, parse_dataset
 from gigaslice.dataset.request import Check
-from gigaslice.dataset.source_spec import dataset_key
-from gigaslice.dataset_node.store import DatasetStore
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
-from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.dataset_paths import dataset_path
 
-__all__ = ["ClusterDatasets", "resolved"]
+__all__ = ["ClusterDatasets"]
 
 _SECONDS = 5.0
 
 
 class ClusterDatasets:
-    """Reads Dataset objects through CLIENT. STORE: what the node has, for those that take any version."""
+    """Reads Dataset objects through CLIENT. TRUSTED: the namespaces in which administrators alone write them."""
 
-    def __init__(self, client: KubeClient, store: DatasetStore, threads: Threads) -> None:
+    def __init__(self, client: KubeClient, trusted: Collection[str] = ()) -> None:
         self._client = client
-        self._store = store
-        self._threads = threads
+        self._trusted = frozenset(trusted)
 
     async def resolve(self, name: str, namespace: str) -> ResolvedDataset:
         """What NAME, or "NAMESPACE/NAME", stands for in a pod of NAMESPACE.
@@ -46,10 +42,7 @@ class ClusterDatasets:
                 f"there is no Dataset {home}/{short} that pods of namespace {namespace} may name "
                 f"(kubectl get datasets -n {home}); create it{hint}"
             )
-        newest = ""
-        if found.check == Check.NEVER.value:
-            newest = await self._threads.run(self._newest, found.source.canonical)
-        return resolved(found, newest)
+        return ResolvedDataset(found.source, Check(found.check), found.digest, home in self._trusted)
 
     async def _read(self, namespace: str, name: str) -> DatasetObject | None:
         try:
@@ -65,26 +58,3 @@ class ClusterDatasets:
             raise
         except ValueError as error:
             raise SourceError(f"Dataset {namespace}/{name} not read: {error}", retry=True) from error
-
-    def _newest(self, source: str) -> str:
-        ready = [one for one in self._store.stored() if one.complete and one.about.source == source]
-        return max(ready, key=lambda one: one.about.created).about.key if ready else ""
-
-
-def resolved(
-    found: DatasetObject, newest: str, credentials: Mapping[str, str] | None = None
-) -> ResolvedDataset:
-    """What a Dataset stands for on this node.
-
-    Args:
-        found: The object.
-        newest: The key of the newest complete version that the node has; empty for none.
-        credentials: Of the object's own Secret, for a fetch that no pod has asked for.
-    """
-    check = Check(found.check)
-    key = ""
-    if check is Check.PINNED:
-        key = dataset_key(found.source, bytes.fromhex(found.digest))
-    elif check is Check.NEVER:
-        key = newest
-    return ResolvedDataset(found.source, check, key, credentials)

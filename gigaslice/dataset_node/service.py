@@ -65,7 +65,7 @@ class DatasetService:
         version: Of this program.
         pods: Shows specifications of pods.
         reporter: Sends events.
-        objects: Makes what shows the Dataset objects, of the store and its threads.
+        objects: Shows the Dataset objects.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DatasetService:
         *,
         pods: Pods | None = None,
         reporter: Reporter | None = None,
-        objects: Callable[[DatasetStore, Threads], DatasetObjects] | None = None,
+        objects: DatasetObjects | None = None,
     ) -> None:
         self.settings = settings
         self.counters = DatasetCounters()
@@ -106,7 +106,7 @@ class DatasetService:
         parts = TaskParts(
             store=self.store,
             supply=supply,
-            objects=objects(self.store, self.threads) if objects else NoDatasetObjects(),
+            objects=objects or NoDatasetObjects(),
             reporter=reporter or NoReporter(),
             threads=self.threads,
             counters=self.counters,
@@ -282,7 +282,7 @@ class _ClusterSide:
 
     pods: Pods = field(default_factory=NoPods)
     reporter: Reporter = field(default_factory=NoReporter)
-    objects: Callable[[DatasetStore, Threads], DatasetObjects] = lambda store, threads: NoDatasetObjects()
+    objects: DatasetObjects = field(default_factory=NoDatasetObjects)
     parts: Callable[[DatasetService], dict[str, Coroutine[Any, Any, None]]] = lambda service: {}
 
 
@@ -316,6 +316,6 @@ async def _cluster(settings: DatasetSettings, service: str, version: str) -> Asy
         yield _ClusterSide(
             ClusterPods(client),
             ClusterReporter(events),
-            lambda store, threads: ClusterDatasets(client, store, threads),
+            ClusterDatasets(client, settings.trusted_namespaces),
             parts,
         )

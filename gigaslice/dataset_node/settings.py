@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,14 @@ def _allowed(text: str) -> tuple[str, ...]:
     return found
 
 
+def _namespaces(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    for one in found:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", one):
+            raise ValueError(f'"{one}" is no name of a namespace; write each one, as in "datasets,shared"')
+    return found
+
+
 def admits(allowed: tuple[str, ...], canonical: str) -> bool:
     """Whether a source is one that pods may name: its kind is allowed, or something that it is below.
 
@@ -104,6 +113,9 @@ class DatasetSettings(Settings):
     allow: tuple[str, ...] = setting("KIND|SOURCE,…", _allowed, _OPEN,
         "which sources pods may name: kinds, or what a source must be below, such as nfs://server/export or /data; "
         "those without credentials of their own (file, nfs, lustre, …) are open to every pod that may name them")
+    trusted_namespaces: tuple[str, ...] = setting("NAMESPACE,…", _namespaces, "",
+        "namespaces in which administrators alone may write Datasets: those may say check: never, and with pinned or "
+        "never give pods a copy that the node has without a listing with the pods' own credentials")
     local_addresses: str = setting("on|off", values.on_off, "off",
         "whether sources may be at addresses of the node itself, or at its cloud's metadata service")
     fetchers: int = setting("COUNT", values.count, "64", "how many reads of one dataset are under way at a time")

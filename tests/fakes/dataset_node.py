@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from gigaslice.dataset_node.dataset_objects import ClusterDatasets
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.node_seams import Seams
@@ -17,8 +18,9 @@ from gigaslice.dataset_node.store import Volume
 from gigaslice.kube.reasons import EventReason
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
 from gigaslice.runtime.settings import load
+from tests.fakes.dataset_objects import DatasetApi
 from tests.fakes.dataset_storage import MemoryStorage
-from tests.fakes.kubelet.csi import CsiKubelet, CsiPod
+from tests.fakes.kubelet.csi import CsiKubelet, CsiPod, volume_handle
 from tests.fakes.mounts import MemoryMounts
 
 __all__ = ["NodeWorld"]
@@ -32,6 +34,7 @@ class NodeWorld:
     Attributes:
         asking: Pods whose containers ask for GPUs, by UID.
         said: The events on pods: (pod, kind, reason, text).
+        api: Has the cluster's Dataset objects; none until a test makes one: a service without access reads none.
     """
 
     def __init__(self, root: Path, *, scale: float = 0.05, **settings: str) -> None:
@@ -43,6 +46,7 @@ class NodeWorld:
         self.said: list[tuple[str, str, str, str]] = []
         self.disk: Callable[[], object] | None = None
         self.memory = True
+        self.api: DatasetApi | None = None
         self.agents: list[asyncio.StreamWriter] = []
         flags = {
             "state-dir": str(root / "s"),
@@ -57,9 +61,8 @@ class NodeWorld:
         self.settings = load(DatasetSettings, flags, {})
         self.service: DatasetService
 
-    @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator[DatasetService]:
-        """One life of the service; its end is one by SIGTERM."""
+    def make(self) -> DatasetService:
+        """A service over the world's mounts and sources, not running yet."""
         bounds = Bounds()
 
         async def fetched(plan, listing, source, part, *, task, started):
@@ -72,12 +75,36 @@ class NodeWorld:
             return str(where)
 
         seams = Seams(self.mounts, self.storage, fetched, mount_source)
-        service = DatasetService(self.settings, seams, "test", pods=self, reporter=self)
+        objects = None
+        if self.api is not None:
+            objects = ClusterDatasets(self.api, self.settings.trusted_namespaces)  # type: ignore[arg-type]
+        service = DatasetService(self.settings, seams, "test", pods=self, reporter=self, objects=objects)
         early = dataclasses.replace(service.tasks._early, keeps_secrets=self.memory)
         service.tasks._early = early
         if self.disk is not None:
             service.store._disk = self.disk
-        self.service, stop = service, asyncio.Event()
+        self.service = service
+        return service
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[DatasetService]:
+        """The parts of the service without its sockets: what is asked of `tasks` is all that happens."""
+        service = self.make()
+        service.store.open()
+        try:
+            yield service
+        finally:
+            for bucket in self.storage.buckets.values():
+                bucket.hold.set()
+            await service.tasks.close()
+            await service.flights.close()
+            service.store.close()
+            service.threads.close()
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[DatasetService]:
+        """One life of the service; its end is one by SIGTERM."""
+        service, stop = self.make(), asyncio.Event()
         running = asyncio.create_task(service.run(stop))
         try:
             for _ in range(2000):
@@ -88,6 +115,13 @@ class NodeWorld:
         finally:
             stop.set()
             await asyncio.wait_for(running, 30)
+
+    def volume(self, name: str, namespace: str = "team") -> Volume:
+        """A volume of a pod that this node has, without a kubelet that asks for it."""
+        pod = CsiPod(name, [], namespace, uid=f"uid-{namespace}-{name}")
+        target = self.kubelet.target(pod, "data")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return Volume(volume_handle(pod.uid, "data"), str(target), pod.uid, namespace, name)
 
     async def pod(self, volume: Volume) -> Pod | None:
         found = self.kubelet.pods.get(volume.pod_uid)
@@ -116,3 +150,7 @@ class NodeWorld:
         """The sources of what is mounted at a volume, the top one last, without directories."""
         where = self.kubelet.target(pod, volume) / directory
         return [Path(one).name for one in self.mounts.at(where)]
+
+    def shown_at(self, volume: Volume) -> list[str]:
+        """The same for a volume without a kubelet."""
+        return [Path(one).name for one in self.mounts.at(Path(volume.target))]

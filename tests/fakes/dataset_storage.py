@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.opening import effective_spec
 
 __all__ = ["Bucket", "MemorySource", "MemoryStorage"]
 
@@ -18,10 +20,16 @@ DENIED = "access denied by the storage; check the Secret"
 
 @dataclass
 class Bucket:
-    """files: by path. key: the credential that may list it; empty: everybody's. hold: reads wait until it is set."""
+    """A bucket.
+
+    files: by path. key: the credential that may list it; empty: everybody's. others: credentials that may, too.
+    unreadable: those of them that may list and not read, as of now. hold: reads wait until it is set.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     key: str = ""
+    others: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
     listings: int = 0
     reads: int = 0
     read_bytes: int = 0
@@ -40,8 +48,8 @@ class MemorySource:
     weak = False
     image = None
 
-    def __init__(self, bucket: Bucket, spec: SourceSpec) -> None:
-        self.bucket, self.spec = bucket, spec
+    def __init__(self, bucket: Bucket, spec: SourceSpec, key: str = "") -> None:
+        self.bucket, self.spec, self.key = bucket, spec, key
         bucket.opened += 1
 
     async def list(self, *_: object) -> Listing:
@@ -57,6 +65,8 @@ class MemorySource:
 
     def read_into(self, entry: Entry, offset: int, size: int, sink) -> None:
         self.bucket.hold.wait()
+        if self.key in self.bucket.unreadable:
+            raise SourceError(f"{entry.path.decode()}: {DENIED}", denied=True)
         data = self.bucket.files[entry.path.decode()][offset : offset + size]
         self.bucket.reads += 1
         self.bucket.read_bytes += len(data)
@@ -74,6 +84,7 @@ class MemoryStorage:
 
     async def __call__(self, spec: SourceSpec, credentials: Mapping[str, str]) -> MemorySource:
         bucket = self.buckets.get(spec.server)
-        if bucket is None or (bucket.key and credentials.get("key") != bucket.key):
+        key = credentials.get("key", "")
+        if bucket is None or (bucket.key and key not in {bucket.key, *bucket.others}):
             raise SourceError(DENIED, denied=True)  # the same, whether there is one or not
-        return MemorySource(bucket, spec)
+        return MemorySource(bucket, effective_spec(spec, Credentials(credentials)), key)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gigaslice.dataset.errors import RequestError
@@ -26,16 +25,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDataset:
-    """What a Dataset object stands for.
+    """What a Dataset object, or a source in a volume, stands for.
 
-    key: the version that it pins, or that was last seen; empty where there is none. credentials: of the object's own
-    Secret; None: those of the volume apply. Nothing shows them.
+    digest: of the listing of the version that is pinned, hexadecimal; empty where none is. trusted: whether an
+    administrator stands behind the object, so that a pod gets a copy which the node has without listing its source.
     """
 
     spec: SourceSpec
     check: Check = Check.LISTING
-    key: str = ""
-    credentials: Mapping[str, str] | None = field(default=None, repr=False)
+    digest: str = ""
+    trusted: bool = False
 
 
 class DatasetObjects(Protocol):

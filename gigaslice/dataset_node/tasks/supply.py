@@ -2,7 +2,7 @@
 
 The listing is taken with the asking pod's own credentials, every time: only who may list a source learns whether the
 node has it. With it the dataset's key is known: a key that is in the cache is there, one that is being fetched is
-waited for, and any other is fetched.
+waited for, and any other is fetched. The one exception are Dataset objects of administrators that say so.
 """
 
 from __future__ import annotations
@@ -151,8 +151,7 @@ class Supply:
             SourceError: The source cannot be read with these credentials.
             DatasetError: Anything else that keeps it away: no room, a quota, a listing that no image is made of.
         """
-        credentials = credentials if found.credentials is None else found.credentials
-        if found.check is not Check.LISTING:
+        if found.trusted:
             about = await self._known(volume, found)
             if about is not None:
                 stage.about, stage.doing = about, "ready"
@@ -171,9 +170,10 @@ class Supply:
         raise AssertionError("the last attempt returns or raises")
 
     async def _known(self, volume: Volume, found: ResolvedDataset) -> About | None:
-        """The version that is taken without a listing, if it is here."""
-        if found.key:
-            about = await self._threads.run(self._store.ready, found.key)
+        """The version that a trusted object's pods get without a listing, if it is here."""
+        if found.check is Check.PINNED:
+            key = dataset_key(found.spec, bytes.fromhex(found.digest))
+            about = await self._threads.run(self._store.ready, key)
         elif found.check is Check.NEVER:
             stored = await self._threads.run(self._store.stored)
             mine = [one for one in stored if one.complete and one.about.source == found.spec.canonical]
@@ -194,12 +194,12 @@ class Supply:
         fetching = False
         try:
             listing = await source.list()
-            key = dataset_key(spec, listing.digest)
-            if found.check is Check.PINNED and found.key and key != found.key:
+            if found.check is Check.PINNED and listing.digest.hex() != found.digest:
                 raise SourceError(
                     f"{spec.canonical} has other contents than the version that the Dataset pins; restore them, or "
                     "pin the present version"
                 )
+            key = dataset_key(spec, listing.digest)
             about = await self._threads.run(self._store.ready, key)
             if about is not None:
                 await self._threads.run(self._store.pin, volume, about)

@@ -204,20 +204,25 @@ class Task:
             self._parts.admit(one.spec)
             return ResolvedDataset(one.spec, self.request.check or Check.LISTING)
         found = await self._parts.objects.resolve(one.dataset, self.volume.namespace)
-        if self.request.check is not None and self.request.check is not found.check:
-            if self.request.check is not Check.LISTING:
-                raise RequestError(
-                    f"check is {self.request.check.value}, and Dataset {one.dataset} says {found.check.value}; "
-                    "leave it out of volumeAttributes"
-                )
-            return ResolvedDataset(found.spec, Check.LISTING, found.key, found.credentials)
+        self._parts.admit(found.spec)
+        if self.request.check is Check.LISTING:
+            return ResolvedDataset(found.spec)
+        if self.request.check not in (None, found.check):
+            raise RequestError(
+                f"check is {self.request.check.value}, and Dataset {one.dataset} says {found.check.value}; "
+                "leave it out of volumeAttributes"
+            )
+        if found.check is Check.NEVER and not found.trusted:
+            raise RequestError(
+                f"Dataset {one.dataset} says check: never, which only Datasets in the administrator's namespaces may "
+                "(--trusted-namespaces); write check: listing"
+            )
         return found
 
     async def _local(self, one: DatasetRequest, found: ResolvedDataset, stage: Stage) -> Piece:
         check_local(found.spec)
         stage.doing = "mounting its storage"
-        credentials = self._credentials if found.credentials is None else found.credentials
-        path = await self._parts.attach(found.spec, credentials)
+        path = await self._parts.attach(found.spec, self._credentials)
         stage.doing = "ready"
         return Piece(path=path, directory=one.directory, name=one.name)
 

@@ -109,6 +109,7 @@ def test_the_flags_are_taken():
         chart(
             "dataset.settings.allow=nfs://server/export",
             "dataset.settings.keepFree=10%",
+            "dataset.settings.trustedNamespaces=shared",
             "dataset.stateDir=/data/cache",
             "kubeletDir=/data/kubelet",
             "dataset.extraArgs={--datasets=2}",
@@ -119,6 +120,7 @@ def test_the_flags_are_taken():
 
     settings = load(DatasetSettings, flags_of(DatasetSettings, known), {})
     assert (settings.allow, settings.keep_free, settings.datasets) == (("nfs://server/export",), 0.1, 2)
+    assert settings.trusted_namespaces == ("shared",)
     assert (str(settings.state_dir), str(settings.kubelet_root)) == ("/data/cache", "/data/kubelet")
     mounts = {one["mountPath"] for one in found["volumeMounts"]}
     assert {"/data/cache", "/data/kubelet"} <= mounts

@@ -1,0 +1,296 @@
+"""The way of a dataset into the cache: who must have listed it, who fetches, and what is left when it fails."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from gigaslice.dataset.errors import CacheFullError, QuotaError, SourceError
+from gigaslice.dataset.request import Check
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.store import Disk
+from gigaslice.dataset_node.tasks.seams import ResolvedDataset
+from gigaslice.dataset_node.tasks.supply import Stage
+from tests.fakes.dataset_storage import DENIED, Bucket
+from tests.fakes.eventually import until
+from tests.unit.gigaslice.dataset_node.tasks.conftest import KEY
+
+COCO = SourceSpec.parse("s3://coco/train")
+SIZE = 300 + 15000
+
+
+def ensure(world, name="p", found=None, secret=KEY, namespace="team", *, stage=None):
+    supply = world.service.tasks._parts.supply
+    volume = world.volume(name, namespace)
+    return supply.ensure(volume, found or ResolvedDataset(COCO), secret, stage or Stage("coco"))
+
+
+def pinned(about, *, trusted):
+    return ResolvedDataset(COCO, Check.PINNED, about.listing, trusted)
+
+
+def closed(world):
+    """Every source that was opened is closed, and nothing waits for a dataset any more."""
+    return all(one.opened == one.closed for one in world.storage.buckets.values())
+
+
+def waiting(world):
+    return sum(one.waiting for one in world.service.store.stored())
+
+
+async def refused(work, kind=SourceError):
+    with pytest.raises(kind) as caught:
+        await work
+    return str(caught.value)
+
+
+def test_eight_tasks_list_each_for_itself_and_fetch_once(world, play):
+    async def story():
+        bucket, counters = world.storage.buckets["coco"], world.service.counters
+        abouts = await asyncio.gather(*(ensure(world, f"p{number}") for number in range(8)))
+        assert len({one.key for one in abouts}) == 1
+        assert (bucket.listings, bucket.read_bytes) == (8, SIZE)
+        assert (counters.misses, counters.hits + counters.joins) == (1, 7)
+        assert closed(world)
+        await ensure(world, "later")
+        assert (bucket.listings, bucket.read_bytes) == (9, SIZE)
+
+    play(story)
+
+
+@pytest.mark.parametrize("secret", [{}, {"key": "k2"}])
+def test_who_may_not_list_touches_nothing_of_the_cache_whether_it_is_there_or_not(
+    world, play, secret, monkeypatch
+):
+    """The same text, the same requests to the storage, and no step into the store that could take its time."""
+
+    async def story():
+        bucket, store = world.storage.buckets["coco"], world.service.store
+        touched, traces = [], []
+        for name in ("ready", "stored", "pin", "begin"):
+            real = getattr(store, name)
+            monkeypatch.setattr(
+                store, name, lambda *given, real=real, name=name: (touched.append(name), real(*given))[1]
+            )
+        for cached in (False, True):
+            if cached:
+                about = await ensure(world)
+            touched.clear()
+            before = (bucket.opened, bucket.listings, bucket.reads)
+            text = await refused(ensure(world, "x", secret=secret, namespace="other"))
+            after = (bucket.opened, bucket.listings, bucket.reads)
+            traces.append((text, [b - a for a, b in zip(before, after, strict=True)], list(touched)))
+        assert traces[0] == traces[1] == (DENIED, [0, 0, 0], [])
+        touched.clear()
+        for found in (pinned(about, trusted=False), ResolvedDataset(COCO, Check.NEVER)):
+            assert await refused(ensure(world, "x", found, secret, "other")) == DENIED
+        assert touched == []
+
+    play(story)
+
+
+def test_a_pinned_version_is_given_only_to_who_lists_it(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        about = await ensure(world)
+        again = await ensure(world, "q", pinned(about, trusted=False))
+        assert (again.key, bucket.listings) == (about.key, 2)
+        bucket.files["new"] = b"x"
+        text = await refused(ensure(world, "r", pinned(about, trusted=False)))
+        assert "has other contents than the version that the Dataset pins" in text
+        assert bucket.read_bytes == SIZE, "nothing of another version is fetched for it"
+        assert closed(world)
+
+    play(story)
+
+
+def test_a_pinned_version_is_fetched_where_the_node_lacks_it(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        about = await ensure(world)
+        world.service.store.remove(world.volume("p").id, world.volume("p").target)
+        assert not world.service.store.evict([about.key])
+        for number, trusted in enumerate((False, True)):
+            again = await ensure(world, f"q{number}", pinned(about, trusted=trusted))
+            assert again.key == about.key
+        assert (bucket.listings, bucket.read_bytes) == (2, 2 * SIZE), "the trusted one needs no listing then"
+
+    play(story)
+
+
+def test_where_the_data_are_may_stand_in_the_secret_of_a_pinned_dataset(world, play):
+    async def story():
+        secret = {**KEY, "endpoint": "http://minio"}
+        about = await ensure(world, secret=secret)
+        assert about.source == "s3://coco/train?endpoint=http://minio"
+        for number, trusted in enumerate((False, True)):
+            again = await ensure(world, f"q{number}", pinned(about, trusted=trusted), secret)
+            assert again.key == about.key
+        assert world.service.counters.misses == 1
+
+    play(story)
+
+
+def test_an_administrators_pinned_dataset_needs_no_right_to_list(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        about = await ensure(world)
+        bucket.files["new"] = b"x"
+        stage = Stage("coco")
+        again = await ensure(world, "q", pinned(about, trusted=True), {}, stage=stage)
+        assert (again.key, bucket.listings, stage.doing) == (about.key, 1, "ready")
+        assert world.service.counters.hits == 1
+        assert waiting(world) == 2, "it is kept from eviction"
+        other = ResolvedDataset(COCO, Check.PINNED, "ab" * 32, trusted=True)
+        assert await refused(ensure(world, "r", other, {})) == DENIED, (
+            "what is not there is listed and fetched"
+        )
+
+    play(story)
+
+
+def test_an_administrators_dataset_of_any_version_is_the_newest_complete_one(world, play):
+    async def story():
+        bucket, never = world.storage.buckets["coco"], ResolvedDataset(COCO, Check.NEVER, trusted=True)
+        assert await refused(ensure(world, "p", never, {})) == DENIED
+        first = await ensure(world, "p", never)
+        bucket.files["new"] = b"x"
+        second = await ensure(world, "q")
+        assert second.created > first.created
+        third = await ensure(world, "r", never, {})
+        assert (third.key, bucket.listings) == (second.key, 2)
+        elsewhere = ResolvedDataset(SourceSpec.parse("s3://coco/other"), Check.NEVER, trusted=True)
+        assert await refused(ensure(world, "s", elsewhere, {})) == DENIED
+
+    play(story)
+
+
+def test_a_source_that_changes_while_it_is_fetched_is_listed_again(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.fails = [SourceError("file a was changed", changed=True)] * 4
+        await ensure(world)
+        assert bucket.listings == 5
+        bucket.fails = [SourceError("file a was changed", changed=True)] * 5
+        assert await refused(ensure(world, "q")) == "file a was changed"
+        assert closed(world)
+
+    play(story)
+
+
+def test_the_next_one_goes_on_with_its_own_access_where_the_first_ones_fails(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.hold.clear()
+        bucket.others, bucket.unreadable = {"k2"}, {"k1"}
+        first = asyncio.ensure_future(ensure(world))
+        await until(world.service.flights.keys)
+        second = asyncio.ensure_future(ensure(world, "q", secret={"key": "k2"}))
+        await until(lambda: bucket.listings == 2 and world.service.counters.joins == 1)
+        bucket.hold.set()
+        assert (await refused(first)).endswith(DENIED)
+        assert (await second).source == COCO.canonical
+        assert closed(world) and waiting(world) == 1
+
+    play(story)
+
+
+def test_a_waiter_who_leaves_is_no_loss_to_the_others_and_the_last_one_ends_the_fetch(world, play):
+    async def story():
+        bucket, flights = world.storage.buckets["coco"], world.service.flights
+        bucket.hold.clear()
+        first = asyncio.ensure_future(ensure(world))
+        await until(flights.keys)
+        second = asyncio.ensure_future(ensure(world, "q"))
+        await until(lambda: world.service.counters.joins)
+        first.cancel()
+        await asyncio.wait([first])
+        assert flights.keys() and waiting(world) == 1
+        second.cancel()
+        await asyncio.wait([second])
+        bucket.hold.set()
+        await until(lambda: not flights.keys())
+        await until(lambda: closed(world))
+        assert waiting(world) == 0
+        about = await ensure(world, "r")
+        assert about.key and world.service.counters.fetches == 1
+
+    play(story)
+
+
+def test_what_does_not_fit_leaves_nothing_behind(world, play):
+    world.disk = lambda: Disk(1 << 20, 1 << 12)
+
+    async def story():
+        text = await refused(ensure(world), CacheFullError)
+        assert text.startswith("no room for s3://coco/train: ")
+        assert waiting(world) == 0 and closed(world)
+        assert not world.service.store.stored()
+
+    play(story)
+
+
+def test_a_quota_is_said_before_anything_is_fetched(world, play):
+    world.settings = dataclasses.replace(world.settings, quotas={"team": 1024})
+
+    async def story():
+        text = await refused(ensure(world), QuotaError)
+        assert text.startswith("namespace team may use 1 KiB of datasets on a node")
+        assert world.storage.buckets["coco"].reads == 0 and closed(world)
+        await ensure(world, "p", namespace="other")
+        await refused(ensure(world), QuotaError)
+
+    play(story)
+
+
+def test_a_damaged_copy_is_fetched_again(world, play):
+    async def story():
+        about = await ensure(world)
+        world.service.store.remove(world.volume("p").id, world.volume("p").target)
+        image = world.root / "s" / "objects" / f"{about.key}.img"
+        image.write_bytes(bytes(len(image.read_bytes())))
+        again = await ensure(world, "q")
+        assert (again.key, again.digest) == (about.key, about.digest)
+        assert world.storage.buckets["coco"].read_bytes == 2 * SIZE
+
+    play(story)
+
+
+def test_two_servers_with_a_bucket_of_one_name_share_nothing(world, play):
+    async def story():
+        ours = await ensure(world)
+        theirs = await ensure(world, "q", secret={**KEY, "endpoint": "http://evil"})
+        assert ours.key != theirs.key
+        assert world.service.counters.misses == 2
+
+    play(story)
+
+
+def test_equal_listings_of_two_sources_are_two_datasets(world, play):
+    async def story():
+        world.storage.buckets["copy"] = Bucket(dict(world.storage.buckets["coco"].files))
+        one = await ensure(world)
+        other = await ensure(world, "q", ResolvedDataset(SourceSpec.parse("s3://copy/train")))
+        assert one.listing == other.listing and one.key != other.key
+
+    play(story)
+
+
+def test_the_stage_says_where_it_is(world, play):
+    async def story():
+        bucket, stage = world.storage.buckets["coco"], Stage("coco")
+        bucket.hold.clear()
+        bucket.list_hold = asyncio.Event()
+        assert stage.text() == "dataset coco: waiting"
+        work = asyncio.ensure_future(ensure(world, stage=stage))
+        await until(lambda: bucket.listings)
+        assert stage.text() == "dataset coco: listing its source"
+        bucket.list_hold.set()
+        await until(lambda: stage.progress is not None)
+        assert stage.text().startswith("dataset coco: fetching 0 % of ")
+        assert stage.fraction == 0.0
+        bucket.hold.set()
+        await work
+        assert (stage.doing, stage.fraction, stage.progress) == ("ready", 1.0, None)
+
+    play(story)
