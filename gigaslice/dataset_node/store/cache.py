@@ -100,7 +100,7 @@ class Cache:
         key, about = about.key, replace(about, created=self._clock(), digest="")
         part = Part(key, self._places.partial_image(key), self._places.bits(key), about.size, resumed=False)
         known = self._parts.get(key)
-        resumed = known is not None and known.size == about.size
+        resumed = known is not None and known.size == about.size == _size(part.image)
         if not resumed:
             self.discard(key)
         try:
@@ -123,9 +123,15 @@ class Cache:
 
         Raises:
             ImageError: Its file has not the size it was begun with.
-            DatasetError: A file cannot be written or renamed; it stays a partial one.
+            DatasetError: There is none, or a file cannot be written or renamed; it stays a partial one.
         """
-        about, image = self._parts[key], self._places.partial_image(key)
+        known, image = self._parts.get(key), self._places.partial_image(key)
+        if known is None:
+            raise DatasetError(
+                f"dataset {key[:12]} not stored: what was fetched of it has been removed meanwhile; it is fetched "
+                "again when it is asked for"
+            )
+        about = known
         try:
             fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -1,8 +1,8 @@
 """The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
 
 One lock for all of it: every operation is short but for reading a doubtful image again and unpacking one, which are
-done without it. Everything blocks; callers use threads. What is in use is what a volume has, what is mounted, and what
-a task waits for (`pin`); nothing in use is ever deleted.
+done without it. Everything blocks; callers use threads. What is in use is what a volume has, what is mounted, what a
+task waits for (`pin`), and what is being fetched (`begin`); nothing in use is ever deleted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
 from gigaslice.dataset_node.store.cache import Cache, Part
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
+from gigaslice.dataset_node.store.pins import Pins
 from gigaslice.dataset_node.store.places import Places
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
@@ -91,7 +92,7 @@ class DatasetStore:
         self._clock = clock or steady()
         self._cache = Cache(self._places, self._clock)
         self._volumes = Volumes(self._places, mounts, self._clock)
-        self._pins: dict[str, dict[str, tuple[Volume, int]]] = {}
+        self._pins = Pins()
         self._mutex = threading.RLock()
         self._unpacking = threading.Lock()
         self._lock_fd = -1
@@ -172,7 +173,7 @@ class DatasetStore:
                     complete,
                     self._cache.last_used(about.key) if complete else about.created,
                     self._volumes.holders(about.key),
-                    len(self._pins.get(about.key, ())),
+                    len(self._pins.waiting(about.key)),
                     str(self._places.mount(about.key)) in points,
                 )
                 for about, complete in found
@@ -206,19 +207,18 @@ class DatasetStore:
                         f"{format_bytes(used)}, and {about.source} has {format_bytes(about.size)}; end a pod that uses "
                         "another dataset, or have the quota raised"
                     )
-            self._pins.setdefault(about.key, {})[volume.id] = (volume, about.size)
+            self._pins.add(volume, about.key, about.size)
 
     def unpin(self, volume_id: str, key: str) -> None:
         """Ends what `pin` began. The dataset may still be in use as a mounted one."""
         with self._mutex:
-            waiting = self._pins.get(key, {})
-            waiting.pop(volume_id, None)
-            if not waiting:
-                self._pins.pop(key, None)
+            self._pins.remove(volume_id, key)
             self._cache.touch(key)
 
     def begin(self, about: About) -> Part:
         """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
+
+        It is in use from now on, whoever waits for it, until `complete`, `discard` or `rest`.
 
         Raises:
             CacheFullError: There is no room, and nothing was deleted.
@@ -228,17 +228,32 @@ class DatasetStore:
             known = self._cache.parts.get(about.key)
             if known is None or known.size != about.size:
                 self._make_room(about)
-            return self._cache.begin(about)
+            part = self._cache.begin(about)
+            self._pins.begin_fetch(about.key)
+            return part
 
     def complete(self, part: Part, digest: str) -> About:
-        """Takes a dataset all of whose bytes have arrived; DIGEST is the BLAKE3 of its file. Raises DatasetError."""
+        """Takes a dataset all of whose bytes have arrived; DIGEST is the BLAKE3 of its file.
+
+        Raises:
+            ImageError: Its file has not the size it was begun with.
+            DatasetError: It was removed meanwhile, or cannot be stored; it is being fetched still.
+        """
         with self._mutex:
-            return self._cache.complete(part.key, digest)
+            about = self._cache.complete(part.key, digest)
+            self._pins.end_fetch(part.key)
+            return about
 
     def discard(self, key: str) -> None:
-        """Removes what was fetched of a dataset. One that is only given up stays without a call, to be resumed."""
+        """Removes what was fetched of a dataset."""
         with self._mutex:
+            self._pins.end_fetch(key)
             self._cache.discard(key)
+
+    def rest(self, key: str) -> None:
+        """Ends a fetch. What has arrived stays, to be resumed, for as long as no other dataset needs the room."""
+        with self._mutex:
+            self._pins.end_fetch(key)
 
     # Volumes
 
@@ -282,7 +297,7 @@ class DatasetStore:
         """Unmounts a volume and forgets it; there may be none. Raises MountError."""
         with self._mutex:
             keys = self._volumes.remove(volume_id, target)
-            for key in [key for key, waiting in self._pins.items() if volume_id in waiting]:
+            for key in self._pins.of(volume_id):
                 self.unpin(volume_id, key)
             for key in keys:
                 self._cache.touch(key)
@@ -295,8 +310,7 @@ class DatasetStore:
             in_use, refused = self._in_use(), {}
             for key in keys:
                 if key in in_use:
-                    holders = ", ".join(sorted({f"{one.namespace}/{one.pod}" for one in self._users(key)}))
-                    refused[key] = f"in use by {holders}" if holders else "in use: it is still mounted"
+                    refused[key] = self._why_in_use(key)
                 elif key in self._cache.ready:
                     self.evictions += 1
                     self._drop(key)
@@ -326,18 +340,14 @@ class DatasetStore:
     def _in_use(self) -> frozenset[str]:
         return self._volumes.keys_in_use(self._mounts.table()) | self._pins.keys()
 
-    def _users(self, key: str) -> list[Volume]:
-        return [
-            *self._volumes.holders(key),
-            *(volume for volume, _ in self._pins.get(key, {}).values() if volume.id),
-        ]
+    def _why_in_use(self, key: str) -> str:
+        users = {*self._volumes.holders(key), *self._pins.waiting(key)}
+        if users:
+            return f"in use by {', '.join(sorted({f'{one.namespace}/{one.pod}' for one in users}))}"
+        return "in use: it is being fetched" if self._pins.fetching(key) else "in use: it is still mounted"
 
     def _used_by(self, namespace: str, besides: str) -> int:
-        sizes: dict[str, int] = {}
-        for key, waiting in self._pins.items():
-            for volume, size in waiting.values():
-                if volume.namespace == namespace:
-                    sizes[key] = size
+        sizes = self._pins.sizes(namespace)
         ready = self._cache.ready
         for record in self._volumes.records.values():
             if record.volume.namespace == namespace:
@@ -392,18 +402,13 @@ class DatasetStore:
     @contextlib.contextmanager
     def _pinned(self, key: str) -> Iterator[None]:
         """Keeps a dataset from being deleted while the lock is not held."""
-        name = f"\0{threading.get_ident()}"
-        volume = Volume("", "", "", "", "")
         with self._mutex:
-            self._pins.setdefault(key, {})[name] = (volume, 0)
+            self._pins.begin_check(key)
         try:
             yield
         finally:
             with self._mutex:
-                waiting = self._pins.get(key, {})
-                waiting.pop(name, None)
-                if not waiting:
-                    self._pins.pop(key, None)
+                self._pins.end_check(key)
 
     def _mounted(self, key: str) -> Path:
         """Where a complete dataset can be read; it is mounted, or unpacked, where it is not yet."""

@@ -148,6 +148,10 @@ class Volumes:
         """
         self._records = {}
         for path in sorted(self._places.records.iterdir()):
+            if path.name.startswith("."):  # a record was being replaced when the service ended
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                continue
             try:
                 record = read_record(path)
                 if path.name != f"{record.volume.id}.json":

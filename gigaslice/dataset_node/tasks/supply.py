@@ -232,7 +232,10 @@ class Supply:
                             wanted, layout, listing, source, volume=volume, flight=begun
                         )
                     finally:
-                        await source.close()
+                        try:
+                            await self._threads.run(self._store.rest, key)
+                        finally:
+                            await source.close()
 
                 return await self._flights.join(key, start)
             except BaseException:

@@ -63,5 +63,6 @@ def test_a_store_survives_kills(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_a_store_survives_a_thousand_kills(tmp_path):
     storm(tmp_path, 1000)

@@ -202,6 +202,18 @@ def test_after_a_reboot_the_volumes_of_pods_that_are_there_are_mounted_again(wor
     assert world.store.published(stays.id)
 
 
+def test_a_record_that_was_being_replaced_is_removed_and_is_no_fault(world, capsys):
+    world.fetch(1)
+    volume = world.volume("a")
+    world.store.publish(volume, [piece(1)])
+    records = world.root / "state/records"
+    (records / ".csi-a.json.new").write_bytes((records / "csi-a.json").read_bytes()[:30])
+    world.again()
+    assert list(world.store.records()) == [volume.id]
+    assert [path.name for path in records.iterdir()] == ["csi-a.json"]
+    assert "left out" not in "".join(capsys.readouterr())
+
+
 def test_what_is_mounted_is_in_use_also_without_its_record(world):
     world.fetch(1)
     volume = world.volume("a")
