@@ -1,0 +1,87 @@
+"""Local mode: one mount per source and credentials, for as long as a volume's record names it."""
+
+import asyncio
+
+import pytest
+
+from gigaslice.dataset.errors import SourceError
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.store import Piece, Record, Volume
+from gigaslice.dataset_node.tasks.local import LocalMounts
+from gigaslice.dataset_node.tasks.threads import Threads
+from tests.fakes.mounts import MemoryMounts
+
+NFS = SourceSpec.parse("nfs://server/export")
+
+
+class Local(LocalMounts):
+    def __init__(self, root):
+        self.table, self.made, self.threads = MemoryMounts(), [], Threads()
+        super().__init__(root / "local", self.table, self._make, threads=self.threads)
+
+    async def _make(self, spec, credentials, below):
+        self.made.append((spec.canonical, dict(credentials)))
+        await asyncio.sleep(0)
+        where = below / "mounted"
+        where.mkdir(parents=True)
+        self.table.network(spec.kind, f"{spec.server}:{spec.path}", where, ())
+        return f"{where}{spec.path}" if spec.kind == "beegfs" else str(where)
+
+
+@pytest.fixture
+def local(tmp_path):
+    made = Local(tmp_path)
+    yield made
+    made.threads.close()
+
+
+def record(path):
+    return {"csi-1": Record(Volume("csi-1", "/t", "u", "team", "p"), (Piece(path=path),))}
+
+
+def attach(local, *asked):
+    async def all_of_them():
+        return await asyncio.gather(*(local.attach(spec, secret) for spec, secret in asked))
+
+    return asyncio.run(all_of_them())
+
+
+def test_a_source_is_mounted_once_for_all_who_may_read_it(local):
+    first, second = attach(local, (NFS, {}), (NFS, {}))
+    assert first == second and len(local.made) == 1
+    (third,) = attach(local, (SourceSpec.parse("nfs://server/export", {"vers": "4.2"}), {}))
+    assert third != first, "other options are another mount"
+
+
+def test_the_mount_of_one_pods_credentials_is_lent_to_no_other(local):
+    ceph = SourceSpec.parse("cephfs://mon/data")
+    paths = attach(
+        local, (ceph, {"userKey": "a"}), (ceph, {"userKey": "b"}), (ceph, {}), (ceph, {"userKey": "a"})
+    )
+    assert len(set(paths)) == 3 and paths[0] == paths[3]
+    assert [secret for _, secret in local.made] == [{"userKey": "a"}, {"userKey": "b"}, {}]
+
+
+def test_it_is_unmounted_when_no_record_names_it(local):
+    (path,) = attach(local, (NFS, {}))
+    local.detach(record(path))
+    assert [one.point for one in local.table.mounts] == [path]
+    local.detach(record(f"{path}/below"))
+    assert local.table.mounts
+    local.detach({})
+    assert not local.table.mounts
+    (again,) = attach(local, (NFS, {}))
+    assert again == path and len(local.made) == 2
+
+
+def test_a_path_below_a_mount_is_the_same_when_it_is_mounted_already(local):
+    beegfs = SourceSpec.parse("beegfs://manager/data")
+    first, second = attach(local, (beegfs, {}), (beegfs, {}))
+    assert first == second and first.endswith("/data")
+
+
+def test_a_directory_of_the_node_is_itself(local, tmp_path):
+    (tmp_path / "data").mkdir()
+    assert attach(local, (SourceSpec.parse(str(tmp_path / "data")), {})) == [str(tmp_path / "data")]
+    with pytest.raises(SourceError, match="is no directory of this node"):
+        attach(local, (SourceSpec.parse(str(tmp_path / "none")), {}))

@@ -1,0 +1,352 @@
+"""The door of the tasks: one record per volume, held and early calls, restarts, deletions, and what a stranger sees."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset_node.fetching import engine
+from gigaslice.dataset_node.tasks.tasks import StillFetching, volume_name
+from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
+from tests.fakes.dataset_node import GPU
+from tests.fakes.dataset_storage import DENIED
+from tests.fakes.eventually import until
+from tests.unit.gigaslice.dataset_node.tasks.conftest import KEY
+
+COCO = {"source": "s3://coco/train"}
+
+
+def publish(world, name="p", secret=KEY, namespace="team", *, attributes=COCO, seconds=20.0, hold=False):
+    tasks, volume = world.service.tasks, world.volume(name, namespace)
+    return tasks.publish(volume, attributes, secret, seconds, hold=hold)
+
+
+async def refused(work, kind=SourceError):
+    with pytest.raises(kind) as caught:
+        await work
+    return str(caught.value)
+
+
+@pytest.fixture
+def early(world):
+    """A GPU agent is connected, and every pod's container asks for its GPUs."""
+    mounted_by = ["main"]
+
+    class Pods:
+        async def pod(self, volume):
+            container = PodContainer("main", requests={GPU: 8})
+            mounts = CsiVolume(volume_name(volume), DATASET_DRIVER, dict(COCO), mounted_by=tuple(mounted_by))
+            return Pod(
+                volume.namespace, volume.pod, volume.pod_uid, containers=(container,), volumes=(mounts,)
+            )
+
+    make = world.make
+
+    def made():
+        service = make()
+        service.tasks._pods = Pods()
+        service.tasks._early = dataclasses.replace(
+            service.tasks._early, resources=lambda: (GPU,), keeps_secrets=world.memory
+        )
+        return service
+
+    world.make = made
+    return mounted_by
+
+
+def test_a_volume_is_one_task_however_often_it_is_asked_for(world, play):
+    async def story():
+        bucket, tasks = world.storage.buckets["coco"], world.service.tasks
+        bucket.hold.clear()
+        calls = [asyncio.ensure_future(publish(world)) for _ in range(5)]
+        await until(world.service.flights.keys)
+        (task,) = tasks.tasks
+        for number in range(3):
+            text = await refused(publish(world, seconds=0.01), StillFetching)
+            assert text.startswith("dataset s3://coco/train: "), number
+        bucket.hold.set()
+        await asyncio.gather(*calls)
+        assert tasks.tasks == () and task.done
+        assert (bucket.listings, bucket.opened, bucket.closed) == (1, 1, 1)
+        (record,) = world.service.store.records().values()
+        assert record.volume == world.volume("p")
+        assert world.shown_at(record.volume)[0].endswith(".img")
+
+    play(story)
+
+
+def test_what_is_published_is_answered_without_a_listing_a_secret_or_a_right_attribute(world, play):
+    async def story():
+        await publish(world)
+        before = list(world.mounts.mounts)
+        await publish(world, secret={}, attributes={"source": "nonsense"})
+        assert world.mounts.mounts == before
+        assert world.storage.buckets["coco"].listings == 1
+        assert await refused(publish(world, "q", {})) == DENIED, "another pod's volume proves nothing"
+
+    play(story)
+
+
+def test_a_call_that_is_held_ends_with_how_far_it_is_and_the_next_one_finds_the_same_task(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.hold.clear()
+        assert "s3://coco/train" in await refused(publish(world, seconds=0.6), StillFetching)
+        (task,) = world.service.tasks.tasks
+        bucket.hold.set()
+        assert await task.wait(20)
+        await publish(world, seconds=0.6)
+        assert (bucket.listings, world.service.tasks.tasks) == (1, ())
+
+    play(story)
+
+
+def test_a_failure_is_the_answer_of_one_call_and_the_next_one_tries_again(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.fails = [SourceError("busy", retry=True)]
+        assert await refused(publish(world)) == "busy"
+        await publish(world)
+        assert bucket.listings == 2
+
+    play(story)
+
+
+def test_early_the_call_returns_at_once_and_the_data_are_mounted_later(world, play, early):
+    async def story():
+        bucket, tasks, volume = world.storage.buckets["coco"], world.service.tasks, world.volume("p")
+        bucket.hold.clear()
+        await publish(world)
+        assert world.shown_at(volume) == ["gigaslice-dataset"]
+        (task,) = tasks.tasks
+        assert task.early
+        assert "fetching" in await tasks.blocker(volume.pod_uid, ["data"])
+        await publish(world)
+        assert bucket.listings == 1
+        bucket.hold.set()
+        await until(lambda: not tasks.tasks)
+        assert world.shown_at(volume)[-1].endswith(".img")
+        assert await tasks.blocker(volume.pod_uid, ["data"]) is None
+        assert not list((world.root / "r" / "early").iterdir())
+
+    play(story)
+
+
+def test_early_is_not_for_containers_that_do_not_wait_nor_where_a_placeholder_is_of_no_use(
+    world, play, early
+):
+    async def story():
+        world.storage.buckets["coco"].hold.clear()
+        await refused(publish(world, hold=True, seconds=0.8), StillFetching)
+        early.append("sidecar")  # asks for no GPU
+        await refused(publish(world, "q", seconds=0.8), StillFetching)
+        early.clear()  # no container mounts it
+        await refused(publish(world, "r", seconds=0.8), StillFetching)
+        assert not any(world.shown_at(world.volume(name)) for name in "pqr")
+
+    play(story)
+
+
+def test_credentials_of_an_early_volume_are_kept_in_memory_only_and_for_root_only(world, play, early):
+    async def story():
+        world.storage.buckets["coco"].hold.clear()
+        await publish(world)
+        (kept,) = (world.root / "r" / "early").iterdir()
+        assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert json.loads(kept.read_text())["credentials"] == KEY
+        await world.service.tasks.unpublish(world.volume("p").id, world.volume("p").target)
+        assert not kept.exists()
+
+    play(story)
+
+
+def test_where_nothing_is_kept_in_memory_a_volume_with_credentials_is_held(world, play, early):
+    async def story():
+        world.storage.buckets["coco"].hold.clear()
+        await refused(publish(world, seconds=0.8), StillFetching)
+        assert not (world.root / "r" / "early").exists()
+        world.storage.buckets["coco"].key = ""
+        await publish(world, "q", {}, seconds=0.8)
+        assert world.shown_at(world.volume("q")) == ["gigaslice-dataset"]
+
+    world.memory = False
+    play(story)
+
+
+def test_an_early_volume_goes_on_after_a_restart_and_its_source_must_still_be_allowed(
+    world, play, early, monkeypatch
+):
+    monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.1)
+
+    async def first():
+        world.storage.buckets["coco"].hold.clear()
+        await publish(world)
+        await publish(world, "gone")
+        gone = Path(world.volume("gone").target)
+        gone.rmdir()
+        gone.parent.rmdir()
+
+    async def second():
+        tasks = world.service.tasks
+        tasks._parts = dataclasses.replace(tasks._parts, admit=_nothing)
+        await tasks.restore()
+        (task,) = tasks.tasks
+        assert task.volume == world.volume("p"), "no task for a pod that is gone"
+        await until(lambda: task.failure)
+        assert str(task.failure) == "not allowed any more"
+        assert world.storage.buckets["coco"].listings == 2
+
+    async def third():
+        tasks = world.service.tasks
+        await tasks.restore()
+        await until(lambda: not tasks.tasks)
+        assert world.shown_at(world.volume("p"))[-1].endswith(".img")
+        await tasks.restore()
+        assert tasks.tasks == ()
+
+    play(first, second, third)
+
+
+def _nothing(spec):
+    raise RequestError("not allowed any more")
+
+
+def test_after_a_reboot_the_pod_gets_what_it_had_and_no_other_pod_does(world, play):
+    async def story():
+        await publish(world)
+        shown = world.shown_at(world.volume("p"))
+        world.mounts.reboot()
+        world.storage.buckets["coco"].key = "changed"
+        await publish(world)
+        assert world.shown_at(world.volume("p")) == shown
+        assert world.storage.buckets["coco"].listings == 1
+        world.mounts.reboot()
+        other = dataclasses.replace(world.volume("p"), namespace="evil")
+        with pytest.raises(SourceError, match=DENIED):
+            await world.service.tasks.publish(other, COCO, KEY, 20.0)
+
+    play(story)
+
+
+def test_unpublish_ends_the_fetch_that_no_other_volume_waits_for(world, play):
+    async def story():
+        bucket, tasks, volume = world.storage.buckets["coco"], world.service.tasks, world.volume("p")
+        bucket.hold.clear()
+        call = asyncio.ensure_future(publish(world))
+        await until(world.service.flights.keys)
+        call.cancel()
+        await tasks.unpublish(volume.id, volume.target)
+        bucket.hold.set()
+        await until(lambda: not world.service.flights.keys() and bucket.opened == bucket.closed)
+        assert (tasks.tasks, dict(world.service.store.records()), tasks._locks) == ((), {}, {})
+        await tasks.unpublish(volume.id, volume.target)
+
+    play(story)
+
+
+def test_a_task_whose_pod_is_gone_without_a_call_is_dropped(world, play):
+    async def story():
+        bucket, tasks, volume = world.storage.buckets["coco"], world.service.tasks, world.volume("p")
+        bucket.hold.clear()
+        await refused(publish(world, seconds=0.6), StillFetching)
+        await tasks.sweep()
+        assert tasks.tasks
+        Path(volume.target).parent.rmdir()
+        await tasks.sweep()
+        assert tasks.tasks == ()
+
+    play(story)
+
+
+def test_a_task_that_no_call_comes_for_is_dropped_unless_it_is_early(world, play, early, monkeypatch):
+    async def story():
+        tasks = world.service.tasks
+        world.storage.buckets["coco"].hold.clear()
+        await refused(publish(world, seconds=0.6, hold=True), StillFetching)
+        await publish(world, "q")
+        for task in tasks.tasks:
+            task.called -= 901
+        await tasks.sweep()
+        assert [one.volume.pod for one in tasks.tasks] == ["q"]
+
+    play(story)
+
+
+def test_a_container_waits_for_every_volume_that_it_mounts(world, play):
+    async def story():
+        tasks, volume = world.service.tasks, world.volume("p")
+        assert await tasks.blocker(volume.pod_uid, ["data"]) == (
+            "waiting for volume data has not been published yet"
+        )
+        assert await tasks.blocker(volume.pod_uid, None) is None, "a pod without volumes"
+        await publish(world)
+        assert await tasks.blocker(volume.pod_uid, ["data"]) is None
+        assert await tasks.blocker("another-uid", ["data"]) is not None
+        world.mounts.reboot()
+        assert "is not mounted, which the kubelet mends" in await tasks.blocker(volume.pod_uid, None)
+
+    play(story)
+
+
+def test_a_stranger_is_told_the_same_in_the_same_way_whether_it_is_cached_fetched_or_not_there(
+    world, play, early
+):
+    """Text, events, progress, mounts, records: nothing differs between the three states, nor from no bucket at all."""
+
+    async def attempt(number, source="s3://coco/train", secret=None):
+        tasks, volume = world.service.tasks, world.volume(f"x{number}", "evil")
+        world.said.clear()
+        text = await refused(
+            tasks.publish(volume, {"source": source}, {"key": "guess"} if secret is None else secret, 20.0)
+        )
+        (task,) = (one for one in tasks.tasks if one.volume == volume)
+        told = [(reason, said) for pod, _, reason, said in world.said if pod == volume.pod]
+        return (
+            text,
+            told,
+            task.early,
+            [(one.doing, one.about, one.progress) for one in task.stages],
+            world.shown_at(volume),
+            volume.id in world.service.store.records(),
+        )
+
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        seen = [await attempt(0), await attempt(1, secret={}), await attempt(2, "s3://none/train")]
+        bucket.hold.clear()
+        await publish(world)
+        await until(world.service.flights.keys)
+        seen += [await attempt(3), await attempt(4, secret={})]
+        bucket.hold.set()
+        await until(lambda: world.shown_at(world.volume("p"))[-1].endswith(".img"))
+        seen += [await attempt(5), await attempt(6, secret={})]
+        assert seen == [seen[0]] * 7
+        stages = [("listing its source", None, None)]
+        assert seen[0] == (DENIED, [("DatasetNotReady", DENIED)], False, stages, [], False)
+        assert world.service.counters.hits == world.service.counters.joins == 0
+
+    play(story)
+
+
+def test_no_secret_is_in_anything_that_is_shown_or_written(world, play, early, capsys):
+    secret = {"key": "k1", "password": "TopSecret77"}
+
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.hold.clear()
+        await publish(world, secret=secret)
+        (task,) = world.service.tasks.tasks
+        await refused(publish(world, "q", {"key": "TopSecret77"}))
+        shown = [await world.service.control._ps(), task.text(), repr(task), repr(task.stages), world.said]
+        bucket.hold.set()
+        await until(lambda: not any(one.early for one in world.service.tasks.tasks))
+        shown += [await world.service.control._ps(), world.service.store.stored(), capsys.readouterr()]
+        assert "s3://coco/train" in str(shown) and "TopSecret77" not in str(shown)
+        written = [one for one in world.root.rglob("*") if one.is_file()]
+        assert len(written) > 3
+        assert not [one for one in written if b"TopSecret77" in one.read_bytes()]
+
+    play(story)
