@@ -1,6 +1,6 @@
 """What fetching costs: many small files from a source with latency, against a plain copy in the same run.
 
-    python -m tests.bench.dataset_fetch [--files N] [--pairs N]
+    python -m tests.bench.dataset_fetch [--files N] [--pairs N] [--reads N ...] [--no-s3] [--write]
 
 A plain copy is one thread that reads a file and writes it as a file, as cp does. Both read the same tree through the
 same delay for each read. A pack is the same dataset as one image beside a manifest: the delay is for each range. A
@@ -15,8 +15,9 @@ import asyncio
 import os
 import shutil
 import statistics
-import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gigaslice.dataset.image import plan
@@ -26,10 +27,14 @@ from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.packing.make import make_pack
 from gigaslice.dataset_node.sources.opening import OpenedSource, open_source
 from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.dataset_node.sources.seam import DataSource
+from tests.bench.scratch import load, scratch, spread
+from tests.bench.svg import columns
 from tests.fakes.dataset_layout import PartFiles
 from tests.fakes.dataset_sources import Slow
 from tests.fakes.storage_servers import KEY, SECRET, rclone_s3
 
+PLOT = Path(__file__).resolve().parents[2] / "docs/dataset-fetch.svg"
 SIZE = 16 << 10
 DELAY = 0.001
 
@@ -72,20 +77,70 @@ def fetched(source, where: Path) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - cpu
 
 
-class _SlowPack(OpenedSource):
-    """A pack behind the same delay."""
-
-    def __init__(self, pack: Path) -> None:
-        super().__init__(SourceSpec.parse(str(pack)), Slow(PosixSource(pack), DELAY))
+def ratios(found: list[tuple[float, float]], plain: list[float]) -> list[float]:
+    """How many times as fast as the plain copy, pair by pair, in rising order."""
+    return sorted(before / after for before, (after, _) in zip(plain, found, strict=True))
 
 
 def row(name: str, found: list[tuple[float, float]], plain: list[float], files: int) -> None:
     """One line of the table."""
     wall = statistics.median(one for one, _ in found)
     cpu = statistics.median(one for _, one in found)
-    ratio = statistics.median(before / after for before, (after, _) in zip(plain, found, strict=True))
-    cores = cpu / files * 5000
-    print(f"| {name} | {wall:.2f} | {ratio:.1f} | {cpu / files * 1e6:.0f} | {cores:.2f} |", flush=True)
+    each = ratios(found, plain)
+    print(
+        f"| {name} | {wall:.2f} | {spread(each, '{:.1f}')} "
+        f"| {cpu / files * 1e6:.0f} | {cpu / files * 5000:.2f} |",
+        flush=True,
+    )
+
+
+def cases_of(root: Path, pack: Path, reads: list[int]) -> dict[str, Callable[[], DataSource]]:
+    """What is measured beside the plain copy, by its name in the table."""
+    cases: dict[str, Callable[[], DataSource]] = {}
+    for name, path, make in (("on the fly", root, Slow), ("from a pack", pack, _slow_pack)):
+        for most in reads:
+            cases[f"{name}, {most} reads at once"] = partial(_slow, path, most, make)
+    cases["a local directory"] = partial(PosixSource, root, parallel=16)
+    return cases
+
+
+def _slow(path: Path, most: int, make: Callable[[DataSource, float], DataSource]) -> DataSource:
+    return make(PosixSource(path, parallel=most), DELAY)
+
+
+def _slow_pack(source: DataSource, delay: float) -> DataSource:
+    """A pack behind the same delay."""
+    return OpenedSource(SourceSpec.parse("/pack"), Slow(source, delay))
+
+
+def measure(base: Path, cases: dict[str, Callable[[], DataSource]], pairs: int) -> tuple[list[float], dict]:
+    """Seconds of the plain copies, and wall and CPU seconds of each case, pair by pair."""
+    plain: list[float] = []
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    for _ in range(pairs):
+        plain.append(plain_copy(base / "bucket/set", base / "copy", DELAY))
+        shutil.rmtree(base / "copy")
+        for name, source in cases.items():
+            where = base / "part"
+            where.mkdir()
+            found[name].append(fetched(source(), where))
+            shutil.rmtree(where)
+    return plain, found
+
+
+def plot(
+    files: int, found: dict[str, list[tuple[float, float]]], plain: list[float], reads: list[int]
+) -> str:
+    """The curves over the number of reads at once."""
+    return columns(
+        f"{files:,} files of 16 KiB, 1 ms a read: times as fast as a plain copy",
+        ["plain copy", *(f"{most} reads at once" for most in reads)],
+        [
+            (name, "{:.1f}", [1.0, *(statistics.median(ratios(found[f"{name}, {most} reads at once"], plain))
+                                     for most in reads)])
+            for name in ("on the fly", "from a pack")
+        ],
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -93,34 +148,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--reads", type=int, nargs="+", default=[1, 4, 16, 64], help="at once")
+    parser.add_argument("--no-s3", action="store_true", help="leave the S3 server out")
+    parser.add_argument("--write", action="store_true", help="the plot into docs/dataset-fetch.svg")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        base = Path(made)
+    with scratch() as base:
         root, pack = base / "bucket/set", base / "pack"
         make_tree(root, chosen.files)
         make_pack(root, pack)
-        cases = {
-            "on the fly, 1 ms a read": lambda: Slow(PosixSource(root), DELAY),
-            "from a pack, 1 ms a read": lambda: _SlowPack(pack),
-            "a local directory": lambda: PosixSource(root, parallel=16),
-        }
-        plain: list[float] = []
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
-        for _ in range(chosen.pairs):
-            plain.append(plain_copy(root, base / "copy", DELAY))
-            shutil.rmtree(base / "copy")
-            for name, source in cases.items():
-                where = base / "part"
-                where.mkdir()
-                found[name].append(fetched(source(), where))
-                shutil.rmtree(where)
+        plain, found = measure(base, cases_of(root, pack, chosen.reads), chosen.pairs)
         print(
             f"{chosen.files} files of 16 KiB, {chosen.pairs} pairs; plain copy {statistics.median(plain):.2f} s\n"
         )
-        print("| | seconds | times as fast as the plain copy | CPU µs a file | cores at 5,000 files/s |")
-        print("| --- | ---: | ---: | ---: | ---: |")
+        print(
+            "| | seconds | times as fast as the plain copy | range | CPU µs a file | cores at 5,000 files/s |"
+        )
+        print("| --- | ---: | ---: | ---: | ---: | ---: |")
         for name, times in found.items():
             row(name, times, plain, chosen.files)
+        print(f"\n{load()}")
+        if chosen.write:
+            PLOT.write_text(plot(chosen.files, found, plain, chosen.reads), encoding="utf-8")
+        if chosen.no_s3:
+            return
         try:
             with rclone_s3(base) as endpoint:
                 print_objects(endpoint, base, plain, chosen.files)

@@ -14,7 +14,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.packing.make import _Partial
 from gigaslice.dataset_node.sources.posix import PosixSource
+from tests.bench.scratch import scratch
 
 _PER_DIRECTORY = 500
 
@@ -117,8 +117,8 @@ def main() -> None:
         "--at", help="a directory on the disk that is measured; default: that of temporary files"
     )
     known = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=known.at, prefix="bench-dataset-") as made_at:
-        _measure(Path(made_at), known.files, known.size, known.rounds)
+    with scratch(known.at) as made_at:
+        _measure(made_at, known.files, known.size, known.rounds)
 
 
 def _measure(at: Path, files: int, size: int, rounds: int) -> None:
