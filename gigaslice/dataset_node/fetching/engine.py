@@ -41,7 +41,7 @@ _FIRST_THREADS = 4
 _GROW_SECONDS = 0.05
 _BUSY_CORES = 0.7
 _SMALL = 256 << 10  # bytes per unit below which the interpreter is what is scarce
-_FLUSH_SECONDS = 0.1
+_FLUSH_SECONDS = 0.02
 _SYNC_SECONDS, _SYNC_BYTES = 5.0, 512 << 20
 _PATIENCE_SECONDS = 5.0
 

@@ -45,6 +45,8 @@ class ServiceNode:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = root / "service.log"
         self.settings = settings
+        self.program = ["agent"]
+        """The module that is run, and what it takes before the service's own arguments."""
 
     def command(self) -> list[str]:
         """The service's command line."""
@@ -62,16 +64,20 @@ class ServiceNode:
         return [
             sys.executable,
             "-m",
-            "agent",
+            *self.program,
             "dataset",
             *(f"--{key}={value}" for key, value in flags.items()),
         ]
 
-    async def start(self) -> None:
-        """Starts the service, and waits until the kubelet has accepted it."""
+    def begin(self) -> None:
+        """Starts the service."""
         self.kubelet.registered.clear()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command(), cwd=ROOT, stdout=log, stderr=log)
+
+    async def start(self) -> None:
+        """Starts the service, and waits until the kubelet has accepted it."""
+        self.begin()
         try:
             await asyncio.wait_for(self.kubelet.registered.wait(), 60)
         except asyncio.TimeoutError:

@@ -1,8 +1,7 @@
-"""The service as a process: real mounts, a stand-in kubelet, kills at any point."""
+"""The service as a process: real mounts, a stand-in kubelet."""
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -103,41 +102,6 @@ def test_a_publish_of_what_is_there_is_fast(node):
         assert sorted(took)[10] < 2000, "no figure is asserted; this is a hang"
 
     play(node, story)
-
-
-@pytest.mark.slow
-def test_kills_at_random_points_leave_nothing_wrong(node):
-    """No wrong byte is mounted, no mount or partial is left, running readers are undisturbed."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    chance = random.Random(seed)
-    files = node.fill(400, 8000)
-
-    async def story():
-        reader = node.kubelet.run(node.pod("reader"))
-        await reader.ready.wait()
-        for number in range(6):
-            changed = f"d0/f{chance.randrange(400) // 7 * 7}"
-            files[changed] = os.urandom(chance.randrange(1, 30000))
-            (node.data / changed).write_bytes(files[changed])
-            pods = [node.kubelet.run(node.pod(f"p{number}-{one}")) for one in range(3)]
-            await asyncio.sleep(chance.random() * 0.8)
-            if chance.random() < 0.5:
-                node.kubelet.delete(pods.pop())
-            await node.end(signal.SIGKILL)
-            if chance.random() < 0.5:
-                await node.kubelet.stop()
-                await node.kubelet.start()
-            await node.start()
-            await asyncio.gather(*(one.ready.wait() for one in pods))
-            for one in pods:
-                assert node.contents(one) == files, f"seed {seed}"
-                node.kubelet.delete(one)
-            await until(lambda: set(node.kubelet.pods) == {reader.uid})
-        assert node.mounted() == [str(node.kubelet.target(reader, "data"))], f"seed {seed}"
-        assert not list((node.root / "s" / "partial").glob("*.img")), f"seed {seed}"
-        assert len(list((node.root / "s" / "records").iterdir())) == 1, f"seed {seed}"
-
-    play(node, story, 200)
 
 
 def test_the_init_container_form(node):
