@@ -55,7 +55,8 @@ def run(known: argparse.Namespace) -> int:
     command: Command | None = getattr(known, "subcommand_module", None)
     if command is not None and known.mistakes and not command.SETTINGS:
         raise ConfigError(known.mistakes)
-    if not all(map(importlib.util.find_spec, _LIBRARIES)):
+    needed = getattr(command, "LIBRARIES", _LIBRARIES)
+    if not all(map(importlib.util.find_spec, needed)):
         raise MissingError("this command needs the libraries of datasets; pip install 'gigaslice[dataset]'")
     if command is not None:
         return command.run(known)

@@ -30,7 +30,16 @@ from gigaslice.model import Pod
 from gigaslice.text import plain
 from gigaslice.views.collect import WaitingSince
 
-__all__ = ["ClusterContent", "Target", "no_such_pod", "read_cluster", "read_pod", "target", "with_client"]
+__all__ = [
+    "ClusterContent",
+    "Target",
+    "listed",
+    "no_such_pod",
+    "read_cluster",
+    "read_pod",
+    "target",
+    "with_client",
+]
 
 _FORBIDDEN, _UNAUTHORIZED = 403, 401
 _MOST_BYTES = 1 << 30
@@ -155,13 +164,13 @@ async def read_cluster(client: KubeClient) -> ClusterContent:
 
 
 async def _nodes(client: KubeClient, found: ClusterContent) -> None:
-    async for document in _listed(client, NODES_PATH, {}):
+    async for document in listed(client, NODES_PATH, {}):
         found.state.put_node(node_facts(document))
 
 
 async def _pods(client: KubeClient, found: ClusterContent) -> None:
     try:
-        async for document in _listed(client, PODS_PATH, PODS_QUERY):
+        async for document in listed(client, PODS_PATH, PODS_QUERY):
             try:
                 pod = parse_pod(document)
             except ValueError:
@@ -176,7 +185,7 @@ async def _pods(client: KubeClient, found: ClusterContent) -> None:
 
 async def _classes(client: KubeClient, found: ClusterContent) -> None:
     try:
-        async for document in _listed(client, CLASSES_PATH, {}):
+        async for document in listed(client, CLASSES_PATH, {}):
             try:
                 found.state.put_class(parse_resource_class(document))
             except ClassError as error:
@@ -193,8 +202,8 @@ def _unless_forbidden(error: ApiFailure, found: ClusterContent, note: str) -> No
     found.notes.append(note)
 
 
-async def _listed(client: KubeClient, path: str, query: Mapping[str, str]) -> Any:
-    """The objects of a list, page by page where the server makes pages."""
+async def listed(client: KubeClient, path: str, query: Mapping[str, str]) -> Any:
+    """Yields the objects of a list, page by page where the server makes pages."""
     more = ""
     while True:
         page = {"continue": more} if more else {"resourceVersion": "0"}
@@ -224,7 +233,7 @@ async def no_such_pod(client: KubeClient, content: ClusterContent, namespace: st
     """What to say where there is no pod of a name: that a quota refuses it, or which one may be meant."""
     path = object_path("api", "v1", "namespaces", namespace, "events")
     try:
-        events = [one async for one in _listed(client, path, {"fieldSelector": "reason=FailedCreate"})]
+        events = [one async for one in listed(client, path, {"fieldSelector": "reason=FailedCreate"})]
     except ApiFailure:
         events = []
     for event in reversed(events):

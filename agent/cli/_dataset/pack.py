@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.cli._dataset._bar import Bar
 from agent.cli._shared import OK
 from gigaslice.errors import ConfigError
 from gigaslice.units import format_bytes
@@ -21,9 +21,6 @@ DESCRIPTION = (
     "copy all of it to where nodes fetch from. SRC is only read."
 )
 SETTINGS = False
-
-_REDRAWN_SECONDS = 0.2
-_BAR = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,29 +67,19 @@ def _said(made: PackManifest) -> str:
     return f"{made.files} files, {format_bytes(made.size)}, BLAKE3 {made.image_digest}"
 
 
-class _Bar:
-    """A line that is redrawn while it is a terminal that reads it, and nothing otherwise."""
+class _Bar(Bar):
+    """The bar, with what is done of how many bytes."""
 
     def __init__(self, quiet: bool, what: str) -> None:
-        self._shown = not quiet and sys.stderr.isatty()
+        super().__init__(quiet=quiet)
         self._what = what
-        self._begin = self._last = time.monotonic()
+        self._begin = time.monotonic()
 
     def __enter__(self) -> _Bar:
         return self
 
     def show(self, done: int, total: int) -> None:
-        """Redraws the line, a few times a second at most."""
-        now = time.monotonic()
-        if not self._shown or (now - self._last < _REDRAWN_SECONDS and done < total):
-            return
-        self._last = now
-        part = done / total if total else 1.0
-        speed = int(done / max(now - self._begin, 0.001))
+        """Redraws the line."""
+        speed = int(done / max(time.monotonic() - self._begin, 0.001))
         text = f"{self._what}, {format_bytes(done)} of {format_bytes(total)}, {format_bytes(speed)}/s"
-        line = f"[{'#' * int(part * _BAR):<{_BAR}}] {part:4.0%} {text}"
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self.draw(done / total if total else 1.0, text, last=done >= total)

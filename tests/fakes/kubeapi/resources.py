@@ -42,6 +42,7 @@ RESOURCES = {
         Resource(_CORE, "events", "Event"),
         Resource(_CORE, "secrets", "Secret"),
         Resource(_CORE, "resourcequotas", "ResourceQuota", status=True),
+        Resource("/apis/storage.k8s.io/v1", "csinodes", "CSINode", namespaced=False),
         Resource("/apis/coordination.k8s.io/v1", "leases", "Lease", versioned=True),
         Resource(
             _ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False

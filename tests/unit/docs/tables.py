@@ -217,6 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gigaslice cordon": cordon_options,
     "gigaslice resize": resize_options,
     "gigaslice dataset pack": options_of("dataset pack"),
+    "gigaslice dataset prefetch": options_of("dataset prefetch"),
     "gigaslice dataset ps": options_of("dataset ps"),
     "gigaslice dataset evict": options_of("dataset evict"),
     "gigaslice dataset wait": options_of("dataset wait"),

@@ -1,0 +1,268 @@
+"""Which nodes a dataset is fetched to ahead of its pods, and the pod that has it fetched on one of them. Pure.
+
+A pod that mounts the dataset and ends at once is all that a prefetch is. The kubelet hands over the Secret that the pod
+names, the dataset service takes its listing with those credentials, and admission, quotas and taints hold as for every
+pod: nothing in the cluster needs a right that it does not have. The pod asks for no GPU, so that its volume is
+published when the data are there, and no sooner. A kubelet mounts volumes before it makes a sandbox and pulls images,
+so anything that comes after that tells that the data are there, a failed pull included.
+
+Nodes are chosen by rendezvous hashing: each dataset has an order of all nodes of its own. So a dataset goes to the same
+nodes again, a node that comes or goes changes at most one place, and many datasets are spread evenly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gigaslice.dataset.objects import DRIVER
+
+__all__ = [
+    "IMAGE",
+    "MANAGED_BY",
+    "MANAGER",
+    "RUN_LABEL",
+    "UNTIL",
+    "Candidate",
+    "PodTold",
+    "PrefetchPod",
+    "Prefetched",
+    "choose",
+    "judge",
+    "pod_manifest",
+    "ranked",
+]
+
+IMAGE = "registry.k8s.io/pause:3.10"
+"""The default image: small, for every architecture, on many nodes already, and `/pause -v` ends at once."""
+
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "gigaslice-prefetch"
+"""The label of every pod of a prefetch."""
+RUN_LABEL = "gigaslice.io/prefetch-run"
+"""The label that says of which run it is."""
+UNTIL = "gigaslice.io/prefetch-until"
+"""The annotation with the Unix time from which on no run waits for the pod any more."""
+
+_GPU_TAINT = "nvidia.com/gpu"
+_HARMLESS_UID = 65534
+_SMALL = {"cpu": "10m", "memory": "16Mi"}  # limits too: quotas may demand them
+_BEFORE_VOLUMES = ("", "ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node as far as a prefetch is concerned.
+
+    Attributes:
+        name: Its name.
+        ready: The node is Ready.
+        schedulable: It is not cordoned.
+        driver: Its dataset service has registered.
+        holds: It has the dataset already, or is fetching it.
+    """
+
+    name: str
+    ready: bool = True
+    schedulable: bool = True
+    driver: bool = True
+    holds: bool = False
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be chosen; empty where it can."""
+        if not self.ready:
+            return "it is not Ready"
+        if not self.schedulable:
+            return f"it is cordoned; kubectl uncordon {self.name}"
+        if not self.driver:
+            return f"it has no dataset service ({DRIVER} is not registered there)"
+        return ""
+
+
+def ranked(key: str, nodes: Iterable[str]) -> list[str]:
+    """The nodes in the order that KEY has: a node's place depends on no other node but those before it."""
+    return sorted(nodes, key=lambda node: (_weight(key, node), node), reverse=True)
+
+
+def choose(key: str, nodes: Sequence[Candidate], count: int | None = None) -> tuple[str, ...]:
+    """The nodes that get the dataset KEY: those that have it first, then by the order of the key.
+
+    Args:
+        key: What names the dataset.
+        nodes: Those that are possible; what has a problem is left out.
+        count: How many; None for all.
+    """
+    holders = {one.name for one in nodes if one.holds}
+    order = ranked(key, (one.name for one in nodes if not one.problem))
+    order.sort(key=lambda name: name not in holders)
+    return tuple(order if count is None else order[:count])
+
+
+def _weight(key: str, node: str) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for text in (key, node):
+        data = text.encode()
+        found.update(len(data).to_bytes(8, "big"))
+        found.update(data)
+    return found.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchPod:
+    """What the pods of one prefetch have in common.
+
+    Attributes:
+        namespace: Of the pods, and of the Secret.
+        attributes: The volume's attributes: `dataset` or `source`, and the options.
+        run: Names this run.
+        seconds: After which the kubelet ends the pod, whatever becomes of the run.
+        until: Unix time from which on the pod is nobody's.
+        secret: The Secret that the kubelet hands over; empty for none.
+        image: Whatever ends, or fails to start: see above.
+        tolerated: Keys of taints that are tolerated besides that of GPU nodes.
+    """
+
+    namespace: str
+    attributes: Mapping[str, str]
+    run: str
+    seconds: int
+    until: int
+    secret: str = ""
+    image: str = IMAGE
+    tolerated: tuple[str, ...] = ()
+
+    def name(self, node: str) -> str:
+        """Of the pod for NODE: the same whenever it is asked for, so that a pod can be deleted whose creation was not
+        answered.
+        """
+        part = hashlib.blake2b(node.encode(), digest_size=5).hexdigest()
+        return f"gigaslice-prefetch-{self.run}-{part}"
+
+
+def pod_manifest(pod: PrefetchPod, node: str) -> dict[str, Any]:
+    """The pod for NODE. It goes through the scheduler, so that a taint or a full node holds it back and says so."""
+    csi: dict[str, Any] = {"driver": DRIVER, "readOnly": True, "volumeAttributes": dict(pod.attributes)}
+    if pod.secret:
+        csi["nodePublishSecretRef"] = {"name": pod.secret}
+    on_node = {"key": "metadata.name", "operator": "In", "values": [node]}
+    container = {
+        "name": "prefetch",
+        "image": pod.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/pause", "-v"],
+        "resources": {"requests": dict(_SMALL), "limits": dict(_SMALL)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod.name(node),
+            "namespace": pod.namespace,
+            "labels": {MANAGED_BY: MANAGER, RUN_LABEL: pod.run},
+            "annotations": {UNTIL: str(pod.until)},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": pod.seconds,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _HARMLESS_UID,
+                "runAsGroup": _HARMLESS_UID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchFields": [on_node]}]
+                    }
+                }
+            },
+            "tolerations": [{"key": key, "operator": "Exists"} for key in (_GPU_TAINT, *pod.tolerated)],
+            "containers": [container],
+            "volumes": [{"name": "data", "csi": csi}],
+        },
+    }
+
+
+class Prefetched(Enum):
+    """What has become of a pod."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PodTold:
+    """What a pod's status tells. text: what it waits for, or why it failed, where the status says so."""
+
+    state: Prefetched
+    text: str = ""
+
+
+def judge(document: Mapping[str, Any]) -> PodTold:
+    """Reads whether the data are on the node of a pod."""
+    status = _object(document, "status")
+    conditions = {
+        str(one.get("type")): one for one in _objects(status, "conditions") if one.get("status") is not None
+    }
+    phase, reason = status.get("phase"), _text(status, "reason")
+    if phase == "Succeeded" or _holds(conditions, "PodReadyToStartContainers"):
+        return PodTold(Prefetched.DONE)
+    if phase == "Failed" and reason:  # the kubelet's verdict on the pod, such as Evicted; not its container's
+        return PodTold(
+            Prefetched.FAILED, f"the pod failed: {reason}: {_text(status, 'message')}".rstrip(": ")
+        )
+    if any(map(_after_volumes, _objects(status, "containerStatuses"))):
+        return PodTold(Prefetched.DONE)
+    if phase == "Failed":
+        return PodTold(Prefetched.FAILED, "the pod failed")
+    if _object(document, "metadata").get("deletionTimestamp"):
+        return PodTold(Prefetched.FAILED, "its pod is being deleted, and not by this command")
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return PodTold(Prefetched.WAITING, f"not scheduled: {_text(scheduled, 'message')}".rstrip(": "))
+    return PodTold(Prefetched.WAITING)
+
+
+def _after_volumes(container: Mapping[str, Any]) -> bool:
+    """Whether a container's state is one that comes after the pod's volumes are mounted."""
+    state = _object(container, "state")
+    waiting = state.get("waiting")
+    if isinstance(waiting, dict):
+        return waiting.get("reason", "") not in _BEFORE_VOLUMES
+    ended = state.get("terminated")
+    if isinstance(ended, dict):  # of a container that was lost, nothing tells whether it ever ran
+        return ended.get("reason") != "ContainerStatusUnknown"
+    return "running" in state
+
+
+def _holds(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
+    return conditions.get(kind, {}).get("status") == "True"
+
+
+def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = document.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    found = document.get(key)
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,68 @@
+"""The manifests of docs/datasets.md are such as an API server and the dataset service take."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+from gigaslice.dataset.objects import DRIVER, parse_dataset
+from gigaslice.dataset.request import parse_attributes
+from tests.unit.docs.test_docs import ROOT
+from tests.unit.gigaslice.controller.crd_schema import mistakes
+
+PAGE = ROOT / "docs" / "datasets.md"
+FENCES = re.findall(r"(?ms)^( *)```yaml\n(.*?)^\1```$", PAGE.read_text())  # those in lists are indented
+DOCUMENTS = [yaml.safe_load(textwrap.dedent(text)) for _, text in FENCES]
+OBJECTS = [one for one in DOCUMENTS if "apiVersion" in one]
+
+
+def pods(document: Any) -> Iterator[dict[str, Any]]:
+    """Every specification of a pod in a document."""
+    if isinstance(document, dict):
+        if "containers" in document:
+            yield document
+        for one in document.values():
+            yield from pods(one)
+
+
+def test_every_object_is_valid():
+    kinds = [one["kind"] for one in OBJECTS]
+    assert {"Pod", "Secret", "Dataset", "Job", "DaemonSet"} <= set(kinds)
+    for one in OBJECTS:
+        if one["kind"] == "Dataset":
+            assert mistakes("datasets", one) == []
+            assert parse_dataset({**one, "metadata": {**one["metadata"], "namespace": "team"}}).name
+        else:
+            kubernetes_validate.validate(one, "1.36", strict=True)
+
+
+def test_every_volume_is_one_that_the_service_takes():
+    seen = 0
+    for spec in (spec for one in OBJECTS for spec in pods(one)):
+        mounts = {mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]}
+        for volume in spec["volumes"]:
+            assert volume["csi"]["driver"] == DRIVER
+            assert volume["csi"]["readOnly"] is True
+            assert parse_attributes(volume["csi"]["volumeAttributes"]).datasets
+            assert volume["name"] in mounts
+            seen += 1
+    for one in DOCUMENTS:
+        if "volumeAttributes" in one:
+            assert parse_attributes(one["volumeAttributes"]).datasets
+            seen += 1
+    assert seen >= 4
+
+
+def test_the_job_goes_to_different_nodes():
+    (job,) = [one for one in OBJECTS if one["kind"] == "Job"]
+    template = job["spec"]["template"]
+    (term,) = template["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert job["spec"]["parallelism"] == job["spec"]["completions"]
