@@ -1,147 +1,159 @@
-"""The dataset service against a real kubelet of this machine.
-
-Run with K8S_BIN (a directory with kubectl), K8S_NODE_KUBECONFIG (an administrator of a cluster whose kubelet runs here,
-as root, with its directory at /var/lib/kubelet), K8S_NODE (its name) and K8S_NODE_IMAGE (an image on it with sh).
-Skipped otherwise. Nothing else may serve the driver meanwhile.
-"""
+"""The dataset service against a real kubelet of this machine (see dataset_site.py for what that takes)."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
-import yaml
 
-from gigaslice.dataset_node.mounts.linux import LinuxMounts
+from tests.cluster.dataset_site import DatasetSite, missing
+from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
 
-ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("K8S_BIN", "K8S_NODE_KUBECONFIG", "K8S_NODE", "K8S_NODE_IMAGE")
-pytestmark = pytest.mark.skipif(
-    any(name not in os.environ for name in NEEDED) or os.geteuid() != 0,
-    reason=f"needs root and a real kubelet of this machine: {', '.join(NEEDED)}",
-)
-
-
-class Node:
-    def __init__(self, root: Path) -> None:
-        self.root, self.data, self.process = root, root / "data", None
-        self.kubeconfig = os.environ["K8S_NODE_KUBECONFIG"]
-        self.data.mkdir()
-        for number in range(50):
-            (self.data / f"f{number}").write_bytes(os.urandom(3000))
-
-    def kubectl(self, *words: str, stdin: str = "", check: bool = True) -> str:
-        command = [f"{os.environ['K8S_BIN']}/kubectl", "--kubeconfig", self.kubeconfig, *words]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout
-
-    def install(self) -> None:
-        """Everything of the manifest but the DaemonSet, and a kubeconfig of its service account."""
-        documents = [one for one in yaml.safe_load_all((ROOT / "deploy/dataset.yaml").read_text()) if one]
-        rest = [one for one in documents if one["kind"] != "DaemonSet"]
-        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rest))
-        config = yaml.safe_load(Path(self.kubeconfig).read_text())
-        token = self.kubectl("-n", "kube-system", "create", "token", "gigaslice-dataset").strip()
-        config["users"][0]["user"] = {"token": token}
-        (self.root / "kubeconfig").write_text(yaml.safe_dump(config))
-
-    def start(self) -> None:
-        command = [
-            sys.executable, "-m", "agent", "dataset", f"--state-dir={self.root}/s", f"--run-dir={self.root}/r",
-            f"--node-name={os.environ['K8S_NODE']}", f"--allow={self.data}", "--keep-free=0%", "--metrics-address=off",
-            f"--kubeconfig={self.root}/kubeconfig",
-        ]  # fmt: skip
-        with (self.root / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        before = self.registrations()
-        self.until(lambda: self.registrations() > before, "the driver is registered")
-
-    def registrations(self) -> int:
-        return (self.root / "log").read_text().count('"event": "registered"')
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
-
-    def until(self, condition, what: str, seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, f"not in time: {what}\n{(self.root / 'log').read_text()[-2000:]}"
-            time.sleep(0.2)
-
-    def pod(self, name: str, **attributes: str) -> None:
-        container = {
-            "name": "c",
-            "image": os.environ["K8S_NODE_IMAGE"],
-            "imagePullPolicy": "Never",
-            "command": ["sh", "-c", "ls /data | wc -l; exec sleep 100000"],
-            "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
-        }
-        csi = {"driver": "dataset.gigaslice.io", "readOnly": True, "volumeAttributes": attributes}
-        spec = {
-            "nodeName": os.environ["K8S_NODE"],
-            "terminationGracePeriodSeconds": 0,
-            "containers": [container],
-            "volumes": [{"name": "data", "csi": csi}],
-        }
-        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
-
-    def phase(self, name: str) -> str:
-        return self.kubectl("get", "pod", name, "-o", "jsonpath={.status.phase}", check=False)
-
-    def events(self, name: str) -> str:
-        return self.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}", "-o", "json")
-
-    def mounted(self) -> list[str]:
-        return [
-            one.point
-            for one in LinuxMounts().table()
-            if one.source.startswith(str(self.root)) and "/pods/" in one.point
-        ]
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+SLOW = "--bandwidth=4MiB"
 
 
 @pytest.fixture
-def node():
-    with tempfile.TemporaryDirectory(prefix="gs-", dir="/var/tmp") as name:
-        made = Node(Path(name))
-        made.install()
-        try:
-            made.start()
-            yield made
-        finally:
-            for pod in ("gs-one", "gs-two", "gs-wrong"):
-                made.kubectl("delete", "pod", pod, "--ignore-not-found", "--wait=true", check=False)
-            made.until(lambda: not made.mounted(), "nothing is mounted for pods")
-            made.kill(signal.SIGTERM)
-            mounts = LinuxMounts()
-            for one in reversed(mounts.table()):
-                if one.point.startswith(name):
-                    mounts.unmount(Path(one.point))
+def site(request):
+    with DatasetSite(*getattr(request, "param", ())) as found:
+        yield found
 
 
-def test_a_pod_reads_its_data_over_kills_of_the_service(node):
-    node.pod("gs-one", source=str(node.data))
-    node.until(lambda: node.phase("gs-one") == "Running", "the first pod runs")
-    node.until(lambda: node.kubectl("logs", "gs-one", check=False).strip() == "50", "it sees its files")
-    node.kill()
-    assert len(node.mounted()) == 1
-    node.start()
-    node.pod("gs-two", source=str(node.data))
-    node.until(lambda: node.phase("gs-two") == "Running", "the second pod runs")
-    assert len({one.rpartition("/volumes/")[0] for one in node.mounted()}) == 2
-    node.kubectl("delete", "pod", "gs-one", "--wait=true")
-    node.until(lambda: len(node.mounted()) == 1, "what the first had is unmounted")
+def placeholders(site):
+    return site.logged("published early")
 
 
-def test_a_mistake_is_an_event(node):
-    node.pod("gs-wrong", sorce=str(node.data))
-    node.until(lambda: "did you mean source?" in node.events("gs-wrong"), "the event says what to write")
+def test_a_pod_reads_its_data_over_kills_of_the_service(site):
+    data = site.fill("d", 50, 3000)
+    site.pod("gs-one", {"d": {"source": data}})
+    site.until(lambda: site.log("gs-one") == "50", "it sees its files")
+    site.kill()
+    assert len(site.mounted()) == 1
+    site.start()
+    site.pod("gs-two", {"d": {"source": data}})
+    site.until(lambda: site.log("gs-two") == "50", "the second pod sees them, too")
+    assert len({one.rpartition("/volumes/")[0] for one in site.mounted()}) == 2
+    site.kubectl("delete", "pod", "gs-one", "--wait=true")
+    site.until(lambda: len(site.mounted()) == 1, "what the first had is unmounted")
+
+
+def test_a_mistake_is_an_event(site):
+    site.pod("gs-wrong", {"d": {"sorce": "/nowhere"}})
+    site.until(lambda: "did you mean source?" in site.events("gs-wrong"), "the event says what to write")
+
+
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_volumes_and_containers_of_a_gpu_pod_wait_together(site):
+    """Several datasets in one volume, and two volumes of several containers, published early."""
+    site.start_agent()
+    images, labels, other = (
+        site.fill("images", 40, 1_000_000),
+        site.fill("labels", 7, 1000),
+        site.fill("o", 3, 1000),
+    )
+    volumes = {"both": {"source.images": images, "source.labels": labels}, "single": {"source": other}}
+    site.pod(
+        "gs-early", volumes, containers={"a": ["both"], "b": ["both", "single"], "c": ["single"]}, gpu=True
+    )
+    site.until(lambda: placeholders(site) >= 1, "the slow volume is published early")
+    site.until(lambda: site.runs("gs-early"), "all containers run")
+    site.until(lambda: site.log("gs-early", "c") == "3", "c sees its files")
+    assert [site.log("gs-early", one) for one in "abc"] == ["47", "50", "3"]
+    assert site.restarts("gs-early") == 0
+    assert "FailedMount" not in site.events("gs-early")
+    assert "WaitingForDataset" in site.events("gs-early")
+    assert "WaitingForGPU" not in site.events("gs-early")
+    listed = site.kubectl("exec", "gs-early", "-c", "a", "--", "sh", "-c", "cd /data/both; echo *")
+    assert listed.split() == ["images", "labels"]
+
+
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_a_service_that_is_killed_while_an_early_volume_waits_goes_on(site):
+    """With credentials, which the kubelet sends once: they are kept in memory until the data are there."""
+    site.start_agent()
+    with moto_s3() as endpoint:
+        put(endpoint, "bucket", {f"d/{number}": bytes([number]) * 400_000 for number in range(50)})
+        secret = ("create", "secret", "generic", "gs-s3", f"--from-literal=access_key={KEY}")
+        site.kubectl("delete", "secret", "gs-s3", "--ignore-not-found")
+        site.kubectl(*secret, f"--from-literal=secret_key={SECRET}")
+        source = {"source": "s3://bucket/d", "options": f"endpoint={endpoint},region=us-east-1"}
+        site.pod("gs-killed", {"d": source}, gpu=True, secret="gs-s3")
+        site.until(lambda: placeholders(site) == 1, "it is published early")
+        site.kill()
+        assert not site.runs("gs-killed")
+        site.start()
+        site.until(lambda: site.log("gs-killed") == "50", "it sees its files")
+        assert site.restarts("gs-killed") == 0
+        kept = [
+            one for one in (*site.run_dir.rglob("*"), *(site.root / "s").rglob("*.json")) if one.is_file()
+        ]
+        assert not [one for one in kept if SECRET.encode() in one.read_bytes()], (
+            "credentials go when the data come"
+        )
+        site.kubectl("delete", "secret", "gs-s3")
+
+
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_a_kubelet_that_restarts_disturbs_no_reader_and_no_waiting_pod(site):
+    data, slow = site.fill("d", 50, 3000), site.fill("slow", 40, 1_000_000)
+    reader = "while :; do cat /data/d/* >/tmp/read && cksum </tmp/read; sleep 0.05; done"
+    site.pod("gs-reads", {"d": {"source": data}}, script=reader)
+    site.until(lambda: site.log("gs-reads"), "it reads")
+    site.pod("gs-waits", {"d": {"source": slow}})
+    site.until(lambda: "DatasetFetching" in site.events("gs-waits"), "it waits")
+    site.restart_kubelet()
+    assert not site.runs("gs-waits"), "it was to wait over the restart"
+    site.until(lambda: site.log("gs-waits") == "40", "the waiting pod sees its files")
+    lines = len(site.log("gs-reads").splitlines())
+    site.until(lambda: len(site.log("gs-reads").splitlines()) > lines, "the reader goes on")
+    assert len(set(site.log("gs-reads").splitlines())) == 1, "what it reads never changes"
+    assert site.restarts("gs-reads") == site.restarts("gs-waits") == 0
+
+
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_service_and_kubelet_killed_while_an_early_volume_waits(site):
+    site.start_agent()
+    slow = site.fill("slow", 60, 1_000_000)
+    site.pod("gs-both", {"d": {"source": slow}}, gpu=True)
+    site.until(lambda: placeholders(site) == 1, "it is published early")
+    site.kill()
+    site.restart_kubelet()
+    site.start()
+    assert not site.runs("gs-both"), "it was to wait over the restarts"
+    site.until(lambda: site.runs("gs-both"), "it runs")
+    site.until(lambda: site.log("gs-both") == "60", "it sees its files")
+    assert len(site.mounted()) <= 2, "the data, and at most what they were mounted over"
+
+
+def test_after_a_reboot_a_pod_has_the_version_that_it_had(site):
+    data = site.fill("d", 50, 3000)
+    site.pod("gs-stays", {"d": {"source": data}})
+    site.until(lambda: site.log("gs-stays") == "50", "it sees its files")
+    site.reboot()
+    site.fill("d", 60, 3000)
+    site.start()
+    site.until(lambda: site.restarts("gs-stays") == 1 and site.runs("gs-stays"), "it runs again", 180)
+    site.until(lambda: site.log("gs-stays") == "50", "it sees the files that it saw")
+    site.pod("gs-new", {"d": {"source": data}})
+    site.until(lambda: site.log("gs-new") == "60", "a new pod sees the new ones")
+
+
+def test_a_pod_with_a_user_namespace_reads_its_data(site):
+    data = site.fill("d", 50, 3000)
+    site.pod("gs-userns", {"d": {"source": data}}, hostUsers=False)
+    site.until(
+        lambda: site.phase("gs-userns") == "Running" or "user" in site.events("gs-userns"), "it runs or not"
+    )
+    if site.phase("gs-userns") != "Running":
+        pytest.skip("this node has no user namespaces for pods")
+    site.until(lambda: site.log("gs-userns") == "50", "it sees its files")
+
+
+def test_service_that_ends_leaves_readers_reading(site):
+    data = site.fill("d", 50, 3000)
+    site.pod("gs-one", {"d": {"source": data}}, script="while :; do cat /data/d/* | cksum; sleep 0.1; done")
+    site.until(lambda: site.log("gs-one"), "it reads")
+    site.kill(signal.SIGTERM)
+    lines = len(site.log("gs-one").splitlines())
+    site.until(lambda: len(site.log("gs-one").splitlines()) > lines + 5, "it reads on")
+    assert len(set(site.log("gs-one").splitlines())) == 1
