@@ -1,9 +1,10 @@
 """Storage that the kernel mounts: NFS, Lustre, BeeGFS, CephFS. Mounted once, read as a directory, unmounted after.
 
-Everything that is asked of one server and path shares a mount. Mounts are soft, so that a server which is gone becomes
-an error after a minute instead of a thread that nothing ends; a read-only mount loses nothing by that. RDMA is tried
-only where it was asked for and the node has a device; else, and where the server does not take it, NFS goes over TCP,
-which a log line says.
+Everything that is asked of one server and path with the same credentials shares a mount: what is mounted with the key
+of one pod is lent to no other, which would not have to show its own then. Mounts are soft, so that a server which is
+gone becomes an error after a minute instead of a thread that nothing ends; a read-only mount loses nothing by that.
+RDMA is tried only where it was asked for and the node has a device; else, and where the server does not take it, NFS
+goes over TCP, which a log line says.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class KernelMounts:
         self._root = root
         self._lock = threading.Lock()
         self._users: dict[Path, int] = {}
+        self._salt = os.urandom(16)
         self._log = get_logger("sources")
 
     def reconcile(self) -> None:
@@ -63,11 +65,7 @@ class KernelMounts:
             SourceError: It cannot be mounted.
             RequestError: An option that cannot be one.
         """
-        user = credentials.get("ceph_user") if spec.kind == "cephfs" else ""
-        name = hasher("\0".join((spec.kind, spec.location, repr(spec.options), user)).encode()).hexdigest()[
-            :32
-        ]
-        where = self._root / name
+        where = self._root / self._name(spec, credentials)
         with self._lock:
             if not self._users.get(where):
                 self._mount(spec, credentials, where)
@@ -86,6 +84,15 @@ class KernelMounts:
                 where.rmdir()
             except (MountError, OSError) as error:
                 self._log.warning("source not unmounted", where=str(where), detail=str(error))
+
+    def _name(self, spec: SourceSpec, credentials: Credentials) -> str:
+        """The directory of a mount: another one for other credentials, of which it shows nothing."""
+        given = (
+            [credentials.get(one) for one in ("ceph_user", "ceph_secret")] if spec.kind == "cephfs" else []
+        )
+        made = hasher(self._salt)
+        made.update(repr((spec.kind, spec.location, spec.options, given)).encode("utf-8", "surrogatepass"))
+        return made.hexdigest()[:32]
 
     def _mount(self, spec: SourceSpec, credentials: Credentials, where: Path) -> None:
         try:

@@ -75,6 +75,24 @@ def test_two_of_one_server_share_a_mount_that_goes_with_the_last(mounts, tmp_pat
     assert list((tmp_path / "m").iterdir()) == []
 
 
+def test_a_mount_is_lent_to_no_pod_with_other_credentials(mounts, tmp_path):
+    """Ceph asks for the key when it mounts, and never again: a pod with a wrong one must be asked, too."""
+    made = KernelMounts(mounts, tmp_path / "m")
+    spec = SourceSpec.parse("cephfs://mon/data")
+    mine = made.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0]
+    mounts.refuse = lambda options: mounts.secrets[-1] != "right"
+    for key in ("wrong", "right "):
+        with pytest.raises(SourceError, match="is not mounted"):
+            made.acquire(spec, Credentials({"userID": "a", "userKey": key + "x"}))
+    assert mounts.mounted == [mine]
+    assert made.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0] == mine
+    assert "right" not in str(mine)
+    other = KernelMounts(mounts, tmp_path / "m")
+    assert other.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0] != mine, (
+        "no key is guessed by it"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "source"),
     [
