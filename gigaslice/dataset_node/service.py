@@ -13,7 +13,7 @@ import functools
 import platform
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from gigaslice.runtime.heap import keep_small, one_arena
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.tasks import lasting, run_together
 
-__all__ = ["DatasetService", "run"]
+__all__ = ["DatasetService", "run", "without_links"]
 
 _LEAVE_SECONDS = 5.0
 _WAIT_SWEEP_SECONDS = 30.0
@@ -245,6 +245,11 @@ def _remove_empty(directory: Path) -> None:
             one.rmdir()
 
 
+def without_links(settings: DatasetSettings) -> DatasetSettings:
+    """SETTINGS with the state directory as the mount table calls it; no mount follows a link."""
+    return replace(settings, state_dir=settings.state_dir.resolve())
+
+
 def run(settings: DatasetSettings, service: str, version: str) -> None:
     """Runs the service until SIGTERM or SIGINT.
 
@@ -257,6 +262,7 @@ def run(settings: DatasetSettings, service: str, version: str) -> None:
     logs.set_up(settings.log_level, settings.log_format)
     log = logs.get_logger("dataset")
     catch_all(log)
+    settings = without_links(settings)
     for sentence in settings.warnings:
         log.warning("configuration", detail=sentence)
     log.info("starting", version=version, state_dir=str(settings.state_dir))

@@ -74,7 +74,8 @@ def admits(allowed: tuple[str, ...], canonical: str) -> bool:
         canonical: The source, normalised.
     """
     kind = canonical.partition(":")[0]
-    place = canonical.partition("?")[0]
+    # Only servers' sources have options behind "?"; in the path of a directory it is a character like any other.
+    place = canonical if kind in ("file", "rclone") else canonical.partition("?")[0]
     for one in allowed:
         text = f"file://{one}" if one.startswith("/") else one
         if text == kind:

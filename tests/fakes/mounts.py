@@ -34,6 +34,8 @@ class MemoryMounts:
 
     def bind(self, source: Path, where: Path) -> None:
         self._begin("bind", where)
+        if source.resolve() != source:
+            raise MountError(f"cannot mount {source}: a part of the path is a symbolic link", errno.ELOOP)
         if not source.is_dir():
             raise MountError(f"cannot mount {source}", errno.ENOENT)
         below = top_at(self.mounts, str(source))

@@ -14,11 +14,12 @@ import fcntl
 import os
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gigaslice.dataset_node.mounts.protocol import MountError
 from gigaslice.dataset_node.mounts.table import MountEntry, parse_mountinfo
+from gigaslice.dataset_node.sources.beneath import open_beneath
 
 __all__ = ["EMPTY_SOURCE", "LinuxMounts"]
 
@@ -44,6 +45,8 @@ _REMEDIES = {
     errno.EINVAL: "it is damaged, or the kernel does not understand it; see dmesg",
     errno.EUCLEAN: "it is damaged; see dmesg",
     errno.ENOENT: "create the directory",
+    errno.ENOTDIR: "a part of the path is a file or a symbolic link; name the directory that is meant",
+    errno.ELOOP: "a part of the path is a symbolic link; name the directory that is meant",
 }
 
 
@@ -86,8 +89,16 @@ class LinuxMounts:
                 self._mount(device, where, "erofs", _PROTECTED)
 
     def bind(self, source: Path, where: Path) -> None:
-        """Binds, then makes it read-only: the kernel ignores the flags of the first call."""
-        self._mount(str(source), where, None, _BIND)
+        """Binds, then makes it read-only: the kernel ignores the flags of the first call.
+
+        The directory is opened first, with no link in its path, and what was opened is bound: who may write above it
+        could otherwise replace a part of the path in between.
+        """
+        try:
+            with _directory(source) as fd:
+                self._mount(f"/proc/self/fd/{fd}", where, None, _BIND, shown=source)
+        except OSError as error:
+            raise _failure(f"cannot mount {source} at {where}", error.errno or 0) from error
         try:
             self._mount(None, where, None, _BIND | _REMOUNT | _PROTECTED)
         except MountError:
@@ -144,7 +155,14 @@ class LinuxMounts:
             raise MountError(f"{source} not mounted: {said[-1] if said else f'exit code {done.returncode}'}")
 
     def _mount(
-        self, source: str | None, where: Path, kind: str | None, flags: int, data: str | None = None
+        self,
+        source: str | None,
+        where: Path,
+        kind: str | None,
+        flags: int,
+        data: str | None = None,
+        *,
+        shown: Path | None = None,
     ) -> None:
         result = self._libc.mount(
             None if source is None else os.fsencode(source),
@@ -154,7 +172,21 @@ class LinuxMounts:
             None if data is None else data.encode(),
         )
         if result != 0:
-            raise _failure(f"cannot mount {source or 'read-only'} at {where}", ctypes.get_errno())
+            raise _failure(f"cannot mount {shown or source or 'read-only'} at {where}", ctypes.get_errno())
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    """An open directory. Raises OSError: ELOOP where a part of the path is a symbolic link."""
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = open_beneath(root, os.fsencode(path.relative_to("/")), directory=True)
+    finally:
+        os.close(root)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

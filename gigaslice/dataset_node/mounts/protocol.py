@@ -37,7 +37,7 @@ class Mounts(Protocol):
         ...
 
     def bind(self, source: Path, where: Path) -> None:
-        """Shows a directory at another place, read-only, nosuid, nodev."""
+        """Shows a directory at another place, read-only, nosuid, nodev. No link is followed in its path."""
         ...
 
     def empty(self, where: Path, directories: Sequence[str] = ()) -> None:

@@ -161,7 +161,7 @@ async def open_source(
     really = effective_spec(spec, given)
     if spec.kind == "file":
         return OpenedSource(
-            really, await in_thread("dataset-open", lambda _: _directory(spec.location, _LOCAL_READS))
+            really, await in_thread("dataset-open", lambda _: _directory(spec.location, "/", _LOCAL_READS))
         )
     if spec.kind in MOUNTED_KINDS:
         return await _mounted(spec, given, really, mounts)
@@ -178,8 +178,8 @@ async def open_source(
     return OpenedSource(really, made)
 
 
-def _directory(where: str | Path, parallel: int) -> PosixSource:
-    return PosixSource(Path(where), parallel=parallel)
+def _directory(where: str | Path, below: str | Path, parallel: int) -> PosixSource:
+    return PosixSource(Path(where), below=Path(below), parallel=parallel)
 
 
 async def _mounted(
@@ -187,7 +187,7 @@ async def _mounted(
 ) -> OpenedSource:
     where, root = await in_thread("dataset-mount", lambda _: mounts.acquire(spec, credentials))
     try:
-        inner = await in_thread("dataset-open", lambda _: _directory(root, 64))
+        inner = await in_thread("dataset-open", lambda _: _directory(root, where, 64))
     except BaseException:
         await in_thread("dataset-unmount", lambda _: mounts.release(where))
         raise

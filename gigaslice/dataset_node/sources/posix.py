@@ -42,20 +42,28 @@ class PosixSource:
 
     Args:
         root: The directory.
+        below: What it is relative to, where its author may be another than that of the path: then no part of the path
+            may be a symbolic link, by which who may write above it would choose what is read.
         keep_cached: Leave large files in the page cache. By default they are dropped from it, since data that is
             copied once would displace what the node's programs use. Small ones are left to the kernel, which drops
             first what was read once: a call for each would cost as much as reading it.
         parallel: How many reads at once; a local disk is slower with many.
     """
 
-    def __init__(self, root: Path, *, keep_cached: bool = False, parallel: int = 64) -> None:
+    def __init__(
+        self, root: Path, *, below: Path | None = None, keep_cached: bool = False, parallel: int = 64
+    ) -> None:
         self.parallel = parallel
         self.image = None
         self.weak = False
         self._keep_cached = keep_cached
         try:
-            self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._root = _open(root) if below is None else _open_without_links(below, root)
         except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise SourceError(
+                    f"{root} is no directory, or a part of it is a symbolic link; name the directory that is meant"
+                ) from None
             raise SourceError(
                 f"{root} cannot be opened: {error.strerror}; name a directory that the node can read",
                 retry=error.errno in _RETRIED,
@@ -114,6 +122,18 @@ class PosixSource:
         root, self._root = self._root, -1
         if root >= 0:
             os.close(root)
+
+
+def _open(root: Path) -> int:
+    return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _open_without_links(below: Path, root: Path) -> int:
+    start = _open(below)
+    try:
+        return open_beneath(start, os.fsencode(root.relative_to(below)), directory=True)
+    finally:
+        os.close(start)
 
 
 def _version(found: os.stat_result) -> str:

@@ -115,6 +115,26 @@ def test_binds_and_placeholders_are_read_only_and_one_covers_the_other(play):
     play(story)
 
 
+def test_no_link_leads_a_bind_elsewhere(play):
+    def story(root: Path) -> None:
+        mounts, where = LinuxMounts(), root / "where"
+        (root / "data" / "below").mkdir(parents=True)
+        where.mkdir()
+        (root / "data" / "link").symlink_to("/etc")
+        (root / "link").symlink_to("data")
+        for path in ("data/link", "data/link/ssl", "link/below"):
+            with pytest.raises(MountError, match="symbolic link; name the directory") as caught:
+                mounts.bind(root / path, where)
+            assert str(root / path) in str(caught.value)
+        with pytest.raises(MountError, match="none at"):
+            mounts.bind(root / "none", where)
+        assert top_at(mounts.table(), str(where)) is None
+        mounts.bind(root / "data" / "below", where)
+        assert top_at(mounts.table(), str(where)).root.endswith("/data/below")
+
+    play(story)
+
+
 def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
     def story(root: Path) -> None:
         store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))

@@ -292,12 +292,16 @@ def test_no_room_is_said_and_what_the_kernel_can_mount_is_read_from_the_storage(
 def test_local_mode_mounts_the_storage_itself(short_dir):
     world = NodeWorld(short_dir, allow=f"nfs://server/export,{short_dir}/data")
     (short_dir / "data" / "train").mkdir(parents=True)
+    (short_dir / "data" / "link").symlink_to("/etc")
 
     async def story():
         one = world.kubelet.run(pod("one", source="nfs://server/export/a", mode="local"))
         two = world.kubelet.run(pod("two", source=f"{short_dir}/data/train", mode="local"))
         refused = world.kubelet.run(pod("three", source=f"{short_dir}/data2", mode="local"))
+        linked = world.kubelet.run(pod("four", source=f"{short_dir}/data/link", mode="local"))
         await asyncio.gather(one.ready.wait(), two.ready.wait())
+        await until(lambda: linked.events)
+        assert "a part of the path is a symbolic link" in linked.events[0]
         assert world.mounts.at(world.kubelet.target(one, "data")) == ["server:/export/a"]
         assert world.mounts.at(world.kubelet.target(two, "data")) == ["/dev/sda1"]
         await until(lambda: refused.events)
@@ -360,7 +364,7 @@ def test_early_a_placeholder_is_published_and_the_data_are_mounted_over_it(world
         assert len(world.shown(one)) == 2
         assert world.shown(one)[-1].endswith(".img")
         assert "DatasetReady" in world.reasons(one)
-        assert not list((world.root / "r" / "early").iterdir())
+        await until(lambda: not list((world.root / "r" / "early").iterdir()))
         assert world.service.counters.gate_waits == 1
         world.kubelet.delete(one)
         await until(lambda: not world.kubelet.pods)
@@ -413,7 +417,7 @@ def test_an_early_volume_goes_on_after_the_service_has_ended(world, monkeypatch)
         while not (await ask(connection, one.uid))["ready"]:
             await asyncio.sleep(0.02)
         assert world.shown(one)[-1].endswith(".img")
-        assert not list((world.root / "r" / "early").iterdir())
+        await until(lambda: not list((world.root / "r" / "early").iterdir()))
 
     monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.1)
     play(world, first, second)

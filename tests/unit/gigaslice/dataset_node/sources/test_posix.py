@@ -14,8 +14,10 @@ import pytest
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import EntryKind, Limits
+from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources import beneath
 from gigaslice.dataset_node.sources.beneath import open_beneath, open_by_segments
+from gigaslice.dataset_node.sources.opening import open_source
 from gigaslice.dataset_node.sources.posix import PosixSource
 
 
@@ -139,6 +141,25 @@ def test_a_linked_directory_is_a_link_and_not_walked(tree):
 def test_a_directory_that_is_not_there_is_a_text(tmp_path):
     with pytest.raises(SourceError, match="cannot be opened"):
         PosixSource(tmp_path / "none")
+
+
+@pytest.mark.parametrize("path", ["link", "link/b", "a/out", "a/out/ssl"])
+def test_a_directory_that_a_pod_names_is_found_through_no_link(tmp_path, path):
+    """Who may write to a directory that --allow opens must not lead the node's service out of it."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "a" / "out").symlink_to("/etc")
+    with pytest.raises(SourceError, match="a part of it is a symbolic link; name the directory"):
+        asyncio.run(named(tmp_path / path))
+    assert asyncio.run(named(tmp_path / "a" / "b")) == ()
+
+
+async def named(path):
+    source = await open_source(SourceSpec.parse(str(path)), {}, mounts=None)
+    try:
+        return (await source.list()).entries
+    finally:
+        await source.close()
 
 
 @pytest.mark.parametrize(
