@@ -9,6 +9,8 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import signal
+import struct
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -175,5 +177,66 @@ def test_a_damaged_image_is_refused_by_the_kernel_and_named(play):
         assert caught.value.number in (errno.EINVAL, errno.EUCLEAN)
         with pytest.raises(MountError, match="create the directory"):
             LinuxMounts().image(image, root / "none")
+
+    play(story)
+
+
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_CLONE, _RECURSIVE, _EMPTY_PATH, _IDMAP = 1, 0x8000, 0x1000, 0x00100000
+_FIRST_UID = 100_000
+
+
+def _user_namespace() -> int:
+    """A descriptor of a user namespace whose root is user 100000 here, as the kubelet makes for `hostUsers: false`."""
+    ready, libc = os.pipe(), ctypes.CDLL(None, use_errno=True)
+    child = os.fork()
+    if child == 0:
+        libc.unshare(0x10000000)
+        os.write(ready[1], b"x")
+        signal.pause()
+    os.read(ready[0], 1)
+    for name in ("uid_map", "gid_map"):
+        Path(f"/proc/{child}/{name}").write_text(f"0 {_FIRST_UID} 65536")
+    found = os.open(f"/proc/{child}/ns/user", os.O_RDONLY)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return found
+
+
+def _bind_mapped(source: Path, where: Path) -> None:
+    """Binds SOURCE as a runtime does for a pod with a user namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _CLONE | _RECURSIVE | os.O_CLOEXEC
+    tree = libc.syscall(_OPEN_TREE, -100, bytes(source), flags)
+    assert tree >= 0, os.strerror(ctypes.get_errno())
+    attributes = struct.pack("=QQQQ", _IDMAP, 0, 0, _user_namespace())
+    done = libc.syscall(_MOUNT_SETATTR, tree, b"", _EMPTY_PATH | _RECURSIVE, attributes, len(attributes))
+    assert done == 0, os.strerror(ctypes.get_errno())
+    assert libc.syscall(_MOVE_MOUNT, tree, b"", -100, bytes(where), 4) == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.mark.parametrize("directories", [(), ("one", "two")])
+def test_a_volume_can_be_mapped_to_the_users_of_a_pod_with_its_own(play, directories):
+    """`hostUsers: false`: the placeholder and the images, alone and as directories of it."""
+
+    def story(root: Path) -> None:
+        store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+        store.open()
+        data = image_in(root).read_bytes()
+        part = store.begin(About(KEY, len(data), "s3://b/c"))
+        part.image.write_bytes(data)
+        store.complete(part, digest_of(part.image))
+        for name in ("pod", "inside"):
+            (root / name).mkdir()
+        volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+        store.placeholder(volume, directories)
+        store.publish(volume, [Piece(key=KEY, directory=one) for one in directories or ("",)])
+        _bind_mapped(Path(volume.target), root / "inside")
+        for one in directories or ("",):
+            file = root / "inside" / one / "a"
+            assert file.read_bytes() == content(b"a", SIZE)
+            assert file.stat().st_uid == file.stat().st_gid == _FIRST_UID
+            with pytest.raises(OSError):
+                file.chmod(0o777)
 
     play(story)
