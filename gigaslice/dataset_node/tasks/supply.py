@@ -1,8 +1,9 @@
 """Brings a dataset into the node's cache: lists its source, and fetches what is not there yet.
 
-The listing is taken with the asking pod's own credentials, every time: only who may list a source learns whether the
-node has it. With it the dataset's key is known: a key that is in the cache is there, one that is being fetched is
-waited for, and any other is fetched. The one exception are Dataset objects of administrators that say so.
+The listing is taken with the asking pod's own credentials, every time, and a little is read with them: only who may
+list and read a source learns whether the node has it. With the listing the dataset's key is known: a key that is in the
+cache is there, one that is being fetched is waited for, and any other is fetched. The one exception are Dataset objects
+of administrators that say so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec, dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
+from gigaslice.dataset_node.sources.proof import prove_reading
 from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
@@ -199,6 +201,7 @@ class Supply:
                     f"{spec.canonical} has other contents than the version that the Dataset pins; restore them, or "
                     "pin the present version"
                 )
+            await prove_reading(source, listing)
             key = dataset_key(spec, listing.digest)
             about = await self._threads.run(self._store.ready, key)
             if about is not None:

@@ -51,9 +51,29 @@ def test_eight_tasks_list_each_for_itself_and_fetch_once(world, play):
         assert len({one.key for one in abouts}) == 1
         assert (bucket.listings, bucket.read_bytes) == (8, SIZE)
         assert (counters.misses, counters.hits + counters.joins) == (1, 7)
-        assert closed(world)
+        assert closed(world) and bucket.proofs == 8 * 2, "each shows that it may read what is not empty"
         await ensure(world, "later")
         assert (bucket.listings, bucket.read_bytes) == (9, SIZE)
+
+    play(story)
+
+
+def test_who_may_list_and_not_read_gets_the_same_refusal_whether_it_is_cached_fetched_or_not(world, play):
+    async def story():
+        bucket, store = world.storage.buckets["coco"], world.service.store
+        bucket.others, bucket.unreadable = {"lists"}, {"lists"}
+        seen = [await refused(ensure(world, "x", secret={"key": "lists"}, namespace="other"))]
+        assert store.stored() == (), "no room is made for what it cannot fetch"
+        bucket.hold.clear()
+        fetch = asyncio.ensure_future(ensure(world))
+        await until(world.service.flights.keys)
+        seen.append(await refused(ensure(world, "x", secret={"key": "lists"}, namespace="other")))
+        bucket.hold.set()
+        await fetch
+        seen.append(await refused(ensure(world, "x", secret={"key": "lists"}, namespace="other")))
+        assert seen == [f"a/1: {DENIED}"] * 3
+        assert world.service.counters.hits == world.service.counters.joins == 0
+        assert closed(world) and waiting(world) == 1
 
     play(story)
 
@@ -182,11 +202,12 @@ def test_the_next_one_goes_on_with_its_own_access_where_the_first_ones_fails(wor
     async def story():
         bucket = world.storage.buckets["coco"]
         bucket.hold.clear()
-        bucket.others, bucket.unreadable = {"k2"}, {"k1"}
+        bucket.others = {"k2"}
         first = asyncio.ensure_future(ensure(world))
         await until(world.service.flights.keys)
         second = asyncio.ensure_future(ensure(world, "q", secret={"key": "k2"}))
         await until(lambda: bucket.listings == 2 and world.service.counters.joins == 1)
+        bucket.unreadable = {"k1"}  # what the first one was given has expired
         bucket.hold.set()
         assert (await refused(first)).endswith(DENIED)
         assert (await second).source == COCO.canonical
