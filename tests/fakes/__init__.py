@@ -1,1 +1,1 @@
-"""Stand-ins for what a test machine lacks: a kubelet, and later an API server."""
+"""Stand-ins for what a test machine lacks: a kubelet, an API server, a scheduler, a node with datasets."""

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from gigaslice.kubeapi.access import Access
+from tests.fakes.connections import Connections
 from tests.fakes.kubeapi import wire
 from tests.fakes.kubeapi.answers import Request
 
@@ -36,7 +37,7 @@ class Replay:
         lines = list(lines)
         self.requests: list[tuple[str, str, Any]] = []
         self.connections = 0
-        self._talks: list[asyncio.Task[None]] = []
+        self._connections = Connections(self._serve)
         self.at_end: str = "open"  # what becomes of a watch that has no more recorded: "open", "end" or "cut"
         self._answers: dict[tuple[str, str, bool], list[Line]] = {}
         self._streams: dict[str, list[Line]] = {}
@@ -51,31 +52,19 @@ class Replay:
                 self._documents[line["stream"]] = line["reply"]
 
     async def __aenter__(self) -> Replay:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.access = Access(
-            "127.0.0.1", self._server.sockets[0].getsockname()[1], tls=False, token="a token"
-        )
+        self.access = Access("127.0.0.1", self._connections.listen(), tls=False, token="a token")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await wire.end_all(self._talks)
+        await self._connections.end()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._talks.append(task)
-        try:
-            while True:
-                request = await wire.read_request(reader)
-                self.requests.append((request.method, request.target, request.body))
-                if not await self._answer(request, writer):
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+        while True:
+            request = await wire.read_request(reader)
+            self.requests.append((request.method, request.target, request.body))
+            if not await self._answer(request, writer):
+                break
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         answers = self._answers.get((request.method, request.path, "watch" in request.query), [])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gigaslice.kubeapi.access import Access
+from tests.fakes.connections import Connections
 from tests.fakes.kubeapi import wire
 from tests.fakes.kubeapi.answers import Answers, Request, status_of
 from tests.fakes.kubeapi.resources import Target
@@ -87,8 +88,7 @@ class ApiServer:
         self._ringing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._talks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._connections = Connections(self._serve)
         self.store.changed = self._ring
         for name in nodes:
             self.create("nodes", {"kind": "Node", "metadata": {"name": name}})
@@ -230,31 +230,19 @@ class ApiServer:
 
     async def start(self) -> None:
         """Serves; after a stop on the same port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 24)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._connections.listen(self.port)
         self._loop = asyncio.get_running_loop()
 
     async def stop(self) -> None:
         """Cuts every connection."""
-        assert self._server is not None
-        self._server.close()
         self._loop = None
-        await wire.end_all(self._talks)
+        await self._connections.end()
 
     # --- connections --------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._talks.add(task)
-        try:
-            while await self._one(await wire.read_request(reader), writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        while await self._one(await wire.read_request(reader), writer):
             pass
-        finally:
-            self._talks.discard(task)
-            writer.transport.abort()
 
     async def _one(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         """Answers; False: the connection is to be cut."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.fakes.kubeapi.answers import Request
 
-_TURNS_OF_AN_ACCEPT = 8
 _PIECE = 777
 """Bytes of a chunk: lines and chunks do not end together, as those of a real server need not."""
 
@@ -63,13 +61,3 @@ async def end_chunks(writer: asyncio.StreamWriter) -> None:
     """The proper end of such an answer; the connection goes on."""
     writer.write(b"0\r\n\r\n")
     await writer.drain()
-
-
-async def end_all(talks: Collection[asyncio.Task[None]]) -> None:
-    """Ends the tasks of connections. One that was accepted at the last moment becomes a task some turns later."""
-    for _ in range(_TURNS_OF_AN_ACCEPT):
-        await asyncio.sleep(0)
-        found = list(talks)
-        for one in found:
-            one.cancel()
-        await asyncio.gather(*found, return_exceptions=True)
