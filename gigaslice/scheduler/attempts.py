@@ -4,7 +4,7 @@
     BINDING      its binding is being written
     BOUND        written; the watch has not shown it yet
     DOUBTFUL     written or not: no answer came. Its GPUs are kept until the API server shows what happened, and only
-                 the same binding is tried again
+                 the same binding is tried again. A takeover ends it (docs/adr/0090)
 
 A pod has one attempt at most. The GPUs themselves are counted by `ClusterState`, by the pod's UID.
 """
@@ -42,6 +42,7 @@ class Attempt:
         since: When it came into this state.
         until: When it is given up.
         gone: Whether the pod was deleted while its binding was being written.
+        overtaken: Whether another replica has decided since: what was not written by then never will be.
     """
 
     uid: str
@@ -51,6 +52,7 @@ class Attempt:
     since: float
     until: float
     gone: bool = False
+    overtaken: bool = False
 
     @property
     def settled(self) -> bool:

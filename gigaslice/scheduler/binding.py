@@ -109,27 +109,28 @@ class Binder:
         attempt = self._placer.attempts.get(request.uid)
         if attempt is not None and attempt.state.value == "bound":
             return "" if attempt.node == request.node else f"the pod is bound to node {attempt.node}"
-        chosen = self._placer.begin_binding(pod, request.node, self._clock())
-        if isinstance(chosen, Refusal):
-            self.outcomes["refused"] += 1
-            return chosen.text
         try:
-            return await self._write(request, pod, chosen)
+            return await self._write(request, pod)
         except BaseException:
             self._placer.doubtful(pod, self._clock())
             raise
 
-    async def _write(self, request: BindRequest, pod: Pod, chosen: Assignment) -> str:
+    async def _write(self, request: BindRequest, pod: Pod) -> str:
         path = object_path("api", "v1", "namespaces", request.namespace, "pods", request.name)
         outcome: str | Pod = pod
         for _ in range(_MOST_VERSIONS):
             if isinstance(outcome, str):
                 break
+            # Decided for each version: another replica may have decided between two of them.
+            chosen = self._placer.begin_binding(outcome, request.node, self._clock())
+            if isinstance(chosen, Refusal):
+                self.outcomes["refused"] += 1
+                return chosen.text
             outcome = await self._write_once(path, request, outcome, chosen)
         return outcome if isinstance(outcome, str) else self._failed(pod, ApiFailure(_CHANGES))
 
     async def _write_once(self, path: str, request: BindRequest, pod: Pod, chosen: Assignment) -> str | Pod:
-        """Returns the pod where it is not what it was, and the same GPUs can be bound to it as it is now."""
+        """Returns the pod where it is not what it was, and can be bound as it is now."""
         metadata: dict[str, Any] = {"name": request.name, "namespace": request.namespace, "uid": request.uid}
         if pod.version and self.lead_seconds is not None:
             # A replica that takes over changes the pod, and this binding cannot be written any more: election.py.

@@ -8,7 +8,8 @@ when none has come for some seconds and every binding has its answer.
 Who takes it over first reads all pods anew, by a list that shows every binding that was written. Where the lease was
 not given back, a binding of the former holder may still be on its way. Each unbound pod is then written to once: its
 resourceVersion changes, and with it every older binding of it fails, since bindings name the version that they are for
-(docs/adr/0090). The answer shows a binding that was quicker.
+(docs/adr/0090). The answer shows a binding that was quicker. That ends this service's own doubts from before, too: a
+binding that it would repeat may be of a GPU that another service has given to another pod since.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Election:
         refresh: Reads all pods anew.
         unbound: Returns the pods that may be bound.
         put: Takes the document of a pod as the API server has it now.
+        overtaken: Called when no binding of before a takeover, our own neither, can be written any more.
         clock: Gives seconds that only grow.
     """
 
@@ -69,6 +71,7 @@ class Election:
         refresh: Callable[[], Awaitable[None]],
         unbound: Callable[[], Iterable[Pod]],
         put: Callable[[dict[str, Any]], None],
+        overtaken: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -77,6 +80,7 @@ class Election:
         self._refresh = refresh
         self._unbound = unbound
         self._put = put
+        self._overtaken = overtaken
         self._clock = clock
         self._asked = -math.inf
         self._change = asyncio.Event()
@@ -90,7 +94,8 @@ class Election:
             duration=_LEASE_SECONDS,
             retry=_RETRY_SECONDS,
             wanted=self._wanted,
-            clean=clean,
+            # Until older bindings are impossible, no other replica may inherit less than the doubt that this one has.
+            clean=lambda: clean() and self._leader.inherited is not Inherited.DOUBT,
             clock=clock,
         )
 
@@ -151,6 +156,7 @@ class Election:
             await asyncio.sleep(_AGAIN_SECONDS)
             still = {pod.uid for pod in self._unbound()}
             left = [pod for pod in left if pod.uid in still]  # the others are bound, which is seen, or gone
+        self._overtaken()
         self._leader.caught_up(takeovers)
         self._reported.over("takeover")
         self._log.info("deciding", identity=self._identity, unbound_pods_written=count)

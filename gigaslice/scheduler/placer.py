@@ -271,11 +271,22 @@ class Placer:
     def doubtful(self, pod: Pod, now: float) -> None:
         """Takes note that it is not known whether the binding was written."""
         attempt = self.attempts.get(pod.uid)
-        if attempt is not None and attempt.gone:
+        if attempt is not None and (attempt.gone or attempt.overtaken):
             self._release(pod.uid, now)  # no binding of it can be written any more
         elif attempt is not None:
             until = now + _DOUBT_SECONDS
             self.attempts.set(replace(attempt, state=AttemptState.DOUBTFUL, since=now, until=until))
+
+    def overtaken(self, now: float) -> None:
+        """Takes note that no binding begun before can be written any more, and that the watch shows those that were.
+
+        Another replica has decided meanwhile, so the GPUs of a binding in doubt may be another pod's.
+        """
+        for attempt in self.attempts:
+            if attempt.state is AttemptState.DOUBTFUL:
+                self._release(attempt.uid, now)
+            elif attempt.state is AttemptState.BINDING:
+                self.attempts.set(replace(attempt, overtaken=True))
 
     # --- inside -------------------------------------------------------------------------------------------------
 

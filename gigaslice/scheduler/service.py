@@ -151,6 +151,7 @@ class SchedulerService:
             refresh=self.pods.refresh,
             unbound=lambda: [pod for pod in self.pods.values if not pod.node],
             put=put,
+            overtaken=lambda: placer.overtaken(time.monotonic()),
         )
         binder.lead_seconds = lambda: found.seconds_left
         return found

@@ -130,6 +130,31 @@ def test_a_binding_that_arrives_after_a_takeover_is_not_written():
     run(story, node("a", gpus=1))
 
 
+def test_a_binding_in_doubt_is_not_written_by_a_service_that_decides_again():
+    """It had no clear answer; another service decided meanwhile, gave the GPU away and its lease back."""
+
+    async def story(api):
+        async with replica(api, "other") as other, replica(api, "one") as one:
+            api.faults += [Fault("POST", "late/binding", 0, effect=False, count=1)]
+            late = api.create("pods", pod("late", 16))
+            await schedule(one, late)
+            assert one.placer.attempts.doubtful
+            urgent = api.create("pods", pod("urgent", 16))
+            while not bound(api):
+                await schedule(other, urgent)
+            await until(lambda: holder(api) == "")
+            await schedule(one, late)
+            assert holder(api) == "one"
+            assert bound(api) == {"urgent": "a"}
+            check(api)
+            assert not one.placer.attempts.doubtful
+            api.delete("pods", "urgent", "default")
+            while "late" not in bound(api):
+                await schedule(one, late)
+
+    run(story, node("a", gpus=1))
+
+
 def test_a_service_started_anew_under_its_name_does_not_wait_for_its_own_lease():
     async def story(api):
         async with replica(api, "one") as one:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,11 +69,13 @@ class Stage:
     def kept(self) -> dict[str, int]:
         return {state: count for state, count in self.placer.attempts.counts().items() if count}
 
-    def shown(self, node: str = "", uid: str = "p", text: str = "") -> dict[str, Any]:
+    def shown(self, node: str = "", uid: str = "p", text: str = "", version: str = "") -> dict[str, Any]:
         """The pod as the API server shows it."""
         annotations = {ASSIGNMENT: text} if text else {}
         metadata = {"namespace": "team", "name": "pod-p", "uid": uid, "annotations": annotations}
-        spec: dict[str, Any] = {"containers": [{"name": "main"}]}
+        metadata |= {"resourceVersion": version} if version else {}
+        limits = {"gigaslice.io/vgpu-memory": "16"}
+        spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
         return {"metadata": metadata, "spec": {**spec, "nodeName": node} if node else spec}
 
 
@@ -203,6 +206,32 @@ def test_where_the_pod_cannot_be_read_its_gpus_are_kept_and_the_same_is_written(
 
     play(story)
     assert stage.binder.outcomes == {"doubtful": 1, "refused": 1, "bound": 1}
+
+
+def test_what_is_written_for_a_newer_version_of_the_pod_is_decided_anew():
+    stage = Stage(ApiFailure("it has changed", 409), CREATED, gets=(Stage(CREATED).shown(version="2"),))
+    stage.placer.put_node(facts("a", 2), 0.5)
+    stage.placer.filter(replace(stage.pod, version="1"), ["a"], 0.6)
+    stage.binder.lead_seconds = lambda: 10.0
+
+    async def story() -> None:
+        stage.client.hold = asyncio.Event()
+        call = asyncio.create_task(stage.bind())
+        await asyncio.sleep(0.01)
+        (body,) = stage.client.posts
+        assert (body["metadata"]["resourceVersion"], gpu(body)) == ("1", 0)
+        stage.placer.put_pod(bound("other", "a", (0, 16)), 1.5)  # by another replica
+        stage.client.hold.set()
+        assert await call == ""
+        body = stage.client.posts[-1]
+        assert (body["metadata"]["resourceVersion"], gpu(body)) == ("2", 1)
+        assert stage.kept == {"bound": 1}
+
+    def gpu(body: Any) -> int:
+        ((share,),) = Assignment.decode(body["metadata"]["annotations"][ASSIGNMENT]).containers.values()
+        return int(share.gpu[-1])
+
+    play(story)
 
 
 def test_an_unbound_pod_leaves_a_lost_answer_in_doubt():

@@ -184,6 +184,22 @@ def test_in_doubt_the_pod_goes_nowhere_else_and_only_the_same_is_written():
     assert list(found.filter(one, ["b"], 91.0).names) == ["b"]
 
 
+def test_a_takeover_ends_every_doubt_from_before_it():
+    found = placer("a", "b")
+    doubtful, binding = asking("doubtful"), asking("binding")
+    begun(found, doubtful, "a", 0.0)
+    found.doubtful(doubtful, 0.1)
+    begun(found, binding, "b", 0.2)
+    found.overtaken(1.0)
+    assert list(found.filter(asking("q"), ["a"], 1.1).names) == ["a"], (
+        "no binding to it can be written any more"
+    )
+    assert not found.filter(asking("r"), ["b"], 1.1).names, "its answer is still being read"
+    found.doubtful(binding, 1.2)
+    assert found.filter(asking("r"), ["b"], 1.3).names
+    assert len(found.waiting) == 0
+
+
 def test_a_pod_that_is_deleted_while_its_binding_is_written():
     for answer in ("bound", "failed", "doubtful"):
         found = placer("a")
