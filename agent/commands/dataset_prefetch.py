@@ -33,6 +33,7 @@ from gigaslice.dataset.prefetch import (
 from gigaslice.dataset.request import VolumeRequest, parse_attributes
 from gigaslice.errors import ConfigError, GigasliceError
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.cluster_objects import NODES_PATH, node_facts
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH
 from gigaslice.text import plain
 
@@ -265,12 +266,15 @@ class PrefetchRun:
             await asyncio.gather(*(self._read(node) for node in self._waiting))
 
     async def _read(self, node: str) -> None:
-        """Reads what events say on a pod, and how much of the data its node has."""
+        """Reads what events say on a pod, whether its node is there, and how much of the data it has."""
         path = object_path("api", "v1", "namespaces", self._order.namespace, "events")
         query = {"fieldSelector": f"involvedObject.name={self._pod.name(node)}"}
         events = await self._optional("events", path, query)
         if events is not None and (text := _newest(events.get("items"))):
             self._told[node] = text
+        document = await self._optional("nodes", NODES_PATH + object_path(node), {})
+        if document is not None and not node_facts(document).ready:
+            self._told[node] = "the node is not Ready any more; kubectl describe node says why"
         if not self._sources:
             return
         cache = await self._optional("datasetnodes", DATASET_NODES_PATH + object_path(node), {})

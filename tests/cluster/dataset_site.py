@@ -216,7 +216,8 @@ class DatasetSite:
         Args:
             name: Its name.
             volumes: Their attributes, by name; each is mounted at /data/NAME.
-            containers: The volumes of each; one container with all of them where it is None.
+            containers: The volumes of each, with a path inside as VOLUME:PATH; one container with all of them where
+                it is None.
             gpu: Whether each asks for a GPU slice.
             script: What they run.
             secret: The Secret of the volumes.
@@ -242,10 +243,7 @@ class DatasetSite:
                         "imagePullPolicy": spec.pop("imagePullPolicy", "Never"),
                         "command": ["sh", "-c", script],
                         "resources": {"limits": {GPU: 1}} if gpu else {},
-                        "volumeMounts": [
-                            {"name": volume, "mountPath": f"/data/{volume}", "readOnly": True}
-                            for volume in mounts
-                        ],
+                        "volumeMounts": [_mount(volume) for volume in mounts],
                     }
                     for one, mounts in listed.items()
                 ],
@@ -289,7 +287,17 @@ class DatasetSite:
     def fill(self, name: str, files: int, size: int) -> str:
         """Makes a directory of FILES of SIZE; returns its path, as pods name it."""
         folder = self.data / name
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for number in range(files):
             (folder / f"f{number}").write_bytes(os.urandom(size))
         return str(folder)
+
+
+def _mount(volume: str) -> Document:
+    name, _, path = volume.partition(":")
+    return {
+        "name": name,
+        "mountPath": f"/data/{name}",
+        "readOnly": True,
+        **({"subPath": path} if path else {}),
+    }

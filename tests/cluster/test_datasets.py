@@ -68,6 +68,21 @@ def test_volumes_and_containers_of_a_gpu_pod_wait_together(site):
 
 
 @pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_a_part_of_an_early_volume_is_mounted_when_it_is_there(site):
+    """subPath: the kubelet resolves it after the start decision, and not in the placeholder."""
+    site.start_agent()
+    site.fill("d/train", 30, 1_000_000)
+    site.fill("d/test", 4, 1000)
+    containers = {"a": ["d:train"], "b": ["d:test"]}
+    site.pod("gs-parts", {"d": {"source": str(site.data / "d")}}, containers=containers, gpu=True)
+    site.until(lambda: placeholders(site) == 1, "it is published early")
+    site.until(lambda: site.log("gs-parts", "b") == "4", "b sees its part")
+    assert site.log("gs-parts", "a") == "30"
+    site.kubectl("delete", "pod", "gs-parts", "--wait=true")
+    site.until(lambda: not site.mounted(), "nothing is left mounted")
+
+
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
 def test_a_service_that_is_killed_while_an_early_volume_waits_goes_on(site):
     """With credentials, which the kubelet sends once: they are kept in memory until the data are there."""
     site.start_agent()

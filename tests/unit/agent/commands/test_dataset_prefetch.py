@@ -222,6 +222,12 @@ def test_a_pod_that_goes_has_failed(api, run, kubelets):
     assert "node-b: the pod failed: Evicted: low on disk" in err
 
 
+def test_a_node_that_goes_away_while_it_is_waited_for_is_said(api, run, kubelets):
+    kubelets.answers["node-a"] = lambda pod: api.change("nodes", "node-a", a_node("node-a", ready="Unknown"))
+    _, err = run("coco", "--nodes", "node-a", "--timeout", "500ms", code=1)
+    assert "not there after 0.5 s: the node is not Ready any more" in err
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [
