@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from gigaslice.allocation.table import Allocation
 from gigaslice.model import DATASET_DRIVER, Pod
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.time_limit import within
 from gigaslice.text import plain
 
 __all__ = ["DatasetGate", "NoDatasetGate", "StartCondition"]
@@ -90,7 +91,7 @@ class DatasetGate:
         if not uid:
             return None
         try:
-            answer = await asyncio.wait_for(self._ask(uid, volumes), _ANSWER)
+            answer = await within(self._ask(uid, volumes), _ANSWER)
         except (OSError, asyncio.TimeoutError):
             return self._missing(f"has not answered within {_ANSWER:g} s")
         if answer.get("ready") is True:

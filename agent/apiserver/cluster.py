@@ -11,12 +11,13 @@ from typing import Protocol
 from agent.apiserver.events import EventSender
 from agent.apiserver.own_node import NodeAnnotation, Publishing
 from agent.apiserver.watch import PodWatch
-from agent.apiserver.wire import Api, ApiError, path_of, within
+from agent.apiserver.wire import Api, ApiError, path_of
 from gigaslice.cluster.names import INVENTORY
 from gigaslice.kube.decode import Gone
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.time_limit import within
 
 __all__ = ["Cluster", "Eviction", "KubeCluster", "NoCluster"]
 

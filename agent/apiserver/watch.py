@@ -15,11 +15,12 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.apiserver.wire import Api, ApiError, within
+from agent.apiserver.wire import Api, ApiError
 from gigaslice.kube.decode import GONE, Gone, parse_change, parse_list
 from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["PodWatch"]
 
@@ -78,11 +79,7 @@ class PodWatch:
 
     async def news(self, timeout: float) -> bool:
         """Returns True at the next change, False when there is none in TIMEOUT seconds."""
-        try:
-            await within(self._news.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await set_within(self._news, timeout)
 
     async def read(self) -> Mapping[tuple[str, str], Pod]:
         """Lists the pods as they are at this moment, past the watch. Raises ApiError, ValueError and Gone."""

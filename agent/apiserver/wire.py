@@ -14,9 +14,8 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import h11
@@ -24,10 +23,9 @@ import h11
 import vcuda
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import Access
+from gigaslice.runtime.time_limit import within
 
-__all__ = ["Api", "ApiError", "Reply", "Stream", "path_of", "within"]
-
-T = TypeVar("T")
+__all__ = ["Api", "ApiError", "Reply", "Stream", "path_of"]
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
@@ -111,25 +109,6 @@ class Stream:
             if len(found) > most:
                 raise ApiError(f"the API server's answer has more than {most} bytes", self.status)
         return bytes(found)
-
-
-async def within(work: Awaitable[T], seconds: float) -> T:
-    """What WORK returns; asyncio.TimeoutError when it takes longer.
-
-    `asyncio.wait_for` before Python 3.12 loses a cancellation that comes together with the result.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        raise
-    if not done:
-        task.cancel()
-        await asyncio.wait({task})
-        raise asyncio.TimeoutError
-    return task.result()
 
 
 class Api:

@@ -7,7 +7,6 @@ pauses, and does not take the others down; so is one that fails while it runs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from gigaslice.errors import GigasliceError
 from gigaslice.runtime import logs
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["host", "run_beside", "serve", "serve_one"]
 
@@ -84,8 +84,7 @@ async def host(
             log.error("provider failed; retrying", resource=provider.resource, detail=str(error))
         except Exception:
             log.exception("provider failed; retrying", resource=provider.resource)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), pause)
+        await set_within(stop, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 

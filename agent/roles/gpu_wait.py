@@ -29,6 +29,7 @@ from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["Bus", "GpuWait", "read_bus", "scan_in_thread"]
 
@@ -177,7 +178,7 @@ class GpuWait(Generic[T]):
         async def search() -> None:
             answer = await self._first(scanning, stop, exits=exits) if scanning else None
             while answer is None and not stop.is_set():
-                if not await _within(stop, self._interval):
+                if not await set_within(stop, self._interval):
                     answer = await self._outcome(scan_in_thread(self.scan), stop, _LOG_SECONDS)
             found.extend([] if answer is None else [answer])
 
@@ -227,12 +228,3 @@ class GpuWait(Generic[T]):
             self._since = None
             for one in both:
                 one.cancel()
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether EVENT is set within SECONDS."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except asyncio.TimeoutError:
-        return False
-    return True

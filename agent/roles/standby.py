@@ -9,7 +9,6 @@ directory. Its lock comes free however the other one ends, and whatever its vers
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -23,6 +22,7 @@ from gigaslice.errors import LockedError
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["HANDOVER", "Standby"]
 
@@ -74,9 +74,7 @@ class Standby:
 
         async def watch() -> None:
             while not stop.is_set():
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._link.go.wait(), _POLL_SECONDS)
-                if not self._link.go.is_set():
+                if not await set_within(self._link.go, _POLL_SECONDS):
                     continue
                 self._link.go.clear()
                 try:

@@ -18,6 +18,7 @@ from gigaslice.kubeapi.client import ApiFailure
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
+from gigaslice.runtime.time_limit import set_within
 
 __all__ = ["RateLimit", "WorkQueue"]
 
@@ -158,9 +159,4 @@ class WorkQueue(Generic[K]):
                 del self._due[key]
                 return key
             self._news.clear()
-            # asyncio.wait_for of Python 3.11 loses a cancellation that comes together with the event.
-            news = asyncio.create_task(self._news.wait())
-            try:
-                await asyncio.wait({news}, timeout=wait)
-            finally:
-                news.cancel()
+            await set_within(self._news, wait)

@@ -49,6 +49,7 @@ from gigaslice.runtime.failures import catch_all
 from gigaslice.runtime.heap import keep_small, one_arena
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.tasks import lasting, run_together
+from gigaslice.runtime.time_limit import within
 
 __all__ = ["DatasetService", "run", "without_links"]
 
@@ -174,7 +175,7 @@ class DatasetService:
             )
         finally:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._close(), _LEAVE_SECONDS)
+                await within(self._close(), _LEAVE_SECONDS)
             self.store.close()
             self.threads.close()
 

@@ -13,8 +13,6 @@ before it may still be writing.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime
 import logging
 import math
@@ -27,6 +25,7 @@ from typing import Any
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeAnswer, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["Inherited", "Leader"]
 
@@ -102,7 +101,7 @@ class Leader:
         self._sent: set[object] = (
             set()
         )  # times in the versions that it wrote, or tried to: no other replica writes them
-        self._hurry = asyncio.Event()
+        self._hurry = Alarm()
         self._reported = LogOnce()
         self._log = get_logger("kube")
 
@@ -118,7 +117,7 @@ class Leader:
 
     def hurry(self) -> None:
         """Has the next attempt made at once."""
-        self._hurry.set()
+        self._hurry.ring()
 
     def caught_up(self, takeovers: int) -> None:
         """Notes that what was inherited until TAKEOVERS had that value has been dealt with."""
@@ -147,15 +146,11 @@ class Leader:
         pause = max(self._retry / 10, self._retry * random.uniform(0.8, 1.2) - took)
         left = self._until - self._clock()
         if 0 < left < pause:
-            await self._sleep(left)
+            if await self._hurry.wait(left):
+                return
             self._tell()
             pause -= left
-        await self._sleep(pause)
-
-    async def _sleep(self, seconds: float) -> None:
-        """Waits, but not when an attempt is to be made at once."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), seconds)
+        await self._hurry.wait(pause)
 
     def _tell(self) -> None:
         leads = self.leading
@@ -166,7 +161,6 @@ class Leader:
             self._on_change(leads)
 
     async def _attempt(self) -> None:
-        self._hurry.clear()
         self._tell()
         if self.leading and not self._wanted():
             await self._leave()

@@ -1,6 +1,7 @@
 """A wait with a time limit that can be ended early, for loops that run for years.
 
-`asyncio.wait_for(event.wait(), …)` makes a task, a future and a timer for each pass; this makes a future and a timer.
+Waiting for an event (`gigaslice.runtime.time_limit`) makes a task, two futures and a timer for each pass; this makes a
+future and a timer.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from gigaslice.dataset_node.csi.pb import pluginregistration_v1_pb2_grpc as rpc
 from gigaslice.errors import SocketError
 from gigaslice.model import DATASET_DRIVER
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.time_limit import set_within
 from gigaslice.text import plain
 
 __all__ = ["CsiServer"]
@@ -118,12 +119,9 @@ class CsiServer:
                 ours[path] = await self._listen(server, path)
             self._log.info("serving", socket=str(self.endpoint))
             while all(_identity(path) == number for path, number in ours.items()):
-                try:
-                    await asyncio.wait_for(self._registration.refused.wait(), self._check)
-                except asyncio.TimeoutError:
-                    continue
-                await asyncio.sleep(_REFUSED_SECONDS)
-                return
+                if await set_within(self._registration.refused, self._check):
+                    await asyncio.sleep(_REFUSED_SECONDS)
+                    return
             self._log.warning("sockets made anew: they were removed or replaced")
         finally:
             for path, number in reversed(ours.items()):

@@ -13,7 +13,6 @@ version of the dataset, instead of a mixture of two.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -141,8 +140,7 @@ async def in_thread(name: str, work: Callable[[Stop], T], *, patience: float = 0
     except asyncio.CancelledError:
         stop.set()
         if patience > 0:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(asyncio.shield(done), patience)
+            await asyncio.wait({done}, timeout=patience)
         done.cancel()
         raise
     finally:

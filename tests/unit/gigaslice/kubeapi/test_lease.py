@@ -134,6 +134,23 @@ def test_a_candidate_that_ends_gives_the_lease_back():
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_candidate_that_ends_just_as_it_hurries_ends(ticks):
+    async def story():
+        candidate = Leader(Leases(), "n", "x", "a", retry=60.0)
+        work = asyncio.create_task(candidate.run())
+        while not candidate.leading:
+            await asyncio.sleep(0.01)
+        candidate.hurry()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait({work}, timeout=5)
+        assert work.cancelled()
+
+    asyncio.run(story())
+
+
 def test_what_was_inherited_from_a_candidate_that_gave_the_lease_back():
     cluster = Cluster()
     first, second = cluster.candidates
