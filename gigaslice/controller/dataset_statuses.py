@@ -4,6 +4,10 @@ Nodes say what their caches have in one DatasetNode each; a Dataset's status is 
 has changed. A version is told by the source alone, since a Dataset does not know what its source holds now: the newest
 version that any node has complete is the one that counts. The holders are shown so that the author of a Dataset finds
 the pods that still use it.
+
+Only what pods have got by the name of the Dataset counts. Anyone may write any source into a Dataset of their own: were
+copies of that source shown which other tenants have, that would tell who has what. A version that the status has shown
+before stays shown while nodes have it, as long as the Dataset has not been changed.
 """
 
 from __future__ import annotations
@@ -47,13 +51,18 @@ def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[st
     if one.found is None:
         return {**status, "phase": "Invalid", "reason": one.mistake[:1024]}
     source, pinned = one.found.source.canonical, one.found.digest if one.found.check == "pinned" else ""
-    there = [
+    every = [
         (node.node, cached)
         for node in nodes
         for cached in node.datasets
         if cached.source == source and pinned in ("", cached.digest)
     ]
-    holders = sorted({pod for _, cached in there for pod in cached.pods})
+    uses = [(cached.digest, use) for _, cached in every if (use := cached.used_by(str(one.found)))]
+    known = {digest for digest, _ in uses}
+    if one.present.status.get("observedGeneration") == one.present.generation:
+        known |= {digest for digest in (one.present.status.get("digest"),) if digest}
+    there = [(node, cached) for node, cached in every if cached.digest in known]
+    holders = sorted({pod for _, use in uses for pod in use.pods})
     complete = [(node, cached) for node, cached in there if cached.state == "Ready"]
     fetching = [cached for _, cached in there if cached.state != "Ready"]
     newest = max(

@@ -25,6 +25,7 @@ __all__ = [
     "CachedDataset",
     "DatasetNode",
     "DatasetObject",
+    "DatasetUse",
     "parse_dataset",
     "parse_dataset_node",
 ]
@@ -75,6 +76,14 @@ class DatasetObject:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetUse:
+    """A Dataset by whose name pods have got a copy. name: "namespace/name". pods: those that have it now."""
+
+    name: str
+    pods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CachedDataset:
     """One dataset in the cache of a node.
 
@@ -88,6 +97,8 @@ class CachedDataset:
         in_use: Pods on the node have it.
         last_used: Unix time of the end of the last use.
         pods: The pods that have it, as "namespace/name".
+        uses: The Datasets by which it was got. A Dataset's status tells of no other copies: who writes one must not
+            learn by it what other tenants have.
     """
 
     key: str
@@ -99,6 +110,11 @@ class CachedDataset:
     in_use: bool = False
     last_used: float = 0.0
     pods: tuple[str, ...] = ()
+    uses: tuple[DatasetUse, ...] = ()
+
+    def used_by(self, name: str) -> DatasetUse | None:
+        """The use by the Dataset NAME; None where there is none."""
+        return next((one for one in self.uses if one.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +215,12 @@ def _cached(entry: object) -> CachedDataset | None:
         entry.get("inUse") is True,
         float(_whole(entry, "lastUsed")),
         _strings(pods),
+        tuple(_use(one) for one in _objects(entry, "uses")),
     )
+
+
+def _use(entry: Mapping[str, Any]) -> DatasetUse:
+    return DatasetUse(_text(entry, "name"), _strings(entry.get("pods")))
 
 
 def _cached_document(one: CachedDataset) -> dict[str, Any]:
@@ -213,6 +234,7 @@ def _cached_document(one: CachedDataset) -> dict[str, Any]:
         "inUse": one.in_use,
         "lastUsed": int(one.last_used),
         "pods": list(one.pods),
+        "uses": [{"name": use.name, "pods": list(use.pods)} for use in one.uses],
     }
 
 
@@ -226,6 +248,11 @@ def _digest(who: str, spec: Mapping[str, Any], field_name: str) -> str:
 def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = document.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = document.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

@@ -42,7 +42,9 @@ class ClusterDatasets:
                 f"there is no Dataset {home}/{short} that pods of namespace {namespace} may name "
                 f"(kubectl get datasets -n {home}); create it{hint}"
             )
-        return ResolvedDataset(found.source, Check(found.check), found.digest, home in self._trusted)
+        return ResolvedDataset(
+            found.source, Check(found.check), found.digest, home in self._trusted, f"{home}/{short}"
+        )
 
     async def _read(self, namespace: str, name: str) -> DatasetObject | None:
         try:

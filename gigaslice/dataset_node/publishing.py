@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from gigaslice.dataset.objects import DATASET_NODES, GROUP, VERSION, CachedDataset, DatasetNode
-from gigaslice.dataset_node.store import DatasetStore, Stored
+from gigaslice.dataset.objects import DATASET_NODES, GROUP, VERSION, CachedDataset, DatasetNode, DatasetUse
+from gigaslice.dataset_node.store import DatasetStore, Record, Stored
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.kubeapi.client import APPLY_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -28,7 +29,13 @@ _REQUEST_SECONDS = 10.0
 _MANAGER = {"fieldManager": "gigaslice-dataset", "force": "true"}
 
 
-def node_document(node: str, stored: Iterable[Stored], room: int, fetched: Mapping[str, int]) -> DatasetNode:
+def node_document(
+    node: str,
+    stored: Iterable[Stored],
+    room: int,
+    fetched: Mapping[str, int],
+    uses: Mapping[str, tuple[DatasetUse, ...]] | None = None,
+) -> DatasetNode:
     """What is published of a cache.
 
     Args:
@@ -37,6 +44,7 @@ def node_document(node: str, stored: Iterable[Stored], room: int, fetched: Mappi
         room: Bytes that are free for datasets.
         fetched: Bytes that have arrived, by key, of what is being fetched. A partial dataset that is not among them
             rests, and is nothing that a pod could count on.
+        uses: The Datasets by which the copies were got, by key.
     """
     datasets, used = [], 0
     for one in stored:
@@ -55,6 +63,7 @@ def node_document(node: str, stored: Iterable[Stored], room: int, fetched: Mappi
                 bool(one.holders or one.waiting),
                 float(int(one.last_used)),
                 tuple(sorted({f"{pod.namespace}/{pod.pod}" for pod in one.holders})),
+                (uses or {}).get(about.key, ()),
             )
         )
     datasets.sort(key=lambda one: one.key)
@@ -69,6 +78,7 @@ class NodePublisher:
         node: The node's name.
         store: The cache.
         fetched: Bytes that have arrived, by key, of what is being fetched now.
+        uses: Says by which Datasets copies were got.
         threads: For the store.
     """
 
@@ -78,6 +88,8 @@ class NodePublisher:
         node: str,
         store: DatasetStore,
         fetched: Callable[[], Mapping[str, int]],
+        *,
+        uses: DatasetUses,
         threads: Threads,
     ) -> None:
         self.writes = 0
@@ -85,6 +97,7 @@ class NodePublisher:
         self._node = node
         self._store = store
         self._fetched = fetched
+        self._uses = uses
         self._threads = threads
         self._written: DatasetNode | None = None
         self._written_at = -_PROGRESS_SECONDS
@@ -99,7 +112,9 @@ class NodePublisher:
     async def step(self, now: float) -> float:
         """Writes what has changed. Returns the seconds until it is looked at again."""
         fetched = self._fetched()
-        current = await self._threads.run(self._read, dict(fetched))
+        stored, room, records = await self._threads.run(self._read)
+        uses = self._uses.shown(records, {one.about.key for one in stored})
+        current = node_document(self._node, stored, room, fetched, uses)
         if self._written is not None and not self._worth(current, now):
             return _SECONDS
         try:
@@ -116,8 +131,8 @@ class NodePublisher:
         self.writes += 1
         return _SECONDS
 
-    def _read(self, fetched: Mapping[str, int]) -> DatasetNode:
-        return node_document(self._node, self._store.stored(), self._store.room(), fetched)
+    def _read(self) -> tuple[tuple[Stored, ...], int, tuple[Record, ...]]:
+        return self._store.stored(), self._store.room(), tuple(self._store.records().values())
 
     def _worth(self, current: DatasetNode, now: float) -> bool:
         if current == self._written:

@@ -42,6 +42,7 @@ from gigaslice.dataset_node.tasks.supply import DatasetCounters, Supply
 from gigaslice.dataset_node.tasks.task import TaskParts
 from gigaslice.dataset_node.tasks.tasks import Tasks
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.access import find_access
 from gigaslice.runtime import logs
@@ -93,6 +94,7 @@ class DatasetService:
             pod_is_there=self._pod_is_there,
         )
         self.flights: Flights[About] = Flights()
+        self.uses = DatasetUses()
         supply = Supply(
             self.store,
             self.flights,
@@ -100,6 +102,7 @@ class DatasetService:
             seams.fetch,
             threads=self.threads,
             counters=self.counters,
+            uses=self.uses,
         )
         local = LocalMounts(
             settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.threads
@@ -314,7 +317,9 @@ async def _cluster(settings: DatasetSettings, service: str, version: str) -> Asy
         events = EventRecorder(client, "dataset", node)
 
         def parts(made: DatasetService) -> dict[str, Coroutine[Any, Any, None]]:
-            publisher = NodePublisher(client, node, made.store, made.fetched_bytes, made.threads)
+            publisher = NodePublisher(
+                client, node, made.store, made.fetched_bytes, uses=made.uses, threads=made.threads
+            )
             return {
                 "events": lasting("events", events.run),
                 "publisher": lasting("publisher", publisher.run),

@@ -27,14 +27,16 @@ __all__ = [
 class ResolvedDataset:
     """What a Dataset object, or a source in a volume, stands for.
 
-    digest: of the listing of the version that is pinned, hexadecimal; empty where none is. trusted: whether an
-    administrator stands behind the object, so that a pod gets a copy which the node has without listing its source.
+    name: the object's, as "namespace/name"; empty for a source. digest: of the listing of the version that is pinned,
+    hexadecimal; empty where none is. trusted: whether an administrator stands behind the object, so that a pod gets a
+    copy which the node has without listing its source.
     """
 
     spec: SourceSpec
     check: Check = Check.LISTING
     digest: str = ""
     trusted: bool = False
+    name: str = ""
 
 
 class DatasetObjects(Protocol):

@@ -25,6 +25,7 @@ from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
@@ -129,8 +130,10 @@ class Supply:
         *,
         threads: Threads,
         counters: DatasetCounters,
+        uses: DatasetUses,
     ) -> None:
         self._store = store
+        self._uses = uses
         self._flights = flights
         self._open = open_source
         self._fetch = fetch
@@ -184,8 +187,13 @@ class Supply:
         else:
             about = None
         if about is not None:
-            await self._threads.run(self._store.pin, volume, about)
+            await self._pin(volume, about, found)
         return about
+
+    async def _pin(self, volume: Volume, about: About, found: ResolvedDataset) -> None:
+        await self._threads.run(self._store.pin, volume, about)
+        if found.name:
+            self._uses.note(about.key, found.name)
 
     async def _listed(
         self, volume: Volume, found: ResolvedDataset, credentials: Mapping[str, str], stage: Stage
@@ -205,7 +213,7 @@ class Supply:
             key = dataset_key(spec, listing.digest)
             about = await self._threads.run(self._store.ready, key)
             if about is not None:
-                await self._threads.run(self._store.pin, volume, about)
+                await self._pin(volume, about, found)
                 self._counters.hits += 1
                 return about
             stage.doing = "planning its image"
@@ -218,7 +226,7 @@ class Supply:
                 bytes=listing.bytes,
                 listing=listing.digest.hex(),
             )
-            await self._threads.run(self._store.pin, volume, about)
+            await self._pin(volume, about, found)
             stage.about, stage.doing = about, "fetching"
             flight = self._flights[key]
             if flight is not None:

@@ -206,7 +206,7 @@ class Task:
         found = await self._parts.objects.resolve(one.dataset, self.volume.namespace)
         self._parts.admit(found.spec)
         if self.request.check is Check.LISTING:
-            return ResolvedDataset(found.spec)
+            return ResolvedDataset(found.spec, name=found.name)
         if self.request.check not in (None, found.check):
             raise RequestError(
                 f"check is {self.request.check.value}, and Dataset {one.dataset} says {found.check.value}; "

@@ -3,17 +3,28 @@
 import pytest
 
 from gigaslice.controller.dataset_statuses import _parse, dataset_status
-from gigaslice.dataset.objects import CachedDataset, DatasetNode
+from gigaslice.dataset.objects import CachedDataset, DatasetNode, DatasetUse
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 
 
-def watched(**spec):
+def watched(present=None, **spec):
     metadata = {"name": "coco", "namespace": "team", "uid": "u", "resourceVersion": "7", "generation": 3}
-    return _parse({"metadata": metadata, "spec": {"source": "s3://b/coco", **spec}})
+    return _parse(
+        {"metadata": metadata, "spec": {"source": "s3://b/coco", **spec}, "status": dict(present or {})}
+    )
 
 
-def cached(digest="d1", source="s3://b/coco", **more):
-    return CachedDataset(f"{source}{digest}", source, digest, 100, **more)
+def cached(digest="d1", source="s3://b/coco", by="team/coco", pods=(), **more):
+    """A copy that PODS have by the name of the Dataset BY."""
+    return CachedDataset(
+        f"{source}{digest}",
+        source,
+        digest,
+        100,
+        pods=pods,
+        uses=(DatasetUse(by, pods),) if by else (),
+        **more,
+    )
 
 
 def status(one, **nodes):
@@ -41,7 +52,7 @@ def test_the_nodes_of_the_newest_version_and_everyone_who_has_any():
         watched(),
         a=[cached("d1", last_used=5.0, pods=("team/old",))],
         b=[cached("d2", last_used=9.0, pods=("team/new",))],
-        c=[cached("d2", last_used=1.0)],
+        c=[cached("d2", by="", last_used=1.0)],
     )
     assert (found["phase"], found["digest"], found["nodeNames"]) == ("Ready", "d2", ["b", "c"])
     assert (found["pods"], found["holders"]) == (2, ["team/new", "team/old"])
@@ -51,6 +62,32 @@ def test_a_pinned_version_is_the_only_one_that_counts():
     one = watched(check="pinned", digest="ab" * 32)
     assert status(one, a=[cached("cd" * 32, last_used=9.0)])["phase"] == "Absent"
     assert status(one, a=[cached("ab" * 32)])["nodeNames"] == ["a"]
+
+
+@pytest.mark.parametrize("check", [{}, {"check": "never"}, {"check": "pinned", "digest": "ab" * 32}])
+@pytest.mark.parametrize("state", ["Ready", "Fetching"])
+@pytest.mark.parametrize("by", ["", "victim/coco", "team/coco2"])
+def test_what_others_have_of_its_source_is_as_if_it_were_not_there(check, state, by):
+    """Whoever may write a Dataset would learn by it who caches what, where, and in which version."""
+    one = watched(allowedNamespaces=["*"], **check)
+    theirs = cached("ab" * 32, by=by, pods=("victim/train",), state=state, last_used=9.0)
+    assert status(one, a=[theirs]) == status(one, a=[])
+    ours = cached("cd" * 32, state=state)
+    assert status(one, a=[theirs], b=[ours]) == status(one, b=[ours])
+
+
+def test_a_version_that_was_got_by_its_name_counts_on_every_node_and_without_its_pods_names():
+    found = status(watched(), a=[cached(pods=("team/p",))], b=[cached(by="other/x", pods=("other/q",))])
+    assert (found["nodeNames"], found["holders"]) == (["a", "b"], ["team/p"])
+
+
+def test_what_was_shown_stays_shown_until_the_dataset_is_changed():
+    there = cached(by="other/x")
+    shown = {"observedGeneration": 3, "digest": "d1"}
+    assert status(watched(shown), a=[there])["nodeNames"] == ["a"]
+    assert status(watched(shown), a=[])["phase"] == "Absent"
+    assert status(watched({**shown, "observedGeneration": 2}), a=[there])["phase"] == "Absent"
+    assert status(watched({"observedGeneration": 3}), a=[cached("", by="")])["phase"] == "Absent"
 
 
 def test_an_invalid_one_says_why():

@@ -8,6 +8,7 @@ from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import (
     CachedDataset,
     DatasetNode,
+    DatasetUse,
     parse_dataset,
     parse_dataset_node,
 )
@@ -77,6 +78,9 @@ CACHED = st.builds(
     st.booleans(),
     st.integers(0, 1 << 31).map(float),
     st.lists(st.sampled_from(["a/b", "c/d"]), max_size=2).map(tuple),
+    st.lists(st.builds(DatasetUse, st.sampled_from(["a/x", "b/y"]), st.just(("a/b",))), max_size=2).map(
+        tuple
+    ),
 )
 
 

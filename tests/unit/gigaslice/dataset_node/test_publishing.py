@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from gigaslice.dataset.objects import parse_dataset_node
+from gigaslice.dataset.objects import DatasetUse, parse_dataset_node
 from gigaslice.dataset_node.publishing import NodePublisher
 from gigaslice.dataset_node.store import Piece
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.kubeapi.client import ApiFailure
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS, World
@@ -34,9 +35,11 @@ def world(tmp_path):
 
 @pytest.fixture
 def publisher(world):
-    world.fetched = {}
+    world.fetched, world.uses = {}, DatasetUses()
     threads = Threads()
-    made = NodePublisher(Client(), "node-a", world.store, lambda: world.fetched, threads)
+    made = NodePublisher(
+        Client(), "node-a", world.store, lambda: world.fetched, uses=world.uses, threads=threads
+    )
     made.sent = made._client.sent
     yield made
     threads.close()
@@ -73,6 +76,33 @@ def test_what_is_there_and_who_has_it(world, publisher):
     step(publisher, 5.0)
     (found,) = last(publisher).datasets
     assert not found.in_use and found.pods == ()
+
+
+def test_by_which_datasets_a_copy_was_got_is_told_as_long_as_it_is_there(world, publisher):
+    world.fetch(1, 300)
+    world.uses.note(KEYS[1], "shared/coco")
+    world.uses.note(KEYS[2], "team/other")
+    named = (
+        ("a", "team", "shared/coco"),
+        ("b", "team", "own"),
+        ("c", "evil", "s3://bucket/1"),
+        ("d", "x", "/data"),
+    )
+    for pod, namespace, name in named:
+        world.store.publish(world.volume(pod, namespace), [Piece(key=KEYS[1], name=name)])
+    step(publisher, 0.0)
+    (found,) = last(publisher).datasets
+    assert found.uses == (DatasetUse("shared/coco", ("team/a",)), DatasetUse("team/own", ("team/b",)))
+    for pod, namespace, _ in named:
+        volume = world.volume(pod, namespace)
+        world.store.remove(volume.id, volume.target)
+    step(publisher, 5.0)
+    assert last(publisher).datasets[0].uses == (DatasetUse("shared/coco"),)
+    assert not world.store.evict([KEYS[1]])
+    step(publisher, 10.0)
+    world.fetch(1, 300)
+    step(publisher, 15.0)
+    assert last(publisher).datasets[0].uses == (), "a later copy was got by others"
 
 
 def test_a_fetch_is_told_when_it_begins_and_then_now_and_then(world, publisher):

@@ -12,6 +12,7 @@ from gigaslice.dataset_node.store import digest_of
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
 from gigaslice.dataset_node.tasks.threads import Threads
+from gigaslice.dataset_node.tasks.uses import DatasetUses
 from tests.fakes.dataset_storage import Bucket, MemoryStorage
 from tests.fakes.eventually import until
 from tests.unit.gigaslice.dataset_node.store.conftest import KEYS
@@ -81,7 +82,13 @@ class Site:
         self.world, self.go, self.failure, self.begun = world, asyncio.Event(), None, 0
         storage = MemoryStorage(one=Bucket({"f": b"1" * 5000}), two=Bucket({"f": b"2" * 5000}))
         self.supply = Supply(
-            self.store, self.flights, storage, self.fetch, threads=self.threads, counters=self.counters
+            self.store,
+            self.flights,
+            storage,
+            self.fetch,
+            threads=self.threads,
+            counters=self.counters,
+            uses=DatasetUses(),
         )
 
     async def fetch(self, plan, listing, source, part, *, task, started):

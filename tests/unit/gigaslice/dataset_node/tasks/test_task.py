@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.objects import DatasetUse
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset_node.tasks import task as task_module
 from gigaslice.dataset_node.tasks.task import Task
@@ -75,9 +76,12 @@ def test_a_guessed_version_of_a_tenants_dataset_is_given_to_no_one_without_a_lis
             world.api.put("evil", "guess", source=f"s3://{source}/train", check="pinned", digest=digest)
             texts.append(str(await ended(task_of(world, "x", {}, "evil", dataset="guess"))))
         assert texts == [DENIED] * 3
+        key = task.stages[0].about.key
+        assert world.service.uses.shown((), {key}) == {}, "its status tells nothing either"
         world.api.put("evil", "guess", source="s3://coco/train", check="pinned", digest=right)
         assert await ended(task_of(world, "y", KEY, "evil", dataset="guess")) is None
         assert world.storage.buckets["coco"].listings == 2
+        assert world.service.uses.shown((), {key}) == {key: (DatasetUse("evil/guess"),)}
 
     play(story)
 

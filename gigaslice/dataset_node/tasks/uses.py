@@ -1,0 +1,51 @@
+"""By the names of which Dataset objects pods have got the copies of this node.
+
+It is what a Dataset's status may tell: its author, or a pod that named it, has shown the right to the data. In memory
+only: what a status has told once it goes on telling, and a volume's record has the name that its pod wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from gigaslice.dataset.objects import DatasetUse
+from gigaslice.dataset_node.store import Record
+
+__all__ = ["DatasetUses"]
+
+_MOST = 64  # Datasets of one copy
+_NAME = re.compile(r"[a-z0-9.-]+")
+
+
+class DatasetUses:
+    """The names, by the key of a copy. For one thread."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+
+    def note(self, key: str, name: str) -> None:
+        """A pod that named the Dataset NAME ("namespace/name") may have the copy KEY."""
+        self._names.setdefault(key, set()).add(name)
+
+    def shown(self, records: Iterable[Record], keys: Collection[str]) -> dict[str, tuple[DatasetUse, ...]]:
+        """The uses of copies by their keys. What is no longer among KEYS is forgotten."""
+        self._names = {key: names for key, names in self._names.items() if key in keys}
+        pods = {key: {name: set[str]() for name in names} for key, names in self._names.items()}
+        for record in records:
+            volume = record.volume
+            for piece in record.pieces:
+                if piece.key in keys and (name := _full(piece.name, volume.namespace)):
+                    holders = pods.setdefault(piece.key, {}).setdefault(name, set())
+                    holders.add(f"{volume.namespace}/{volume.pod}")
+        return {
+            key: tuple(DatasetUse(name, tuple(sorted(found[name]))) for name in sorted(found)[:_MOST])
+            for key, found in pods.items()
+        }
+
+
+def _full(name: str, namespace: str) -> str:
+    """The Dataset that a pod has named; empty for a source, which is no name."""
+    home, slash, short = name.rpartition("/")
+    parts = (home, short) if slash else (namespace, short)
+    return "/".join(parts) if all(_NAME.fullmatch(one) for one in parts) else ""
