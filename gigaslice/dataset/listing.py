@@ -69,8 +69,8 @@ class Limits:
 class Listing:
     """A checked listing; made by `of`."""
 
-    entries: tuple[Entry, ...]
-    """Sorted bytewise by path; every parent is an entry; the root is none."""
+    entries: tuple[Entry, ...] = field(repr=False)
+    """Sorted bytewise by path; every parent is an entry; the root is none. Not shown: there may be millions."""
     digest: bytes
     files: int
     bytes: int

@@ -13,6 +13,8 @@ GAP = b"\xa5" * 7
 class FlatLayout:
     """Every file is followed by a gap of metadata."""
 
+    block_size = 1
+
     def __init__(self, listing: Listing, head: bytes = b"head" * 64) -> None:
         self._head = head
         self._extents = []

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError
@@ -133,15 +134,16 @@ class Bitmap:
     def __contains__(self, unit: int) -> bool:
         return bool(self._bits[(unit // _BITS) * (_BITS // 8) + unit % _BITS // 8] >> (unit & 7) & 1)
 
-    def mark(self, unit: int) -> None:
-        """Notes that all of a unit was written to the image. `flush` makes it last."""
+    def mark(self, units: Iterable[int]) -> None:
+        """Notes that all of each unit was written to the image. `flush` makes it last."""
         with self._lock:
-            index = (unit // _BITS) * (_BITS // 8) + unit % _BITS // 8
-            bit = 1 << (unit & 7)
-            if not self._bits[index] & bit:
-                self._bits[index] |= bit
-                self.count += 1
-                self._dirty.add(unit // _BITS)
+            for unit in units:
+                index = (unit // _BITS) * (_BITS // 8) + unit % _BITS // 8
+                bit = 1 << (unit & 7)
+                if not self._bits[index] & bit:
+                    self._bits[index] |= bit
+                    self.count += 1
+                    self._dirty.add(unit // _BITS)
 
     def flush(self) -> None:
         """Writes what was marked, for the case that this process is killed. Raises DatasetError."""

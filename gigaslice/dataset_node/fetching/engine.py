@@ -27,6 +27,7 @@ from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.fetching.bitmap import Bitmap
 from gigaslice.dataset_node.fetching.bounds import Bounds, Flow
 from gigaslice.dataset_node.fetching.frontier import Frontier
+from gigaslice.dataset_node.fetching.joining import JoinedWrites
 from gigaslice.dataset_node.fetching.progress import Meter
 from gigaslice.dataset_node.fetching.units import UNIT_BYTES, FetchUnit, Units
 from gigaslice.dataset_node.sources.retry import TRIES, backoff
@@ -52,6 +53,10 @@ class Layout(Protocol):
     @property
     def size(self) -> int:
         """Of the image in bytes."""
+
+    @property
+    def block_size(self) -> int:
+        """A file whose offset is a multiple of it has the blocks that it is in to itself, the rest of them zeros."""
 
     def extents(self) -> Iterable[tuple[int, int]]:
         """Offset and size of each file, in the listing's order."""
@@ -290,9 +295,10 @@ class _Fetch:
     # The threads
 
     def _work(self) -> None:
+        joined = JoinedWrites(self._write, self._plan.block_size)
         try:
             while batch := self._take():
-                self._read_batch(batch)
+                self._read_batch(batch, joined)
         except OSError as error:
             self._fail(_disk(error))
         except Exception as error:  # noqa: BLE001  (a mistake in a source must end the fetch, not hang it)
@@ -333,60 +339,63 @@ class _Fetch:
             size += unit.size
         return found
 
-    def _read_batch(self, batch: list[tuple[FetchUnit, int]]) -> None:
-        done = size = 0
-        flushed = time.monotonic()
+    def _read_batch(self, batch: list[tuple[FetchUnit, int]], joined: JoinedWrites) -> None:
         self._bounds.pace.acquire(self._flow, sum(unit.size for unit, _ in batch), self._stop)
         if self._from_image is not None:
             self._read_run(self._from_image, batch)
             return
-        try:
-            for unit, failures in batch:
-                if self._stop:
-                    return
-                try:
-                    self._read(unit)
-                except SourceError as error:
-                    self._try_again(unit, failures + 1, error)
-                    continue
-                self._bitmap.mark(unit.number)
-                done += 1
-                size += unit.size
-                now = time.monotonic()
-                if now - flushed > _FLUSH_SECONDS:
-                    self._count(done, size)
-                    done, size, flushed = 0, 0, now
-        finally:
-            self._count(done, size)
+        arrived: list[FetchUnit] = []
+        flushed = time.monotonic()
+        for unit, failures in batch:
+            if self._stop:
+                break
+            try:
+                self._read(unit, joined)
+            except SourceError as error:
+                joined.undo()
+                self._try_again(unit, failures + 1, error)
+                continue
+            arrived.append(unit)
+            now = time.monotonic()
+            if now - flushed > _FLUSH_SECONDS:
+                joined.flush()
+                self._count(arrived)
+                arrived, flushed = [], now
+        joined.flush()
+        self._count(arrived)
 
-    def _count(self, done: int, size: int) -> None:
-        if not done:
+    def _count(self, written: list[FetchUnit]) -> None:
+        """Notes units all of whose bytes are in the file."""
+        if not written:
             return
+        self._bitmap.mark([unit.number for unit in written])
         self._bitmap.flush()
-        self._meter.arrived(size, done)
+        self._meter.arrived(sum(unit.size for unit in written), len(written))
         with self._wake:
-            self._left -= done
+            self._left -= len(written)
             if self._left <= 0:
                 self._wake.notify_all()
 
-    def _read(self, unit: FetchUnit) -> None:
-        start, size, shift = unit.offset, unit.size, unit.place - unit.offset
+    def _read(self, unit: FetchUnit, joined: JoinedWrites) -> None:
+        start, end, shift = unit.offset, unit.offset + unit.size, unit.place - unit.offset
         expected = start
+        joined.begin(unit.place)
 
         def sink(offset: int, data: bytes | bytearray | memoryview) -> None:
             nonlocal expected
-            if offset != expected or offset + len(data) > start + size:
+            after = offset + len(data)
+            if offset != expected or after > end:
                 raise SourceError("the source gave other bytes than asked; this is a mistake of the service")
             if self._stop:
                 raise SourceError("the fetch was given up", retry=True)
-            self._write(shift + offset, data)
-            expected = offset + len(data)
+            joined.add(shift + offset, data)
+            expected = after
 
         try:
-            self._source.read_into(unit.entry, start, size, sink)
+            self._source.read_into(unit.entry, start, unit.size, sink)
         finally:
             self._meter.read(expected - start)
-        if expected != start + size:
+        if expected != end:
             raise SourceError("the source gave fewer bytes than asked; this is a mistake of the service")
 
     def _read_run(self, image: ImageReader, batch: list[tuple[FetchUnit, int]]) -> None:
@@ -434,9 +443,7 @@ class _Fetch:
             return
         finally:
             self._meter.read(expected - start)
-        for unit, _ in run:
-            self._bitmap.mark(unit.number)
-        self._count(len(run), sum(unit.size for unit, _ in run))
+        self._count([unit for unit, _ in run])
 
     def _try_again(self, unit: FetchUnit, failures: int, error: SourceError) -> None:
         if self._stop:

@@ -31,7 +31,11 @@ _FORMAT = 0o170000
 _NAMES = sys.getfilesystemencoding()
 _CHUNK = 1 << 20
 _LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
-_SETTLE_SECONDS = 0.05  # at least one tick of a kernel's clock, by which files get their times
+_SETTLE_NS = 50_000_000  # at least one tick of a kernel's clock, by which files get their times
+_WALK_SECONDS, _WALK_BUSY = (
+    0.005,
+    0.25,
+)  # time of a judgement, and what share of it a thread works that does not wait
 _RETRIED = frozenset((errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.ENETDOWN,
                       errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNRESET, errno.ENOMEM, errno.ENFILE,
                       errno.EMFILE, errno.EREMOTEIO))  # fmt: skip
@@ -76,7 +80,7 @@ class PosixSource:
     def _list(self, limits: Limits, stop: Stop) -> Listing:
         walk = _Walk(self._root, limits, stop)
         found = walk.run()
-        return Listing.of(_settled(self._root, found, stop), limits)
+        return Listing.of(_settled(self._root, found, walk.new, stop), limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
@@ -140,8 +144,29 @@ def _version(found: os.stat_result) -> str:
     return f"{found.st_size}:{found.st_mtime_ns}"
 
 
+class _Busy:
+    """Whether a thread works or waits."""
+
+    def __init__(self) -> None:
+        self._since, self._used = time.monotonic(), time.thread_time()
+
+    def waits(self) -> bool:
+        """Whether it has mostly waited since it was last asked, or some milliseconds ago."""
+        now = time.monotonic()
+        seconds = now - self._since
+        if seconds < _WALK_SECONDS:
+            return False
+        used, self._since = self._used, now
+        self._used = time.thread_time()
+        return self._used - used < seconds * _WALK_BUSY
+
+
 class _Walk:
-    """One walk of a tree by several threads. Directories wait on a stack, so that few are known at once."""
+    """One walk of a tree. Directories wait on a stack, so that few are known at once.
+
+    There is one thread more, up to a bound, whenever one finds that it has mostly waited: where a look-up takes the
+    time of a round trip there are soon many. On a local disk they would only wait for each other.
+    """
 
     def __init__(self, root: int, limits: Limits, stop: Stop) -> None:
         self._root = root
@@ -150,18 +175,16 @@ class _Walk:
         self._wake = threading.Condition()
         self._waiting: list[bytes] = [b""]
         self._walking = 0
+        self._threads: list[threading.Thread] = []
         self._found: list[Entry] = []
         self._failure: Exception | None = None
+        self.new: set[bytes] = set()
+        """Paths of files that had just been written when they were looked up."""
 
     def run(self) -> list[Entry]:
-        threads = [
-            threading.Thread(target=self._work, name="dataset-walk", daemon=True) for _ in range(_WALKERS - 1)
-        ]
-        for one in threads:
-            one.start()
         self._work()
-        for one in threads:
-            one.join()
+        while self._threads:
+            self._threads.pop().join()
         if self._failure is not None:
             raise self._failure
         if self._stop:
@@ -169,12 +192,14 @@ class _Walk:
         return self._found
 
     def _work(self) -> None:
+        busy = _Busy()
         while (path := self._next()) is not None:
             found: list[Entry] = []
             below: list[bytes] = []
+            new: list[bytes] = []
             failure: Exception | None = None
             try:
-                self._directory(path, found, below)
+                self._directory(path, found, below, new, busy)
             except (SourceError, ListingError) as error:
                 failure = error
             except OSError as error:
@@ -182,6 +207,7 @@ class _Walk:
             with self._wake:
                 self._found += found
                 self._waiting += below
+                self.new.update(new)
                 self._walking -= 1
                 if len(self._found) > self._limits.entries and failure is None:
                     failure = ListingError(
@@ -201,22 +227,39 @@ class _Walk:
                     return self._waiting.pop()
                 self._wake.wait()
 
-    def _directory(self, path: bytes, found: list[Entry], below: list[bytes]) -> None:
+    def _help(self) -> None:
+        """Has one thread more, where a directory waits for one."""
+        with self._wake:
+            if self._waiting and len(self._threads) < _WALKERS - 1 and self._failure is None:
+                one = threading.Thread(target=self._work, name="dataset-walk", daemon=True)
+                self._threads.append(one)
+                one.start()
+
+    def _directory(
+        self, path: bytes, found: list[Entry], below: list[bytes], new: list[bytes], busy: _Busy
+    ) -> None:
         fd = open_beneath(self._root, path or b".", directory=True)
         prefix = path + b"/" if path else b""
+        file, regular = EntryKind.FILE, stat.S_IFREG
+        newest = time.time_ns() - _SETTLE_NS
         try:
             with os.scandir(fd) as entries:
                 for number, one in enumerate(entries):
-                    if not number & 1023 and (self._stop or number > self._limits.entries):
-                        break
+                    if not number & 63:
+                        if self._stop or number > self._limits.entries:
+                            break
+                        if busy.waits():
+                            self._help()
                     try:
                         status = one.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # removed since the directory was read: it is not in the dataset
                     below_here = prefix + one.name.encode(_NAMES, "surrogateescape")
-                    if status.st_mode & _FORMAT == stat.S_IFREG:  # most are, and an entry is made in one step
-                        version = f"{status.st_size}:{status.st_mtime_ns}"
-                        found.append(Entry(below_here, EntryKind.FILE, status.st_size, version))
+                    if status.st_mode & _FORMAT == regular:  # most are, and an entry is made in one step
+                        size, mtime = status.st_size, status.st_mtime_ns
+                        found.append(Entry(below_here, file, size, f"{size}:{mtime}"))
+                        if mtime > newest:
+                            new.append(below_here)
                         continue
                     entry = _other(fd, one.name, below_here, status.st_mode)
                     found.append(entry)
@@ -247,22 +290,16 @@ def _other(directory: int, name: str | bytes, path: bytes, mode: int) -> Entry:
     raise SourceError(f"{shown(path)} is {kind}; a dataset has files, directories and links: remove it")
 
 
-def _settled(root: int, found: list[Entry], stop: Stop) -> list[Entry]:
-    """FOUND, with the files that were written just before their listing listed once more.
+def _settled(root: int, found: list[Entry], new: set[bytes], stop: Stop) -> list[Entry]:
+    """FOUND, with the files that were written just before they were looked up, NEW, looked up once more.
 
     A file's time has the grain of the kernel's clock: a file that is written again within one tick keeps its version.
     After a tick it cannot, so what is so new is looked up again.
     """
-    newest = time.time_ns() - int(_SETTLE_SECONDS * 1e9)
-    new = [
-        index
-        for index, entry in enumerate(found)
-        if entry.kind is EntryKind.FILE and int(entry.version.rpartition(":")[2]) > newest
-    ]
-    if not new or stop.wait(_SETTLE_SECONDS):
+    if not new or stop.wait(_SETTLE_NS / 1e9):
         return found
     gone: set[int] = set()
-    for index in new:
+    for index in [index for index, entry in enumerate(found) if entry.path in new]:
         path = found[index].path
         parent, slash, name = path.rpartition(b"/")
         try:

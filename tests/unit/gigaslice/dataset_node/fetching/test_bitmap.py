@@ -42,7 +42,7 @@ MARKED = {0, 7, 8, 32703, 32704, 32705, 65408, 99_999}
 
 def mark(found, which=MARKED):
     for unit in which:
-        found.mark(unit)
+        found.mark([unit])
 
 
 def test_a_new_one_has_no_bits(disk):
@@ -112,7 +112,7 @@ def test_a_bit_that_is_marked_during_the_sync_is_not_synced(disk, monkeypatch):
     def late(fd):
         sync(fd)
         if fd == disk.image:
-            found.mark(2)
+            found.mark([2])
 
     monkeypatch.setattr(module.os, "fdatasync", late)
     found.sync(disk.image)
@@ -180,7 +180,7 @@ def test_missing_finds_the_first_hole(disk):
     found = disk.open(resumed=False)
     for unit in range(1000):
         if unit not in (0, 13, 64, 999):
-            found.mark(unit)
+            found.mark([unit])
     assert [found.missing(start) for start in (0, 1, 14, 64, 65, 1000)] == [0, 13, 64, 64, 999, 1000]
     small = Disk.__new__(Disk)
     small.where, small.units, small.image = disk.where, 3, disk.image

@@ -15,7 +15,7 @@ import pytest
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import EntryKind, Limits
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources import beneath
+from gigaslice.dataset_node.sources import beneath, posix
 from gigaslice.dataset_node.sources.beneath import open_beneath, open_by_segments
 from gigaslice.dataset_node.sources.opening import open_source
 from gigaslice.dataset_node.sources.posix import PosixSource
@@ -214,19 +214,16 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tree, change):
 
 def test_a_file_that_is_written_within_the_clocks_grain_gets_another_version(tree, monkeypatch):
     (tree / "new").write_bytes(b"one")
-    walked = threading.Event()
-    real = time.time_ns
+    real = posix._settled
 
-    def now():
-        if not walked.is_set():
-            walked.set()
-            (tree / "new").write_bytes(b"two")
-            os.utime(tree / "new", ns=(5, real()))
-            (tree / "a/b/c/deep").unlink()
-        return real()
+    def settled(*walked):
+        (tree / "new").write_bytes(b"two")
+        os.utime(tree / "new", ns=(5, time.time_ns()))
+        (tree / "a/b/c/deep").unlink()
+        return real(*walked)
 
     (tree / "a/b/c/deep").write_bytes(b"just written")
-    monkeypatch.setattr("gigaslice.dataset_node.sources.posix.time.time_ns", now)
+    monkeypatch.setattr(posix, "_settled", settled)
     found = {entry.path: entry for entry in listed(tree).entries}
     monkeypatch.undo()
     assert read(tree, found[b"new"]) == b"two"
@@ -321,3 +318,22 @@ def test_without_openat2_segments_are_opened_one_by_one(tree, monkeypatch):
     assert {entry.path for entry in listed(tree).entries} >= {b"a/b/c/deep"}
     assert read(tree, entry_of(tree, b"a/b/c/deep")) == b"deep"
     assert beneath._missing
+
+
+def test_where_a_look_up_takes_long_directories_are_walked_at_once(tmp_path, monkeypatch):
+    for number in range(120):
+        (tmp_path / f"d{number}").mkdir()
+        (tmp_path / f"d{number}/file").touch()
+    real, under_way, most = posix.open_beneath, set(), []
+
+    def slow(root, path, **options):
+        under_way.add(threading.get_ident())
+        most.append(len(under_way))
+        time.sleep(0.01)
+        under_way.discard(threading.get_ident())
+        return real(root, path, **options)
+
+    monkeypatch.setattr(posix, "open_beneath", slow)
+    listing = listed(tmp_path)
+    assert (listing.files, len(listing.entries)) == (120, 240)
+    assert max(most) >= 4
