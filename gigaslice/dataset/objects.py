@@ -7,7 +7,7 @@ at 256 KiB. Its one writer is the dataset service of that node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "DatasetNode",
     "DatasetObject",
     "DatasetUse",
+    "may_be_named",
     "parse_dataset",
     "parse_dataset_node",
 ]
@@ -72,7 +73,7 @@ class DatasetObject:
 
     def allows(self, namespace: str) -> bool:
         """Whether pods of a namespace may name it."""
-        return namespace == self.namespace or namespace in self.allowed or "*" in self.allowed
+        return _names(self.namespace, self.allowed, namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,6 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         raise RequestError(
             f"{who}: check: pinned needs the digest of the version; it is in the object's status"
         )
-    allowed = spec.get("allowedNamespaces")
     return DatasetObject(
         namespace,
         name,
@@ -180,10 +180,21 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         source,
         check,
         digest,
-        frozenset(one for one in allowed if isinstance(one, str))
-        if isinstance(allowed, list)
-        else frozenset(),
+        frozenset(_strings(spec.get("allowedNamespaces"))),
     )
+
+
+def may_be_named(document: Mapping[str, Any], home: str, namespace: str) -> bool:
+    """Whether pods of NAMESPACE may name a `Dataset` of the namespace HOME, be it valid or not.
+
+    Its mistakes are a secret of its namespace as much as its contents.
+    """
+    allowed = _strings(_object(document, "spec").get("allowedNamespaces"))
+    return _names(home, allowed, namespace)
+
+
+def _names(home: str, allowed: Collection[str], namespace: str) -> bool:
+    return namespace == home or namespace in allowed or "*" in allowed
 
 
 def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:

@@ -5,10 +5,11 @@ What a pod may not name is answered as what is not there: a name tells nothing a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from gigaslice.dataset.errors import RequestError, SourceError
-from gigaslice.dataset.objects import DatasetObject, parse_dataset
+from gigaslice.dataset.objects import may_be_named, parse_dataset
 from gigaslice.dataset.request import Check
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
@@ -35,28 +36,25 @@ class ClusterDatasets:
         """
         where, slash, short = name.rpartition("/")
         home = where if slash else namespace
-        found = await self._read(home, short)
-        if found is None or not found.allows(namespace):
+        document = await self._read(home, short)
+        if document is None or not may_be_named(document, home, namespace):
             hint = "" if slash else ", or write source: with the place of the data in its stead"
             raise RequestError(
                 f"there is no Dataset {home}/{short} that pods of namespace {namespace} may name "
                 f"(kubectl get datasets -n {home}); create it{hint}"
             )
+        found = parse_dataset(document)
         return ResolvedDataset(
             found.source, Check(found.check), found.digest, home in self._trusted, f"{home}/{short}"
         )
 
-    async def _read(self, namespace: str, name: str) -> DatasetObject | None:
+    async def _read(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         try:
             answer = await self._client.request("GET", dataset_path(namespace, name), seconds=_SECONDS)
-            if answer.status == NOT_FOUND:
-                return None
-            return parse_dataset(answer.document())
+            return None if answer.status == NOT_FOUND else answer.document()
         except ApiFailure as failure:
             if failure.status == NOT_FOUND:
                 return None
             raise SourceError(f"Dataset {namespace}/{name} not read: {failure}", retry=True) from failure
-        except RequestError:
-            raise
         except ValueError as error:
             raise SourceError(f"Dataset {namespace}/{name} not read: {error}", retry=True) from error

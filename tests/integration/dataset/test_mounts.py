@@ -131,8 +131,19 @@ def test_no_link_leads_a_bind_elsewhere(play):
         with pytest.raises(MountError, match="none at"):
             mounts.bind(root / "none", where)
         assert top_at(mounts.table(), str(where)) is None
+        (root / "data" / "below" / "mine").touch()
+        real = mounts._mount
+
+        def swapped(*given, **named):
+            if not (root / "data" / "old").exists():
+                (root / "data" / "below").rename(root / "data" / "old")
+                (root / "data" / "below").symlink_to("/etc")
+            real(*given, **named)
+
+        mounts._mount = swapped
         mounts.bind(root / "data" / "below", where)
-        assert top_at(mounts.table(), str(where)).root.endswith("/data/below")
+        assert [one.name for one in where.iterdir()] == ["mine"], "what was checked is what is mounted"
+        assert top_at(mounts.table(), str(where)).root.endswith("/data/old")
 
     play(story)
 

@@ -69,6 +69,16 @@ def test_an_invalid_object_says_what_to_write(api):
         resolve(api, "coco")
 
 
+def test_the_mistakes_of_another_namespaces_object_are_not_told(api):
+    api.put("other", "coco", source="secret-bucket/1")
+    with pytest.raises(RequestError) as caught:
+        resolve(api, "other/coco")
+    assert "there is no Dataset other/coco" in str(caught.value) and "secret" not in str(caught.value)
+    api.put("other", "coco", source="secret-bucket/1", allowedNamespaces=["team"])
+    with pytest.raises(RequestError, match="Dataset other/coco: source"):
+        resolve(api, "other/coco")
+
+
 @pytest.mark.parametrize("name", ["../pods", "a/../b", "a/b/c", ""])
 def test_a_name_never_leads_to_another_path(api, name):
     with pytest.raises((RequestError, SourceError)):
