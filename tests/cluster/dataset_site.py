@@ -281,8 +281,9 @@ class DatasetSite:
         return self.kubectl("logs", name, "-c", container, check=False).strip()
 
     def events(self, name: str) -> str:
-        """The events of a pod."""
-        return self.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}", "-o", "json")
+        """The events of a pod, and of none that had its name before."""
+        uid = self.get(name).get("metadata", {}).get("uid", "none")
+        return self.kubectl("get", "events", "--field-selector", f"involvedObject.uid={uid}", "-o", "json")
 
     def fill(self, name: str, files: int, size: int) -> str:
         """Makes a directory of FILES of SIZE; returns its path, as pods name it."""

@@ -159,3 +159,26 @@ def test_ctrl_c_leaves_no_pod_and_keeps_what_was_fetched(tenant):
     assert done.returncode == 0, done.stderr
     once = tenant.site.logged("fetch started") == 1  # it was more than half done, and so went on
     assert once or '"resumed": true' in (tenant.site.root / "log").read_text()
+
+
+def test_a_run_that_is_killed_leaves_a_pod_that_ends_by_itself(tenant):
+    """And a volume that nothing waits for any more."""
+    site = tenant.site
+    source = site.fill("large", 8, 60_000_000)
+    command = tenant.command(source, "--nodes", site.node, "--timeout", "1s")
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    site.until(lambda: site.logged("fetch started"), "it fetches")
+    process.kill()
+    process.wait()
+    (name,) = tenant.pods()
+    reason = ("-n", NAMESPACE, "get", "pod", name, "-o", "jsonpath={.status.reason}")
+    site.until(lambda: site.kubectl(*reason) == "DeadlineExceeded", "the kubelet ends it", 200)
+    tasks = [sys.executable, "-m", "agent", "dataset", "ps", "--json", f"--state-dir={site.root}/s"]
+
+    def given_up() -> bool:
+        done = subprocess.run(tasks, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+        found = json.loads(done.stdout)
+        return not found["tasks"] and all(one["state"] != "fetching" for one in found["datasets"])
+
+    site.until(given_up, "the fetch is given up", 60)
+    assert not site.mounted()

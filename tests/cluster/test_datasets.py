@@ -153,6 +153,17 @@ def test_after_a_reboot_a_pod_has_the_version_that_it_had(site):
     site.until(lambda: site.log("gs-new") == "60", "a new pod sees the new ones")
 
 
+@pytest.mark.parametrize("site", [[SLOW]], indirect=True)
+def test_a_reboot_while_a_pod_waits_keeps_what_was_fetched(site):
+    slow = site.fill("slow", 60, 1_000_000)
+    site.pod("gs-waits", {"d": {"source": slow}})
+    site.until(lambda: "50 %" in site.events("gs-waits"), "half of it is there")
+    site.reboot()
+    site.start()
+    site.until(lambda: site.log("gs-waits") == "60", "it sees its files", 180)
+    assert '"resumed": true' in (site.root / "log").read_text()
+
+
 def test_a_pod_with_a_user_namespace_reads_its_data(site):
     data = site.fill("d", 50, 3000)
     site.pod("gs-userns", {"d": {"source": data}}, hostUsers=False)
