@@ -58,7 +58,8 @@ class ClusterFeed:
         state: Is kept.
         on_node: Called with the name of a node that has changed, or on which a pod has.
         on_class: Called with the name of a class that has changed or is gone.
-        on_pod: Called with a pod that has changed, and whether it is gone.
+        on_pod: Called with a pod that has changed, and whether it is gone or has ended.
+        on_classes: Called after every list of all classes, the first after their definition was installed too.
         on_write: Called for each write of an object: plural, kind of write, whether it succeeded.
         gpu_objects: Whether objects of GPUs are followed at all.
         pause: The first pause after a failure.
@@ -72,6 +73,7 @@ class ClusterFeed:
         on_class: Callable[[str], None],
         on_pod: Callable[[Pod, bool], None],
         *,
+        on_classes: Callable[[], None] = lambda: None,
         on_write: Callable[[str, WriteKind, bool], None] = lambda plural, kind, done: None,
         gpu_objects: bool = True,
         pause: float = 0.25,
@@ -103,7 +105,7 @@ class ClusterFeed:
             self._parse_class,
             self._class_seen,
             self._class_gone,
-            on_list=self._classes_listed,
+            on_list=on_classes,
             optional=True,
             pause=pause,
         )
@@ -227,10 +229,6 @@ class ClusterFeed:
         self.state.drop_class(one.packed.name)
         self.hardware_changes += 1
         self._on_class(one.packed.name)
-
-    def _classes_listed(self) -> None:
-        for one in list(self.classes):
-            self._on_class(one.name)
 
     # --- objects of GPUs ----------------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ class ControllerParts:
             self._node_changed,
             self._class_changed,
             self._pod_changed,
+            on_classes=self._classes_listed,
             on_write=self._written,
             gpu_objects=config.extended_resources == "on",
             pause=pause,
@@ -171,6 +172,10 @@ class ControllerParts:
     def _class_changed(self, name: str) -> None:
         if self._may_write():
             self.passes.classes.add(name)
+
+    def _classes_listed(self) -> None:
+        if self._may_write():
+            self.passes.every_class()
 
     def _pod_changed(self, pod: Pod, gone: bool) -> None:
         if gone:

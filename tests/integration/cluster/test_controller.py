@@ -24,6 +24,7 @@ from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.controller.config import load
 from gigaslice.controller.parts import ControllerParts
+from gigaslice.kubeapi import informer
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
@@ -270,8 +271,10 @@ def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ApiServer, tmp_pat
 
 
 def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(informer, "_ABSENT_SECONDS", 1.0)
+
     async def main() -> None:
         with ApiServer(crds=False) as api:
             api.put("nodes", node("n1", "GPU-1"))
@@ -280,6 +283,9 @@ def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
                 await asyncio.sleep(0.5)
                 assert parts.unready() is None
                 assert written(api) == []
+                api.answers.crds = True
+                await until(lambda: free(api, "nvidia.h100") == 1)
+                await until(lambda: phases(api) == {"n1-gpu-1": "Available"})
         lines = [
             line for line in "\n".join(capfd.readouterr()).splitlines() if "definition not installed" in line
         ]
