@@ -38,10 +38,12 @@ class WatchedNode:
     problem: str = ""
 
     @property
-    def hardware(self) -> tuple[tuple[Gpu, str, Mapping[str, str]], ...]:
-        """Its GPUs without what changes all the time."""
-        gpus = () if self.inventory is None else self.inventory.gpus
-        return tuple((replace(one.gpu, healthy=True), one.resource, one.properties) for one in gpus)
+    def hardware(self) -> tuple[str, tuple[tuple[Gpu, str, Mapping[str, str]], ...]]:
+        """Its resource of whole GPUs, and its GPUs without what changes all the time."""
+        if self.inventory is None:
+            return "", ()
+        gpus = ((replace(one.gpu, healthy=True), one.resource, one.properties) for one in self.inventory.gpus)
+        return self.inventory.whole_resource, tuple(gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,21 @@ SECONDS = 30.0
 
 
 def node(
-    name: str, *gpus: str, model: str = "NVIDIA H100", text: str | None = None, ready: bool = True
+    name: str,
+    *gpus: str,
+    model: str = "NVIDIA H100",
+    text: str | None = None,
+    ready: bool = True,
+    whole: str = "gigaslice.io/gpu",
 ) -> dict[str, Any]:
     found = tuple(
         InventoryGpu(Gpu(gpu, number, model, 80 * GIB, 80, GIB), free=80) for number, gpu in enumerate(gpus)
     )
     square = [[0] * len(gpus) for _ in gpus]
-    inventory = text if text is not None else NodeInventory(found, Topology.build(square, square)).encode()
+    if text is None:
+        text = NodeInventory(found, Topology.build(square, square), whole_resource=whole).encode()
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    metadata = {"name": name, "annotations": {"gigaslice.io/inventory": inventory}}
+    metadata = {"name": name, "annotations": {"gigaslice.io/inventory": text}}
     return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
 
 
@@ -290,6 +296,17 @@ def test_a_definition_that_is_not_installed_is_waited_for_with_one_line(
             line for line in "\n".join(capfd.readouterr()).splitlines() if "definition not installed" in line
         ]
         assert len(lines) == 2, "one for each kind"
+
+    run(main())
+
+
+def test_admission_learns_a_new_name_of_whole_gpus(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        api.put("nodes", node("n1", "GPU-1"))
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: parts.facts().nodes)
+            api.put("nodes", node("n1", "GPU-1", whole="example.com/gpu"))
+            await until(lambda: "example.com/gpu" in parts.facts().names)
 
     run(main())
 
