@@ -20,7 +20,7 @@ from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.object_table import ObjectTable, PackedObject
 from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.client import KubeClient
-from gigaslice.kubeapi.cluster_objects import NODES_PATH, PODS_PATH, node_facts
+from gigaslice.kubeapi.cluster_objects import NODES_PATH, PODS_PATH, PODS_QUERY, node_facts
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Gpu, Pod
 from gigaslice.runtime.tasks import all_of
@@ -83,6 +83,7 @@ class ClusterFeed:
         self.state = state
         self.nodes: dict[str, WatchedNode] = {}
         self.pods: dict[str, Pod] = {}
+        """Those with GPUs, or that ask for some, and that have not ended."""
         self.class_mistakes: dict[str, str] = {}
         self.changes = 0
         """Grows with everything that is seen."""
@@ -100,7 +101,9 @@ class ClusterFeed:
             lambda kind, done: on_write(EXTENDED_RESOURCES, kind, done),
         )
         self._nodes = Informer(client, NODES_PATH, _parse_node, self._node_seen, self._node_gone, pause=pause)
-        self._pods = Informer(client, PODS_PATH, _parse_pod, self._pod_seen, self._pod_gone, pause=pause)
+        self._pods = Informer(
+            client, PODS_PATH, _parse_pod, self._pod_seen, self._pod_gone, query=PODS_QUERY, pause=pause
+        )
         self._classes = Informer(
             client,
             self.classes.path,

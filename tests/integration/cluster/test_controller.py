@@ -311,6 +311,19 @@ def test_admission_learns_a_new_name_of_whole_gpus(api: ApiServer, tmp_path: Pat
     run(main())
 
 
+def test_pods_that_have_ended_are_forgotten(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        api.put("pods", pod("before", {"gigaslice.io/gpu": 1}, "n1", phase="Failed"))
+        api.put("pods", pod("runs", {"gigaslice.io/gpu": 1}, "n1", phase="Running"))
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: parts.feed.synced)
+            assert [one.name for one in parts.feed.pods.values()] == ["runs"]
+            api.put("pods", pod("runs", {"gigaslice.io/gpu": 1}, "n1", phase="Succeeded"))
+            await until(lambda: not parts.feed.pods)
+
+    run(main())
+
+
 @pytest.mark.parametrize("status", [409, 410, 429, 500, 503])
 def test_it_ends_up_right_although_every_other_request_is_refused(
     api: ApiServer, tmp_path: Path, status: int
