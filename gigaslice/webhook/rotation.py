@@ -16,8 +16,9 @@ import binascii
 import datetime
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, object_path
 from gigaslice.runtime.log_once import LogOnce
@@ -33,6 +34,8 @@ from gigaslice.webhook.certificates import (
 )
 
 __all__ = ["WebhookCertificates"]
+
+T = TypeVar("T")
 
 _PERIOD = 30.0
 _RETRY = 2.0
@@ -108,9 +111,9 @@ class WebhookCertificates:
         Raises:
             ApiFailure: The API server was not reached, or refused.
         """
-        found = await self._stored()
+        found = await _twice(self._stored)
         for path in self._configurations:
-            await self._trust(path, found.bundle)
+            await _twice(partial(self._trust, path, found.bundle))
         if found.chain != self._served:
             self._load(found.chain)
             self._served = found.chain
@@ -137,12 +140,7 @@ class WebhookCertificates:
             if data:
                 self._log.warning("webhook certificates unusable; replaced", detail=reason)
         encoded = {key: base64.b64encode(value).decode() for key, value in better.encode().items()}
-        try:
-            await self._api.put(self._secret, {**secret, "data": encoded})
-        except ApiFailure as error:
-            if error.status != CONFLICT:
-                raise
-            return await self._stored()  # another replica was first; what it wrote is as new
+        await self._api.put(self._secret, {**secret, "data": encoded})
         self._log.info("webhook certificates written", detail=reason)
         return better
 
@@ -160,12 +158,7 @@ class WebhookCertificates:
             return
         for hook in hooks:
             hook.setdefault("clientConfig", {})["caBundle"] = wanted
-        try:
-            await self._api.put(path, configuration)
-        except ApiFailure as error:
-            if error.status != CONFLICT:
-                raise
-            await self._trust(path, bundle)
+        await self._api.put(path, configuration)
 
     def _load(self, chain: bytes) -> None:
         """Serves by a certificate and its key, which only a file can be loaded from: one without a name."""
@@ -176,6 +169,19 @@ class WebhookCertificates:
             self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
+
+
+async def _twice(write: Callable[[], Awaitable[T]]) -> T:
+    """Reads and writes, and once more where another replica was first: what it wrote is as new.
+
+    A server that answers so for ever has a later pass to do it.
+    """
+    try:
+        return await write()
+    except ApiFailure as error:
+        if error.status != CONFLICT:
+            raise
+        return await write()
 
 
 def _data(secret: Mapping[str, Any]) -> dict[str, bytes]:

@@ -198,6 +198,24 @@ def test_replicas_that_start_at_once_agree_on_one_set():
     assert api.trusted(MUTATING) == api.trusted(VALIDATING) == {api.bundle()}
 
 
+@pytest.mark.parametrize("path", [SECRET, VALIDATING])
+def test_a_server_that_always_says_conflict_is_left_to_a_later_pass(path):
+    api, attempts = Objects(), []
+
+    def refuse(written):
+        attempts.append(written)
+        if written == path:
+            raise ApiFailure("conflict", 409)
+
+    api.hook = refuse
+    with pytest.raises(ApiFailure):
+        asyncio.run(replica(api).once())
+    assert attempts.count(path) == 2
+    api.hook = lambda path: None
+    asyncio.run(replica(api).once())
+    assert api.trusted(VALIDATING) == {api.bundle()}
+
+
 def test_trust_that_an_upgrade_took_away_is_given_again():
     api = Objects()
     one = replica(api)
