@@ -6,10 +6,8 @@ truth; a reservation only bridges the time between a decision and the pod that s
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.cluster.assignment import Assignment, AssignmentError
@@ -29,12 +27,6 @@ from gigaslice.model import Pod
 __all__ = ["ClusterContents"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reservation:
-    node: str
-    expires: float
-
-
 class ClusterContents(ABC):
     """The content of the cluster's state. revision: grows with every change that can matter to a decision.
 
@@ -48,7 +40,7 @@ class ClusterContents(ABC):
         self._classes: dict[str, ResourceClass] = {}
         self._node_of: dict[str, str] = {}
         self._unassigned: dict[str, Pod] = {}
-        self._reservations: dict[str, _Reservation] = {}
+        self._reserved_on: dict[str, str] = {}
         self._kinds = HardwareKinds()
         self._sorted: tuple[str, ...] | None = None
 
@@ -189,16 +181,13 @@ class ClusterContents(ABC):
 
     # --- reservations -------------------------------------------------------------------------------------------
 
-    def reserve(
-        self, uid: str, node: str, assignment: Assignment, expires: float, demand: PodDemand | None = None
-    ) -> None:
+    def reserve(self, uid: str, node: str, assignment: Assignment, demand: PodDemand | None = None) -> None:
         """Counts what was chosen for a pod that is not bound yet, in place of what was reserved for it before.
 
         Args:
             uid: The pod.
             node: Where it will be.
             assignment: Its GPUs.
-            expires: When the reservation is given up; infinite for never.
             demand: What the pod asks for: which containers lend, and which have GPUs for themselves.
         """
         if uid in self._node_of:
@@ -207,30 +196,16 @@ class ClusterContents(ABC):
         record = self._record(node)
         traits = traits_of_demand(demand) if demand is not None else ()
         record.reserved[uid] = PodHoldings(uid, holdings_of(assignment, traits), reserved=True)
-        self._reservations[uid] = _Reservation(node, expires)
+        self._reserved_on[uid] = node
         self._changed(record)
 
     def reserved_on(self, uid: str) -> str:
         """Returns the node on which GPUs are reserved for a pod; empty where there is none."""
-        found = self._reservations.get(uid)
-        return found.node if found is not None else ""
-
-    def confirm(self, uid: str) -> None:
-        """Keeps a reservation until its pod is seen, bound or gone: the binding has been written."""
-        found = self._reservations.get(uid)
-        if found is not None:
-            self._reservations[uid] = _Reservation(found.node, math.inf)
+        return self._reserved_on.get(uid, "")
 
     def release(self, uid: str) -> None:
         """Gives up what is reserved for a pod."""
         self._drop_reservation(uid)
-
-    def expire(self, now: float) -> tuple[str, ...]:
-        """Gives up the reservations whose time is over, and returns their pods."""
-        over = tuple(uid for uid, one in self._reservations.items() if one.expires <= now)
-        for uid in over:
-            self._drop_reservation(uid)
-        return over
 
     # --- parts --------------------------------------------------------------------------------------------------
 
@@ -262,9 +237,9 @@ class ClusterContents(ABC):
         self._forget_if_empty(record)
 
     def _drop_reservation(self, uid: str) -> None:
-        found = self._reservations.pop(uid, None)
-        if found is not None:
-            record = self._nodes[found.node]
+        node = self._reserved_on.pop(uid, None)
+        if node is not None:
+            record = self._nodes[node]
             record.reserved.pop(uid, None)
             self._changed(record)
             self._forget_if_empty(record)

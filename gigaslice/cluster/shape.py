@@ -57,11 +57,6 @@ class Shape:
         """Takes note that a node has changed, has come or has gone."""
         self._changed.add(node)
 
-    def refusal(self, node: str) -> Refusal | None:
-        """Returns why the pod does not fit on a node; None where it does."""
-        self._renew()
-        return self._known_refusal(node)
-
     def split(self, names: Sequence[str]) -> tuple[list[str], dict[str, Refusal]]:
         """Returns the nodes that the pod fits on, in their order, and why it does not fit on the others."""
         self._renew()
@@ -122,15 +117,6 @@ class Shape:
 
         candidates = dict.fromkeys((*best, *favoured[:most]))
         return sorted(candidates, key=lambda name: (-joint(name), self._placed[name]))[:most]
-
-    def ranked(self, names: Sequence[str]) -> list[str]:
-        """Returns those of the nodes that the pod fits on, the best first."""
-        self._renew()
-        for name in names:
-            self._known_refusal(name)
-        wanted = set(names)
-        self._place(wanted & self._unplaced)
-        return [name for _, name in self._order if name in wanted]
 
     def _known_refusal(self, node: str) -> Refusal | None:
         if node not in self._verdicts:

@@ -89,13 +89,11 @@ class ClusterState(ClusterContents):
         """Returns which of the nodes a pod fits on, in their order, and why not on the others."""
         return self._shape(demand).split(names)
 
-    def rank(self, demand: PodDemand, names: Sequence[str]) -> list[tuple[str, int]]:
-        """Returns those of the nodes that a pod fits on, the best first, with 0, 1, 2 and so on."""
-        ranked = self._shape(demand).ranked(names)
-        return list(zip(ranked, range(len(ranked)), strict=True))
-
     def best(self, demand: PodDemand, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
-        """Returns the first MOST of `rank`. judged: `filter` has said that it fits on all of them."""
+        """Returns the best MOST of the nodes that a pod fits on, the best first.
+
+        judged: `filter` has said that it fits on all of them.
+        """
         return self._shape(demand).best(names, most, judged=judged)
 
     def preferred(

@@ -246,7 +246,7 @@ class Placer:
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return chosen
-        self.state.reserve(pod.uid, node, chosen, math.inf, demand)
+        self.state.reserve(pod.uid, node, chosen, demand)
         self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
         # kube-scheduler may bind a pod that the watch has seen go: its GPUs must not stay in doubt.
         gone = pod.uid in self._gone
@@ -260,7 +260,6 @@ class Placer:
         if attempt is not None and attempt.gone:
             self._release(pod.uid, now)
         elif attempt is not None:
-            self.state.confirm(pod.uid)
             until = now + _UNSEEN_SECONDS
             self.attempts.set(replace(attempt, state=AttemptState.BOUND, since=now, until=until))
 
@@ -309,7 +308,7 @@ class Placer:
         if isinstance(chosen, Refusal):
             return False
         until = now + self._reserve
-        self.state.reserve(pod.uid, node, chosen, until, demand)
+        self.state.reserve(pod.uid, node, chosen, demand)
         self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True

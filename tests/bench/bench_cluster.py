@@ -158,7 +158,7 @@ def test_a_known_shape(shape: str) -> None:
         found = state.choose(asked, winner)
         assert isinstance(found, Assignment)
         uid = f"burst-{shape}-{number}"
-        state.reserve(uid, winner, found, 1e9, asked)
+        state.reserve(uid, winner, found, asked)
         placed.append(uid)
         if len(placed) > 100:
             state.release(placed.pop(rng.randrange(len(placed))))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Protocol
 
 from gigaslice.cluster.assignment import Assignment
@@ -147,11 +146,11 @@ class Gigaslice:
         fitting, _ = self._state.filter(demand, self._state.nodes)
         if not fitting:
             return None
-        name = self._state.rank(demand, fitting)[0][0]
+        (name,) = self._state.best(demand, fitting, 1)
         found = self._state.choose(demand, name)
         if not isinstance(found, Assignment):
             raise AssertionError(found.text)
-        self._state.reserve(str(job.number), name, found, inf, demand)
+        self._state.reserve(str(job.number), name, found, demand)
         return name, tuple(self._nodes[name].position(share.gpu) for share in found.containers["main"])
 
     def end(self, job: Job, chosen: Chosen) -> Iterator[tuple[Job, Chosen]]:

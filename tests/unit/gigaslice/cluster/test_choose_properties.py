@@ -178,7 +178,7 @@ def test_an_assignment_is_found_where_there_is_one(data: st.DataObject) -> None:
     if isinstance(answer, Assignment):
         assert oracle.valid(found, rules, as_ways(answer, len(asked)))
         assert state.filter(demand, ["n"]) == (["n"], {})
-        assert state.rank(demand, ["n"]) == [("n", 0)]
+        assert state.best(demand, ["n"], 9) == ["n"]
     else:
         assert state.filter(demand, ["n"]) == ([], {"n": answer})
 
@@ -259,12 +259,12 @@ def test_nothing_is_promised_twice(data: st.DataObject) -> None:
         if not isinstance(answer, Assignment):
             continue
         if data.draw(st.booleans()):
-            state.reserve(uid, "n", answer, 10.0, demand)
+            state.reserve(uid, "n", answer, demand)
         if data.draw(st.booleans()):
             said = {**one.annotations, ASSIGNMENT: answer.encode()}
             state.put_pod(Pod("team", uid, uid, said, one.containers, node="n"))
         elif not state.reserved_on(uid):
-            state.reserve(uid, "n", answer, 10.0, demand)
+            state.reserve(uid, "n", answer, demand)
         for held in state.holders("n"):
             gpu = held.gpu.gpu.index
             assert sum(one.slices for one in held.holders) <= held.gpu.gpu.slices

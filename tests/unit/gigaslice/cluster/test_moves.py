@@ -38,7 +38,7 @@ def test_a_plan_is_what_the_scheduler_would_do() -> None:
     state.put_node(facts("node-a", cordoned))
     state.drop_pod("p")
     demand = state.demand_of(replace(pods["p"], node="", annotations={}))
-    best = state.rank(demand, state.filter(demand, state.nodes)[0])[0][0]
+    (best,) = state.best(demand, state.nodes, 1)
     assert best == "node-b"
     assert state.choose(demand, best).containers["main"] == plan.moves[0].shares
 

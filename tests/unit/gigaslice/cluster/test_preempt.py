@@ -60,7 +60,7 @@ def test_nobody_goes_in_vain() -> None:
 
 def test_what_is_not_bound_or_not_known_stays() -> None:
     state = a_state(("b", 20, [(1, 16)]))
-    state.reserve("r", "a", Assignment({"main": (Share(uuid("a", 0), 16),)}), 10.0)
+    state.reserve("r", "a", Assignment({"main": (Share(uuid("a", 0), 16),)}))
     assert of(state) is None
 
 

@@ -20,9 +20,7 @@ def a_cluster(*, spread: bool = False, **nodes: list[tuple[int, int]]) -> Cluste
 
 def order(state: ClusterState, slices: int = 0, gpus: int = 0, **annotations: str) -> str:
     asked = demand(state, pod("new", container(slices=slices, gpus=gpus), annotations=annotations))
-    ranked = state.rank(asked, state.nodes)
-    assert [number for _, number in ranked] == list(range(len(ranked)))
-    return "".join(name for name, _ in ranked)
+    return "".join(state.best(asked, state.nodes, len(state.nodes)))
 
 
 def test_a_gpu_in_use_before_an_idle_one_and_the_closest_remainder_first() -> None:
@@ -60,8 +58,8 @@ def test_equal_nodes_go_by_name_and_only_fitting_ones_are_ranked() -> None:
     state = a_cluster(b=[], a=[], c=[(gpu, 16) for gpu in range(4)])
     assert order(state, slices=8) == "ab"
     asked = demand(state, pod("new", container(slices=8)))
-    assert state.rank(asked, ["b"]) == [("b", 0)]
-    assert state.rank(asked, ["c", "nowhere"]) == []
+    assert state.best(asked, ["b"], 9) == ["b"]
+    assert state.best(asked, ["c", "nowhere"], 9) == []
 
 
 def test_a_change_moves_a_node() -> None:

@@ -26,11 +26,11 @@ PODS = (
 
 def answers(state: ClusterState, asked: PodDemand, names: list[str]) -> object:
     fitting, refused = state.filter(asked, names)
-    ranked = state.rank(asked, names)
-    assert sorted(fitting) == sorted(name for name, _ in ranked)
+    shape = state._shape(asked)
+    ranked = sorted(fitting, key=lambda name: (state._key(shape, name), name))
     assert fitting == [name for name in names if name in set(fitting)]
     for judged, among in ((False, names), (True, fitting)):
-        assert state.best(asked, among, 2, judged=judged) == [name for name, _ in ranked][:2]
+        assert state.best(asked, among, 2, judged=judged) == ranked[:2]
     assert sorted([*fitting, *refused]) == sorted(names)
     return fitting, refused, ranked
 
@@ -67,7 +67,7 @@ def change(state: ClusterState, what: str, name: str, number: int, gpu: int) -> 
         asked = demand(state, PODS[0])
         chosen = state.choose(asked, name)
         if isinstance(chosen, Assignment):
-            state.reserve(f"new-{number}", name, chosen, 1.0, asked)
+            state.reserve(f"new-{number}", name, chosen, asked)
     elif what == "release":
         state.release(f"new-{number}")
     elif gpu:

@@ -144,16 +144,16 @@ def test_a_reservation_counts_until_the_pod_does(state: ClusterState) -> None:
     asked = demand(state, ALL)
     assignment = state.choose(asked, "a")
     assert isinstance(assignment, Assignment)
-    state.reserve("all", "a", assignment, 10.0, asked)
+    state.reserve("all", "a", assignment, asked)
     assert reason(state) is RefusalReason.NO_ROOM and state.reserved_on("all") == "a"
-    assert state.expire(9.9) == ()
     assert state.choose(asked, "a", without={"all"}) == assignment
     state.put_pod(replace(ALL, node=""))
     assert reason(state) is RefusalReason.NO_ROOM, "a pod that is not bound yet changes nothing"
     shown = replace(ALL, node="a", annotations={ASSIGNMENT: assignment.encode()})
     state.put_pod(shown)
-    assert state.expire(99.0) == () and reason(state) is RefusalReason.NO_ROOM
-    state.reserve("all", "a", assignment, 10.0, asked)
+    assert reason(state) is RefusalReason.NO_ROOM and state.reserved_on("all") == ""
+    state.reserve("all", "a", assignment, asked)
+    assert state.reserved_on("all") == "", "the pod itself counts"
     state.drop_pod("all")
     assert reason(state) is None and state.reserved_on("all") == ""
 
@@ -163,20 +163,17 @@ def test_a_reservation_ends(state: ClusterState) -> None:
     assignment = state.choose(asked, "a")
     assert isinstance(assignment, Assignment)
     for end in (
-        lambda: state.expire(10.0),
         lambda: state.release("all"),
         lambda: state.drop_pod("all"),
         lambda: state.put_pod(replace(ALL, phase="Failed")),
     ):
-        state.reserve("all", "a", assignment, 10.0, asked)
+        state.reserve("all", "a", assignment, asked)
         assert reason(state) is RefusalReason.NO_ROOM
         end()
         assert reason(state) is None
-    state.reserve("all", "a", assignment, 10.0, asked)
-    state.confirm("all")
-    assert state.expire(1e9) == () and reason(state) is RefusalReason.NO_ROOM
+    state.reserve("all", "a", assignment, asked)
     state.put_node(facts("b"))
-    state.reserve("all", "b", Assignment({"main": (Share(uuid("b", 0), 16),)}), 10.0)
+    state.reserve("all", "b", Assignment({"main": (Share(uuid("b", 0), 16),)}))
     assert reason(state) is None, "a pod is reserved in one place"
 
 
@@ -236,8 +233,10 @@ def test_the_best_nodes_are_the_first_of_the_ranking() -> None:
             state.put_pod(bound(f"u{number}", f"n{number:02}", (0, number % 7 + 1)))
     wanted = demand(state, pod("p", container(slices=4)))
     names = [f"n{number:02}" for number in range(0, 20, 2)]
+    shape = state._shape(wanted)
+    ranked = sorted(state.filter(wanted, names)[0], key=lambda name: (state._key(shape, name), name))
     for most in (1, 3, 99):
-        assert state.best(wanted, names, most) == [name for name, _ in state.rank(wanted, names)][:most]
+        assert state.best(wanted, names, most) == ranked[:most]
 
 
 def test_a_class_that_changes_is_read_again_for_nodes_that_come_back(state: ClusterState) -> None:

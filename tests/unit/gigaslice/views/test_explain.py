@@ -151,7 +151,7 @@ def test_a_pod_that_has_been_chosen_a_node() -> None:
     state.put_node(facts("node-b"))
     one = eight()
     demand = state.demand_of(one)
-    state.reserve(one.uid, "node-b", state.choose(demand, "node-b"), 10.0)
+    state.reserve(one.uid, "node-b", state.choose(demand, "node-b"))
     assert explain(state, one).summary == "is about to be bound to node-b"
 
 
