@@ -87,7 +87,7 @@ def parse_change(line: bytes) -> Change:
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
     """The Pod of a document. Raises ValueError for what is none."""
-    metadata, spec = _object(document, "metadata"), _object(document, "spec")
+    metadata, spec, status = (_object(document, key) for key in ("metadata", "spec", "status"))
     init = [
         _container(one, ContainerKind.SIDECAR if one.get("restartPolicy") == "Always" else ContainerKind.INIT)
         for one in _objects(spec, "initContainers")
@@ -104,7 +104,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
             and len(value) <= (_MAX_OURS if key.startswith(_OURS) else _MAX_ANNOTATION)
         },
         containers=(*init, *(_container(one, ContainerKind.APP) for one in _objects(spec, "containers"))),
-        phase=_phase(_object(document, "status").get("phase")),
+        phase=_phase(status.get("phase")),
         controlled=any(owner.get("controller") is True for owner in _objects(metadata, "ownerReferences")),
         ending=metadata.get("deletionTimestamp") is not None,
         node=_short(spec, "nodeName"),
@@ -112,6 +112,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         priority=_priority(spec.get("priority")),
         created=_short(metadata, "creationTimestamp"),
         volumes=_csi_volumes(spec),
+        nominated=_short(status, "nominatedNodeName"),
         version=_short(metadata, "resourceVersion"),
     )
 

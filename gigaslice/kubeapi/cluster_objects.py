@@ -70,6 +70,7 @@ def gpu_pod(document: Mapping[str, Any], units: ClusterUnits = _UNITS) -> Pod | 
         pod,
         namespace=sys.intern(pod.namespace),
         node=sys.intern(pod.node),
+        nominated=sys.intern(pod.nominated),
         scheduler=sys.intern(pod.scheduler),
         phase=sys.intern(pod.phase),
         annotations={

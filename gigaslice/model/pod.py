@@ -37,8 +37,8 @@ class Pod:
 
     phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
     gone. ending: its deletion has been asked for. node: empty while it is unbound. scheduler: the name of the one that
-    binds it. created: as the API server writes times. volumes: its inline CSI volumes. version: its resourceVersion,
-    which is no part of what it is.
+    binds it. created: as the API server writes times. volumes: its inline CSI volumes. nominated: the node on which
+    others were evicted for it, while it is unbound. version: its resourceVersion, which is no part of what it is.
     """
 
     namespace: str
@@ -54,6 +54,7 @@ class Pod:
     priority: int = 0
     created: str = ""
     volumes: tuple[CsiVolume, ...] = ()
+    nominated: str = ""
     version: str = field(default="", compare=False)
 
     def __str__(self) -> str:

@@ -23,6 +23,7 @@ from gigaslice.kube.event import remember
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
 from gigaslice.scheduler.datasets import DatasetIndex
+from gigaslice.scheduler.nominations import Nominations
 from gigaslice.scheduler.waiting import RefusedPods
 
 __all__ = ["Fitting", "Placer"]
@@ -72,6 +73,7 @@ class Placer:
         self._reserve = reserve
         self._dataset_weight = dataset_weight
         self._pods: dict[str, Pod] = {}  # those that a watch has shown
+        self._nominations = Nominations(state, self._pods, lambda uid: self.attempts.get(uid) is not None)
         self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
         self._gone: OrderedDict[str, bool] = OrderedDict()  # UIDs of pods that the watch has seen go
         self._revision = state.revision
@@ -99,6 +101,8 @@ class Placer:
             self.attempts.drop(pod.uid)
             self.waiting.over(pod.uid)
         self.state.put_pod(pod)
+        if pod.nominated or self._nominations:
+            self._nominations.put(pod)
         self.note_change(now)
 
     def drop_pod(self, pod: Pod, now: float) -> None:
@@ -108,6 +112,7 @@ class Placer:
         remember(self._gone, pod.uid, True, _MOST_TRIED)
         self.waiting.over(pod.uid)
         self.datasets.forget(pod.uid)
+        self._nominations.drop(pod.uid)
         attempt = self.attempts.get(pod.uid)
         if attempt is not None and attempt.state is AttemptState.BINDING:
             self.attempts.set(replace(attempt, gone=True))
@@ -128,6 +133,7 @@ class Placer:
 
     def _classes_changed(self, now: float) -> None:
         self.waiting.read_again(self.state.demand_of)
+        self._nominations.classes_changed()
         self.note_change(now)
 
     def note_change(self, now: float) -> None:
@@ -167,7 +173,7 @@ class Placer:
             return Fitting(
                 [name for name in names if name == settled], {name: away for name in names if name != settled}
             )
-        self._release(pod.uid, now)
+        self._make_way(pod, now)
         if isinstance(demand, Refusal):
             self.waiting.refused(pod, None, names, now)
             return Fitting([], dict.fromkeys(names, demand))
@@ -193,7 +199,7 @@ class Placer:
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return []
-        self._release(pod.uid, now)
+        self._make_way(pod, now)
         favour = self._favour(pod, now)
         if favour:
             best = self.state.preferred(demand, names, _MOST_SCORED, favour)
@@ -215,6 +221,8 @@ class Placer:
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return {}
+        if not self._settled_node(pod):
+            self._make_way(pod, now)
         found = {}
         for node, uids in proposed.items():
             if self.state.refusal(demand, node) is None:
@@ -242,7 +250,7 @@ class Placer:
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return demand
-        self._release(pod.uid, now)
+        self._make_way(pod, now)
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return chosen
@@ -313,15 +321,34 @@ class Placer:
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True
 
+    def _make_way(self, pod: Pod, now: float) -> None:
+        """Releases what is kept for a pod, and for those that have to give way to it."""
+        self._release(pod.uid, now)
+        if self._nominations:
+            self._nominations.hold()
+            self._nominations.lift(pod)
+            self.note_change(now)
+
     def _release(self, uid: str, now: float) -> None:
         self.datasets.forget(uid)
         if self.attempts.drop(uid) is not None or self.state.reserved_on(uid):
             self.state.release(uid)
+            self._nominations.released(uid)
             self.note_change(now)
 
-    def _fits_somewhere(self, demand: PodDemand, names: frozenset[str] | None) -> bool:
-        return bool(self.state.filter(demand, sorted(names) if names is not None else self.state.nodes)[0])
+    def _fits_somewhere(self, demand: PodDemand, names: frozenset[str] | None, priority: int) -> bool:
+        lifted = self._nominations.lift_below(priority) if self._nominations else False
+        found = self.state.filter(demand, sorted(names) if names is not None else self.state.nodes)[0]
+        if lifted:
+            self._nominations.hold()
+        return bool(found)
+
+    def _ready(self, pod: Pod) -> str:
+        return self._nominations.ready(pod) if self._nominations else ""
 
     def to_be_woken(self, now: float, most: int) -> list[Pod]:
         """Returns pods that were refused, would fit now, and have not been tried since."""
-        return self.waiting.due(self.changed, now, self._fits_somewhere, most)
+        if self._nominations:
+            self._nominations.hold()
+            self.note_change(now)
+        return self.waiting.due(self.changed, now, self._fits_somewhere, most, self._ready)

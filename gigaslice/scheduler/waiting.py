@@ -26,7 +26,7 @@ _AGAIN_SECONDS = 5.0  # until a pod that was named is named again; doubled each 
 _LONGEST_SECONDS = 300.0
 
 Nodes = frozenset[str] | None
-Key = tuple[PodDemand, Nodes]
+Key = tuple[PodDemand, Nodes, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,22 @@ class RefusedPods:
             self._found[uid] = replace(one, demand=demand if isinstance(demand, PodDemand) else None)
 
     def due(
-        self, changed: float, now: float, fits: Callable[[PodDemand, Nodes], bool], most: int
+        self,
+        changed: float,
+        now: float,
+        fits: Callable[[PodDemand, Nodes, int], bool],
+        most: int,
+        ready: Callable[[Pod], str] = lambda pod: "",
     ) -> list[Pod]:
         """Returns the pods to be tried again, those of the highest priority and of the longest wait first.
 
         Args:
             changed: When room may have appeared last; pods that were tried later are left out.
             now: The present time.
-            fits: Whether a demand fits on any of the nodes; None: on any at all.
+            fits: Whether a demand fits on any of the nodes, or on any at all where they are None, for a pod of a
+                priority.
             most: The most pods that are returned.
+            ready: The node on which GPUs are kept for a pod, which count as taken for all others; empty for none.
         """
         answers: dict[Key, bool] = {}
         found = []
@@ -88,7 +95,11 @@ class RefusedPods:
             pause = min(_LONGEST_SECONDS, _AGAIN_SECONDS * 2 ** min(one.times, 8))
             if one.demand is None or one.tried > changed or now - one.woken < pause:
                 continue
-            key = (one.demand, one.nodes)
+            kept = ready(one.pod)
+            if kept and (one.nodes is None or kept in one.nodes):
+                found.append(one)
+                continue
+            key = (one.demand, one.nodes, one.pod.priority)
             if key not in answers:
                 answers[key] = fits(*key)
             if answers[key]:

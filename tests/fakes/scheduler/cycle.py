@@ -241,6 +241,9 @@ class SchedulerStandIn:
         if chosen:
             node = min(chosen, key=lambda name: (len(chosen[name]["Pods"]), name))
             self._nominated[key] = node
+            metadata = pod["metadata"]
+            nominated = {"status": {"nominatedNodeName": node}}
+            self._api.change("pods", metadata["name"], nominated, metadata["namespace"])
             uids = {one["UID"] for one in chosen[node]["Pods"]}
             for one in [one for one in self._on(node) if one["metadata"]["uid"] in uids]:
                 self._api.delete("pods", one["metadata"]["name"], one["metadata"]["namespace"])

@@ -77,6 +77,34 @@ def test_six_and_six_free_are_not_eight_together():
     play(story, node("a"))
 
 
+def test_a_gpu_is_kept_for_a_pod_whose_status_names_its_node():
+    async def story(api, service, scheduler):
+        urgent = pod("urgent", 16, priority=1000)
+        urgent["spec"]["schedulerName"] = (
+            "another"  # which has evicted others and waits for the end of its pause
+        )
+        urgent["status"]["nominatedNodeName"] = "a"
+        api.create("pods", urgent)
+        await until(lambda: len(service.pods) == 1)
+        api.create("pods", pod("q", 8))
+        await until(lambda: scheduler.calls.count("filter") >= 2)
+        await asyncio.sleep(0.5)
+        assert bound(api) == {}
+        texts = {one[4]["FailedNodes"]["a"] for one in scheduler.said if one[1] == "q"}
+        assert texts == {"no GPU has that much memory free together"}
+        assert service.wakeups == 0
+        api.create("pods", pod("more-urgent", 16, priority=2000))
+        await until(lambda: bound(api))
+        assert bound(api) == {"more-urgent": "a"}
+        api.delete("pods", "more-urgent", "default")
+        await asyncio.sleep(0.3)
+        assert bound(api) == {}
+        api.change("pods", "urgent", {"status": {"nominatedNodeName": None}}, "default")
+        await until(lambda: bound(api) == {"q": "a"})
+
+    play(story, node("a", gpus=1))
+
+
 def test_two_models_in_one_node():
     async def story(api, service, scheduler):
         document = {"metadata": {"name": "big"}, "spec": {"selector": {"matchLabels": {"model": "NVIDIA B"}}}}

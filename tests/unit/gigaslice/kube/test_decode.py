@@ -37,6 +37,13 @@ def test_owners_and_deletion():
     assert (parse_pod(document).controlled, parse_pod(document).ending) == (True, True)
 
 
+@pytest.mark.parametrize(("value", "read"), [("node-a", "node-a"), (None, ""), (7, ""), ("x" * 300, "")])
+def test_the_node_on_which_others_were_evicted_for_it(value, read):
+    document = pod_document("p")
+    document["status"]["nominatedNodeName"] = value
+    assert parse_pod(document).nominated == read
+
+
 @pytest.mark.parametrize("foreign", [
     "1e3", "2T", "500m", "1Ei", "12E", "1.5", "1n", "-1", "9e99", 3, 1.5, "", "much", None, True, [], {"a": "b"},
 ])  # fmt: skip

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.preempt import victims
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import AttemptState
 from gigaslice.scheduler.placer import Placer
-from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod
+from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
 RESERVE = 2.0
 
@@ -251,6 +255,127 @@ def test_where_no_eviction_helps_the_node_is_left_out():
     found.put_node(facts("broken", [inventory_gpu("broken", 0, unhealthy="xid-79")]), 0.0)
     high = asking("high", 12, priority=100)
     assert found.preempt(high, {"small": ("x",), "broken": ("y",), "unknown": ("z",)}, 1.0) == {}
+
+
+def evicted_for(priority: int = 1000) -> tuple[Placer, Pod, Pod]:
+    """GPU 0 of three has been held by a pod that makes way for P of 16; the other two have 4 left each."""
+    found = placer("a", gpus=3)
+    for gpu, slices in ((1, 12), (2, 12)):
+        found.put_pod(bound(f"stays-{gpu}", "a", (gpu, slices), priority=priority), 0.0)
+    victim = bound("victim", "a", (0, 12))
+    found.put_pod(victim, 0.0)
+    first = asking("p", priority=priority)
+    assert not found.filter(first, ["a"], 1.0).names
+    assert found.preempt(first, {"a": ("stays-1",)}, 1.1) == {"a": ("victim",)}
+    nominated = replace(first, nominated="a")
+    found.put_pod(nominated, 1.2)
+    return found, victim, nominated
+
+
+def test_gpus_of_evicted_pods_are_kept_for_the_pod_that_they_made_way_for():
+    """By sums there is room for both: kube-scheduler asks us about the other one first, while p is backing off."""
+    found, victim, first = evicted_for()
+    found.drop_pod(victim, 2.0)
+    (text,) = {found.filter(asking(f"q{number}", 8), ["a"], 2.1).refused["a"].text for number in range(3)}
+    assert text == "no GPU has that much memory free together"
+    assert isinstance(found.begin_binding(asking("q1", 8), "a", 2.2), Refusal)
+    small = begun(found, asking("small", 4), "a", 2.3)
+    assert small.containers["main"][0].gpu != uuid("a", 0), "what is left of the others may be taken"
+    assert list(found.filter(first, ["a"], 2.4).names) == ["a"]
+    assert begun(found, first, "a", 2.5).containers["main"][0].gpu == uuid("a", 0)
+
+
+def test_while_evicted_pods_end_what_they_leave_beside_them_is_kept_too():
+    found, victim, first = evicted_for()
+    assert found.filter(asking("q", 4), ["a"], 2.0).names
+    chosen = found.attempts.get("q")
+    assert chosen is not None and chosen.assignment.containers["main"][0].gpu == uuid("a", 0), "it fits best"
+    found.failed(asking("q", 4), 2.1)
+    found.put_pod(replace(victim, ending=True), 2.2)
+    assert found.filter(asking("q", 4), ["a"], 2.3).names
+    chosen = found.attempts.get("q")
+    assert chosen is not None and chosen.assignment.containers["main"][0].gpu != uuid("a", 0)
+    assert not found.filter(first, ["a"], 2.4).names, "nothing has ended yet"
+    found.drop_pod(victim, 2.5)
+    assert [one.uid for one in found.to_be_woken(2.6, 9)] == ["p"]
+    assert found.filter(first, ["a"], 2.7).names
+
+
+@pytest.mark.parametrize("priority", [999, 1000, 1001])
+def test_a_pod_of_higher_priority_takes_what_is_kept(priority: int):
+    found, victim, first = evicted_for()
+    found.drop_pod(victim, 2.0)
+    assert found.filter(asking("q", priority=priority), ["a"], 2.1).names == (
+        ["a"] if priority > 1000 else []
+    )
+    if priority > 1000:
+        begun(found, asking("q", priority=priority), "a", 2.2)
+        assert not found.filter(first, ["a"], 2.3).names
+        assert found.filter(asking("small", 4), ["a"], 2.4).names
+
+
+def test_of_two_pods_with_the_same_node_the_older_one_comes_first():
+    found, victim, first = evicted_for()
+    older = replace(asking("z", priority=1000, created="2026-01-01T00:00:00Z"), nominated="a")
+    first = replace(first, created="2026-01-02T00:00:00Z")
+    found.put_pod(first, 1.3)
+    found.put_pod(older, 1.4)
+    found.drop_pod(victim, 2.0)
+    assert not found.filter(first, ["a"], 2.1).names
+    assert found.filter(older, ["a"], 2.2).names
+
+
+@pytest.mark.parametrize("end", ["gone", "bound elsewhere", "cleared", "ending"])
+def test_what_is_kept_ends_with_its_reason(end: str):
+    found, victim, first = evicted_for()
+    found.drop_pod(victim, 2.0)
+    found.filter(asking("q"), ["a"], 2.1)
+    assert [one.uid for one in found.to_be_woken(2.5, 9)] == ["p"]
+    if end == "gone":
+        found.drop_pod(first, 3.0)
+    elif end == "bound elsewhere":
+        found.put_pod(replace(bound("p", "b", (0, 16)), nominated="a"), 3.0)
+    else:
+        found.put_pod(replace(first, nominated="" if end == "cleared" else "a", ending=end == "ending"), 3.0)
+    assert "q" in [one.uid for one in found.to_be_woken(3.1, 9)]
+    assert found.filter(asking("q"), ["a"], 3.2).names
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_comes_meanwhile_the_pod_gets_its_gpu_and_the_answers_come_from_what_there_is(seed: int):
+    choices = random.Random(seed)
+    found, victim, first = evicted_for()
+    shown: dict[str, Pod] = {"victim": victim, "p": first}
+    shown |= {f"stays-{gpu}": bound(f"stays-{gpu}", "a", (gpu, 12), priority=1000) for gpu in (1, 2)}
+    for number in range(25):
+        now = 2.0 + number
+        if number == 10:
+            found.drop_pod(shown.pop("victim"), now)
+        elif number == 5:
+            shown["victim"] = replace(victim, ending=True)
+            found.put_pod(shown["victim"], now)
+        one = asking(f"q{number}", choices.randint(1, 8), priority=choices.choice((0, 0, 1000, 2000)))
+        if number > 5 and found.filter(one, ["a"], now).names and one.priority <= 1000:
+            chosen = begun(found, one, "a", now)
+            shown[one.uid] = replace(one, node="a", annotations={ASSIGNMENT: chosen.encode()})
+            found.put_pod(shown[one.uid], now)
+        found.failed(one, now)  # where it was bound, nothing is kept for it any more
+        others = sorted(shown.keys() - {"victim", "p"})
+        if others and choices.random() < 0.2:
+            found.drop_pod(shown.pop(choices.choice(others)), now)
+        again = placer("a", gpus=3)
+        for other in shown.values():
+            again.put_pod(other, now)
+        for slices in (1, 4, 8, 16):
+            probe = asking("probe", slices)
+            answers = []
+            for each in (found, again):
+                refused = dict(each.filter(probe, ["a"], now).refused)
+                attempt = each.attempts.get("probe")
+                answers.append((refused, attempt and attempt.assignment))
+                each.failed(probe, now)
+            assert answers[0] == answers[1]
+    assert found.filter(first, ["a"], 50.0).names == ["a"]
 
 
 def test_a_class_that_is_made_makes_its_pods_due():

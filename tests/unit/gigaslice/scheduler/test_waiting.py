@@ -25,7 +25,7 @@ def refused(pods: RefusedPods, one: Pod, now: float, *names: str) -> None:
 
 
 def due(
-    pods: RefusedPods, changed: float, now: float, fits=lambda demand, nodes: True, most: int = 9
+    pods: RefusedPods, changed: float, now: float, fits=lambda demand, nodes, priority: True, most: int = 9
 ) -> list[str]:
     return [one.uid for one in pods.due(changed, now, fits, most)]
 
@@ -52,7 +52,7 @@ def test_a_pod_that_the_scheduler_does_not_try_is_handed_back_after_twice_the_ti
 def test_a_pod_that_fits_nowhere_is_not_handed_back():
     pods = RefusedPods()
     refused(pods, asking("p"), 0.0)
-    assert due(pods, 1.0, 2.0, lambda demand, nodes: False) == []
+    assert due(pods, 1.0, 2.0, lambda demand, nodes, priority: False) == []
     assert "p" in pods
     assert due(pods, 1.0, 2.0) == ["p"], "being left out is no trial"
 
@@ -73,7 +73,7 @@ def test_names_of_many_nodes_are_not_kept():
     refused(pods, asking("many"), 0.0, *(f"n{number}" for number in range(17)))
     refused(pods, asking("none", 4), 0.0)
     pods.refused(asking("no nodes", 2), demand(STATE, asking("no nodes", 2)), (), 0.0)
-    due(pods, 1.0, 2.0, lambda demand, nodes: bool(asked.append(nodes)))
+    due(pods, 1.0, 2.0, lambda demand, nodes, priority: bool(asked.append(nodes)))
     assert [nodes if nodes is None else len(nodes) for nodes in asked] == [16, None, 1, 0]
 
 
