@@ -153,8 +153,13 @@ def test_a_failure_is_told_once_and_the_next_call_tries_again(world, play):
 def test_a_held_task_that_failed_keeps_nothing_from_eviction(world, play):
     async def story():
         world.storage.buckets["open"] = Bucket({"x": b"y"})
+        coco = world.storage.buckets["coco"]
+        coco.key, coco.unreadable, coco.list_hold = "", {""}, asyncio.Event()
         task = task_of(world, source__a="s3://open", source__b="s3://coco/train", secret={})
-        world.storage.buckets["coco"].key, world.storage.buckets["coco"].unreadable = "", {""}
+        task.begin()
+        await until(lambda: task.stages[0].doing == "ready" and coco.listings)
+        assert [one.waiting for one in world.service.store.stored()] == [1]
+        coco.list_hold.set()
         assert DENIED in str(await ended(task))
         assert not [one for one in world.service.store.stored() if one.waiting]
 
