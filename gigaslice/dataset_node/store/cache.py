@@ -26,7 +26,7 @@ from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Cache", "Part", "digest_of"]
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 256 << 10
 _SUFFIXES = (".img", ".json", ".bits", ".tree")
 
 
@@ -118,6 +118,23 @@ class Cache:
         self._parts[key] = about
         return replace(part, resumed=resumed)
 
+    def sync(self, key: str) -> None:
+        """Has the bytes of a partial dataset on the disk; without the lock, since that may take seconds.
+
+        Raises:
+            DatasetError: They cannot be written, or are gone.
+        """
+        try:
+            fd = os.open(self._places.partial_image(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except FileNotFoundError as error:
+            raise _removed(key) from error
+        except OSError as error:
+            raise DatasetError(f"dataset {key[:12]} not stored: {error.strerror or error}") from error
+
     def complete(self, key: str, digest: str) -> About:
         """Makes a partial dataset, all of whose bytes have arrived and been hashed, a complete one.
 
@@ -127,10 +144,7 @@ class Cache:
         """
         known, image = self._parts.get(key), self._places.partial_image(key)
         if known is None:
-            raise DatasetError(
-                f"dataset {key[:12]} not stored: what was fetched of it has been removed meanwhile; it is fetched "
-                "again when it is asked for"
-            )
+            raise _removed(key)
         about = known
         try:
             fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
@@ -278,6 +292,13 @@ class Cache:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 self._log.warning("not removed", path=str(path), detail=error.strerror)
+
+
+def _removed(key: str) -> DatasetError:
+    return DatasetError(
+        f"dataset {key[:12]} not stored: what was fetched of it has been removed meanwhile; it is fetched again when "
+        "it is asked for"
+    )
 
 
 def _size(path: Path) -> int | None:

@@ -1,8 +1,9 @@
 """The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
 
-One lock for all of it: every operation is short but for reading a doubtful image again and unpacking one, which are
-done without it. Everything blocks; callers use threads. What is in use is what a volume has, what is mounted, what a
-task waits for (`pin`), and what is being fetched (`begin`); nothing in use is ever deleted.
+One lock for all of it: every operation is short but for syncing an image, reading a doubtful one again and unpacking
+one, which are done without it, and for deleting one, which takes the file system a second for some GB. Everything
+blocks; callers use threads. What is in use is what a volume has, what is mounted, what a task waits for (`pin`), and
+what is being fetched (`begin`); nothing in use is ever deleted.
 """
 
 from __future__ import annotations
@@ -239,6 +240,7 @@ class DatasetStore:
             ImageError: Its file has not the size it was begun with.
             DatasetError: It was removed meanwhile, or cannot be stored; it is being fetched still.
         """
+        self._cache.sync(part.key)  # it stays there, since it is being fetched
         with self._mutex:
             about = self._cache.complete(part.key, digest)
             self._pins.end_fetch(part.key)

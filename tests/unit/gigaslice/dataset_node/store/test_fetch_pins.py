@@ -1,6 +1,8 @@
 """What is being fetched stays, whoever waits for it; and what no fetch has any more may go."""
 
 import asyncio
+import os
+import threading
 
 import pytest
 
@@ -8,7 +10,7 @@ from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.fetching.flights import Flights
 from gigaslice.dataset_node.fetching.progress import Meter
-from gigaslice.dataset_node.store import digest_of
+from gigaslice.dataset_node.store import Piece, digest_of
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
 from gigaslice.dataset_node.tasks.threads import Threads
@@ -161,3 +163,25 @@ def test_a_flight_that_ends_without_a_dataset_gives_its_place_up(world, how):
         assert keys(world) == {two.key}
 
     play(world, story)
+
+
+def test_a_large_image_that_is_synced_holds_up_no_one(world, monkeypatch):
+    world.fetch(1)
+    part = world.store.begin(world.about(2))
+    syncing, go, real = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd):
+        if threading.current_thread() is completing and not syncing.is_set():
+            syncing.set()
+            assert go.wait(20)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    completing = threading.Thread(target=world.store.complete, args=(part, "d"))
+    completing.start()
+    assert syncing.wait(20)
+    world.store.publish(world.volume("a"), [Piece(key=KEYS[1])])
+    assert world.store.evict([part.key]) == {part.key: "in use: it is being fetched"}
+    go.set()
+    completing.join()
+    assert world.store.ready(part.key) is not None
