@@ -103,24 +103,21 @@ def _gpu(job: Job, seed: int, together: object, told: object) -> None:
     sys.setswitchinterval(
         0.0002
     )  # a loader must not keep the step from going on, as one of another process cannot
-    arm, names, steps = job.arm, job.names, job.steps
     with ThreadPoolExecutor(_LOADERS) as pool:
-        batches = _batches(arm, names, seed, pool)
-        waited = began = 0.0
-        for step in range(_WARM_STEPS + steps):
+        batches = _batches(job.arm, job.names, seed, pool)
+        began = 0.0
+        for step in range(_WARM_STEPS + job.steps):
             if step == _WARM_STEPS:
-                waited, began = 0.0, time.perf_counter()
-            asked = time.perf_counter()
+                began = time.perf_counter()
             assert next(batches).result() == _BATCH
-            waited += time.perf_counter() - asked
             time.sleep(job.compute)
             together.wait()  # type: ignore[attr-defined]
-        told.put(((time.perf_counter() - began) / steps, waited / steps))  # type: ignore[attr-defined]
+        told.put((time.perf_counter() - began) / job.steps)  # type: ignore[attr-defined]
         pool.shutdown(cancel_futures=True)
 
 
-def step_of(job: Job) -> tuple[float, float]:
-    """Seconds that a step of a job takes, and those of it that its processes wait for data."""
+def step_of(job: Job) -> float:
+    """Seconds that a step of a job takes."""
     context = multiprocessing.get_context("fork")
     together, told = context.Barrier(job.gpus), context.Queue()
     running = [context.Process(target=_gpu, args=(job, seed, together, told)) for seed in range(job.gpus)]
@@ -129,7 +126,7 @@ def step_of(job: Job) -> tuple[float, float]:
     found = [told.get() for _ in running]
     for one in running:
         one.join()
-    return max(one for one, _ in found), statistics.fmean(one for _, one in found)
+    return max(found)
 
 
 def overhead(root: Path, names: Sequence[str], delay: float) -> float:
@@ -189,22 +186,22 @@ def measure(
 ) -> list[float]:
     """A line of the table. Returns images a second: remote, cached, synthetic."""
     compute = one.cached / chosen.scale
-    steps: dict[str, list[tuple[float, float]]] = {"remote": [], "cached": [], "synthetic": []}
+    steps: dict[str, list[float]] = {"remote": [], "cached": [], "synthetic": []}
     for _ in range(chosen.rounds):
         delay = one.direct / chosen.scale * _LOADERS / _BATCH
         delay -= overhead(source, names, delay)
         arms = {"remote": Arm(source, delay), "cached": Arm(where), "synthetic": Arm(None)}
         for name, arm in arms.items():
             steps[name].append(step_of(Job(arm, names, one.gpus, compute, chosen.steps)))
-    gains = [a / b for (a, _), (b, _) in zip(steps["remote"], steps["cached"], strict=True)]
-    kept = [b / a for (a, _), (b, _) in zip(steps["cached"], steps["synthetic"], strict=True)]
-    share = statistics.median(waited / step for step, waited in steps["remote"])
+    gains = [a / b for a, b in zip(steps["remote"], steps["cached"], strict=True)]
+    kept = [b / a for a, b in zip(steps["cached"], steps["synthetic"], strict=True)]
+    share = 1 - compute / statistics.median(steps["remote"])
     print(
         f"| {one.name} | {1 - one.cached / one.direct:.0%} | {share:.0%} | {one.gain:.2f} | {spread(gains)} "
         f"| {spread(kept, '{:.3f}')} |",
         flush=True,
     )
-    return [one.gpus * _BATCH / statistics.median(step for step, _ in found) for found in steps.values()]
+    return [one.gpus * _BATCH / statistics.median(found) for found in steps.values()]
 
 
 if __name__ == "__main__":
