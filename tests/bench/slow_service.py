@@ -3,7 +3,7 @@
     python -m tests.bench.slow_service SECONDS dataset --state-dir=…
 
 All else is the service as it is. A Dataset named "any" is there for every namespace, without an API server: it stands
-for any version of the first source that `--allow` names.
+for any version of the first source that `--allow` names, as one of a trusted namespace.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node import service
 from gigaslice.dataset_node.sources import opening
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import DatasetStore
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
-from gigaslice.dataset_node.tasks.threads import Threads
 from tests.fakes.dataset_sources import Slow
 
 _READS = 64  # as of a directory that is mounted from a network
 
 
 class _AnyVersion:
-    def __init__(self, source: str, store: DatasetStore, threads: Threads) -> None:
-        del store, threads
+    def __init__(self, source: str) -> None:
         self._spec = SourceSpec.parse(source)
 
     async def resolve(self, name: str, namespace: str) -> ResolvedDataset:
         del name, namespace
-        return ResolvedDataset(self._spec, Check.NEVER)
+        return ResolvedDataset(self._spec, Check.NEVER, trusted=True)
 
 
 def run(seconds: float, arguments: list[str]) -> int:
@@ -45,10 +42,8 @@ def run(seconds: float, arguments: list[str]) -> int:
         return Slow(PosixSource(Path(where), parallel=_READS), seconds)
 
     opening._directory = directory
-    side = functools.partial(
-        service._ClusterSide, objects=functools.partial(_AnyVersion, allowed.split(",")[0])
-    )
-    service._ClusterSide = side
+    objects = _AnyVersion(allowed.split(",")[0])
+    service._ClusterSide = functools.partial(service._ClusterSide, objects=objects)
     sys.argv[1:] = arguments
     return main()
 
