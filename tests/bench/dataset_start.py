@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
 import shutil
 import socket
 import statistics
@@ -104,25 +105,38 @@ class SlowNode(ServiceNode):
         await asyncio.to_thread(functools.partial(self.ask, evict={"idle_seconds": 0}))
 
 
+def synced(where: Path) -> float:
+    """Milliseconds of writing a small file and syncing it."""
+    began = time.perf_counter()
+    with where.open("wb") as file:
+        file.write(bytes(200))
+        os.fsync(file.fileno())
+    return (time.perf_counter() - began) * 1000
+
+
+def call_row(name: str, took: list[float], cpu: str = "") -> None:
+    """A line of the table of calls."""
+    cells = (statistics.median(took), percentile(took, 0.99), max(took))
+    print(f"| {name} | {len(took)} | {' | '.join(f'{one:.1f}' for one in cells)} | {cpu} |", flush=True)
+
+
 async def calls(node: SlowNode, name: str, most: int, **attributes: str) -> None:
     """A line of the table of calls: one pod after the other, each deleted before the next but one."""
     there = len(node.kubelet.pods) + 1
     first, _ = await node.started("first", **attributes)
-    took, before = [], node.cpu_seconds()
+    took, disk, before = [], [], node.cpu_seconds()
     for number in range(most):
         pod, seconds = await node.started(f"p{number}", **attributes)
         took.append(seconds * 1000)
         node.kubelet.delete(pod)
+        disk.append(await asyncio.to_thread(synced, node.root / "synced"))
     await until(lambda: len(node.kubelet.pods) == there, 60)
     cpu = (node.cpu_seconds() - before) / most * 1000
     node.kubelet.calls.clear()
     node.kubelet.delete(first)
     await until(lambda: first.uid not in node.kubelet.pods, 60)
-    print(
-        f"| {name} | {most} | {statistics.median(took):.1f} | {percentile(took, 0.99):.1f} | {max(took):.1f} "
-        f"| {cpu:.1f} |",
-        flush=True,
-    )
+    call_row(name, took, f"{cpu:.1f}")
+    call_row("meanwhile: a small file written and synced, without a call", disk)
 
 
 async def republished(node: SlowNode, source: str, pods: int) -> None:
@@ -134,11 +148,7 @@ async def republished(node: SlowNode, source: str, pods: int) -> None:
     await node.kubelet.start()
     await until(lambda: sum("reply" in one for one in node.kubelet.rpcs("NodePublishVolume")) == pods, 60)
     took = [one["ms"] for one in node.kubelet.rpcs("NodePublishVolume")]
-    print(
-        f"| once more, after a restart of the kubelet, {pods} volumes at once | {pods} "
-        f"| {statistics.median(took):.1f} | {percentile(took, 0.99):.1f} | {max(took):.1f} | |",
-        flush=True,
-    )
+    call_row(f"once more, after a restart of the kubelet, {pods} volumes at once", took)
     await node.clean(*node.kubelet.pods.values())
 
 
@@ -222,6 +232,8 @@ async def main_with(chosen: argparse.Namespace, base: Path) -> None:
             await calls(node, f"{files:,} files, listed again", number, source=str(where))
         await node.clean(keep)
         await republished(node, str(most), _AGAIN)
+        if chosen.only_calls:
+            return
         await together(node, str(most), size, chosen.pairs)
         await batches(node, most, base / "copy", chosen.pairs)
     print(f"\n{load()}\n")
@@ -235,6 +247,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--only-calls", action="store_true")
     chosen = parser.parse_args()
     if why := own_mounts():
         print(f"(starts of pods left out: {why})")
