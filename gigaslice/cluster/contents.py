@@ -104,6 +104,11 @@ class ClusterContents(ABC):
         record = self._nodes.get(node)
         return record.current_tally() if record is not None and record.problem is None else Tally.of(())
 
+    def unused(self, node: str) -> bool:
+        """Whether nothing holds a GPU of a node, nor will."""
+        record = self._nodes.get(node)
+        return record is not None and not record.holdings()
+
     # --- what the watches bring ---------------------------------------------------------------------------------
 
     def put_node(self, facts: NodeFacts) -> None:

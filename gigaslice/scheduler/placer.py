@@ -19,6 +19,7 @@ from gigaslice.cluster.demand import PodDemand, asks_for_gpus
 from gigaslice.cluster.preempt import victims
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState, NodeFacts
+from gigaslice.dataset.affinity import weighed
 from gigaslice.kube.event import remember
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
@@ -309,6 +310,8 @@ class Placer:
         """What the nodes that have datasets of a pod are worth more; nothing for most pods."""
         requested = self.datasets.requested(pod)
         shares = self.datasets.shares(requested or (), now)
+        if self.datasets.affinity == "bytes":
+            shares = {node: weighed(share, unused=self.state.unused(node)) for node, share in shares.items()}
         return {node: self._dataset_weight * share for node, share in shares.items()}
 
     def _provide(self, pod: Pod, demand: PodDemand, node: str, now: float) -> bool:

@@ -13,7 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gigaslice.dataset.affinity import Held, NodeDatasets, Requested, bytes_share, normalised, paper_score
+from gigaslice.dataset.affinity import (
+    Held,
+    NodeDatasets,
+    Requested,
+    bytes_share,
+    normalised,
+    paper_score,
+    weighed,
+)
 from gigaslice.dataset.eviction import Cached, to_evict
 from tests.bench.dataset_workload import Job, Workload
 
@@ -164,7 +172,11 @@ class Cluster:
             if any(number in node.copies for number in job.datasets)
         }
         if self.policy.rule == "bytes":
-            return {name: bytes_share(requested, datasets) for name, datasets in known.items()}
+            unused = {node.name for node in fitting if len(node.idle) == self.workload.shape.gpus}
+            return {
+                name: weighed(bytes_share(requested, datasets), unused=name in unused)
+                for name, datasets in known.items()
+            }
         raw = normalised({name: paper_score(requested, datasets) for name, datasets in known.items()})
         return {name: score / 100 for name, score in raw.items()}
 

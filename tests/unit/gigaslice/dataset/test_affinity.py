@@ -14,6 +14,7 @@ from gigaslice.dataset.affinity import (
     bytes_share,
     normalised,
     paper_score,
+    weighed,
 )
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
@@ -67,6 +68,11 @@ def test_deleting_for_the_rest_costs_something_and_never_more_than_fetching_all(
     requested = [Requested("A", "a", 300), Requested("B", "b", 100)]
     node = NodeDatasets((Held("A", "a", 300),), free=0)
     assert 0.6 < bytes_share(requested, node) < 0.75
+
+
+def test_a_share_counts_a_half_where_nothing_runs():
+    assert [weighed(share, unused=True) for share in (0.0, 0.5, 1.0)] == [0.0, 0.25, 0.5]
+    assert [weighed(share, unused=False) for share in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
 
 
 HELD = st.builds(

@@ -114,9 +114,9 @@ def test_a_placement_counts_until_its_node_has_spoken_or_too_long_has_passed():
     assert shares(found, wanting("q", source=COCO), 1.0) == {}
 
 
-def placer(weight: float, **used: int) -> Placer:
+def placer(weight: float, affinity: str = "bytes", **used: int) -> Placer:
     """Nodes a to d with one GPU of 16 slices, some of which are in use."""
-    made = Placer(ClusterState(), 2.0, DatasetIndex("bytes"), weight)
+    made = Placer(ClusterState(), 2.0, DatasetIndex(affinity), weight)
     for name in "abcd":
         made.put_node(facts(name, 1), 0.0)
         if used.get(name):
@@ -145,6 +145,32 @@ def test_the_weight_decides_between_the_data_and_a_better_fit():
         made = placer(weight, **fit)
         made.datasets.put_node(node("d", cached(COCO)))
         assert first(made, wanting("p", source=COCO)) == taken, weight
+
+
+@pytest.mark.parametrize(
+    ("affinity", "weight", "where", "taken"),
+    [
+        ("bytes", 1.0, "d", "a"),
+        ("bytes", 2.0, "d", "d"),
+        ("bytes", 0.6, "c", "c"),
+        ("paper", 1.0, "d", "d"),
+        ("paper", 0.6, "c", "c"),
+    ],
+)
+def test_a_node_that_nothing_uses_draws_half_as_much(affinity, weight, where, taken):
+    made = placer(weight, affinity, a=12, b=8, c=4)  # standings: a 1, b 3/4, c 1/2, d 1/4
+    made.datasets.put_node(node(where, cached(COCO, state="Ready")))
+    assert first(made, wanting("p", source=COCO)) == taken
+
+
+def test_a_node_whose_pod_is_gone_is_unused_again():
+    made = placer(1.0, a=12, b=8, c=4, d=4)
+    made.datasets.put_node(node("d", cached(COCO)))
+    assert first(made, wanting("p", source=COCO)) == "d"
+    made = placer(1.0, a=12, b=8, c=4, d=4)
+    made.datasets.put_node(node("d", cached(COCO)))
+    made.drop_pod(bound("on-d", "d", (0, 4)), 0.0)
+    assert first(made, wanting("p", source=COCO)) == "a"
 
 
 def test_the_pods_of_one_job_stay_together_while_the_first_fetch_runs():
