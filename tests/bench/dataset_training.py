@@ -146,7 +146,7 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scale", type=float, default=4.0, help="how many times as fast as in the paper")
     parser.add_argument("--write", action="store_true", help="the plot into docs/dataset-training.svg")
     chosen = parser.parse_args()
