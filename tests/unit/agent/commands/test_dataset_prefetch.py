@@ -188,10 +188,10 @@ def test_a_pod_that_waits_says_why_and_is_deleted_in_the_end(api, run, kubelets)
             api.create("events", event(pod, reason, message, at), "team")
 
     kubelets.answers["node-b"] = stuck
-    out, err = run("coco", "--all-nodes", "--timeout", "1s", code=1)
+    out, err = run("coco", "--all-nodes", "--timeout", "2s", code=1)
     assert len(out.splitlines()) == 2
     assert 'node-b: secrets "s3" not found\\x1b[2J' in err
-    assert 'node-b: not there after 1 s: secrets "s3" not found' in err
+    assert 'node-b: not there after 2 s: secrets "s3" not found' in err
     assert "1 of 3 nodes do not have it; what they have fetched is kept: run it again to go on" in err
     assert api.all("pods") == []
 
@@ -200,8 +200,8 @@ def test_a_pod_that_is_not_scheduled_says_why(api, run, kubelets):
     message = "0/3 nodes are available: 1 node(s) had untolerated taint {team: a}"
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     kubelets.answers["node-a"] = {"status": {"phase": "Pending", "conditions": [condition]}}
-    _, err = run("coco", "--nodes", "node-a", "--timeout", "500ms", code=1)
-    assert f"not there after 0.5 s: not scheduled: {message}" in err
+    _, err = run("coco", "--nodes", "node-a", "--timeout", "2s", code=1)
+    assert f"not there after 2 s: not scheduled: {message}" in err
 
 
 def test_an_image_that_cannot_be_pulled_is_no_hindrance(run, kubelets):
@@ -224,8 +224,8 @@ def test_a_pod_that_goes_has_failed(api, run, kubelets):
 
 def test_a_node_that_goes_away_while_it_is_waited_for_is_said(api, run, kubelets):
     kubelets.answers["node-a"] = lambda pod: api.change("nodes", "node-a", a_node("node-a", ready="Unknown"))
-    _, err = run("coco", "--nodes", "node-a", "--timeout", "500ms", code=1)
-    assert "not there after 0.5 s: the node is not Ready any more" in err
+    _, err = run("coco", "--nodes", "node-a", "--timeout", "2s", code=1)
+    assert "not there after 2 s: the node is not Ready any more" in err
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_ended_from_outside_it_deletes_its_pods(api, run, kubelets, number):
     kubelets.answers = dict.fromkeys(NODES)
 
     def end():
-        with contextlib.suppress(TimeoutError):
-            while len(kubelets.seen) < 3:
-                time.sleep(0.01)
+        end = time.monotonic() + 20
+        while len(kubelets.seen) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=end).start()
@@ -375,5 +375,5 @@ def test_the_bar_shows_how_much_of_the_data_is_there(api, run, kubelets, monkeyp
     )
     cache = DatasetNode("node-a", datasets=(CachedDataset("k", SOURCE, "d", 100, "Fetching", 40),))
     api.create("datasetnodes", cache.document())
-    run("coco", "--nodes", "node-a", "--timeout", "500ms", code=1)
+    run("coco", "--nodes", "node-a", "--timeout", "2s", code=1)
     assert (0.4, "0 of 1 nodes; node-a: dataset coco: 40 %") in drawn
