@@ -82,7 +82,7 @@ class NodeWorld:
         early = dataclasses.replace(service.tasks._early, keeps_secrets=self.memory)
         service.tasks._early = early
         if self.disk is not None:
-            service.store._disk = self.disk
+            service.store._room.disk = self.disk
         self.service = service
         return service
 

@@ -17,14 +17,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, QuotaError
-from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
 from gigaslice.dataset_node.store.cache import Cache, Part
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
 from gigaslice.dataset_node.store.pins import Pins
 from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.room import Holdings, Room
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
@@ -50,11 +50,7 @@ class Stored:
 
 
 class DatasetStore:
-    """The cache below ROOT. `open` before anything else.
-
-    Attributes:
-        evictions: Datasets that were deleted since the start.
-    """
+    """The cache below ROOT. `open` before anything else."""
 
     def __init__(
         self,
@@ -84,20 +80,22 @@ class DatasetStore:
         """
         self._places = Places(root)
         self._mounts = mounts
-        self._budget = budget or Budget()
-        self._quotas = dict(quotas or {})
-        self._default_quota = default_quota
         self._unpack = unpack
         self._pod_is_there = pod_is_there
-        self._disk = disk or disk_of(root)
         self._clock = clock or steady()
         self._cache = Cache(self._places, self._clock)
         self._volumes = Volumes(self._places, mounts, self._clock)
         self._pins = Pins()
+        self._room = Room(
+            Holdings(self._places, mounts, self._cache, self._volumes, self._pins),
+            budget or Budget(),
+            disk or disk_of(root),
+            quotas=dict(quotas or {}),
+            default_quota=default_quota,
+        )
         self._mutex = threading.RLock()
         self._unpacking = threading.Lock()
         self._lock_fd = -1
-        self.evictions = 0
         self._log = get_logger("dataset")
 
     def open(self) -> None:
@@ -127,7 +125,7 @@ class DatasetStore:
             try:
                 self._cache.reconcile()
                 self._volumes.reconcile(self._pod_is_there)
-                self._tidy_mounts()
+                self._room.tidy()
             except OSError as error:
                 raise StorageError(
                     f"cannot read {self._places.root}: {error.strerror}; {remedy(error)}"
@@ -145,6 +143,11 @@ class DatasetStore:
 
     # What is in the cache
 
+    @property
+    def evictions(self) -> int:
+        """Complete datasets that were deleted since the start to make room or on request."""
+        return self._room.evictions
+
     def ready(self, key: str) -> About | None:
         """What is known of a complete dataset; None where there is none.
 
@@ -159,7 +162,7 @@ class DatasetStore:
                 return self._cache.ready.get(key)
             if key in self._cache.ready:
                 self._log.error("removed from the cache: the image is damaged", key=key)
-                self._drop(key)
+                self._room.drop(key)
             return None
 
     def stored(self) -> tuple[Stored, ...]:
@@ -188,7 +191,7 @@ class DatasetStore:
     def room(self) -> int:
         """The bytes that are free for datasets now, without deleting anything. Raises StorageError."""
         with self._mutex:
-            return self._free()
+            return self._room.free()
 
     # Fetching
 
@@ -199,15 +202,7 @@ class DatasetStore:
             QuotaError: The namespace would use more bytes than it may.
         """
         with self._mutex:
-            quota = self._quotas.get(volume.namespace, self._default_quota)
-            if quota is not None:
-                used = self._used_by(volume.namespace, besides=about.key)
-                if used + about.size > quota:
-                    raise QuotaError(
-                        f"namespace {volume.namespace} may use {format_bytes(quota)} of datasets on a node, uses "
-                        f"{format_bytes(used)}, and {about.source} has {format_bytes(about.size)}; end a pod that uses "
-                        "another dataset, or have the quota raised"
-                    )
+            self._room.check_quota(volume.namespace, about)
             self._pins.add(volume, about.key, about.size)
 
     def unpin(self, volume_id: str, key: str) -> None:
@@ -228,7 +223,7 @@ class DatasetStore:
         with self._mutex:
             known = self._cache.parts.get(about.key)
             if known is None or known.size != about.size:
-                self._make_room(about)
+                self._room.make(about)
             part = self._cache.begin(about)
             self._pins.begin_fetch(about.key)
             return part
@@ -309,97 +304,14 @@ class DatasetStore:
     def evict(self, keys: Collection[str]) -> Mapping[str, str]:
         """Deletes datasets. Returns why not, by key, for those that stay."""
         with self._mutex:
-            in_use, refused = self._in_use(), {}
-            for key in keys:
-                if key in in_use:
-                    refused[key] = self._why_in_use(key)
-                elif key in self._cache.ready:
-                    self.evictions += 1
-                    self._drop(key)
-                elif key in self._cache.parts:
-                    self._cache.discard(key)
-                else:
-                    refused[key] = "not in the cache"
-            return refused
+            return self._room.evict(keys)
 
     def idle(self, seconds: float = 0.0) -> tuple[str, ...]:
         """The keys of what has not been used for so long, the longest unused first."""
         with self._mutex:
-            return idle_since(self._entries(), self._clock() - seconds + (0.001 if seconds == 0 else 0.0))
+            return self._room.idle(self._clock() - seconds + (0.001 if seconds == 0 else 0.0))
 
     # Below: with the lock
-
-    def _entries(self) -> list[Cached]:
-        in_use = self._in_use()
-        ready = [
-            Cached(key, about.size, self._cache.last_used(key), key in in_use)
-            for key, about in self._cache.ready.items()
-        ]
-        return ready + [
-            Cached(key, about.size, about.created, key in in_use) for key, about in self._cache.parts.items()
-        ]
-
-    def _in_use(self) -> frozenset[str]:
-        return self._volumes.keys_in_use(self._mounts.table()) | self._pins.keys()
-
-    def _why_in_use(self, key: str) -> str:
-        users = {*self._volumes.holders(key), *self._pins.waiting(key)}
-        if users:
-            return f"in use by {', '.join(sorted({f'{one.namespace}/{one.pod}' for one in users}))}"
-        return "in use: it is being fetched" if self._pins.fetching(key) else "in use: it is still mounted"
-
-    def _used_by(self, namespace: str, besides: str) -> int:
-        sizes = self._pins.sizes(namespace)
-        ready = self._cache.ready
-        for record in self._volumes.records.values():
-            if record.volume.namespace == namespace:
-                sizes.update({one.key: ready[one.key].size for one in record.pieces if one.key in ready})
-        sizes.pop(besides, None)
-        return sum(sizes.values())
-
-    def _free(self) -> int:
-        try:
-            return self._budget.free(self._cache.used_bytes(), self._disk())
-        except OSError as error:
-            raise StorageError(
-                f"cannot look at {self._places.root}: {error.strerror}; {remedy(error)}"
-            ) from error
-
-    def _make_room(self, about: About) -> None:
-        free = self._free()
-        chosen = to_evict(free, [one for one in self._entries() if one.name != about.key], about.size)
-        if chosen is None:
-            raise CacheFullError(
-                f"no room for {about.source}: it has {format_bytes(about.size)} and needs "
-                f"{format_bytes(room_for(about.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
-                "cannot be deleted; give the cache more room, or use mode: local"
-            )
-        for key in chosen:
-            self._log.info("evicted", key=key, room_for=about.source)
-            if key in self._cache.ready:
-                self.evictions += 1
-                self._drop(key)
-            else:
-                self._cache.discard(key)
-
-    def _drop(self, key: str) -> None:
-        """Deletes a complete dataset. Those who still read it go on; its room comes back when they are gone."""
-        where = self._places.mount(key)
-        with contextlib.suppress(MountError):
-            self._mounts.unmount(where)
-        with contextlib.suppress(OSError):
-            where.rmdir()
-        self._cache.delete(key)
-
-    def _tidy_mounts(self) -> None:
-        """Unmounts at our mount points what is not of a complete dataset, and removes the empty ones."""
-        table, ready = self._mounts.table(), self._cache.ready
-        for path in self._places.mounted.iterdir():
-            if path.name not in ready and top_at(table, str(path)) is not None:
-                self._mounts.unmount(path)
-            if path.name not in ready:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
 
     @contextlib.contextmanager
     def _pinned(self, key: str) -> Iterator[None]:
@@ -440,7 +352,7 @@ class DatasetStore:
             about = self._cache.ready.get(key)
             if tree.is_dir() or about is None:
                 return tree
-            if self._free() < about.size:
+            if self._room.free() < about.size:
                 raise CacheFullError(
                     f"no room to unpack {about.source}: the kernel has no EROFS, and its files need "
                     f"{format_bytes(about.size)} beside the image"

@@ -1,0 +1,178 @@
+"""The room of the cache: what is in use, what is free, and what is deleted for something else.
+
+What a volume has, what is mounted, and what is pinned is in use, and never deleted. Which of the others are deleted is
+`gigaslice.dataset.eviction`'s to say. Not for several threads at once; `DatasetStore` locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from gigaslice.dataset.errors import CacheFullError, QuotaError
+from gigaslice.dataset.eviction import Cached, idle_since, room_for, to_evict
+from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
+from gigaslice.dataset_node.store.budget import Budget, Disk
+from gigaslice.dataset_node.store.cache import Cache
+from gigaslice.dataset_node.store.documents import About
+from gigaslice.dataset_node.store.pins import Pins
+from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.volumes import Volumes
+from gigaslice.errors import StorageError
+from gigaslice.runtime.files import remedy
+from gigaslice.runtime.logs import get_logger
+from gigaslice.units import format_bytes
+
+__all__ = ["Holdings", "Room"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All that a store has: its files, and who uses them."""
+
+    places: Places
+    mounts: Mounts
+    cache: Cache
+    volumes: Volumes
+    pins: Pins
+
+
+class Room:
+    """The room of one store.
+
+    Args:
+        have: What the store has.
+        budget: How much it may have.
+        disk: The file system's size.
+        quotas: Bytes in use by namespace.
+        default_quota: The same for other namespaces; None: no limit.
+    """
+
+    def __init__(
+        self,
+        have: Holdings,
+        budget: Budget,
+        disk: Callable[[], Disk],
+        *,
+        quotas: Mapping[str, int],
+        default_quota: int | None,
+    ) -> None:
+        self.disk = disk
+        self.evictions = 0
+        """Complete datasets that were deleted."""
+        self._have = have
+        self._budget = budget
+        self._quotas = quotas
+        self._default_quota = default_quota
+        self._log = get_logger("dataset")
+
+    def free(self) -> int:
+        """The bytes that are free for datasets now. Raises StorageError."""
+        try:
+            return self._budget.free(self._have.cache.used_bytes(), self.disk())
+        except OSError as error:
+            raise StorageError(
+                f"cannot look at {self._have.places.root}: {error.strerror}; {remedy(error)}"
+            ) from error
+
+    def make(self, about: About) -> None:
+        """Deletes what has to be deleted for a dataset.
+
+        Raises:
+            CacheFullError: There is no room, and nothing was deleted.
+            StorageError: The file system does not say its size.
+        """
+        free = self.free()
+        chosen = to_evict(free, [one for one in self._entries() if one.name != about.key], about.size)
+        if chosen is None:
+            raise CacheFullError(
+                f"no room for {about.source}: it has {format_bytes(about.size)} and needs "
+                f"{format_bytes(room_for(about.size))} free, {format_bytes(max(free, 0))} are, and what is in use "
+                "cannot be deleted; give the cache more room, or use mode: local"
+            )
+        for key in chosen:
+            self._log.info("evicted", key=key, room_for=about.source)
+            self._delete(key)
+
+    def evict(self, keys: Collection[str]) -> Mapping[str, str]:
+        """Deletes datasets. Returns why not, by key, for those that stay."""
+        in_use, refused = self._in_use(), {}
+        for key in keys:
+            if key in in_use:
+                refused[key] = self._why_in_use(key)
+            elif key in self._have.cache.ready or key in self._have.cache.parts:
+                self._delete(key)
+            else:
+                refused[key] = "not in the cache"
+        return refused
+
+    def idle(self, before: float) -> tuple[str, ...]:
+        """The keys of what has not been used since that time, the longest unused first."""
+        return idle_since(self._entries(), before)
+
+    def drop(self, key: str) -> None:
+        """Deletes a complete dataset. Those who still read it go on; its room comes back when they are gone."""
+        where = self._have.places.mount(key)
+        with contextlib.suppress(MountError):
+            self._have.mounts.unmount(where)
+        with contextlib.suppress(OSError):
+            where.rmdir()
+        self._have.cache.delete(key)
+
+    def tidy(self) -> None:
+        """Unmounts at the store's own mount points what is not of a complete dataset, and removes the empty ones."""
+        table, ready = self._have.mounts.table(), self._have.cache.ready
+        for path in self._have.places.mounted.iterdir():
+            if path.name not in ready and top_at(table, str(path)) is not None:
+                self._have.mounts.unmount(path)
+            if path.name not in ready:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+    def check_quota(self, namespace: str, about: About) -> None:
+        """Raises QuotaError: the namespace would use more bytes than it may."""
+        quota = self._quotas.get(namespace, self._default_quota)
+        if quota is None:
+            return
+        used = self._used_by(namespace, besides=about.key)
+        if used + about.size > quota:
+            raise QuotaError(
+                f"namespace {namespace} may use {format_bytes(quota)} of datasets on a node, uses "
+                f"{format_bytes(used)}, and {about.source} has {format_bytes(about.size)}; end a pod that uses "
+                "another dataset, or have the quota raised"
+            )
+
+    def _delete(self, key: str) -> None:
+        if key in self._have.cache.ready:
+            self.evictions += 1
+            self.drop(key)
+        else:
+            self._have.cache.discard(key)
+
+    def _entries(self) -> list[Cached]:
+        in_use, cache = self._in_use(), self._have.cache
+        ready = [
+            Cached(key, about.size, cache.last_used(key), key in in_use) for key, about in cache.ready.items()
+        ]
+        return ready + [
+            Cached(key, about.size, about.created, key in in_use) for key, about in cache.parts.items()
+        ]
+
+    def _in_use(self) -> frozenset[str]:
+        return self._have.volumes.keys_in_use(self._have.mounts.table()) | self._have.pins.keys()
+
+    def _why_in_use(self, key: str) -> str:
+        users = {*self._have.volumes.holders(key), *self._have.pins.waiting(key)}
+        if users:
+            return f"in use by {', '.join(sorted({f'{one.namespace}/{one.pod}' for one in users}))}"
+        fetching = self._have.pins.fetching(key)
+        return "in use: it is being fetched" if fetching else "in use: it is still mounted"
+
+    def _used_by(self, namespace: str, besides: str) -> int:
+        sizes, ready = self._have.pins.sizes(namespace), self._have.cache.ready
+        for record in self._have.volumes.records.values():
+            if record.volume.namespace == namespace:
+                sizes.update({one.key: ready[one.key].size for one in record.pieces if one.key in ready})
+        sizes.pop(besides, None)
+        return sum(sizes.values())
