@@ -58,6 +58,10 @@ class ClusterUnits:
         """Whether a resource counts slices."""
         return resource == self.memory_resource or resource.startswith(self.memory_resource + ".")
 
+    def counts(self, resource: str) -> bool:
+        """Whether a resource counts slices or whole GPUs."""
+        return resource == self.gpu_resource or self.is_memory(resource)
+
 
 @dataclass(frozen=True, slots=True)
 class ClassUnits:
@@ -154,10 +158,7 @@ def demand_of(
 
 
 def _asked(container: PodContainer, units: ClusterUnits) -> bool:
-    return any(
-        name.startswith(CLASS_PREFIX) or name == units.gpu_resource or units.is_memory(name)
-        for name in container.requests
-    )
+    return any(name.startswith(CLASS_PREFIX) or units.counts(name) for name in container.requests)
 
 
 def _container(

@@ -14,7 +14,7 @@ from typing import Any
 from gigaslice.classes.resource_class import MANAGED_BY, MANAGER, ClassError, parse_resource_class
 from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
-from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, EXTENDED_RESOURCES, RESOURCE_CLASSES
+from gigaslice.cluster.names import ASSIGNMENT, EXTENDED_RESOURCES, RESOURCE_CLASSES
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.object_table import ObjectTable, PackedObject
@@ -102,7 +102,7 @@ class ClusterFeed:
         )
         self._nodes = Informer(client, NODES_PATH, _parse_node, self._node_seen, self._node_gone, pause=pause)
         self._pods = Informer(
-            client, PODS_PATH, _parse_pod, self._pod_seen, self._pod_gone, query=PODS_QUERY, pause=pause
+            client, PODS_PATH, self._parse_pod, self._pod_seen, self._pod_gone, query=PODS_QUERY, pause=pause
         )
         self._classes = Informer(
             client,
@@ -187,6 +187,11 @@ class ClusterFeed:
 
     # --- pods ---------------------------------------------------------------------------------------------------
 
+    def _parse_pod(self, document: Mapping[str, Any]) -> Pod | None:
+        """Pods that ask for GPUs, or have some. The others are thousands, and of no matter here."""
+        pod = parse_pod(document)
+        return pod if ASSIGNMENT in pod.annotations or asks_for_gpus(pod, self.state.units) else None
+
     def _pod_seen(self, pod: Pod) -> None:
         self.changes += 1
         known = self.pods.get(pod.uid)
@@ -261,10 +266,3 @@ def _parse_node(document: Mapping[str, Any]) -> WatchedNode | None:
         return WatchedNode(uid, facts, NodeInventory.decode(facts.inventory_text))
     except InventoryFormatError as error:
         return WatchedNode(uid, facts, None, str(error))
-
-
-def _parse_pod(document: Mapping[str, Any]) -> Pod | None:
-    """Pods that ask for GPUs, or have some. The others are thousands, and of no matter here."""
-    pod = parse_pod(document)
-    classes = any(key.startswith(CLASS_PREFIX) for one in pod.containers for key in one.requests)
-    return pod if classes or ASSIGNMENT in pod.annotations or asks_for_gpus(pod) else None

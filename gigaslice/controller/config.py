@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gigaslice import units
-from gigaslice.cluster.names import SCHEDULER_NAME
+from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE, SCHEDULER_NAME
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
@@ -52,11 +53,14 @@ class ControllerConfig(Settings):
     leader_lease: str = setting("NAME", _object_name, "gigaslice-controller",
         "the lease by which one of several replicas is chosen to write")
     identity: str = setting("NAME", _name_or_empty, "", "this replica's name; empty: the host's, in a pod the pod's")
-    resources: tuple[str, ...] = setting("NAME,…", _resources, "",
-        "resources that agents offer beside gigaslice.io/vgpu-memory, gigaslice.io/gpu and what inventories name; pods "
-        "that ask for them are not warned")
     scheduler_name: str = setting("NAME", _object_name, SCHEDULER_NAME,
         "schedulerName of pods that ask for GPUs by class")
+    resource: str = setting("NAME", values.resource_name, MEMORY_RESOURCE,
+        "name of the resource that pods ask for, as set on the agents; NAME.TYPE is that of one type of GPU")
+    whole_gpus: str = setting("NAME", values.resource_name, GPU_RESOURCE,
+        "name of the resource of whole GPUs, as set on the agents; GPUs of a class without a share are counted by it")
+    resources: tuple[str, ...] = setting("NAME,…", _resources, "",
+        "resources that agents offer beside those two and what inventories name; pods that ask for them are not warned")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit, as set on the agents",
         flag="slice")
     automatic_classes: str = setting("on|off", values.on_off, "on",
@@ -91,6 +95,11 @@ class ControllerConfig(Settings):
     # fmt: on
     kubernetes_service: str = ""
     """"host:port" of the API server, which the kubelet tells every container; not a setting."""
+
+    @property
+    def units(self) -> ClusterUnits:
+        """What pods count in."""
+        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus)
 
 
 SETTINGS = settings.table(ControllerConfig)

@@ -11,7 +11,6 @@ from typing import Any
 
 from aiohttp import web
 
-from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.moves import freeing_steps
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.cluster_feed import ClusterFeed
@@ -82,7 +81,7 @@ class ControllerParts:
     ) -> None:
         self.config = config
         self.counters = ControllerCounters()
-        self.state = ClusterState(ClusterUnits(config.slice_bytes))
+        self.state = ClusterState(config.units)
         self.waiting = WaitingPods(self.state, config.scheduler_name)
         self.leader = Leader(client, config.namespace, config.leader_lease, identity, self._lead)
         self.feed = ClusterFeed(

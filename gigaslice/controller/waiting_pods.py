@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gigaslice.cluster.demand import PodDemand
-from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, SCHEDULER_NAME
+from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP, SCHEDULER_NAME
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.controller.pod_notices import Notices
@@ -139,10 +139,10 @@ class WaitingPods:
         facts = self._state.facts(name)
         return facts is not None and facts.schedulable and facts.ready
 
-    @staticmethod
-    def _unserved(pod: Pod) -> bool:
+    def _unserved(self, pod: Pod) -> bool:
         """Whether a pod was bound by a scheduler that does not read classes: it runs, and has no GPU."""
         names = {name for one in pod.containers for name in one.requests}
         classes = {name for name in names if name.startswith(CLASS_PREFIX)}
-        units = any(name.startswith("gigaslice.io/") for name in names)
-        return bool(classes) and not units and ASSIGNMENT not in pod.annotations
+        units = self._state.units
+        counted = any(name.startswith(f"{GROUP}/") or units.counts(name) for name in names)
+        return bool(classes) and not counted and ASSIGNMENT not in pod.annotations

@@ -68,7 +68,7 @@ class SchedulerService:
     """
 
     def __init__(self, settings: SchedulerSettings, client: KubeClient) -> None:
-        units = ClusterUnits(settings.slice_bytes)
+        units = settings.units
         self.placer = Placer(
             ClusterState(units, spread=settings.policy == "spread"),
             settings.reserve,

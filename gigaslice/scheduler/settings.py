@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice import units
+from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime.settings import Settings, setting
 
@@ -46,6 +48,10 @@ class SchedulerSettings(Settings):
     filter_reply: str = setting("best|all", values.choice("best", "all"), "best",
         "nodes that filter names of those that fit: the best one, so that kube-scheduler need not score them; or all, "
         "where another extender follows, or kube-scheduler's own scores are to choose")
+    resource: str = setting("NAME", values.resource_name, MEMORY_RESOURCE,
+        "name of the resource that pods ask for, as set on the agents; NAME.TYPE is that of one type of GPU")
+    whole_gpus: str = setting("NAME", values.resource_name, GPU_RESOURCE,
+        "name of the resource of whole GPUs, as set on the agents")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
         "GPU memory of one unit of the resource, as set on the agents", flag="slice")
     reserve: float = setting("TIME", values.seconds, "2s",
@@ -60,6 +66,11 @@ class SchedulerSettings(Settings):
         "least severity that is logged")
     log_format: str = setting("json|console", values.choice("json", "console"), "json", "how log lines look")
     # fmt: on
+
+    @property
+    def units(self) -> ClusterUnits:
+        """What pods count in."""
+        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus)
 
     def contradictions(self) -> list[str]:
         """A service that does not listen is none."""

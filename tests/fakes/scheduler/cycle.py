@@ -16,6 +16,7 @@ import contextlib
 import json
 import random
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import aiohttp
@@ -46,6 +47,7 @@ class SchedulerStandIn:
         timeout: float = 2.0,
         annotations_wake: bool = True,
         second_bind: bool = False,
+        managed: Collection[str] = MANAGED,
     ) -> None:
         self.said: list[tuple[str, str, Any, int, Any]] = []
         self.failures: list[tuple[str, str]] = []
@@ -57,6 +59,7 @@ class SchedulerStandIn:
         self._timeout = timeout
         self._annotations_wake = annotations_wake
         self._second_bind = second_bind
+        self._managed = managed
         self._active: deque[Key] = deque()
         self._waiting: set[Key] = set()
         self._insufficient: set[Key] = set()  # of those that wait: no node's numbers were enough
@@ -169,7 +172,7 @@ class SchedulerStandIn:
         nominated = self._nominated.pop(key, "")
         if nominated in names:
             names = [nominated]
-        if not any(name in MANAGED for name in _requests(pod)):
+        if not any(name in self._managed for name in _requests(pod)):
             metadata = pod["metadata"]
             patch = {"spec": {"nodeName": self._random.choice(names)}}
             self._api.change("pods", metadata["name"], patch, metadata["namespace"])

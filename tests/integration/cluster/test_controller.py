@@ -28,6 +28,7 @@ from gigaslice.kubeapi import informer
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
+from gigaslice.webhook.complete import patch_of
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
@@ -307,6 +308,24 @@ def test_admission_learns_a_new_name_of_whole_gpus(api: ApiServer, tmp_path: Pat
             await until(lambda: parts.facts().nodes)
             api.put("nodes", node("n1", "GPU-1", whole="example.com/gpu"))
             await until(lambda: "example.com/gpu" in parts.facts().names)
+
+    run(main())
+
+
+def test_renamed_resources_count_and_stand_for_classes(api: ApiServer, tmp_path: Path):
+    async def main() -> None:
+        api.put("nodes", node("n1", "GPU-1", whole="example.com/gpu"))
+        api.put("pods", pod("slices", {"example.com/gib": 8}))
+        api.put("pods", pod("whole", {"example.com/gpu": 1}))
+        api.put("pods", pod("other", {"gigaslice.io/gpu": 1}))
+        flags = {"resource": "example.com/gib", "whole-gpus": "example.com/gpu"}
+        async with controller(api, tmp_path, **flags) as parts:
+            await until(lambda: "nvidia.h100" in parts.facts().classes)
+            assert {one.name for one in parts.feed.pods.values()} == {"slices", "whole"}
+            asks = {"limits": {"gpuclass.gigaslice.io/nvidia.h100": "1"}}
+            patch = patch_of({"spec": {"containers": [{"name": "c", "resources": asks}]}}, parts.facts())
+            path = "/spec/containers/0/resources/limits/example.com~1gpu"
+            assert {"op": "add", "path": path, "value": "1"} in patch
 
     run(main())
 

@@ -163,7 +163,7 @@ def test_the_second_scheduler_is_configured_for_the_service_beside_it():
     assert profile["pluginConfig"][0]["args"] == {"ignoredResourceGroups": [names.CLASS_PREFIX.rstrip("/")]}
     assert extender["nodeCacheCapable"] is True and extender["ignorable"] is False
     assert [one["name"] for one in extender["managedResources"]] == [
-        names.MEMORY_RESOURCE, names.GPU_RESOURCE, "example.com/gib", "gigaslice.io/vgpu-memory.h100",
+        "example.com/gib", names.GPU_RESOURCE, "gigaslice.io/vgpu-memory.h100",
     ]  # fmt: skip
     service = spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"][1]
     address = extender["urlPrefix"].removeprefix("http://").partition("/")[0]
@@ -356,6 +356,38 @@ def test_the_scheduler_understands_its_flags():
         settings = load(SchedulerSettings, given, {})
         assert (command, settings.slice_bytes, settings.policy) == ("scheduler", 2 << 30, "spread")
         assert settings.listen_address == ("127.0.0.1", 8090)
+
+
+RENAMED = ("settings.resource=example.com/gib", "settings.wholeGpus=example.com/gpu")
+
+
+@pytest.mark.parametrize("sets, memory, whole", [
+    ((), names.MEMORY_RESOURCE, names.GPU_RESOURCE),
+    (RENAMED, "example.com/gib", "example.com/gpu"),
+    (("settings.wholeGpus=off",), names.MEMORY_RESOURCE, names.GPU_RESOURCE),
+])  # fmt: skip
+def test_all_roles_count_by_the_names_that_the_agents_have(sets, memory, whole):
+    documents = chart(*sets)
+    (controller,) = spec_of(one_of(documents, "Deployment", "-controller"))["containers"]
+    scheduler = spec_of(one_of(documents, "Deployment", "-scheduler"))["containers"][-1]
+    for container in (controller, scheduler):
+        assert {f"--resource={memory}", f"--whole-gpus={whole}"} <= {*container["args"]}
+    assert controller_settings(documents).units.gpu_resource == whole
+    for mutation in one_of(documents, "MutatingAdmissionPolicy", "-classes")["spec"]["mutations"]:
+        expression = mutation["jsonPatch"]["expression"]
+        units = f'"{whole.replace("/", "~1")}" : "{memory.replace("/", "~1")}"'
+        assert f'/resources/limits/" + (variables.slices == 0 ? {units})' in expression
+        assert f'k.startsWith("{memory}.") || k in ["{memory}","{whole}"]' in expression
+    sent = one_of(documents, "MutatingAdmissionPolicy", "-scheduler")["spec"]["matchConditions"][0]
+    assert f'k.startsWith("{memory}.") || k in ["{memory}","{whole}"]' in sent["expression"]
+
+
+def test_the_webhook_is_called_for_pods_that_ask_by_other_names():
+    for hook in hooks(chart(*RENAMED, version="1.35")).values():
+        expression = hook["matchConditions"][0]["expression"]
+        assert expression.count('k in ["example.com/gib","example.com/gpu"]') == 2
+    for hook in hooks(chart(version="1.35")).values():
+        assert "k in" not in hook["matchConditions"][0]["expression"]
 
 
 def test_waking_old_schedulers_needs_a_right_of_its_own():

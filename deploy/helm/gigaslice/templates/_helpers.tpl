@@ -141,13 +141,24 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if regexMatch "^(off$|127\\.|localhost:|\\[::1\\])" . -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* The resources by which nodes count slices and whole GPUs, from the agents' settings. */ -}}
+{{- define "gigaslice.memoryResource" -}}
+{{- .Values.settings.resource | default "gigaslice.io/vgpu-memory" -}}
+{{- end -}}
+{{- define "gigaslice.gpuResource" -}}
+{{- $name := include "gigaslice.switch" (.Values.settings.wholeGpus | default "off") -}}
+{{- ternary "gigaslice.io/gpu" $name (eq $name "off") -}}
+{{- end -}}
+
 {{- /* The resources of ours that nodes offer, as JSON. */ -}}
 {{- define "gigaslice.resources" -}}
-{{- $names := list "gigaslice.io/vgpu-memory" "gigaslice.io/gpu" -}}
-{{- range list .Values.settings.resource .Values.settings.wholeGpus -}}
-{{- if and . (ne (toString .) "off") -}}{{- $names = append $names (toString .) -}}{{- end -}}
-{{- end -}}
+{{- $names := list (include "gigaslice.memoryResource" .) (include "gigaslice.gpuResource" .) -}}
 {{- uniq (concat $names .Values.scheduler.managedResources) | toJson -}}
+{{- end -}}
+
+{{- /* Settings of the agents that the cluster's roles must share, by the names of flags. */ -}}
+{{- define "gigaslice.units" -}}
+{{- dict "resource" (include "gigaslice.memoryResource" .) "wholeGpus" (include "gigaslice.gpuResource" .) "slice" (.Values.settings.slice | default "1GiB") | toJson -}}
 {{- end -}}
 
 {{- /* Of an account of ours: the user that the API server sees. */ -}}
@@ -219,13 +230,18 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{- /* The name k is of a resource by which GPUs are counted; for CEL. */ -}}
+{{- define "gigaslice.cel.counts" -}}
+k.startsWith("{{ include "gigaslice.memoryResource" . }}.") || k in {{ include "gigaslice.resources" . }}
+{{- end -}}
+
 {{- /* A container asks for ours; for CEL. */ -}}
 {{- define "gigaslice.cel.containers" -}}
 (object.spec.containers + object.spec.?initContainers.orValue([]))
 {{- end -}}
 {{- define "gigaslice.cel.asks" -}}
 {{ include "gigaslice.cel.containers" . }}.exists(c, c.?resources.?limits.orValue({}).exists(k, {{ "" -}}
-k.startsWith("gpuclass.gigaslice.io/") || k.startsWith("gigaslice.io/vgpu-memory.") || k in {{ include "gigaslice.resources" . }}))
+k.startsWith("gpuclass.gigaslice.io/") || {{ include "gigaslice.cel.counts" . }}))
 {{- end -}}
 {{- define "gigaslice.cel.class" -}}
 {{ include "gigaslice.cel.containers" . }}.exists(c, c.?resources.?limits.orValue({}).exists(k, k.startsWith("gpuclass.gigaslice.io/")))
