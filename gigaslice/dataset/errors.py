@@ -3,8 +3,9 @@
 DatasetError                what concerns a dataset, its source or its copy on a node
 ├── SourceError             the source cannot be read, or gave something else than it listed
 ├── ListingError            a listing that no image is made of (an InputError too)
-├── CacheFullError            the node has no room, and nothing may be evicted for it
+├── CacheFullError          the node has no room, and nothing may be evicted for it
 ├── QuotaError              a namespace uses as many bytes on the node as it may
+├── LostWritesError         the node's disk has not kept what was written
 ├── ImageError              bytes that are no image, or not the image they should be
 └── RequestError            a source, an option or an attribute that cannot be used (an InputError too)
 """
@@ -18,6 +19,7 @@ __all__ = [
     "DatasetError",
     "ImageError",
     "ListingError",
+    "LostWritesError",
     "QuotaError",
     "RequestError",
     "SourceError",
@@ -56,6 +58,10 @@ class CacheFullError(DatasetError):
 
 class QuotaError(DatasetError):
     """A namespace uses as many bytes of datasets on the node as it may."""
+
+
+class LostWritesError(DatasetError):
+    """The node's disk has failed to keep what was written to it. The kernel says so once, and not what was lost."""
 
 
 class ImageError(DatasetError):

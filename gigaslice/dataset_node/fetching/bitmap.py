@@ -9,11 +9,16 @@ unit, and counts from then on.
 Bits are only ever set. So the second kind is kept in two copies, written in turn: a copy that was torn by a power loss
 fails its checksum and is left out, the other one is older and right. Each block of 4 KiB has a checksum of its own, and
 is written by one call within one page. The header names the image's inode and size: a bitmap of another file counts
-nothing. A disk whose write errors the kernel has reported to no one is beyond this; the image's hash is not.
+nothing.
+
+The kernel reports a failed write once, by the sync that comes next, and then has the lost pages as if they were
+written. So a sync that fails takes all bits with it, and the file that they are in. A process that is killed between
+the two is beyond this.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -21,7 +26,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gigaslice.dataset.errors import DatasetError
+from gigaslice.dataset.errors import DatasetError, LostWritesError
 
 __all__ = ["Bitmap", "boot_id"]
 
@@ -63,6 +68,8 @@ class Bitmap:
         self._dirty: set[int] = set()
         self._unsynced: set[int] = set()
         self._next_copy = 0
+        self._path = path
+        self._lost: OSError | None = None
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         found = os.fstat(image)
@@ -159,8 +166,15 @@ class Bitmap:
             self._dirty.clear()
 
     def sync(self, image: int) -> None:
-        """Has what was marked until now on the disk, image first, for the case of a power loss. Raises DatasetError."""
+        """Has what was marked until now on the disk, image first, for the case of a power loss.
+
+        Raises:
+            LostWritesError: This sync has failed, or an earlier one: no bit counts for any later attempt.
+            DatasetError: The bits cannot be written.
+        """
         with self._syncing:
+            if self._lost is not None:
+                raise _lost(self._lost)
             self.flush()
             with self._lock:
                 if not self._unsynced:
@@ -175,7 +189,10 @@ class Bitmap:
                     self._write(copy, block, bits)
                 os.fdatasync(self._file)
             except OSError as error:
-                raise _unwritable(error) from None
+                self._lost = error
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+                raise _lost(error) from None
 
     def missing(self, start: int = 0) -> int:
         """The first unit from START on that has not arrived; the number of units where all have."""
@@ -196,6 +213,12 @@ class Bitmap:
             file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+
+def _lost(error: OSError) -> LostWritesError:
+    return LostWritesError(
+        f"the node's disk has lost writes ({error.strerror}); what was fetched is not used, look after the disk"
+    )
 
 
 def _unwritable(error: OSError) -> DatasetError:

@@ -110,7 +110,8 @@ async def fetch(
     Raises:
         SourceError: The source cannot be read; with `changed` set, it must be listed again.
         CacheFullError: The disk is full all the same.
-        DatasetError: The node's disk fails.
+        LostWritesError: The node's disk has not kept what was written; none of it counts for the next attempt.
+        DatasetError: The image cannot be written.
     """
     async with bounds.place(task):
 
@@ -173,11 +174,14 @@ class _Fetch:
                     raise DatasetError("the fetch was given up; what has arrived is kept")
                 digest = frontier.finish()
                 self._check(digest)
+                self._bitmap.sync(self._image)
                 return digest
-            finally:
-                frontier.stop()
+            except BaseException:
                 with contextlib.suppress(DatasetError):
                     self._bitmap.sync(self._image)
+                raise
+            finally:
+                frontier.stop()
 
     def _check(self, digest: str) -> None:
         if self._from_image is None:

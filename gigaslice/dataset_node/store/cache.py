@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gigaslice.dataset.digest import hasher
-from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, LostWritesError
 from gigaslice.dataset_node.store.documents import About, DocumentError, read_about, write_document
 from gigaslice.dataset_node.store.places import Places, is_key, sync_directory
 from gigaslice.runtime.logs import get_logger
@@ -122,12 +122,13 @@ class Cache:
         """Has the bytes of a partial dataset on the disk; without the lock, since that may take seconds.
 
         Raises:
-            DatasetError: They cannot be written, or are gone.
+            LostWritesError: The disk has lost some; nothing of it may be used, and the caller discards it.
+            DatasetError: They are gone, or cannot be opened.
         """
         try:
             fd = os.open(self._places.partial_image(key), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fsync(fd)
+                _sync(fd, key)
             finally:
                 os.close(fd)
         except FileNotFoundError as error:
@@ -140,6 +141,7 @@ class Cache:
 
         Raises:
             ImageError: Its file has not the size it was begun with.
+            LostWritesError: As `sync`.
             DatasetError: There is none, or a file cannot be written or renamed; it stays a partial one.
         """
         known, image = self._parts.get(key), self._places.partial_image(key)
@@ -149,7 +151,7 @@ class Cache:
         try:
             fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fsync(fd)
+                _sync(fd, key)
                 found = os.fstat(fd)
                 with contextlib.suppress(OSError):
                     # The mount has a page cache of its own, and this would be a second copy of everything.
@@ -292,6 +294,16 @@ class Cache:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 self._log.warning("not removed", path=str(path), detail=error.strerror)
+
+
+def _sync(fd: int, key: str) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise LostWritesError(
+            f"dataset {key[:12]} not stored: the node's disk has lost writes ({error.strerror}); what was fetched is "
+            "removed, look after the disk"
+        ) from error
 
 
 def _removed(key: str) -> DatasetError:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, LostWritesError
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
 from gigaslice.dataset_node.store.cache import Cache, Part
@@ -233,13 +233,18 @@ class DatasetStore:
 
         Raises:
             ImageError: Its file has not the size it was begun with.
+            LostWritesError: The disk has not kept its bytes; it is discarded.
             DatasetError: It was removed meanwhile, or cannot be stored; it is being fetched still.
         """
-        self._cache.sync(part.key)  # it stays there, since it is being fetched
-        with self._mutex:
-            about = self._cache.complete(part.key, digest)
-            self._pins.end_fetch(part.key)
-            return about
+        try:
+            self._cache.sync(part.key)  # it stays there, since it is being fetched
+            with self._mutex:
+                about = self._cache.complete(part.key, digest)
+                self._pins.end_fetch(part.key)
+                return about
+        except LostWritesError:
+            self.discard(part.key)
+            raise
 
     def discard(self, key: str) -> None:
         """Removes what was fetched of a dataset."""

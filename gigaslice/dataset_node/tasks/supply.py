@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gigaslice.dataset.errors import DatasetError, ImageError, SourceError
+from gigaslice.dataset.errors import DatasetError, ImageError, LostWritesError, SourceError
 from gigaslice.dataset.image import ImagePlan, plan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.request import Check
@@ -299,6 +299,8 @@ class Supply:
             raise
         except DatasetError as error:
             counters.failures += 1
+            if isinstance(error, LostWritesError):
+                await self._threads.run(self._store.discard, about.key)
             self._log.warning("fetch failed", key=about.key, source=about.source, detail=str(error))
             raise
         finally:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.dataset.errors import DatasetError
+from gigaslice.dataset.errors import DatasetError, LostWritesError
 from gigaslice.dataset_node.fetching import bitmap as module
 from gigaslice.dataset_node.fetching.bitmap import Bitmap, boot_id
+from tests.fakes.losing_disk import losing_sync
 
 UNITS = 100_000
 
@@ -102,6 +103,23 @@ def test_the_image_is_synced_before_the_bits_are_written(disk, monkeypatch):
     assert {kind for kind, _ in calls[1:-1]} == {"write"}
     assert calls[-1][0] == "sync"
     assert disk.image not in {fd for _, fd in calls[1:]}
+
+
+@pytest.mark.parametrize("file", ["img", "bits"])
+def test_after_a_sync_that_failed_no_bit_counts_and_no_later_sync_succeeds(disk, monkeypatch, file):
+    found = disk.open(resumed=False)
+    mark(found, {1})
+    found.sync(disk.image)
+    mark(found, {2})
+    lost = []
+    monkeypatch.setattr(module.os, "fdatasync", losing_sync(os.fdatasync, file, lost))
+    for _ in range(2):
+        with pytest.raises(LostWritesError, match="Input/output error"):
+            found.sync(disk.image)
+    assert len(lost) == 1
+    mark(found, {3})
+    found.flush()
+    assert bits(disk.open()) == set()
 
 
 def test_a_bit_that_is_marked_during_the_sync_is_not_synced(disk, monkeypatch):

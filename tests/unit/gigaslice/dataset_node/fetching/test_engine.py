@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, LostWritesError, SourceError
 from gigaslice.dataset.listing import EntryKind
 from gigaslice.dataset_node.fetching import engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
@@ -22,6 +22,7 @@ from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.sources.seam import SourceBusyError
 from tests.fakes.dataset_layout import FlatLayout, PartFiles
 from tests.fakes.dataset_sources import MemorySource, contents, files, refuse
+from tests.fakes.losing_disk import losing_sync
 
 SIZES = {f"dir{i % 7}/file{i}": (i * 997) % 5000 for i in range(300)} | {"large": 300_000, "empty": 0}
 
@@ -178,6 +179,32 @@ def test_a_disk_that_fails_ends_the_fetch_with_its_name(tmp_path, monkeypatch, n
     source.before = lambda *_: monkeypatch.setattr(engine.os, "pwrite", pwrite)
     with pytest.raises(kind, match="disk"):
         asyncio.run(fetch(plan, listing, source, part, bounds=Bounds()))
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_what_a_disk_has_lost_is_read_again(tmp_path, monkeypatch, also):
+    """Whether the last sync is the first one to fail, or the fetch has failed already and syncs what it keeps."""
+    listing, lost = files(SIZES), []
+    source = MemorySource(listing)
+    monkeypatch.setattr(os, "fdatasync", losing_sync(os.fdatasync, "part.img", lost))
+    if also:
+        inner = source.before
+
+        def before(entry, offset):
+            if entry.path == b"large":
+                raise SourceError("large is away")
+            inner(entry, offset)
+
+        source.before = before
+    with pytest.raises(SourceError if also else LostWritesError):
+        fetched(tmp_path, source)
+    assert lost
+    source.before = inner if also else source.before
+    source.given = 0
+    digest, image = fetched(tmp_path, source)
+    assert image == whole_image(listing, FlatLayout(listing))
+    assert digest == blake3.blake3(image).hexdigest()
+    assert source.given == listing.bytes, "nothing that the disk had is trusted"
 
 
 def test_an_image_of_another_size_is_refused(tmp_path):

@@ -2,17 +2,19 @@
 
 import asyncio
 import dataclasses
+import os
 
 import pytest
 
-from gigaslice.dataset.errors import CacheFullError, QuotaError, SourceError
+from gigaslice.dataset.errors import CacheFullError, LostWritesError, QuotaError, SourceError
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.store import Disk
+from gigaslice.dataset_node.store import Disk, digest_of
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import Stage
 from tests.fakes.dataset_storage import DENIED, Bucket
 from tests.fakes.eventually import until
+from tests.fakes.losing_disk import losing_sync
 from tests.unit.gigaslice.dataset_node.tasks.conftest import KEY
 
 COCO = SourceSpec.parse("s3://coco/train")
@@ -313,5 +315,25 @@ def test_the_stage_says_where_it_is(world, play):
         bucket.hold.set()
         await work
         assert (stage.doing, stage.fraction, stage.progress) == ("ready", 1.0, None)
+
+    play(story)
+
+
+@pytest.mark.parametrize("call", ["fsync", "fdatasync"])
+def test_what_the_disk_has_lost_is_fetched_again_as_a_whole(world, play, monkeypatch, call):
+    async def story():
+        bucket, store = world.storage.buckets["coco"], world.service.store
+        clean = await ensure(world)
+        store.remove(world.volume("p").id, world.volume("p").target)
+        assert not store.evict([clean.key])
+        bucket.read_bytes, lost = 0, []
+        monkeypatch.setattr(os, call, losing_sync(getattr(os, call), ".img", lost))
+        text = await refused(ensure(world), LostWritesError)
+        assert "disk has lost writes (Input/output error)" in text and len(lost) == 1
+        assert not lost[0].exists(), "other blocks are taken next time"
+        again = await ensure(world)
+        image = world.root / f"s/objects/{again.key}.img"
+        assert (again.digest, digest_of(image)) == (clean.digest, clean.digest)
+        assert bucket.read_bytes == 2 * SIZE
 
     play(story)
