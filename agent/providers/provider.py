@@ -8,6 +8,7 @@ the pod, NotYetError holds a container back, and the kubelet calls again.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,8 +63,8 @@ class NotYetError(GigasliceError):
     """A container cannot start yet; the text says what is waited for."""
 
 
-class Provider:
-    """Base of all providers; `resource`, `devices` and `answer` are what every one of them has to have.
+class Provider(ABC):
+    """Base of all providers; `resource`, `devices`, and `answer` or `allocate` are what every one of them has to have.
 
     All calls are made from one event loop. `allocate` and `prefer` hold up the kubelet's admissions: no network and no
     hardware in them.
@@ -78,13 +79,19 @@ class Provider:
     prefers: bool = False
     checks_start: bool = False
 
+    def __init_subclass__(cls) -> None:
+        """Refuses a class whose calls nothing would answer."""
+        super().__init_subclass__()
+        if cls.answer is Provider.answer and cls.allocate is Provider.allocate:
+            raise TypeError(f"{cls.__name__} has neither answer nor allocate")
+
+    @abstractmethod
     def devices(self) -> Iterable[Device]:
         """All devices as they are now. One that is gone stays listed, unhealthy, while containers may have it."""
-        raise NotImplementedError
 
     def answer(self, devices: Sequence[str]) -> Answer:
         """Returns what a container with these devices gets. Raises RefusedError."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} answers by allocate alone")
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[Answer]:
         """Returns an answer per container, all or none. Refuse only what can never be: the pod fails for good."""
@@ -112,7 +119,7 @@ class Provider:
         """
         del devices, remaining
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most have nothing to end)
         """Ends the waiting in `start`: the program is about to end."""
 
     async def watch(self, changed: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ Others' are written anew from what their sources say, and only that part: scores
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -57,7 +58,7 @@ class Machine:
             self.jobs[gpu] += sign
 
 
-class _ByGpu:
+class _ByGpu(ABC):
     """Decides by GPU, so that what is given a node has its GPUs too."""
 
     def __init__(self, nodes: dict[str, NodeState]) -> None:
@@ -76,8 +77,8 @@ class _ByGpu:
     def stuck(self) -> int:
         return 0
 
-    def choose(self, job: Job) -> Chosen | None:
-        raise NotImplementedError
+    @abstractmethod
+    def choose(self, job: Job) -> Chosen | None: ...
 
 
 class FirstFit(_ByGpu):

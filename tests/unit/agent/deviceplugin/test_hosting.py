@@ -34,6 +34,21 @@ class Odd(Provider):
         await super().watch(changed)
 
 
+def test_a_provider_that_lacks_what_every_one_has_cannot_be_made():
+    with pytest.raises(TypeError, match="neither answer nor allocate"):
+
+        class Mute(Provider):
+            def devices(self):
+                return []
+
+    class Empty(Provider):
+        def answer(self, devices):
+            return Answer()
+
+    with pytest.raises(TypeError, match="devices"):
+        Empty()
+
+
 def test_a_provider_with_a_mistake_is_tried_again_and_ends_when_asked_to(tmp_path, monkeypatch):
     monkeypatch.setattr(hosting, "_FIRST_PAUSE", 0.001)
 
