@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import kubernetes_validate
@@ -14,7 +15,7 @@ from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.reviews import answer_mutate
 from tests.unit.docs.test_docs import ROOT, fences
-from tests.unit.manifests.test_cluster_chart import chart, one_of
+from tests.unit.manifests.test_cluster_chart import chart, one_of, rights
 
 PAGE = ROOT / "docs" / "cluster.md"
 EXAMPLES: list[dict[str, Any]] = [one for text in fences(PAGE, "yaml") for one in yaml.safe_load_all(text)]
@@ -52,6 +53,19 @@ def test_the_class_of_the_examples_is_made_of_the_drivers_names():
     ):
         assert one.matches({"vendor": "NVIDIA", "model": model}) == matches
     assert class_name("NVIDIA", "NVIDIA H100 80GB HBM3") in PAGE.read_text()
+
+
+@pytest.mark.parametrize("account", ["gigaslice-scheduler", "gigaslice-controller"])
+def test_the_page_names_everything_that_an_account_may_touch(account):
+    (row,) = [line.lower() for line in PAGE.read_text().splitlines() if line.startswith(f"| `{account}` |")]
+    touched = {
+        resource.partition(":")[0].partition("/")[0]
+        for verb, resource in rights(chart(), account)
+        if verb != "stock"
+    }
+    assert len(touched) > 5
+    words = {one.removesuffix("s") for one in touched if not one.endswith("webhookconfigurations")}
+    assert not [one for one in words if not re.search(rf"\b{one}s?\b", row)]
 
 
 def test_admission_takes_every_pod():
