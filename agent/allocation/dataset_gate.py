@@ -126,8 +126,11 @@ class DatasetGate:
             self._writer = writer
             self._send({"gatekeeper": {"resources": self._resources}})
             self._log.info("connected to the dataset service", socket=str(self._socket))
-            while line := await reader.readline():
-                answer = json.loads(line)
+            while line := await _line(reader):
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    continue  # of one question, which ends by its own limit; the others are answered
                 asked = self._asked.get(answer.get("id", 0)) if isinstance(answer, dict) else None
                 if asked is not None and not asked.done():
                     asked.set_result(answer)
@@ -138,3 +141,10 @@ class DatasetGate:
                     asked.set_exception(ConnectionResetError())
             writer.close()
             self._log.info("dataset service left", socket=str(self._socket))
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Reads a line; of one that is too long, what is left of it."""
+    while True:
+        with contextlib.suppress(ValueError):
+            return await reader.readline()

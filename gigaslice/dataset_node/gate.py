@@ -18,6 +18,7 @@ __all__ = ["GATE_SOCKET", "Gate"]
 
 GATE_SOCKET = "gate.sock"
 _MOST_RESOURCES = 32
+_MOST_DETAIL = 1000  # characters: a text is part of a pod's event, and an agent reads lines of some KiB only
 
 
 class Gate:
@@ -53,7 +54,9 @@ class Gate:
             return
         names = [one for one in volumes if isinstance(one, str)] if isinstance(volumes, list) else None
         reason = await self.tasks.blocker(uid, names)
-        await answer({"id": message.get("id"), "ready": reason is None, "detail": plain(reason or "")})
+        await answer(
+            {"id": message.get("id"), "ready": reason is None, "detail": plain(reason or "")[:_MOST_DETAIL]}
+        )
 
     def _left(self, answer: Answer) -> None:
         if self._guards.pop(answer, None) is not None:

@@ -95,6 +95,17 @@ def test_the_services_reason_reaches_the_event_as_one_harmless_line(run, allocat
     run(story)
 
 
+def test_an_answer_that_is_too_long_breaks_the_connection_for_no_other_container(run, allocation):
+    async def story(gate, service):
+        service.answer = {"ready": False, "detail": "x" * 200_000}
+        assert "has not answered" in await gate.blocker(allocation, POD)
+        service.answer = {"ready": True}
+        assert await gate.blocker(allocation, POD) is None
+        assert [one for one in service.seen if "gatekeeper" in one] == service.seen[:1], "connected once"
+
+    run(story)
+
+
 def test_a_container_that_mounts_none_asks_nothing(run, allocation):
     async def story(gate, service):
         assert await gate.blocker(allocation, replace(POD, volumes=())) is None

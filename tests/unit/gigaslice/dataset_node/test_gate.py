@@ -1,0 +1,64 @@
+"""The start gate as an agent meets it: the real connection, and what reasons and agents may be like."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from agent.allocation import dataset_gate
+from agent.allocation.dataset_gate import DatasetGate
+from gigaslice.dataset_node.gate import Gate
+from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
+from tests.fakes.eventually import until
+
+GPU = "gigaslice.io/vgpu-memory"
+ALLOCATION = SimpleNamespace(owner=None, ref=SimpleNamespace(container="main"))
+
+
+def pod(uid):
+    return Pod("ns", uid, uid, volumes=(CsiVolume("data", DATASET_DRIVER, {}, mounted_by=("main",)),))
+
+
+class Tasks:
+    """Says of pod "bad" what its tenant has made as long as can be."""
+
+    async def blocker(self, uid, volumes):
+        if uid == "bad":
+            return "waiting for dataset https://host/" + "\ud800" * 100_000
+        await asyncio.sleep(0.3)
+        return None
+
+
+@pytest.fixture
+def play(short_dir, monkeypatch):
+    monkeypatch.setattr(dataset_gate, "_PAUSE", 0.02)
+
+    def run(story):
+        async def main():
+            gate = Gate(short_dir)
+            gate.tasks = Tasks()
+            agent = DatasetGate(short_dir / "gate.sock", (GPU,))
+            works = [asyncio.create_task(gate.run()), asyncio.create_task(agent.run())]
+            try:
+                await until(lambda: gate.resources)
+                await asyncio.wait_for(story(gate, agent), 20)
+            finally:
+                for one in works:
+                    one.cancel()
+                await asyncio.gather(*works, return_exceptions=True)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_reason_of_any_length_is_told_shortened_and_disturbs_no_other_container(play):
+    async def story(gate, agent):
+        bad, good = await asyncio.gather(
+            agent.blocker(ALLOCATION, pod("bad")), agent.blocker(ALLOCATION, pod("good"))
+        )
+        assert bad.startswith("waiting for dataset https://host/") and len(bad) == 1000
+        assert good is None
+        assert gate.resources == (GPU,)
+
+    play(story)
