@@ -198,12 +198,15 @@ class Tasks:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Drops tasks whose pods are gone without a call, as after a forced deletion."""
+        """Drops tasks whose pods are gone without a call, as after a forced deletion. What a pod has stays."""
         now = time.monotonic()
         for volume_id, task in list(self._tasks.items()):
             gone = not Path(task.volume.target).parent.exists()
+            if task.done and not gone:  # a call was answered from the mount table before the task had noticed
+                self._forget(task)
+                continue
             silent = not task.early and now - task.called > _FORGET_SECONDS
-            if not gone and not silent:
+            if not gone and (not silent or await self._published(volume_id)):
                 continue
             self._log.info("task dropped", volume=volume_id, pod=f"{task.volume.namespace}/{task.volume.pod}")
             with contextlib.suppress(GigasliceError):
@@ -217,13 +220,18 @@ class Tasks:
     def _over(self, task: Task) -> None:
         """Answers for a task whose attempt has ended."""
         if task.done:
-            self._tasks.pop(task.volume.id, None)
-            self._early.kept.forget(task.volume.id)
+            self._forget(task)
             return
         failure = task.take_failure()
         if failure is not None:
             raise failure
         raise StillFetching(task.text())
+
+    def _forget(self, task: Task) -> None:
+        """Lets go of a task whose volume is mounted, unless another one is in its place."""
+        if self._tasks.get(task.volume.id) is task:
+            del self._tasks[task.volume.id]
+            self._early.kept.forget(task.volume.id)
 
     async def _again(self, volume: Volume, request: VolumeRequest) -> bool:
         """Publishes what the volume had before a reboot or a restart, if it is all in the cache. The pod keeps it."""
@@ -271,9 +279,8 @@ class Tasks:
 
         async def finish() -> None:
             await task.wait(None)
-            if task.done and self._tasks.get(task.volume.id) is task:
-                del self._tasks[task.volume.id]
-                self._early.kept.forget(task.volume.id)
+            if task.done:
+                self._forget(task)
 
         one = asyncio.get_running_loop().create_task(finish())
         self._finishing.add(one)

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,40 @@ def test_a_task_that_no_call_comes_for_is_dropped_unless_it_is_early(world, play
             task.called -= 901
         await tasks.sweep()
         assert [one.volume.pod for one in tasks.tasks] == ["q"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_volume_that_was_answered_as_published_is_never_unmounted_by_a_sweep(world, play, ended):
+    """A call finds all mounted before the task has noticed, and no call follows."""
+    mounted, go_on = threading.Event(), threading.Event()
+
+    async def story():
+        tasks, store, volume = world.service.tasks, world.service.store, world.volume("p")
+        real = store.publish
+
+        def slow(*args):
+            real(*args)
+            mounted.set()
+            go_on.wait(10)
+
+        store.publish = slow
+        call = asyncio.ensure_future(publish(world, hold=True))
+        await until(mounted.is_set)
+        call.cancel()
+        await publish(world)
+        (task,) = tasks.tasks
+        if ended:
+            go_on.set()
+            await until(lambda: task.done)
+        task.called -= 901
+        await tasks.sweep()
+        assert world.shown_at(volume)[-1].endswith(".img") and volume.id in store.records()
+        go_on.set()
+        await until(lambda: task.done)
+        await tasks.sweep()
+        assert tasks.tasks == () and world.shown_at(volume)[-1].endswith(".img")
 
     play(story)
 
