@@ -18,25 +18,25 @@ import heapq
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError, SourceError
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.fetching.bitmap import Bitmap
 from gigaslice.dataset_node.fetching.bounds import Bounds, Flow
 from gigaslice.dataset_node.fetching.frontier import Frontier
+from gigaslice.dataset_node.fetching.image_runs import read_run, runs_of
 from gigaslice.dataset_node.fetching.joining import JoinedWrites
+from gigaslice.dataset_node.fetching.layout import Layout, Partial
 from gigaslice.dataset_node.fetching.progress import Meter
 from gigaslice.dataset_node.fetching.units import UNIT_BYTES, FetchUnit, Units
 from gigaslice.dataset_node.sources.retry import TRIES, backoff
 from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, SourceBusyError, Stop, in_thread
 
-__all__ = ["Layout", "Partial", "fetch"]
+__all__ = ["fetch"]
 
 _BATCH_UNITS, _BATCH_BYTES = 64, 1 << 20
-_IMAGE_UNITS, _IMAGE_GAP = 4096, 64 << 10
+_IMAGE_UNITS = 4096
 _IMAGE_LEAST, _IMAGE_MOST, _IMAGE_RANGES = 1 << 20, 8 << 20, 128
 _FIRST_THREADS = 4
 _GROW_SECONDS = 0.05
@@ -45,40 +45,6 @@ _SMALL = 256 << 10  # bytes per unit below which the interpreter is what is scar
 _FLUSH_SECONDS = 0.02
 _SYNC_SECONDS, _SYNC_BYTES = 5.0, 512 << 20
 _PATIENCE_SECONDS = 5.0
-
-
-class Layout(Protocol):
-    """Where everything of a dataset is in its image (`gigaslice.dataset.image`)."""
-
-    @property
-    def size(self) -> int:
-        """Of the image in bytes."""
-
-    @property
-    def block_size(self) -> int:
-        """A file whose offset is a multiple of it has the blocks that it is in to itself, the rest of them zeros."""
-
-    def extents(self) -> Iterable[tuple[int, int]]:
-        """Offset and size of each file, in the listing's order."""
-
-    def metadata(self) -> Iterator[tuple[int, bytes]]:
-        """Everything that is no file's."""
-
-
-class Partial(Protocol):
-    """The files of a fetch on the node (`gigaslice.dataset_node.store`)."""
-
-    @property
-    def image(self) -> Path:
-        """Has its full size, zeros where nothing was written."""
-
-    @property
-    def bits(self) -> Path:
-        """What has arrived; made here."""
-
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier attempt has written to this image."""
 
 
 async def fetch(
@@ -346,7 +312,7 @@ class _Fetch:
     def _read_batch(self, batch: list[tuple[FetchUnit, int]], joined: JoinedWrites) -> None:
         self._bounds.pace.acquire(self._flow, sum(unit.size for unit, _ in batch), self._stop)
         if self._from_image is not None:
-            self._read_run(self._from_image, batch)
+            self._read_runs(self._from_image, batch)
             return
         arrived: list[FetchUnit] = []
         flushed = time.monotonic()
@@ -402,52 +368,16 @@ class _Fetch:
         if expected != end:
             raise SourceError("the source gave fewer bytes than asked; this is a mistake of the service")
 
-    def _read_run(self, image: ImageReader, batch: list[tuple[FetchUnit, int]]) -> None:
-        """Reads a batch by ranges of an image, each as long as there are units close to one another."""
-        run: list[tuple[FetchUnit, int]] = []
-        for one in batch:
-            if run and one[0].place - (run[-1][0].place + run[-1][0].size) > _IMAGE_GAP:
-                self._read_range(image, run)
-                run = []
-            run.append(one)
-        self._read_range(image, run)
-
-    def _read_range(self, image: ImageReader, run: list[tuple[FetchUnit, int]]) -> None:
-        spans: list[tuple[int, int]] = []  # what touches is written at once
-        for unit, _ in run:
-            if spans and spans[-1][1] == unit.place:
-                spans[-1] = spans[-1][0], unit.place + unit.size
+    def _read_runs(self, image: ImageReader, batch: list[tuple[FetchUnit, int]]) -> None:
+        for run in runs_of(batch):
+            units = [unit for unit, _ in run]
+            try:
+                read_run(image, units, self._write, self._stop, self._meter.read)
+            except SourceError as error:
+                for unit, failures in run:
+                    self._try_again(unit, failures + 1, error)
             else:
-                spans.append((unit.place, unit.place + unit.size))
-        start, end = spans[0][0], spans[-1][1]
-        expected, current = start, 0
-
-        def sink(offset: int, data: bytes | bytearray | memoryview) -> None:
-            nonlocal expected, current
-            if offset != expected or offset + len(data) > end:
-                raise SourceError("the source gave other bytes than asked; this is a mistake of the service")
-            if self._stop:
-                raise SourceError("the fetch was given up", retry=True)
-            view, expected = memoryview(data), offset + len(data)
-            while current < len(spans):
-                begin, until = max(spans[current][0], offset), min(spans[current][1], expected)
-                if begin < until:
-                    self._write(begin, view[begin - offset : until - offset])
-                if spans[current][1] > expected:
-                    break
-                current += 1
-
-        try:
-            image.read_into(start, end - start, sink)
-            if expected != end:
-                raise SourceError("the source gave fewer bytes than asked; this is a mistake of the service")
-        except SourceError as error:
-            for unit, failures in run:
-                self._try_again(unit, failures + 1, error)
-            return
-        finally:
-            self._meter.read(expected - start)
-        self._count([unit for unit, _ in run])
+                self._count(units)
 
     def _try_again(self, unit: FetchUnit, failures: int, error: SourceError) -> None:
         if self._stop:

@@ -21,10 +21,10 @@ from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, L
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
 from gigaslice.dataset_node.store.cache import Cache, Part
+from gigaslice.dataset_node.store.cache_room import CacheRoom, Holdings
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
 from gigaslice.dataset_node.store.pins import Pins
 from gigaslice.dataset_node.store.places import Places
-from gigaslice.dataset_node.store.room import Holdings, Room
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
@@ -86,7 +86,7 @@ class DatasetStore:
         self._cache = Cache(self._places, self._clock)
         self._volumes = Volumes(self._places, mounts, self._clock)
         self._pins = Pins()
-        self._room = Room(
+        self._room = CacheRoom(
             Holdings(self._places, mounts, self._cache, self._volumes, self._pins),
             budget or Budget(),
             disk or disk_of(root),

@@ -24,7 +24,7 @@ from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
-__all__ = ["Holdings", "Room"]
+__all__ = ["CacheRoom", "Holdings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Holdings:
     pins: Pins
 
 
-class Room:
+class CacheRoom:
     """The room of one store.
 
     Args:
