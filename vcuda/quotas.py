@@ -42,7 +42,7 @@ _MOST_JSON = 1 << 20
 _RUN_PREFIX = "run-"
 _NEW_PREFIX = ".new-"
 _DEAD_PREFIX = ".dead-"
-_EXEC_SECONDS, _EXEC_POLL_SECONDS = 0.1, 0.002  # longer than a program takes to be loaded on a busy machine
+_EXEC_SECONDS, _EXEC_POLL_SECONDS = 0.1, 0.002  # longer than a program usually takes to be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,18 +267,28 @@ def _start_time(pid: int) -> int | None:
 
 
 def _is_in_an_environment(directory: Path) -> bool:
-    """Whether a process whose environment is readable was started with DIRECTORY as its VCUDA_DIR."""
+    """Whether a process whose environment is readable was started with DIRECTORY as its VCUDA_DIR.
+
+    In the midst of execve(2) a process has memory, and neither arguments nor an environment yet. The arguments come
+    first, so an environment that is still empty after them is. A process whose program takes long to be loaded may be
+    the one: True, and the next sweep looks again.
+    """
     entry = f"{contract.ENV_DIR}=".encode() + os.fsencode(directory)
     unsure = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
+    loaded: set[int] = set()
     deadline = time.monotonic() + _EXEC_SECONDS
     while True:
         found = {pid: _environment(pid) for pid in unsure}
         if any(entry in text.split(b"\0") for text in found.values() if text):
             return True
-        # In the midst of execve(2) a process has memory and no environment yet.
-        unsure = [pid for pid, text in found.items() if text == b"" and _has_memory(pid)]
-        if not unsure or time.monotonic() > deadline:
+        unsure = [
+            pid for pid, text in found.items() if text == b"" and pid not in loaded and _has_memory(pid)
+        ]
+        if not unsure:
             return False
+        if time.monotonic() > deadline:
+            return True
+        loaded = {pid for pid in unsure if _has_arguments(pid)}  # their environment is read once more
         time.sleep(_EXEC_POLL_SECONDS)
 
 
@@ -288,6 +298,14 @@ def _environment(pid: int) -> bytes | None:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
+
+
+def _has_arguments(pid: int) -> bool:
+    """Whether process PID has the arguments of its program already; at least an empty one comes with each program."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def _has_memory(pid: int) -> bool:

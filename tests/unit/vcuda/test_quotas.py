@@ -191,6 +191,27 @@ def test_a_process_that_is_becoming_another_program_keeps_its_directory(tmp_path
     assert not quotas._is_in_an_environment(tmp_path)
 
 
+def test_a_process_with_no_environment_at_all_keeps_no_directory(tmp_path: Path) -> None:
+    bare = subprocess.Popen(["/bin/sleep", "100"], env={})
+    try:
+        while not Path(f"/proc/{bare.pid}/cmdline").read_bytes().startswith(b"/bin/sleep"):
+            pass
+        assert quotas._environment(bare.pid) == b""
+        assert not quotas._is_in_an_environment(tmp_path)
+    finally:
+        bare.kill()
+        bare.wait()
+
+
+def test_a_program_that_takes_long_to_be_loaded_keeps_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process stands in execve(2) for longer than is waited; nothing tells whose it is."""
+    monkeypatch.setattr(quotas, "_environment", lambda pid: b"" if pid == os.getpid() else None)
+    monkeypatch.setattr(quotas, "_has_arguments", lambda pid: False)
+    assert quotas._is_in_an_environment(tmp_path)
+
+
 def test_what_is_damaged_is_swept_and_what_is_not_ours_is_left(
     base: Path, gpus: list[vcuda.GpuLimit]
 ) -> None:

@@ -14,6 +14,7 @@ WALL = {
     "agent/apiserver/own_node.py",  # a metric shows when
     "agent/cli/cordon.py",
     "agent/commands/dataset.py",
+    "agent/commands/dataset_prefetch.py",  # of runs on other machines
     "agent/apiserver/events.py",
     "agent/front/log.py",
     "gigaslice/controller/parts.py",
