@@ -1,4 +1,4 @@
-"""The wheel: built from a copy of the sources, unpacked elsewhere, and used from there."""
+"""The wheel: built from what the Dockerfile copies, unpacked elsewhere, and used from there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from tests.unit.manifests.dockerfile import COPIED, ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # the library is compiled, beside other tests
 
 
@@ -21,10 +21,14 @@ pytestmark = pytest.mark.timeout(600)  # the library is compiled, beside other t
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built without an environment of its own: what it needs is in ours, as the build requirements say."""
     folder = tmp_path_factory.mktemp("wheel")
-    unwanted = shutil.ignore_patterns(
-        "build", "dist", ".git", "*.egg-info", "__pycache__", "_native*", ".*cache*"
-    )
-    source = Path(shutil.copytree(ROOT, folder / "source", ignore=unwanted))
+    source = folder / "source"
+    unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*", "_lib")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=unwanted)
+        else:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     result = subprocess.run(
@@ -53,6 +57,12 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         "agent/__init__.py",
         "gigaslice/py.typed",
     } <= names
+    modules = {
+        str(path.relative_to(ROOT))
+        for top in ("agent", "gigaslice", "vcuda")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert modules - names == set(), "a package that the image leaves out"
     tops = {name.split("/")[0] for name in names}
     assert tops == {"agent", "gigaslice", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
 

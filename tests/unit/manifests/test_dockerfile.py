@@ -1,57 +1,15 @@
-"""The Dockerfile, read instead of built: its stages, and that what it copies is enough to make the wheel."""
+"""The Dockerfile, read instead of built: its stages, its packages, and what it copies."""
 
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-import zipfile
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from tests.unit.manifests.dockerfile import COPIED, LINES, ROOT
 from tests.unit.manifests.locks import lock
 from vcuda.version import VERSION
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One instruction with its words; stage counts from 0, -1 is before the first FROM."""
-
-    stage: int
-    name: str
-    text: str
-
-    @property
-    def words(self) -> list[str]:
-        return shlex.split(self.text)
-
-
-def instructions() -> list[Line]:
-    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()))
-    found: list[Line] = []
-    stage = -1
-    for line in filter(None, map(str.strip, text.splitlines())):
-        name, _, rest = line.partition(" ")
-        stage += name == "FROM"
-        found.append(Line(stage, name, rest))
-    return found
-
-
-LINES = instructions()
-COPIED = [
-    source
-    for line in LINES
-    if line.name == "COPY" and not line.text.startswith("--from=")
-    for source in line.words[:-1]
-]
 
 
 def of(name: str, stage: int | None = None) -> list[str]:
@@ -135,37 +93,3 @@ def test_what_is_copied_exists_and_reaches_the_build() -> None:
     assert [source for source in COPIED if ignored(source)] == []
     assert [name for name in ("build", "tests", "docs", ".git") if not ignored(name)] == []
     assert ignored("_native.abi3.so"), "the bindings are built in the image and not brought along"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # the library is compiled, beside other tests
-def test_what_is_copied_is_enough_for_the_wheel(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*", "_lib")
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=unwanted)
-        else:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    result = subprocess.run(
-        [*command, "--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(source)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {"vcuda/_lib/libvcuda.so", "vcuda/_native.abi3.so", "agent/cli/node.py"} <= names
-    modules = {
-        str(path.relative_to(ROOT))
-        for top in ("agent", "gigaslice", "vcuda")
-        for path in (ROOT / top).rglob("*.py")
-    }
-    assert modules - names == set(), "a package that the image leaves out"
