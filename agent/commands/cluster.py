@@ -20,6 +20,7 @@ import yaml
 from gigaslice.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.cluster.names import ASSIGNMENT, GROUP, RESOURCE_CLASSES
+from gigaslice.cluster.offered_units import offered_units
 from gigaslice.cluster.state import ClusterState
 from gigaslice.errors import ConfigError, GigasliceError
 from gigaslice.kube.decode import parse_pod
@@ -158,8 +159,15 @@ async def read_cluster(client: KubeClient) -> ClusterContent:
     """Reads all of it. Raises ApiFailure where not even nodes may be read."""
     found = ClusterContent(ClusterState())
     await asyncio.gather(_nodes(client, found), _pods(client, found), _classes(client, found))
+    state = found.state
+    state.units = offered_units(filter(None, map(state.hardware, state.nodes)))
+    found.pods = {
+        uid: pod
+        for uid, pod in found.pods.items()
+        if ASSIGNMENT in pod.annotations or asks_for_gpus(pod, state.units)
+    }
     for pod in found.pods.values():  # when classes are known: pods without an assignment are placed by them
-        found.state.put_pod(pod)
+        state.put_pod(pod)
     return found
 
 
@@ -176,7 +184,7 @@ async def _pods(client: KubeClient, found: ClusterContent) -> None:
             except ValueError:
                 continue
             found.names[pod.uid] = str(pod)
-            if ASSIGNMENT in pod.annotations or asks_for_gpus(pod):
+            if ASSIGNMENT in pod.annotations or any(one.requests for one in pod.containers):
                 found.pods[pod.uid] = pod
                 found.created[pod.uid] = str((document.get("metadata") or {}).get("creationTimestamp") or "")
     except ApiFailure as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import INVENTORY
 from gigaslice.cluster.state import NodeFacts
 from gigaslice.errors import ConfigError
-from gigaslice.model import Occupant, Pod, Share, Topology
+from gigaslice.model import Occupant, Pod, PodContainer, Share, Topology
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
@@ -118,6 +119,20 @@ def test_nodes(api, capsys):
     assert "node-a    0  A       6 GiB  12 GiB  team/pod-u1 6 GiB  healthy" in out
     assert "cordoned" in out
     assert "4 GPUs: 12 GiB held" in out
+
+
+def test_a_cluster_whose_resources_have_other_names(api, capsys):
+    gpus = [replace(inventory_gpu("node-c", index, 16), resource="example.com/gib") for index in range(8)]
+    flat = [[0] * 8 for _ in gpus]
+    renamed = NodeInventory(tuple(gpus), Topology.build(flat, flat), whole_resource="example.com/gpu")
+    put_node(api, NodeFacts("node-c", renamed.encode()))
+    for name, resource in (("wide", "example.com/gib"), ("other", "example.com/nic")):
+        put_pod(api, pod(name, PodContainer("c", requests={resource: 20})))
+    code, out, _ = run(api, capsys, "explain", "pod", "pod-wide", "-n", "team")
+    assert (code, out.splitlines()[:2]) == (
+        0,
+        ["team/pod-wide: fits on 1 node now, such as node-c", "asks for: 20 GiB of GPU memory"],
+    )
 
 
 def test_nodes_as_json_and_as_a_picture(api, capsys):
