@@ -22,7 +22,8 @@ from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
 from gigaslice.dataset_node.sources.pack import read_pack
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.sources.rclone import RcloneSource, remote_of
+from gigaslice.dataset_node.sources.rclone import RcloneSource
+from gigaslice.dataset_node.sources.rclone_remote import remote_of
 from gigaslice.dataset_node.sources.retry import backoff
 from gigaslice.dataset_node.sources.seam import DataSource, ImageReader, Sink, SourceBusyError, in_thread
 from gigaslice.dataset_node.sources.web import WebClient

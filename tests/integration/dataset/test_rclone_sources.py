@@ -16,7 +16,7 @@ from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.opening import open_source
-from gigaslice.dataset_node.sources.rclone import remote_of
+from gigaslice.dataset_node.sources.rclone_remote import remote_of
 from tests.fakes.storage_servers import rclone, rclone_serve
 
 PASSWORD = "correct-horse-battery"

@@ -1,0 +1,101 @@
+"""Processes of rclone: without rights, with a remote in their environment and nothing else, gone when this one is.
+
+They run as nobody where this process is root, and get nothing of its environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from typing import IO
+
+from gigaslice.dataset.errors import SourceError
+from gigaslice.dataset_node.sources.rclone_remote import REMOTE, RcloneRemote
+
+__all__ = ["NOBODY", "RcloneProcesses"]
+
+NOBODY = 65534
+_PR_SET_PDEATHSIG = 1
+
+
+class RcloneProcesses:
+    """Starts rclone with a remote in its environment and nothing else."""
+
+    def __init__(self, program: str, remote: RcloneRemote) -> None:
+        self._program = program
+        self._remote = remote
+        self.place = f"{REMOTE}:{remote.path}"
+        self._errors: dict[int, IO[bytes]] = {}
+
+    def environment(self) -> dict[str, str]:
+        """Blocking: passwords are obscured by rclone itself."""
+        return {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "TZ": "UTC",
+            "RCLONE_CONFIG": "",
+            "RCLONE_RETRIES": "2",
+            "RCLONE_CONTIMEOUT": "15s",
+            "RCLONE_TIMEOUT": "60s",
+            **self._remote.environment(self._obscure),
+        }
+
+    def _obscure(self, secret: str) -> str:
+        done = subprocess.run(
+            [self._program, "obscure", "-"], input=secret.encode(), capture_output=True, timeout=20, check=False,
+            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "RCLONE_CONFIG": ""},
+        )  # fmt: skip
+        if done.returncode:
+            raise SourceError("rclone does not take the password; it may be too long")
+        return done.stdout.decode().strip()
+
+    def start(
+        self, arguments: list[str], environment: Mapping[str, str], *, output: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command in this thread, with whose end the kernel ends it."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (kept for `said`)
+        root = os.geteuid() == 0
+        try:
+            process = subprocess.Popen(
+                [self._program, *arguments],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if output else subprocess.DEVNULL,
+                stderr=errors,
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509  (one call of libc, no lock)
+                user=NOBODY if root else None,
+                group=NOBODY if root else None,
+                extra_groups=[] if root else None,
+            )
+        except (OSError, subprocess.SubprocessError):
+            errors.close()
+            raise SourceError("rclone cannot be started; run it by hand on the node") from None
+        self._errors[process.pid] = errors
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for a process that was killed. Blocking."""
+        process.wait()
+        self.said(process)
+
+    def said(self, process: subprocess.Popen[bytes]) -> str:
+        """The end of what it wrote to its standard error: to be judged, not to be shown."""
+        errors = self._errors.pop(process.pid, None)
+        if errors is None:
+            return ""
+        with errors:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
+            return errors.read().decode("utf-8", "replace")
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,151 @@
+"""What an rclone remote may be, and how a volume's Secret describes one.
+
+rclone can do more than a pod may: read the node's own disk, run commands, take the node's identity. So types and
+options are those of a list.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from gigaslice.dataset.digest import hasher
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.sources.addresses import refuse_local
+from gigaslice.dataset_node.sources.credentials import Credentials
+
+__all__ = ["REMOTE", "RcloneRemote", "remote_of"]
+
+REMOTE = "source"
+"""The remote's name in rclone's environment."""
+
+_SECRET = frozenset(
+    (
+        *("pass", "key", "key_pem", "key_file_pass", "token", "bearer_token"),
+        *("client_secret", "secret_access_key", "service_account_credentials"),
+    )
+)
+_OBSCURED = frozenset(("pass", "key_file_pass"))
+_SAFE = re.compile(r"[^\0]{0,65536}")
+_BACKENDS: dict[str, frozenset[str]] = {
+    "sftp": frozenset(("host", "user", "port", "pass", "key_pem", "key_file_pass")),
+    "ftp": frozenset(("host", "user", "port", "pass", "tls", "explicit_tls")),
+    "smb": frozenset(("host", "user", "port", "pass", "domain")),
+    "webdav": frozenset(("url", "vendor", "user", "pass", "bearer_token")),
+    "hdfs": frozenset(("namenode", "username")),
+    "http": frozenset(("url",)),
+    "s3": frozenset(("provider", "access_key_id", "secret_access_key", "region", "endpoint")),
+    "b2": frozenset(("account", "key")),
+    "swift": frozenset(("user", "key", "auth", "tenant", "domain", "region", "auth_version")),
+    "drive": frozenset(("client_id", "client_secret", "token", "scope", "root_folder_id", "team_drive",
+                        "service_account_credentials")),
+    "dropbox": frozenset(("client_id", "client_secret", "token")),
+    "onedrive": frozenset(("client_id", "client_secret", "token", "drive_id", "drive_type")),
+}  # fmt: skip
+"""What a remote may be, and what may be said of it."""
+_FIXED = {"sftp": {"shell_type": "none", "disable_hashcheck": "true"}, "s3": {"env_auth": "false"}}
+
+
+class RcloneRemote:
+    """A remote: rclone's parameters, and the path on it. Its text shows no value of a secret."""
+
+    def __init__(self, parameters: Mapping[str, str], path: str, *, obscured: bool) -> None:
+        kind = parameters.get("type", "")
+        known = _BACKENDS.get(kind)
+        if known is None:
+            raise RequestError(
+                f"rclone remotes of type {kind[:40]!r} are not read here; there are {', '.join(sorted(_BACKENDS))}"
+            )
+        for name, value in parameters.items():
+            if name != "type" and name not in known:
+                raise RequestError(
+                    f"a remote of type {kind} may not have {name[:40]!r} here; there are {', '.join(sorted(known))}"
+                )
+            if not _SAFE.fullmatch(value):
+                raise RequestError(f"{name} of the rclone remote has a NUL byte")
+        self.kind = kind
+        self.path = path
+        self.obscured = obscured
+        self._parameters = dict(parameters)
+
+    def __repr__(self) -> str:
+        return f"RcloneRemote({self.kind})"
+
+    @property
+    def identity(self) -> str:
+        """What of the parameters says which storage it is: a part of the dataset's key."""
+        said = sorted((name, value) for name, value in self._parameters.items() if name not in _SECRET)
+        return hasher(json.dumps(said).encode()).hexdigest()[:16]
+
+    def check_address(self) -> None:
+        """Refuses a server at an address of the node. Raises SourceError."""
+        for name in ("host", "url", "namenode", "endpoint", "auth"):
+            value = self._parameters.get(name, "")
+            if not value:
+                continue
+            parts = urlsplit(value if "://" in value else f"//{value}")
+            refuse_local(parts.hostname or value, 0)
+
+    def environment(self, obscure: Callable[[str], str]) -> dict[str, str]:
+        """The remote as rclone takes it from its environment."""
+        found = {**self._parameters, **_FIXED.get(self.kind, {})}
+        return {
+            f"RCLONE_CONFIG_{REMOTE.upper()}_{name.upper()}": obscure(value)
+            if name in _OBSCURED and value and not self.obscured
+            else value
+            for name, value in found.items()
+        }
+
+
+def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
+    """The remote of a source of one of rclone's kinds.
+
+    Raises:
+        RequestError: The Secret does not describe one that may be read.
+    """
+    if spec.kind == "rclone":
+        return _described(spec, credentials)
+    host, _, port = spec.server.partition(":")
+    user, password = credentials.get("user"), credentials.get("password")
+    found: dict[str, str]
+    if spec.kind in ("webdav", "webdavs"):
+        found = {"type": "webdav", "url": f"http{'s' * spec.kind.endswith('s')}://{spec.server}/", "vendor": "other",
+                 "user": user, "pass": password, "bearer_token": credentials.get("token")}  # fmt: skip
+    elif spec.kind == "hdfs":
+        found = {"type": "hdfs", "namenode": spec.server, "username": user or "root"}
+    else:
+        found = {"type": spec.kind, "host": host, "port": port, "user": user, "pass": password}
+        if spec.kind == "sftp":
+            keys = [
+                value
+                for name, value in credentials.exact()
+                if name in ("ssh-privatekey", "key_pem", "privateKey")
+            ]
+            # rclone takes a key on one line
+            found["key_pem"] = keys[0].strip().replace("\n", "\\n") if keys else ""
+    return RcloneRemote({name: value for name, value in found.items() if value}, spec.path, obscured=False)
+
+
+def _described(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
+    remote, _, path = spec.location.partition(":")
+    given = dict(credentials.exact())
+    if "rclone.conf" in given:
+        parser = configparser.RawConfigParser(interpolation=None)
+        try:
+            parser.read_string(given["rclone.conf"])
+            return RcloneRemote(dict(parser[remote]), path, obscured=True)
+        except (configparser.Error, KeyError):
+            raise RequestError(f"rclone.conf in the Secret has no readable section [{remote}]") from None
+    prefix = f"RCLONE_CONFIG_{re.sub(r'[^A-Z0-9]', '_', remote.upper())}_"
+    found = {name[len(prefix) :].lower(): value for name, value in given.items() if name.startswith(prefix)}
+    if found:
+        return RcloneRemote(found, path, obscured=True)
+    if "type" in given:
+        return RcloneRemote(given, path, obscured=False)
+    raise RequestError(
+        f"the Secret does not describe the rclone remote {remote}; give it type, host, user, pass, …, or rclone.conf"
+    )
