@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
 
-__all__ = ["ENVIRONMENT", "KINDS", "MOUNTED_KINDS", "RCLONE_KINDS", "SourceSpec", "dataset_key"]
+__all__ = ["ENVIRONMENT", "KINDS", "MOST_TEXT", "MOUNTED_KINDS", "RCLONE_KINDS", "SourceSpec", "dataset_key"]
+
+MOST_TEXT = 2048
+"""Characters of a source, and of its options together: it is shown in texts and objects, which have limits."""
 
 _SCHEMES = {"gcs": "gs", "azure": "az", "s3a": "s3", "webdavs": "webdavs", "posix": "file", "local": "file"}
 MOUNTED_KINDS = frozenset(("nfs", "lustre", "beegfs", "cephfs"))
@@ -90,9 +93,14 @@ class SourceSpec:
 
         Raises:
             RequestError: A kind that there is none of, an incomplete or ambiguous location, an option that the kind
-                has none of, credentials in either.
+                has none of, credentials in either, too many characters.
         """
         text = text.strip()
+        if len(text) > MOST_TEXT:
+            raise RequestError(
+                f"source {_shown(text)} has {len(text)} characters, and may have {MOST_TEXT}; name a directory or "
+                "prefix that has a shorter path"
+            )
         if plain(text) != text or "\\" in text:
             raise RequestError(
                 f"source {_shown(text)} has characters that do not print; write it in plain text"
@@ -233,6 +241,8 @@ def _rclone(text: str) -> str:
 def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     known = _IDENTITY.get(kind, frozenset()) | _READING.get(kind, frozenset()) | _ANY_KIND
     kept: dict[str, str] = {}
+    if (length := sum(len(name) + len(value) for name, value in options.items())) > MOST_TEXT:
+        raise RequestError(f"the source's options have {length} characters, and may have {MOST_TEXT}")
     for raw, value in options.items():
         name = raw.strip().lower().replace("-", "_")
         if name not in known:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME
-from gigaslice.dataset.source_spec import MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
+from gigaslice.dataset.source_spec import MOST_TEXT, MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
 from gigaslice.dataset_node.sources.pack import read_pack
@@ -130,6 +130,10 @@ def effective_spec(spec: SourceSpec, credentials: Credentials) -> SourceSpec:
             raise RequestError(
                 f"the Secret and the options name different values for {name}; remove one of them"
             )
+    if sum(len(one) for one in options.values()) > MOST_TEXT:
+        raise RequestError(
+            f"the Secret's endpoint or account is too long; write at most {MOST_TEXT} characters"
+        )
     if "@" in urlsplit(options.get("endpoint", "")).netloc:
         raise RequestError(
             "the endpoint carries a user or a password; they have keys of their own in the Secret"

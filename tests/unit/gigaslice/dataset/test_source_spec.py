@@ -67,6 +67,21 @@ def test_sources_that_are_refused(text: str, says: str) -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("https://slow/" + "a" * 70_000, {}),
+        ("/" + "a" * 2048, {}),
+        ("s3://bucket/p", {"endpoint": "http://" + "a" * 2048}),
+    ],
+)
+def test_what_is_too_long_is_refused_and_not_shown_in_full(text: str, options: dict[str, str]) -> None:
+    with pytest.raises(RequestError, match=r"characters, and may have 2048") as caught:
+        SourceSpec.parse(text, options)
+    assert len(str(caught.value)) < 400
+    assert SourceSpec.parse("/" + "a" * 2047).path == "/" + "a" * 2047
+
+
 def test_options_that_are_part_of_a_source() -> None:
     plain = SourceSpec.parse("s3://bucket/p")
     there = SourceSpec.parse("s3://bucket/p", {"endpoint": "http://minio:9000/", "region": "us-east-1"})
