@@ -49,13 +49,15 @@ _IDENTITY: dict[str, frozenset[str]] = {
     "cephfs": frozenset(("fs", "port")),
     "nfs": frozenset(("port",)),
     "beegfs": frozenset(("port",)),
+    "http": frozenset(
+        ("manifest",)
+    ),  # it says which files are meant, and who may write one is not the URL's owner
+    "https": frozenset(("manifest",)),
 }
 _READING: dict[str, frozenset[str]] = {
     "s3": frozenset(("region", "path_style", "allow_http", "anonymous", "request_payer")),
     "gs": frozenset(("anonymous", "allow_http")),
     "az": frozenset(("anonymous", "allow_http")),
-    "http": frozenset(("manifest",)),
-    "https": frozenset(("manifest",)),
     "nfs": frozenset(
         ("vers", "proto", "nconnect", "rsize", "sec", "timeo", "retrans", "hard", "soft", "nolock", "noatime")
     ),

@@ -90,6 +90,15 @@ def test_options_that_are_part_of_a_source() -> None:
     assert dataset_key(plain, DIGEST) != dataset_key(there, DIGEST)
 
 
+@pytest.mark.parametrize("kind", ["http", "https"])
+def test_two_indexes_below_one_address_are_two_sources(kind: str) -> None:
+    train, val = (
+        SourceSpec.parse(f"{kind}://host/data", {"manifest": f"{name}.json"}) for name in ("train", "val")
+    )
+    assert train.canonical == f"{kind}://host/data?manifest=train.json"
+    assert dataset_key(train, DIGEST) != dataset_key(val, DIGEST)
+
+
 def test_options_that_say_only_how_it_is_read() -> None:
     plain = SourceSpec.parse("nfs://server/x")
     fast = SourceSpec.parse("nfs://server/x", {"proto": "rdma", "nconnect": "8", "port": "2049"})
