@@ -15,6 +15,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
@@ -31,6 +32,7 @@ OBJECT_KINDS = frozenset(("s3", "gs", "az"))
 RCLONE_KINDS = frozenset(("rclone", "hdfs", "sftp", "ftp", "smb", "webdav", "webdavs"))
 """Kinds that rclone reads."""
 KINDS = frozenset(("file", "http", "https")) | MOUNTED_KINDS | OBJECT_KINDS | RCLONE_KINDS
+_WEB_KINDS = frozenset(("http", "https", "webdav", "webdavs"))
 _DEFAULT_PORTS = {
     "http": "80",
     "https": "443",
@@ -223,10 +225,21 @@ def _remote(kind: str, rest: str, text: str) -> str:
         server = server.lower()
         port = _DEFAULT_PORTS.get(kind)
         server = server.removesuffix(f":{port}") if port else server
+    if kind in _WEB_KINDS and _goes_up(path):
+        raise RequestError(
+            f'source {_shown(text)} has the segment "..", written with percent signs; write the path that is meant'
+        )
     path = path.rstrip("/") if kind in OBJECT_KINDS else _segments(path, text)
     if kind in OBJECT_KINDS and ".." in path.split("/"):
         raise RequestError(f'source {_shown(text)} has the segment ".."; write the prefix that is meant')
     return f"{server}/{path}" if path else server
+
+
+def _goes_up(path: str) -> bool:
+    """Whether a server could take a segment of PATH as "..": decoded once or more often, or with parameters."""
+    while (decoded := unquote(path)) != path:
+        path = decoded
+    return any(one.partition(";")[0].strip() == ".." for one in re.split(r"[/\\]", path))
 
 
 def _rclone(text: str) -> str:
@@ -252,6 +265,10 @@ def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ..
         if plain(value) != value or "," in value:
             raise RequestError(
                 f"option {name} of a {kind} source has characters that it cannot have: {_shown(value)}"
+            )
+        if name == "manifest" and (value.startswith("/") or _goes_up(value)):
+            raise RequestError(
+                f"the manifest {_shown(value)} is not below the source; write its path from there"
             )
         if name == "endpoint":
             value = value.rstrip("/")  # noqa: PLW2901
