@@ -57,9 +57,9 @@ _IDENTITY: dict[str, frozenset[str]] = {
     "https": frozenset(("manifest",)),
 }
 _READING: dict[str, frozenset[str]] = {
-    "s3": frozenset(("region", "path_style", "allow_http", "anonymous", "request_payer")),
-    "gs": frozenset(("anonymous", "allow_http")),
-    "az": frozenset(("anonymous", "allow_http")),
+    "s3": frozenset(("region", "path_style", "anonymous", "request_payer")),
+    "gs": frozenset(("anonymous",)),
+    "az": frozenset(("anonymous",)),
     "nfs": frozenset(
         ("vers", "proto", "nconnect", "rsize", "sec", "timeo", "retrans", "hard", "soft", "nolock", "noatime")
     ),
@@ -270,6 +270,8 @@ def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ..
             raise RequestError(
                 f"the manifest {_shown(value)} is not below the source; write its path from there"
             )
+        if name == "fetchers" and not re.fullmatch(r"[1-9][0-9]{0,2}", value):
+            raise RequestError(f"fetchers is {_shown(value)}; write a number from 1 to 256")
         if name == "endpoint":
             value = value.rstrip("/")  # noqa: PLW2901
             if "@" in value or "?" in value:

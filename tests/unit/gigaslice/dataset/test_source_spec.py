@@ -118,6 +118,11 @@ def test_options_that_say_only_how_it_is_read() -> None:
     ("text", "options", "says"),
     [
         ("s3://b/p", {"endpint": "x"}, "did you mean endpoint?"),
+        ("s3://b/p", {"allow_http": "true"}, "no option"),
+        ("gs://b/p", {"allow_http": "true"}, "no option"),
+        ("az://b/p", {"allow_http": "true"}, "no option"),
+        ("/p", {"fetchers": "abc"}, "a number from 1 to 256"),
+        ("/p", {"fetchers": "0"}, "a number from 1 to 256"),
         ("http://h/p", {"manifest": "../private/index.json"}, "not below"),
         ("http://h/p", {"manifest": "%2e%2e/private/index.json"}, "not below"),
         ("http://h/p", {"manifest": "/index.json"}, "not below"),
