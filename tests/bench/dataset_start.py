@@ -67,7 +67,7 @@ class SlowNode(ServiceNode):
         """The service's command line."""
         command = super().command()
         at = command.index("-m")
-        return [*command[:at], "-m", "tests.bench.slow_service", str(DELAY), *command[at + 2 :]]
+        return [*command[:at], "-m", "tests.bench.slow_service", str(DELAY), *command[at + 3 :]]
 
     def cpu_seconds(self) -> float:
         """What the service has used of the processors."""

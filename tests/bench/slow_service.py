@@ -1,6 +1,6 @@
 """The dataset service with a source on the other side of a network: every read of a directory takes a while.
 
-    python -m tests.bench.slow_service SECONDS dataset --state-dir=…
+    python -m tests.bench.slow_service SECONDS --state-dir=…
 
 All else is the service as it is. A Dataset named "any" is there for every namespace, without an API server: it stands
 for any version of the first source that `--allow` names, as one of a trusted namespace.
@@ -8,20 +8,24 @@ for any version of the first source that `--allow` names, as one of a trusted na
 
 from __future__ import annotations
 
-import functools
+import argparse
+import asyncio
+import signal
 import sys
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 
-from agent.entry import main
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node import service
-from gigaslice.dataset_node.sources import opening
-from gigaslice.dataset_node.sources.posix import PosixSource
+from gigaslice.dataset_node.node_seams import node_seams
+from gigaslice.dataset_node.service import DatasetService
+from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
+from gigaslice.runtime import logs, settings
 from tests.fakes.dataset_sources import Slow
 
-_READS = 64  # as of a directory that is mounted from a network
+_READS = 64  # at once, as of a directory that is mounted from a network
 
 
 class _AnyVersion:
@@ -33,20 +37,33 @@ class _AnyVersion:
         return ResolvedDataset(self._spec, Check.NEVER, trusted=True)
 
 
-def run(seconds: float, arguments: list[str]) -> int:
-    """Runs the program with ARGUMENTS."""
-    allowed = next(one.partition("=")[2] for one in arguments if one.startswith("--allow="))
+async def serve(seconds: float, found: DatasetSettings) -> None:
+    """Runs the service until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    seams = node_seams(found)
 
-    def directory(where: str | Path, parallel: int) -> Slow:
-        del parallel
-        return Slow(PosixSource(Path(where), parallel=_READS), seconds)
+    async def open_slow(spec: SourceSpec, credentials: Mapping[str, str]) -> OpenedSource:
+        opened = await seams.open_source(spec, credentials)
+        assert isinstance(opened, OpenedSource)
+        opened.inner = slow = Slow(opened.inner, seconds)
+        slow.parallel = _READS
+        return opened
 
-    opening._directory = directory
-    objects = _AnyVersion(allowed.split(",")[0])
-    service._ClusterSide = functools.partial(service._ClusterSide, objects=objects)
-    sys.argv[1:] = arguments
-    return main()
+    slow_seams = replace(seams, open_source=open_slow)
+    await DatasetService(found, slow_seams, "bench", objects=_AnyVersion(found.allow[0])).run(stop)
+
+
+def main() -> None:
+    """Reads the arguments of `gigaslice dataset`."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("seconds", type=float)
+    settings.add_flags(parser, DatasetSettings)
+    known = parser.parse_args()
+    found = settings.load(DatasetSettings, settings.flags_of(DatasetSettings, known), {})
+    logs.set_up(found.log_level, found.log_format)
+    asyncio.run(serve(known.seconds, found))
 
 
 if __name__ == "__main__":
-    sys.exit(run(float(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main())
