@@ -115,6 +115,7 @@ class DatasetService:
             threads=self.threads,
             counters=self.counters,
             attach=local.attach,
+            release=local.release,
             admit=functools.partial(_admit, settings.allow),
         )
         self.gate = Gate(settings.run_dir)

@@ -1,7 +1,9 @@
 """Local mode: the storage system itself, mounted once per source and shown to every pod that asks for it.
 
-A mount stays as long as a volume's record names it. It is under the state directory, at a place that follows from the
-source, so that a service which is started anew finds it; after a reboot it is mounted again when a pod asks.
+A mount stays as long as a volume's record names it, and before that for as long as a task needs it, from `attach` to
+`release`. It is under the state directory, at a place that follows from the source, so that a service which is started
+anew finds it; after a reboot it is mounted again when a pod asks. Every mount has a lock of its own: a server that does
+not answer holds up the pods that ask for it, and no others.
 """
 
 from __future__ import annotations
@@ -34,10 +36,18 @@ class LocalMounts:
         self._mounts = mounts
         self._mount_source = mount_source
         self._threads = threads
-        self._lock = asyncio.Lock()
+        self._locks: dict[Path, asyncio.Lock] = {}
+        self._users: dict[str, set[Path]] = {}  # mounts by the volume whose task has attached them
 
-    async def attach(self, spec: SourceSpec, credentials: Mapping[str, str]) -> str:
-        """The directory at which a source can be read, mounted if need be. Raises SourceError and MountError."""
+    async def attach(self, spec: SourceSpec, credentials: Mapping[str, str], volume_id: str) -> str:
+        """The directory at which a source can be read, mounted if need be.
+
+        It stays mounted until `release`, and then for as long as a record names it.
+
+        Raises:
+            SourceError: It cannot be mounted or read.
+            MountError: The kernel refuses.
+        """
         if spec.kind == "file":
             if not await self._threads.run(Path(spec.path).is_dir):
                 raise SourceError(f"{spec.path} is no directory of this node; name one that is")
@@ -46,25 +56,42 @@ class LocalMounts:
         for key in sorted(credentials):  # another pod's rights are not lent
             made.update(f"{key}\0{credentials[key]}\0".encode("utf-8", "surrogatepass"))
         below = self._directory / made.hexdigest()[:32]
-        async with self._lock:
+        self._users.setdefault(volume_id, set()).add(below)
+        async with self._locks.setdefault(below, asyncio.Lock()):
             found = await self._threads.run(self._mounted, below)
             if not found:
                 return await self._mount_source(spec, credentials, below)
         return f"{found[0]}{spec.path}" if spec.kind == "beegfs" else found[0]
 
-    def detach(self, records: Mapping[str, Record]) -> None:
-        """Unmounts what no record names any more. Blocking."""
-        named = [piece.path for record in records.values() for piece in record.pieces if piece.path]
-        if not self._directory.exists():
+    def release(self, volume_id: str) -> None:
+        """Ends what `attach` began for a volume: its record names what it has, or it has nothing."""
+        self._users.pop(volume_id, None)
+
+    async def detach(self, records: Callable[[], Mapping[str, Record]]) -> None:
+        """Unmounts what no task has attached and no record names. RECORDS blocks; it is called when it is needed."""
+        for below in await self._threads.run(self._directories):
+            lock = self._locks.setdefault(below, asyncio.Lock())
+            if not lock.locked() and not any(below in used for used in self._users.values()):
+                async with lock:  # who attaches it from now on waits, and mounts it again
+                    await self._threads.run(self._unmount, below, records)
+            if not lock.locked() and not any(below in used for used in self._users.values()):
+                self._locks.pop(below, None)
+
+    def _directories(self) -> list[Path]:
+        try:
+            return sorted(self._directory.iterdir())
+        except OSError:
+            return []
+
+    def _unmount(self, below: Path, records: Callable[[], Mapping[str, Record]]) -> None:
+        named = [piece.path for record in records().values() for piece in record.pieces if piece.path]
+        if any(path.startswith(f"{below}/") for path in named):
             return
-        with contextlib.suppress(OSError):
-            for below in sorted(self._directory.iterdir()):
-                if not any(path.startswith(f"{below}/") for path in named):
-                    with contextlib.suppress(OSError, MountError):
-                        for point in self._mounted(below):
-                            self._mounts.unmount(Path(point))
-                            Path(point).rmdir()
-                        below.rmdir()
+        with contextlib.suppress(OSError, MountError):
+            for point in self._mounted(below):
+                self._mounts.unmount(Path(point))
+                Path(point).rmdir()
+            below.rmdir()
 
     def _mounted(self, below: Path) -> list[str]:
         return [one.point for one in self._mounts.table() if one.point.startswith(f"{below}/")]

@@ -36,8 +36,9 @@ _DAMAGED_TRIES = 3
 class TaskParts:
     """What all tasks share.
 
-    attach: mounts a source's storage and returns where; for local mode. admit: raises RequestError for a source that
-    pods of this node may not name.
+    attach: mounts a source's storage for a volume and returns where; for local mode. release: ends that, when the
+    volume is published or is not going to be. admit: raises RequestError for a source that pods of this node may not
+    name.
     """
 
     store: DatasetStore
@@ -46,7 +47,8 @@ class TaskParts:
     reporter: Reporter
     threads: Threads
     counters: DatasetCounters
-    attach: Callable[[SourceSpec, Mapping[str, str]], Awaitable[str]]
+    attach: Callable[[SourceSpec, Mapping[str, str], str], Awaitable[str]]
+    release: Callable[[str], None]
     admit: Callable[[SourceSpec], None]
 
 
@@ -112,7 +114,10 @@ class Task:
         try:
             while True:
                 try:
-                    await self._attempt()
+                    try:
+                        await self._attempt()
+                    finally:
+                        self._parts.release(self.volume.id)
                 except GigasliceError as error:
                     self._failed(error)
                 except Exception as error:  # noqa: BLE001  (a mistake of this program; the pod must be told something)
@@ -222,7 +227,7 @@ class Task:
     async def _local(self, one: DatasetRequest, found: ResolvedDataset, stage: Stage) -> Piece:
         check_local(found.spec)
         stage.doing = "mounting its storage"
-        path = await self._parts.attach(found.spec, self._credentials)
+        path = await self._parts.attach(found.spec, self._credentials, self.volume.id)
         stage.doing = "ready"
         return Piece(path=path, directory=one.directory, name=one.name)
 

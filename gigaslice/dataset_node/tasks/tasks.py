@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Tasks:
             is connected.
         kept: Where requests of early volumes are kept.
         keeps_secrets: Whether that place is in memory, so that credentials may be kept there.
-        detach: Unmounts storage of local mode that no record names any more.
+        detach: Unmounts storage of local mode that no task needs and no record names, given a way to the records.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Tasks:
         guarded: Callable[[], Sequence[str]],
         kept: KeptRequests,
         keeps_secrets: bool,
-        detach: Callable[[Mapping[str, Record]], None] = lambda records: None,
+        detach: Callable[[Callable[[], Mapping[str, Record]]], Awaitable[None]] | None = None,
     ) -> None:
         self._parts = parts
         self._pods = pods
@@ -157,7 +157,8 @@ class Tasks:
                 await task.stop()
             await self._parts.threads.run(self._parts.store.remove, volume_id, target)
             self._early.kept.forget(volume_id)
-            await self._parts.threads.run(self._detach, self._parts.store.records())
+            if self._detach is not None:
+                await self._detach(self._parts.store.records)
         self._locks.pop(volume_id, None)
         if task is not None:
             self._gates.pop(task.volume.pod_uid, None)

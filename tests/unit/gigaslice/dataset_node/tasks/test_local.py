@@ -41,9 +41,16 @@ def record(path):
 
 def attach(local, *asked):
     async def all_of_them():
-        return await asyncio.gather(*(local.attach(spec, secret) for spec, secret in asked))
+        try:
+            return await asyncio.gather(*(local.attach(spec, secret, "csi-1") for spec, secret in asked))
+        finally:
+            local.release("csi-1")
 
     return asyncio.run(all_of_them())
+
+
+def detach(local, records):
+    asyncio.run(local.detach(lambda: records))
 
 
 def test_a_source_is_mounted_once_for_all_who_may_read_it(local):
@@ -64,11 +71,11 @@ def test_the_mount_of_one_pods_credentials_is_lent_to_no_other(local):
 
 def test_it_is_unmounted_when_no_record_names_it(local):
     (path,) = attach(local, (NFS, {}))
-    local.detach(record(path))
+    detach(local, record(path))
     assert [one.point for one in local.table.mounts] == [path]
-    local.detach(record(f"{path}/below"))
+    detach(local, record(f"{path}/below"))
     assert local.table.mounts
-    local.detach({})
+    detach(local, {})
     assert not local.table.mounts
     (again,) = attach(local, (NFS, {}))
     assert again == path and len(local.made) == 2
@@ -85,3 +92,58 @@ def test_a_directory_of_the_node_is_itself(local, tmp_path):
     assert attach(local, (SourceSpec.parse(str(tmp_path / "data")), {})) == [str(tmp_path / "data")]
     with pytest.raises(SourceError, match="is no directory of this node"):
         attach(local, (SourceSpec.parse(str(tmp_path / "none")), {}))
+
+
+def test_what_a_task_has_attached_stays_until_it_is_released(local):
+    async def story():
+        path = await local.attach(NFS, {}, "csi-1")
+        assert await local.attach(NFS, {}, "csi-2") == path
+        local.release("csi-2")
+        await local.detach(dict)
+        assert [one.point for one in local.table.mounts] == [path], "the task of csi-1 is about to bind it"
+        local.release("csi-1")
+        await local.detach(lambda: record(path))
+        assert local.table.mounts
+        await local.detach(dict)
+        assert not local.table.mounts and local._locks == {}
+
+    asyncio.run(story())
+
+
+def test_what_is_attached_while_it_is_unmounted_is_mounted_again(local):
+    async def story():
+        path = await local.attach(NFS, {}, "csi-1")
+        local.release("csi-1")
+        again = []
+
+        def records():  # in the thread that is about to unmount
+            again.append(asyncio.run_coroutine_threadsafe(local.attach(NFS, {}, "csi-2"), loop))
+            return {}
+
+        loop = asyncio.get_running_loop()
+        await local.detach(records)
+        assert await asyncio.wrap_future(again[0]) == path
+        assert [one.point for one in local.table.mounts] == [path] and len(local.made) == 2
+
+    asyncio.run(story())
+
+
+def test_a_server_that_does_not_answer_holds_up_no_other_source(local):
+    async def story():
+        dead, never = SourceSpec.parse("nfs://dead/export"), asyncio.Event()
+        real = local._mount_source
+
+        async def mount(spec, credentials, below):
+            if spec is dead:
+                await never.wait()
+            return await real(spec, credentials, below)
+
+        local._mount_source = mount
+        waiting = asyncio.ensure_future(local.attach(dead, {}, "csi-1"))
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(local.attach(NFS, {}, "csi-2"), 5)
+        await asyncio.wait_for(local.detach(dict), 5)
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(story())

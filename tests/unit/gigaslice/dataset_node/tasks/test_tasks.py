@@ -310,6 +310,36 @@ def test_a_volume_that_was_answered_as_published_is_never_unmounted_by_a_sweep(w
     play(story)
 
 
+def test_storage_that_a_task_is_about_to_show_is_not_unmounted_when_another_pod_ends(world, play):
+    at_publish, go_on = threading.Event(), threading.Event()
+
+    async def story():
+        tasks, store = world.service.tasks, world.service.store
+        volume, other = world.volume("p"), world.volume("q")
+        tasks._parts = dataclasses.replace(tasks._parts, admit=lambda spec: None)
+        await publish(world, "q")
+        real = store.publish
+
+        def slow(*args):
+            at_publish.set()
+            go_on.wait(10)
+            real(*args)
+
+        store.publish = slow
+        local = {"source": "nfs://server/export", "mode": "local"}
+        call = asyncio.ensure_future(publish(world, attributes=local, secret={}))
+        await until(at_publish.is_set)
+        await tasks.unpublish(other.id, other.target)
+        go_on.set()
+        await call
+        assert world.shown_at(volume) == ["export"]
+        mounts = len(world.mounts.mounts)
+        await tasks.unpublish(volume.id, volume.target)
+        assert len(world.mounts.mounts) == mounts - 2, "the volume, and the storage that it showed"
+
+    play(story)
+
+
 def test_a_container_waits_for_every_volume_that_it_mounts(world, play):
     async def story():
         tasks, volume = world.service.tasks, world.volume("p")
