@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gigaslice.dataset.errors import DatasetError, ImageError
@@ -46,6 +46,14 @@ class _Early:
     keeps_secrets: bool
 
 
+@dataclass(slots=True)
+class _VolumeLock:
+    """users: calls that hold it or wait for it; it is forgotten after the last one."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class Tasks:
     """The tasks of a node.
 
@@ -74,7 +82,7 @@ class Tasks:
         self._early = _Early(guarded, kept, keeps_secrets)
         self._detach = detach
         self._tasks: dict[str, Task] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, _VolumeLock] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._gates: dict[str, float] = {}  # when a pod's container first waited, by UID
         self._log = get_logger("dataset")
@@ -130,7 +138,7 @@ class Tasks:
                 self._over(done)
             return None
         request = parse_attributes(attributes)
-        async with self._lock(volume.id):
+        async with self._locked(volume.id):
             task = self._tasks.get(volume.id)
             if task is None and await self._again(volume, request):
                 return None
@@ -151,7 +159,7 @@ class Tasks:
 
     async def unpublish(self, volume_id: str, target: str) -> None:
         """Ends a volume: unmounts it, and stops what is under way for it alone. There may be none of it."""
-        async with self._lock(volume_id):
+        async with self._locked(volume_id):
             task = self._tasks.pop(volume_id, None)
             if task is not None:
                 await task.stop()
@@ -159,7 +167,6 @@ class Tasks:
             self._early.kept.forget(volume_id)
             if self._detach is not None:
                 await self._detach(self._parts.store.records)
-        self._locks.pop(volume_id, None)
         if task is not None:
             self._gates.pop(task.volume.pod_uid, None)
 
@@ -302,8 +309,18 @@ class Tasks:
             self._parts.counters.gate_waits += 1
             self._parts.counters.gate_wait_seconds += now - since
 
-    def _lock(self, volume_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(volume_id, asyncio.Lock())
+    @contextlib.asynccontextmanager
+    async def _locked(self, volume_id: str) -> AsyncIterator[None]:
+        """One call of a volume at a time."""
+        one = self._locks.setdefault(volume_id, _VolumeLock())
+        one.users += 1
+        try:
+            async with one.lock:
+                yield
+        finally:
+            one.users -= 1
+            if not one.users:
+                del self._locks[volume_id]
 
 
 def volume_name(volume: Volume) -> str:

@@ -248,6 +248,44 @@ def test_unpublish_ends_the_fetch_that_no_other_volume_waits_for(world, play):
     play(story)
 
 
+def test_calls_of_one_volume_never_overlap_so_nothing_is_mounted_after_its_end(world, play, early):
+    """Ended, published and ended again, each call coming while the one before is under way."""
+    removing, go_on = threading.Event(), threading.Event()
+
+    async def story():
+        tasks, store, volume = world.service.tasks, world.service.store, world.volume("p")
+        world.storage.buckets["coco"].hold.clear()
+        looked_up, answer = asyncio.Event(), asyncio.Event()
+        real_pod, real_remove = tasks._pods.pod, store.remove
+
+        async def pod(volume):
+            looked_up.set()
+            await answer.wait()
+            return await real_pod(volume)
+
+        def remove(*args):
+            removing.set()
+            go_on.wait(10)
+            real_remove(*args)
+
+        tasks._pods.pod, store.remove = pod, remove
+        ending = asyncio.ensure_future(tasks.unpublish(volume.id, volume.target))
+        await until(removing.is_set)
+        publishing = asyncio.ensure_future(publish(world))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await ending
+        await looked_up.wait()
+        ending = asyncio.ensure_future(tasks.unpublish(volume.id, volume.target))
+        await asyncio.sleep(0.3)
+        answer.set()
+        await asyncio.gather(publishing, ending, return_exceptions=True)
+        assert (tasks.tasks, dict(store.records()), tasks._locks) == ((), {}, {})
+        assert not world.shown_at(volume) and not list((world.root / "r" / "early").iterdir())
+
+    play(story)
+
+
 def test_a_task_whose_pod_is_gone_without_a_call_is_dropped(world, play):
     async def story():
         bucket, tasks, volume = world.storage.buckets["coco"], world.service.tasks, world.volume("p")
