@@ -35,7 +35,7 @@ from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.yielding import in_pieces
-from gigaslice.views.collect import WaitingSince, picture
+from gigaslice.views.collect import WaitingSince, picture_steps
 from gigaslice.views.move_lines import move_lines
 from gigaslice.views.page import HEADERS, PageQuery, render
 from gigaslice.webhook.facts import AdmissionFacts
@@ -332,11 +332,11 @@ class ControllerParts:
         """Returns the web page's routes."""
         return page_routes(self._render, lambda: self.feed.changes, HEADERS)
 
-    def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
-        """Takes a picture now; the page is written from it, which may be in a thread."""
+    async def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
+        """Takes a picture in pieces; the page is written from it, which may be in a thread."""
         waits = [WaitingSince(one.pod, one.pod.created) for one in self.waiting.waiting()]
         note = "" if self.feed.synced else "The cluster is still being read; nodes and pods are missing here."
-        taken = picture(self.state, waits, self._moves, note=note)
+        taken = await in_pieces(picture_steps(self.state, waits, self._moves, note=note))
         wanted = PageQuery.parse(query)
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return lambda: render(taken, wanted, at)

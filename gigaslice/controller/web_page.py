@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -22,7 +22,7 @@ _FRESH_SECONDS = 2.0
 _SHARE = 20  # at most one part in so many of the controller's time is spent on pages
 _REMEMBERED = 32  # pages of different queries
 
-PageMaker = Callable[[Mapping[str, str]], Callable[[], str]]
+PageMaker = Callable[[Mapping[str, str]], Awaitable[Callable[[], str]]]
 """Takes what the page needs from the present state for a query, and returns the function that writes it."""
 
 
@@ -51,8 +51,8 @@ class _Pages:
             if known is not None and (known.revision == revision or now < known.until):
                 self._pages.move_to_end(key)
                 return known
-            write = self._make(query)
-            held = self._clock() - now  # nothing else was done meanwhile
+            write = await self._make(query)
+            held = self._clock() - now  # of which about half were breaks
             body = (await asyncio.get_running_loop().run_in_executor(None, write)).encode()
             until = self._clock() + max(_FRESH_SECONDS, _SHARE * held)
             found = _Page(until, revision, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.classes.selector import Operator, Requirement
+from gigaslice.cluster.defragment import Steps, finished
 from gigaslice.cluster.hardware import Hardware
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import NodeState, Pod
@@ -23,9 +24,10 @@ from gigaslice.views.cluster_picture import (
 )
 from gigaslice.views.explain import explain
 
-__all__ = ["WaitingSince", "picture", "waiting_view"]
+__all__ = ["WaitingSince", "picture", "picture_steps", "waiting_view"]
 
 _MOST_EXPLAINED = 200  # of the waiting pods
+_AT_ONCE = 10  # nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,37 @@ def picture(
         names: "namespace/name" of pods that the state has by their UID alone.
         note: What is missing in it, such as objects that may not be read.
     """
+    return finished(picture_steps(state, waiting, moves, names, note))
+
+
+def picture_steps(
+    state: ClusterState,
+    waiting: Iterable[WaitingSince] = (),
+    moves: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+    note: str = "",
+) -> Steps[ClusterPicture]:
+    """Takes the picture step by step: that of thousands of nodes takes a second.
+
+    The cluster may change between two steps: each node, pod and class is as it was when its turn came.
+    """
     known = names or {}
     links = _Links()
-    shown = [waiting_view(state, one, moves) for one, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False)]
-    return ClusterPicture(
-        tuple(_node(state, name, links, known) for name in state.nodes),
-        tuple(shown),
-        tuple(_class(state, one) for _, one in sorted(state.classes.items())),
-        tuple(moves),
-        note,
-    )
+    shown = []
+    for one, _ in zip(waiting, range(_MOST_EXPLAINED), strict=False):
+        shown.append(waiting_view(state, one, moves))
+        yield
+    nodes = []
+    for number, name in enumerate(state.nodes):
+        if state.facts(name) is not None:  # it may have gone meanwhile
+            nodes.append(_node(state, name, links, known))
+        if number % _AT_ONCE == 0:
+            yield
+    classes = []
+    for _, each in sorted(state.classes.items()):
+        classes.append(_class(state, each))
+        yield
+    return ClusterPicture(tuple(nodes), tuple(shown), tuple(classes), tuple(moves), note)
 
 
 def waiting_view(state: ClusterState, one: WaitingSince, moves: Sequence[str] = ()) -> WaitingPodView:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.state import NodeFacts
 from gigaslice.controller.config import load
 from gigaslice.controller.parts import ControllerParts
-from gigaslice.model import Pod, PodContainer
+from gigaslice.model import Pod, PodContainer, Topology
+from tests.unit.gigaslice.cluster.clusters import inventory_gpu
 
 
 class Clock:
@@ -37,6 +40,26 @@ def test_a_controller_that_has_had_no_watch_for_long_is_unready(monkeypatch, sec
         one = parts(Clock())
         monkeypatch.setattr(one.feed, "silent_seconds", lambda: {"nodes": 0.0, "pods": seconds})
         assert one.unready() == reason
+
+    asyncio.run(story())
+
+
+def test_a_page_of_many_nodes_is_made_in_pieces():
+    async def story() -> None:
+        one = parts(Clock())
+        gpus = [inventory_gpu("n", index) for index in range(8)]
+        text = NodeInventory(tuple(gpus), Topology.flat(8)).encode()
+        for number in range(400):
+            one.state.put_node(NodeFacts(f"n{number:03}", text))
+        work, others = asyncio.create_task(one._render({"q": "n39"})), 0
+        while not work.done():
+            await asyncio.sleep(0)
+            others += 1
+            if others == 2:  # in the middle of it
+                one.state.drop_node("n399")
+        assert others > 2
+        page = work.result()()
+        assert "n398" in page and "n399" not in page
 
     asyncio.run(story())
 

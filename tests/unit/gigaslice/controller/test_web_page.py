@@ -11,7 +11,7 @@ from gigaslice.controller.web_page import _Pages
 def test_pages_are_made_again_only_when_something_has_changed_and_some_time_has_passed():
     now, revision, made = 0.0, 1, []
 
-    def make(query: Mapping[str, str]) -> Callable[[], str]:
+    async def make(query: Mapping[str, str]) -> Callable[[], str]:
         made.append(dict(query))
         return lambda: f"page {len(made)}"
 
@@ -40,7 +40,7 @@ def test_pages_are_made_again_only_when_something_has_changed_and_some_time_has_
 def test_a_page_that_takes_long_is_made_more_rarely():
     now, made = 0.0, 0
 
-    def make(query: Mapping[str, str]) -> Callable[[], str]:
+    async def make(query: Mapping[str, str]) -> Callable[[], str]:
         nonlocal now, made
         now += 1.0
         made += 1
