@@ -1,9 +1,10 @@
 """The cycle of kube-scheduler 1.36, as far as an extender can see it: held against recorded conversations.
 
 Filter, prioritize, assume, then the next pod, while the binding of the first runs. A refused pod waits for an event:
-a change of its own, of a node (heartbeats apart), a new node, a pod that is gone from a node. A failed attempt waits
-for its back-off instead. The PATCH of the pod's own condition is such an event too, unless the node's numbers are what
-it waits for. A pod that asks for nothing of the extender's is bound without a word to it.
+a change of its own, of a node (heartbeats apart), a new node, a pod that is gone from a node, or that was assumed there
+and whose binding has failed. A failed attempt waits for its back-off instead. The PATCH of the pod's own condition is
+such an event too, unless the node's numbers are what it waits for. A pod that asks for nothing of the extender's is
+bound without a word to it.
 
 What differs from the real one: resources are counted, nothing else is filtered; a victim is gone at once; the first
 second of the back-off is SECOND long, so that a test need not wait for it.
@@ -214,6 +215,7 @@ class SchedulerStandIn:
         if status == 200 and not reply.get("Error"):
             return
         self._assumed.pop(metadata["uid"], None)
+        self._wake_all()
         self.failures.append((metadata["name"], str(reply.get("Error") or f"status {status}")))
         if key in self._api.store.objects["pods"]:
             self._condition(pod, "SchedulerError", self.failures[-1][1])

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer
 from tests.fakes.kubeapi.replay import transcript
 from tests.fakes.scheduler import SchedulerStandIn
+from tests.fakes.scheduler.cycle import NAME
 
 
 def conversation(lines):
@@ -129,3 +131,41 @@ def test_the_scheduler_says_what_a_real_one_has_said(name):
     said = asyncio.run(main())
     assert said[: len(recorded)] == recorded
     assert len(said) == len(recorded) or name in ("binderr", "filter-error", "reject"), said
+
+
+class FailingBindings(SchedulerStandIn):
+    """Its extender takes every node, and refuses bindings when it is told to."""
+
+    def __init__(self, api):
+        super().__init__(api, "", second=60.0)
+        self.refuse = asyncio.Event()
+
+    async def _call(self, verb, pod, body):
+        self.said.append((verb, pod["metadata"]["name"], body, 200, {}))
+        if verb == "bind":
+            await self.refuse.wait()
+            return 200, {"Error": "no"}
+        return 200, {"NodeNames": body["NodeNames"], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
+
+
+def test_a_binding_that_fails_has_the_pods_tried_for_which_there_was_no_room_beside_it():
+    """Not recorded: read from the sources of 1.36. The pod is forgotten, and every waiting pod is moved."""
+
+    async def main():
+        async with ApiServer() as api:
+            api.create("nodes", {"metadata": {"name": "n"}, "spec": {}, "status": CAPACITY})
+            limits = {"gigaslice.io/vgpu-memory": "640"}
+            spec = {"schedulerName": NAME, "containers": [{"name": "main", "resources": {"limits": limits}}]}
+            async with FailingBindings(api) as scheduler:
+                api.create("pods", {"metadata": {"name": "first"}, "spec": spec, "status": {}})
+                await until(lambda: ("bind", "first") in said(scheduler))
+                api.create("pods", {"metadata": {"name": "other"}, "spec": spec, "status": {}})
+                await asyncio.sleep(0.1)
+                assert said(scheduler) == [("filter", "first"), ("bind", "first")]
+                scheduler.refuse.set()
+                await until(lambda: ("bind", "other") in said(scheduler), seconds=10)
+
+    def said(scheduler):
+        return [(verb, pod) for verb, pod, *_ in scheduler.said]
+
+    asyncio.run(main())
