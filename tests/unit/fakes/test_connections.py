@@ -81,6 +81,22 @@ def test_it_ends_at_once_and_listens_again_on_the_same_port():
     asyncio.run(main())
 
 
+def test_what_it_sends_does_not_wait_for_an_acknowledgement():
+    async def tell(reader, writer):
+        connection = writer.get_extra_info("socket")
+        writer.write(b"%d\n" % bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+        await reader.read()
+
+    async def main():
+        connections = Connections(tell)
+        reader, writer = await asyncio.open_connection("127.0.0.1", connections.listen())
+        assert await reader.readline() == b"1\n"
+        writer.close()
+        await connections.end()
+
+    asyncio.run(main())
+
+
 def test_a_mistake_in_the_stand_in_is_seen():
     seen = []
 
