@@ -88,7 +88,9 @@ def wait(path: Path, volume: str, environment: Mapping[str, str]) -> str:
         ControlError: It cannot be had; the text says what to do.
     """
     spec = SourceSpec.from_environment(environment)
-    text = spec.canonical.partition("?")[0]
+    text = SourceSpec(
+        spec.kind, spec.location
+    ).canonical  # without options, which have an attribute of their own
     attributes = {"source": text, "options": ",".join(f"{key}={value}" for key, value in spec.options)}
     pod = {name: environment.get(f"POD_{name.upper()}", "") for name in ("uid", "namespace", "name")}
     missing = [f"POD_{name.upper()}" for name, value in pod.items() if not value]
