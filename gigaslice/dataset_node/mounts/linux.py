@@ -20,6 +20,7 @@ from pathlib import Path
 from gigaslice.dataset_node.mounts.protocol import MountError
 from gigaslice.dataset_node.mounts.table import MountEntry, parse_mountinfo
 from gigaslice.dataset_node.sources.beneath import open_beneath
+from gigaslice.text import plain
 
 __all__ = ["EMPTY_SOURCE", "LinuxMounts"]
 
@@ -36,6 +37,9 @@ _LOOP_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _LOOP_CONFIG = struct.Struct(f"=II{_LOOP_INFO.size}s64x")
 _LOOP_TRIES = 20  # another program may take the free device first
 _MOUNT_SECONDS = 60.0
+_HELPERS = {"nfs": "nfs-common", "nfs4": "nfs-common", "ceph": "ceph-common"}
+_HELPER_DIRECTORIES = ("/sbin", "/usr/sbin")
+_MOST_SAID = 400
 _PROTECTED = _RDONLY | _NOSUID | _NODEV
 
 _REMEDIES = {
@@ -151,8 +155,10 @@ class LinuxMounts:
                 f"mount(8) cannot be run: {error.strerror}; install it", error.errno or 0
             ) from error
         if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise MountError(f"{source} not mounted: {said[-1] if said else f'exit code {done.returncode}'}")
+            said = _said(done.stderr) or f"exit code {done.returncode}"
+            if kind in _HELPERS and not _has_helper(kind):
+                said = f"mount.{kind} is missing; add the package {_HELPERS[kind]} to the service's image ({said})"
+            raise MountError(f"{source} not mounted: {said}")
 
     def _mount(
         self,
@@ -173,6 +179,16 @@ class LinuxMounts:
         )
         if result != 0:
             raise _failure(f"cannot mount {shown or source or 'read-only'} at {where}", ctypes.get_errno())
+
+
+def _said(stderr: bytes) -> str:
+    """What mount(8) and its helper say, on one line: the reason may be in the first or in the last one."""
+    lines = (plain(one.strip()) for one in stderr.decode("utf-8", "replace").splitlines())
+    return "; ".join(one for one in lines if one and not one.startswith("dmesg(1)"))[:_MOST_SAID]
+
+
+def _has_helper(kind: str) -> bool:
+    return any(Path(where, f"mount.{kind}").exists() for where in _HELPER_DIRECTORIES)
 
 
 @contextlib.contextmanager
