@@ -2,8 +2,9 @@
 
 HTTP has no listing of a directory; the pages that servers make for people differ and say no exact sizes. So a directory
 needs an index beside its files, one JSON document: {"files": [{"path": "a/b.jpg", "size": 123, "version": "..."}]}.
-Without a version the file's ETag, or its size and Last-Modified, is had by one HEAD for each. A prepared pack is the
-better form of the same (`pack`), and rclone's `http` reads pages of servers that make them.
+Without a version the file's ETag, or its size and Last-Modified, is had by one HEAD for each. A version that is no ETag
+is its author's word: the index is read again after the last file, and the ranges of one file must have one ETag. A
+prepared pack is the better form of the same (`pack`), and rclone's `http` reads pages of servers that make them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["WebSource", "read_range", "version_of"]
 
 _INDEX_BYTES = 1 << 30
 _HEADS = 32
+_ETAG = ('"', 'W/"')
 _Entries = list[Entry]
 
 
@@ -48,6 +50,7 @@ class WebSource:
         self._base = quote(path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._index = index
         self._single = b""
+        self._etags: dict[bytes, str] = {}  # of files that are read by several ranges
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
         """Reads the index, or asks for the one file. Raises as `DataSource.list`."""
@@ -92,8 +95,10 @@ class WebSource:
         """FOUND with versions where the index has none, by one HEAD each."""
         missing: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index, entry in enumerate(found):
-            if entry.kind is EntryKind.FILE and not entry.version:
+            if not entry.version:
                 missing.put(index)
+            elif not entry.version.startswith(_ETAG):
+                self.weak = True
         failures: list[SourceError] = []
 
         def work() -> None:
@@ -135,15 +140,25 @@ class WebSource:
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
-        read_range(self._client, self._target(entry), entry, (offset, size), sink)
+        read_range(self._client, self._target(entry), entry, (offset, size), sink, etags=self._etags)
 
     async def close(self) -> None:
         """Closes the connections."""
         self._client.close()
 
 
-def read_range(client: WebClient, target: str, entry: Entry, span: tuple[int, int], sink: Sink) -> None:
+def read_range(
+    client: WebClient,
+    target: str,
+    entry: Entry,
+    span: tuple[int, int],
+    sink: Sink,
+    *,
+    etags: dict[bytes, str] | None = None,
+) -> None:
     """Gives SINK the SPAN (offset and size) of ENTRY, which is at TARGET; every claim of the server is checked.
+
+    ETAGS keeps, by path, what the first range of a file had, so that no file is of two versions.
 
     Raises:
         SourceError: As `DataSource.read_into`.
@@ -155,6 +170,9 @@ def read_range(client: WebClient, target: str, entry: Entry, span: tuple[int, in
         headers["If-Match"] = entry.version
     with client.request(target, headers=headers) as answer:
         _check(client, answer, entry, span)
+        etag = answer.header("ETag")
+        if etags is not None and etag and not whole and etags.setdefault(entry.path, etag) != etag:
+            raise changed(entry.path, "was changed")
         at = 0
         for data in client.body(answer, size):
             if at + len(data) > size:
@@ -198,7 +216,7 @@ def _check(client: WebClient, answer: WebAnswer, entry: Entry, span: tuple[int, 
 def _check_version(answer: WebAnswer, entry: Entry) -> None:
     """Compares what this answer says about the version with what was listed, where both say the same kind of thing."""
     etag = answer.header("ETag")
-    if entry.version.startswith(('"', 'W/"')):
+    if entry.version.startswith(_ETAG):
         if etag and etag != entry.version:
             raise changed(entry.path, "was changed")
         return

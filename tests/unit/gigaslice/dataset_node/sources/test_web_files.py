@@ -356,3 +356,31 @@ def test_a_hostile_server_costs_tries_and_no_wrong_byte(server, tmp_path, monkey
 
     assert using(server, work)
     assert count > 30
+
+
+def test_versions_that_an_index_has_are_weak_unless_they_are_etags(server):
+    async def weak(source):
+        await source.list()
+        return source.weak
+
+    assert not using(server, weak), "each file was asked for its ETag"
+    server.index(versions=True)
+    assert using(server, weak), "its author's word: the index is read again at the end"
+    tag = b'"version": "\\"e\\""'
+    server.files["/data/index.json"] = server.files["/data/index.json"].replace(b'"version": "1"', tag)
+    assert not using(server, weak), "every answer is compared with it"
+
+
+def test_ranges_of_one_file_are_of_one_version_though_an_index_says_another(server):
+    server.index(versions=True)
+
+    async def work(source):
+        entry = next(one for one in (await source.list()).entries if one.path == b"large")
+        source.read_into(entry, 0, 1000, lambda *_: None)
+        source.read_into(entry, 1000, 1000, lambda *_: None)
+        server.files["/data/large"] = bytes(512_000)
+        with pytest.raises(SourceError, match="was changed") as caught:
+            source.read_into(entry, 2000, 1000, lambda *_: None)
+        assert caught.value.changed
+
+    using(server, work)
