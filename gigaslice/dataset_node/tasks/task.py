@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError
+from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
 from gigaslice.dataset_node import events
@@ -22,6 +22,7 @@ from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.errors import GigasliceError
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.time_limit import set_within
 from gigaslice.text import plain
 
 __all__ = ["Task", "TaskParts"]
@@ -67,6 +68,7 @@ class Task:
         self.done = False
         self._parts = parts
         self._credentials = dict(credentials)
+        self._renewed = asyncio.Event()
         self._quarter = -1
         self._begun = time.monotonic()
         self._log = get_logger("dataset")
@@ -81,7 +83,7 @@ class Task:
         """Where it is, in one line."""
         waiting = [one.text() for one in self.stages if one.doing != "ready"]
         text = "; ".join(waiting) or f"dataset {self.request.name}: mounting"
-        return f"{text} (last attempt: {self.failure})" if self.failure is not None else text
+        return f"{text} (last attempt: {self._why(self.failure)})" if self.failure is not None else text
 
     def begin(self) -> None:
         """Starts it, unless it runs."""
@@ -100,6 +102,14 @@ class Task:
         """Why the last attempt failed. It is told once: then the next call tries again."""
         found, self.failure = self.failure, None
         return found
+
+    def renew(self, credentials: Mapping[str, str]) -> bool:
+        """Takes the credentials of a later call, and tries again at once with them. Whether they are others."""
+        if self._credentials == credentials:
+            return False
+        self._credentials = dict(credentials)
+        self._renewed.set()
+        return True
 
     async def stop(self) -> None:
         """Ends it; returns when nothing of it is under way any more."""
@@ -132,8 +142,9 @@ class Task:
                     return None
                 if not self.early:
                     return await self._let_go()
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                renewed = await set_within(self._renewed, pause)
+                self._renewed.clear()
+                pause = _FIRST_PAUSE if renewed else min(pause * 2, _LONGEST_PAUSE)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -145,7 +156,16 @@ class Task:
     def _failed(self, error: GigasliceError) -> None:
         self.failure = error
         self._log.warning("volume not published", pod=self._pod, volume=self.volume.id, detail=str(error))
-        self._parts.reporter.say(self.volume, events.NOT_READY, str(error))
+        self._parts.reporter.say(self.volume, events.NOT_READY, self._why(error))
+
+    def _why(self, error: GigasliceError) -> str:
+        """An error, with what mends it: the kubelet sends no Secret again for a volume that is published early."""
+        denied = self.early and isinstance(error, SourceError) and error.denied
+        return (
+            f"{error}; then delete the pod: a Secret is read when its volume is mounted"
+            if denied
+            else str(error)
+        )
 
     async def _let_go(self) -> None:
         """Counts for nothing any more until it is asked for again."""

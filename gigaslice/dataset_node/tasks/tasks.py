@@ -147,6 +147,8 @@ class Tasks:
                 self._tasks[volume.id] = task
                 task.begin()
             task.called = time.monotonic()
+            if task.early and task.renew(credentials):
+                await self._keep(task, attributes, credentials)
             if await task.wait(min(_SOON, deadline - time.monotonic())):
                 return self._over(task)
             if not hold and not task.early and await self._guarded(volume):
@@ -281,6 +283,16 @@ class Tasks:
         self._log.info(
             "published early", volume=task.volume.id, pod=f"{task.volume.namespace}/{task.volume.pod}"
         )
+
+    async def _keep(self, task: Task, attributes: Mapping[str, str], credentials: Mapping[str, str]) -> None:
+        """Keeps what a later call of an early volume has brought: its Secret has been mended."""
+        if credentials and not self._early.keeps_secrets:
+            return
+        try:
+            kept = KeptVolume(task.volume, dict(attributes), dict(credentials))
+            await self._parts.threads.run(self._early.kept.keep, kept)
+        except OSError as error:
+            self._log.warning("request not kept", volume=task.volume.id, detail=str(error))
 
     def _finish_later(self, task: Task) -> None:
         """Forgets an early task when its data are there: no call will come for it."""

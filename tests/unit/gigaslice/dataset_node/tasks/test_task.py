@@ -168,21 +168,22 @@ def test_a_held_task_that_failed_keeps_nothing_from_eviction(world, play):
 
 def test_an_early_task_goes_on_trying_with_longer_pauses(world, play, monkeypatch):
     monkeypatch.setattr(task_module, "_FIRST_PAUSE", 0.01)
-    pauses, real = [], asyncio.sleep
+    pauses = []
 
-    async def sleep(seconds):
+    async def rest(renewed, seconds):
         pauses.append(seconds)
-        await real(min(seconds, 0.01))
+        await asyncio.sleep(0.01)
+        return renewed.is_set()
 
     async def story():
         bucket = world.storage.buckets["coco"]
         bucket.fails = [SourceError("busy", retry=True)] * 3
-        monkeypatch.setattr(task_module.asyncio, "sleep", sleep)
+        monkeypatch.setattr(task_module, "set_within", rest)
         task = task_of(world)
         task.early = True
         task.begin()
         assert await task.wait(20) and task.done
-        assert [one for one in pauses if one != task_module._WATCH_SECONDS][:3] == [0.01, 0.02, 0.04]
+        assert pauses == [0.01, 0.02, 0.04]
         assert (bucket.listings, task.failure) == (4, None)
         assert world.said[-1][2] == "DatasetReady"
 

@@ -164,6 +164,32 @@ def test_credentials_of_an_early_volume_are_kept_in_memory_only_and_for_root_onl
     play(story)
 
 
+def test_credentials_that_a_later_call_brings_are_those_of_the_next_attempt_and_are_kept(world, play, early):
+    """As when the Secret was wrong, and the kubelet has started anew and published every volume again."""
+
+    async def story():
+        tasks, bucket, volume = world.service.tasks, world.storage.buckets["coco"], world.volume("p")
+        bucket.others, bucket.list_hold = {"old"}, asyncio.Event()
+        await publish(world, secret={"key": "old"})
+        (task,) = tasks.tasks
+        bucket.others = set()
+        bucket.fails.append(SourceError(f"{DENIED}", denied=True))
+        bucket.list_hold.set()
+        await until(lambda: task.failure)
+        advice = f"{DENIED}; then delete the pod: a Secret is read when its volume is mounted"
+        assert ("p", "Warning", "DatasetNotReady", advice) in world.said
+        assert advice in await tasks.blocker(volume.pod_uid, ["data"])
+        bucket.hold.clear()
+        await publish(world)
+        (kept,) = (world.root / "r" / "early").iterdir()
+        assert json.loads(kept.read_text())["credentials"] == KEY
+        bucket.hold.set()
+        await until(lambda: not tasks.tasks)
+        assert world.shown_at(volume)[-1].endswith(".img")
+
+    play(story)
+
+
 def test_where_nothing_is_kept_in_memory_a_volume_with_credentials_is_held(world, play, early):
     async def story():
         world.storage.buckets["coco"].hold.clear()
