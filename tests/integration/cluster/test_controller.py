@@ -190,7 +190,9 @@ def test_the_status_of_a_dataset_follows_the_nodes(api: ApiServer, tmp_path: Pat
 
             await until(lambda: phase("coco") == "Absent" and phase("bad") == "Invalid")
             cached = {"key": "k", "source": "s3://b/coco", "digest": "d1", "bytes": 5, "state": "Ready"}
-            api.create("datasetnodes", {"metadata": {"name": "a"}, "status": {"datasets": [cached]}})
+            for node_name, user in (("a", "default/coco"), ("b", "other/coco")):
+                copies = [{**cached, "uses": [{"name": user}], "digest": f"d-{user}"}]
+                api.create("datasetnodes", {"metadata": {"name": node_name}, "status": {"datasets": copies}})
             await until(lambda: phase("coco") == "Ready")
             assert api.get("datasets", "coco", "default")["status"]["nodeNames"] == ["a"]
             writes = parts.datasets.writes
