@@ -42,6 +42,10 @@ _AGAIN_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _AT_ONCE = 16
 _WRITE_SECONDS = 5.0
+_OVER_SECONDS = 90.0
+"""After a takeover every binding of before has been written or never will be: an API server gives up a request after 60
+seconds, and its sender has given it up before."""
+_MOST_NAMED = 5
 
 
 class Election:
@@ -83,6 +87,7 @@ class Election:
         self._overtaken = overtaken
         self._clock = clock
         self._asked = -math.inf
+        self._taken_over = 0, -math.inf  # how often by the last takeover, and when that was
         self._change = asyncio.Event()
         self._reported = LogOnce()
         self._log = get_logger("scheduler")
@@ -150,9 +155,14 @@ class Election:
         await self._refresh()
         left = list(self._unbound()) if inherited is Inherited.DOUBT else []
         count = len(left)
+        if self._taken_over[0] != takeovers:
+            self._taken_over = takeovers, self._clock()
         while left := await self._overtake(left):
             if not self._leader.leading or self._leader.takeovers != takeovers:
                 return
+            if self._clock() - self._taken_over[1] > _OVER_SECONDS:
+                await self._leave_out(left)
+                break
             await asyncio.sleep(_AGAIN_SECONDS)
             still = {pod.uid for pod in self._unbound()}
             left = [pod for pod in left if pod.uid in still]  # the others are bound, which is seen, or gone
@@ -160,6 +170,15 @@ class Election:
         self._leader.caught_up(takeovers)
         self._reported.over("takeover")
         self._log.info("deciding", identity=self._identity, unbound_pods_written=count)
+
+    async def _leave_out(self, pods: list[Pod]) -> None:
+        """Goes on without having changed some pods: one that refuses every write must not keep all others waiting."""
+        self._log.warning(
+            "pods not written at the takeover; older bindings of them are taken for over",
+            count=len(pods),
+            pods=", ".join(str(one) for one in pods[:_MOST_NAMED]),
+        )
+        await self._refresh()  # shows bindings of them that were written since
 
     async def _overtake(self, pods: list[Pod]) -> list[Pod]:
         """Changes unbound pods, so that no binding of an earlier version succeeds; returns those that still are not."""

@@ -6,6 +6,7 @@ After every story no GPU is promised twice (`world.check`).
 import asyncio
 import contextlib
 import itertools
+from unittest.mock import ANY
 
 import aiohttp
 import pytest
@@ -78,6 +79,16 @@ def test_one_decides_while_it_is_called_and_gives_the_lease_back_when_it_is_not(
             await until(lambda: holder(api) == "")
             assert (await asked(other))[0] == 200
             assert holder(api) == "other"
+
+    run(story)
+
+
+def test_the_first_request_after_a_pause_is_answered_however_long_the_lease_is_left_alone(monkeypatch):
+    monkeypatch.setattr(election, "_RETRY_SECONDS", 60.0)
+
+    async def story(api):
+        async with replica(api, "one") as one:
+            assert await asked(one) == (200, ANY)
 
     run(story)
 
@@ -179,6 +190,22 @@ def test_a_takeover_goes_on_where_every_other_request_of_it_fails():
         api.faults.append(Fault("PATCH", "/status", 500, when=lambda *_: next(turns) % 2))
         async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
             await until(lambda: len(bound(api)) == 20)
+
+    run(story, node("a"))
+
+
+@pytest.mark.parametrize("status", [403, 422, 500])
+def test_a_pod_that_cannot_be_written_keeps_no_other_waiting_for_ever(status, monkeypatch):
+    monkeypatch.setattr(election, "_OVER_SECONDS", 2.0)
+
+    async def story(api):
+        for name in ("bad", "good"):
+            api.create("pods", pod(name, 1))
+        api.faults.append(Fault("PATCH", "/pods/bad/status", status))
+        async with replica(api, "one") as one, SchedulerStandIn(api, url(one)):
+            await asyncio.sleep(1.0)
+            assert bound(api) == {}, "an older binding of it may still be written"
+            await until(lambda: bound(api).keys() == {"bad", "good"}, seconds=15)
 
     run(story, node("a"))
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from gigaslice.kubeapi.client import ApiFailure, KubeAnswer
 from gigaslice.kubeapi.lease import Inherited
+from gigaslice.scheduler import election
 from gigaslice.scheduler.election import Election
+from tests.unit.gigaslice.cluster.clusters import container, pod
 
 
 class SteeredLease:
@@ -86,6 +92,109 @@ def test_a_lease_whose_doubt_has_not_been_dealt_with_is_not_given_back():
         for inherited in Inherited:
             stage.leader.inherited = inherited
             assert stage.leader._clean() is (stage.clean and inherited is not Inherited.DOUBT)
+
+
+class ScriptedClient:
+    """Answers each write of a pod's status by what the test says of the pod."""
+
+    def __init__(self, **answers: ApiFailure) -> None:
+        self.answers = answers
+        self.sent: list[str] = []
+
+    async def request(self, method: str, path: str, **_: object) -> KubeAnswer:
+        name = path.split("/")[-2]
+        self.sent.append(name)
+        if name in self.answers:
+            raise self.answers[name]
+        return KubeAnswer(200, b'{"name": "%s"}' % name.encode())
+
+
+def takeover(*pods: str, **answers: ApiFailure) -> tuple[Stage, SteeredLease, ScriptedClient]:
+    """One that has to change these pods."""
+    client = ScriptedClient(**answers)
+    stage = Stage(client)
+    stage.pods = [pod(one, container(slices=1)) for one in pods]
+    stage.pods = [replace(one, name=one.uid) for one in stage.pods]
+    lease = stage.steered()
+    lease.inherited = Inherited.DOUBT
+    return stage, lease, client
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(election, "_AGAIN_SECONDS", 0.01)
+
+
+def test_what_a_write_shows_is_taken_and_only_pods_that_are_still_unbound_are_written_again():
+    stage, lease, client = takeover("a", "b", "c", b=ApiFailure("500", 500), c=ApiFailure("500", 500))
+
+    async def story() -> None:
+        work = asyncio.create_task(stage.election._catch_up_once(1, Inherited.DOUBT))
+        await asyncio.sleep(0.005)
+        assert ("put", {"name": "a"}) in stage.story
+        stage.pods = [one for one in stage.pods if one.uid != "c"]  # bound meanwhile, by the watch
+        del client.answers["b"]
+        await work
+
+    play(story)
+    assert client.sent == ["a", "b", "c", "b"]
+    assert stage.story == ["refresh", ("put", {"name": "a"}), ("put", {"name": "b"}), "overtaken"]
+    assert lease.until == [1]
+
+
+@pytest.mark.parametrize("what", ["takeovers", "leading"])
+def test_a_takeover_that_another_one_has_followed_is_not_completed(what: str):
+    stage, lease, _ = takeover("a", a=ApiFailure("500", 500))
+
+    async def story() -> None:
+        work = asyncio.create_task(stage.election._catch_up_once(1, Inherited.DOUBT))
+        await asyncio.sleep(0.005)
+        setattr(lease, what, {"takeovers": 2, "leading": False}[what])
+        await work
+
+    play(story)
+    assert lease.until == [] and stage.story == ["refresh"]
+
+
+def test_a_pod_that_cannot_be_written_is_left_out_when_older_bindings_are_over():
+    stage, lease, client = takeover("a", "b", b=ApiFailure("422", 422))
+
+    async def story() -> None:
+        for stage.now, leading in ((0.0, False), (80.0, False), (91.0, True)):
+            lease.leading = leading  # the time counts on while the lease is not needed
+            await stage.election._catch_up_once(1, Inherited.DOUBT)
+            assert lease.until == ([1] if leading else [])
+
+    play(story)
+    assert stage.story[-2:] == ["refresh", "overtaken"], "what was written meanwhile counts"
+    assert client.sent == ["a", "b"] * 3
+
+
+def test_a_lease_is_kept_while_bindings_are_written():
+    stage = Stage()
+    stage.election.decides()
+    stage.now = 20.0
+    for stage.busy in (True, False):
+        assert stage.election._wanted() is stage.busy
+
+
+def test_a_request_has_the_lease_taken_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Not at the next attempt: the first pod after a pause would be refused."""
+    stage = Stage()
+    hurried: list[bool] = []
+
+    def take() -> None:
+        hurried.append(True)
+        stage.leader._until = 10.0
+
+    monkeypatch.setattr(stage.leader, "hurry", take)
+
+    async def story() -> None:
+        assert await stage.election.refusal() is None
+        assert await stage.election.refusal() is None
+
+    play(story)
+    assert hurried == [True]
 
 
 def test_a_takeover_ends_the_doubts_when_every_pod_has_been_changed():
