@@ -52,6 +52,8 @@ class Shape:
         """Nodes that it fits on, and that have no place in the order yet."""
         self._placed: dict[str, _Entry] = {}
         self._order: list[_Entry] = []
+        self._fitting: Sequence[str] = ()
+        """What `split` said last: the names of the next `best` are often the same."""
 
     def changed(self, node: str) -> None:
         """Takes note that a node has changed, has come or has gone."""
@@ -65,12 +67,15 @@ class Shape:
         except KeyError:
             found = list(map(self._known_refusal, names))
         if not any(found):
-            return list(names), {}
-        fitting = [name for name, refusal in zip(names, found, strict=True) if refusal is None]
+            self._fitting = fitting = list(names)
+            return fitting, {}
+        self._fitting = fitting = [
+            name for name, refusal in zip(names, found, strict=True) if refusal is None
+        ]
         refused = {name: refusal for name, refusal in zip(names, found, strict=True) if refusal is not None}
         return fitting, refused
 
-    def best(self, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
+    def best(self, names: Sequence[str], most: int) -> list[str]:
         """Returns the best MOST of the nodes that the pod fits on, the best first.
 
         The names are many, and only few of the order's first matter: so those few are looked for among the names.
@@ -78,10 +83,9 @@ class Shape:
         Args:
             names: The nodes in question.
             most: So many at most.
-            judged: Whether `split` has said of all of them before that the pod fits.
         """
         self._renew()
-        if not judged:
+        if names is not self._fitting and names != self._fitting:
             for name in names:
                 self._known_refusal(name)
         first = 2 * most

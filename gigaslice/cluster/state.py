@@ -89,12 +89,9 @@ class ClusterState(ClusterContents):
         """Returns which of the nodes a pod fits on, in their order, and why not on the others."""
         return self._shape(demand).split(names)
 
-    def best(self, demand: PodDemand, names: Sequence[str], most: int, *, judged: bool = False) -> list[str]:
-        """Returns the best MOST of the nodes that a pod fits on, the best first.
-
-        judged: `filter` has said that it fits on all of them.
-        """
-        return self._shape(demand).best(names, most, judged=judged)
+    def best(self, demand: PodDemand, names: Sequence[str], most: int) -> list[str]:
+        """Returns the best MOST of the nodes that a pod fits on, the best first."""
+        return self._shape(demand).best(names, most)
 
     def preferred(
         self, demand: PodDemand, names: Sequence[str], most: int, favour: Mapping[str, float]

@@ -113,6 +113,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         created=_short(metadata, "creationTimestamp"),
         volumes=_csi_volumes(spec),
         nominated=_short(status, "nominatedNodeName"),
+        claims=_claims(spec),
         version=_short(metadata, "resourceVersion"),
     )
 
@@ -219,6 +220,15 @@ def _container(document: Mapping[str, Any], kind: ContainerKind) -> PodContainer
     asked = {**_object(resources, "requests"), **_object(resources, "limits")}
     counts = {name: count for name, value in asked.items() if "/" in name and (count := _count(value)) > 0}
     return PodContainer(_matched(document, "name", _LABEL), kind, counts)
+
+
+def _claims(spec: Mapping[str, Any]) -> bool:
+    """Whether it has volumes by claims, or claims to devices."""
+    volumes = spec.get("volumes")
+    return bool(spec.get("resourceClaims")) or any(
+        isinstance(one, dict) and ("persistentVolumeClaim" in one or "ephemeral" in one)
+        for one in (volumes if isinstance(volumes, list) else ())
+    )
 
 
 def _csi_volumes(spec: Mapping[str, Any]) -> tuple[CsiVolume, ...]:

@@ -38,7 +38,8 @@ class Pod:
     phase: "Pending", "Running", "Succeeded", "Failed" or "Unknown". controlled: something makes it again when it is
     gone. ending: its deletion has been asked for. node: empty while it is unbound. scheduler: the name of the one that
     binds it. created: as the API server writes times. volumes: its inline CSI volumes. nominated: the node on which
-    others were evicted for it, while it is unbound. version: its resourceVersion, which is no part of what it is.
+    others were evicted for it, while it is unbound. claims: whether volumes or devices of others have to be provided
+    before it can be bound. version: its resourceVersion, which is no part of what it is.
     """
 
     namespace: str
@@ -55,6 +56,7 @@ class Pod:
     created: str = ""
     volumes: tuple[CsiVolume, ...] = ()
     nominated: str = ""
+    claims: bool = False
     version: str = field(default="", compare=False)
 
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ from gigaslice.kube.event import remember
 from gigaslice.model import Pod
 from gigaslice.scheduler.attempts import Attempt, Attempts, AttemptState
 from gigaslice.scheduler.datasets import DatasetIndex
+from gigaslice.scheduler.named import NamedNodes
 from gigaslice.scheduler.nominations import Nominations
 from gigaslice.scheduler.waiting import RefusedPods
 
@@ -31,6 +32,7 @@ __all__ = ["Fitting", "Placer"]
 
 _SCORE = 200  # of one rank: with kube-scheduler's factor of ten more than all its own scores together
 _MOST_SCORED = 32
+_CLAIM_SECONDS = 60.0  # between the choice of a node and the binding, where a volume has to be made first
 _DOUBT_SECONDS = 90.0  # an API server gives up a request after 60
 _UNSEEN_SECONDS = (
     120.0  # until a binding that no watch shows is given up: its pod came and went between two lists
@@ -76,10 +78,9 @@ class Placer:
         self._pods: dict[str, Pod] = {}  # those that a watch has shown
         self._nominations = Nominations(state, self._pods, lambda uid: self.attempts.get(uid) is not None)
         self._tried: OrderedDict[str, Pod] = OrderedDict()  # those that kube-scheduler has sent
+        self._named = NamedNodes()
         self._gone: OrderedDict[str, bool] = OrderedDict()  # UIDs of pods that the watch has seen go
         self._revision = state.revision
-        self._filtered: tuple[PodDemand | None, Sequence[str]] = None, ()
-        """What the last filter said: the scoring of the same pod comes with the same names."""
 
     # --- what the watches bring ---------------------------------------------------------------------------------
 
@@ -101,6 +102,7 @@ class Placer:
             self._tried.pop(pod.uid, None)
             self.attempts.drop(pod.uid)
             self.waiting.over(pod.uid)
+            self._named.over(pod.uid)
         self.state.put_pod(pod)
         if pod.nominated or self._nominations:
             self._nominations.put(pod)
@@ -114,6 +116,7 @@ class Placer:
         self.waiting.over(pod.uid)
         self.datasets.forget(pod.uid)
         self._nominations.drop(pod.uid)
+        self._named.over(pod.uid)
         attempt = self.attempts.get(pod.uid)
         if attempt is not None and attempt.state is AttemptState.BINDING:
             self.attempts.set(replace(attempt, gone=True))
@@ -175,11 +178,11 @@ class Placer:
                 [name for name in names if name == settled], {name: away for name in names if name != settled}
             )
         self._make_way(pod, now)
+        self._named.filtered(pod.uid)
         if isinstance(demand, Refusal):
             self.waiting.refused(pod, None, names, now)
             return Fitting([], dict.fromkeys(names, demand))
         fitting, refused = self.state.filter(demand, names)
-        self._filtered = demand, fitting
         if fitting:
             self.waiting.over(pod.uid)
         else:
@@ -201,12 +204,7 @@ class Placer:
         if isinstance(demand, Refusal):
             return []
         self._make_way(pod, now)
-        favour = self._favour(pod, now)
-        if favour:
-            best = self.state.preferred(demand, names, _MOST_SCORED, favour)
-        else:
-            judged = self._filtered == (demand, names)
-            best = self.state.best(demand, names, _MOST_SCORED, judged=judged)
+        best = self._best(pod, demand, names, now)
         while best and not self._provide(pod, demand, best[0], now):
             del best[0]
         self.note_change(now)
@@ -248,6 +246,7 @@ class Placer:
             # The earlier binding may still arrive: only the same one may be written.
             self.attempts.set(replace(known, state=AttemptState.BINDING, since=now, until=math.inf))
             return known.assignment
+        self._named.over(pod.uid)
         demand = self.state.demand_of(pod)
         if isinstance(demand, Refusal):
             return demand
@@ -306,6 +305,21 @@ class Placer:
         known = self._pods.get(pod.uid)
         return known.node if known is not None else ""
 
+    def _best(self, pod: Pod, demand: PodDemand, names: Sequence[str], now: float) -> list[str]:
+        """The best nodes, those last that were named in vain."""
+        last = self._named.in_vain(pod.uid)
+        if last:
+            asked = set(names)
+            last = [name for name in last if name in asked and self.state.refusal(demand, name) is None]
+            names = [name for name in names if name not in last]
+        favour = self._favour(pod, now)
+        best = (
+            self.state.preferred(demand, names, _MOST_SCORED, favour)
+            if favour
+            else self.state.best(demand, names, _MOST_SCORED)
+        )
+        return [*best, *last][:_MOST_SCORED]
+
     def _favour(self, pod: Pod, now: float) -> Mapping[str, float]:
         """What the nodes that have datasets of a pod are worth more; nothing for most pods."""
         requested = self.datasets.requested(pod)
@@ -318,8 +332,9 @@ class Placer:
         chosen = self.state.choose(demand, node)
         if isinstance(chosen, Refusal):
             return False
-        until = now + self._reserve
+        until = now + (max(self._reserve, _CLAIM_SECONDS) if pod.claims else self._reserve)
         self.state.reserve(pod.uid, node, chosen, demand)
+        self._named.name(pod.uid, node)
         self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True

@@ -123,7 +123,7 @@ def decide(state: ClusterState, asked: PodDemand) -> tuple[str, float]:
     between = process_time()
     names = orjson.loads(orjson.dumps(fitting))
     again = process_time()
-    best = state.best(asked, names, SCORED, judged=names == fitting)[0]
+    best = state.best(asked, names, SCORED)[0]
     return best, process_time() - again + between - start
 
 

@@ -37,6 +37,23 @@ def test_owners_and_deletion():
     assert (parse_pod(document).controlled, parse_pod(document).ending) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("spec", "claims"),
+    [
+        ({}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, False),
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
+        ({"volumes": [{"name": "v", "ephemeral": {}}]}, True),
+        ({"volumes": [7]}, False),
+        ({"resourceClaims": [{"name": "c"}]}, True),
+    ],
+)
+def test_claims_to_what_others_provide(spec, claims):
+    document = pod_document("p")
+    document["spec"] |= spec
+    assert parse_pod(document).claims is claims
+
+
 @pytest.mark.parametrize(("value", "read"), [("node-a", "node-a"), (None, ""), (7, ""), ("x" * 300, "")])
 def test_the_node_on_which_others_were_evicted_for_it(value, read):
     document = pod_document("p")

@@ -257,6 +257,55 @@ def test_where_no_eviction_helps_the_node_is_left_out():
     assert found.preempt(high, {"small": ("x",), "broken": ("y",), "unknown": ("z",)}, 1.0) == {}
 
 
+def test_a_pod_is_scored_although_much_else_was_compared_since_its_filter():
+    """With --filter-reply all: waiting pods of many kinds, or a change of its class, between filter and prioritize."""
+    found = placer("a", "b")
+    assert len(found.filter(asking("p", 8), ["a", "b"], 0.0).names) == 2
+    for slices in range(9, 90):
+        found.state.filter(found.state.demand_of(asking("q", slices)), ["a"])
+    assert len(found.prioritize(asking("p", 8), ["a", "b"], 0.1)) == 2
+    assert state_of(found, "p") is AttemptState.PROVISIONAL
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_gpus_are_kept_while_a_volume_is_made(claims: bool):
+    found = placer("a")
+    one = replace(asking("p"), claims=claims)
+    assert found.filter(one, ["a"], 0.0).names
+    found.filter(asking("q"), ["a"], 20.0)
+    assert isinstance(found.begin_binding(one, "a", 20.1), Assignment) is claims
+    found.failed(one, 20.2)
+    found.filter(one, ["a"], 21.0)
+    found.expire(81.5)
+    assert state_of(found, "p") is None, "not for ever"
+
+
+def test_a_node_that_was_named_in_vain_comes_last():
+    """A volume that cannot be made there, or another plugin that refuses, at every attempt."""
+    found = placer("a", "b", "c", "full")
+    found.put_pod(bound("other", "full", (0, 16)), 0.0)
+    names = ["a", "b", "c", "full"]
+
+    def named(now: float) -> str:
+        found.filter(asking("p"), names, now)
+        return found.prioritize(asking("p"), names, now)[0][0]
+
+    assert [named(float(at)) for at in range(0, 50, 10)] == ["a", "b", "c", "a", "b"]
+    begun(found, asking("p"), "b", 50.0)
+    found.failed(asking("p"), 50.1)
+    assert [named(60.0), named(70.0)] == ["a", "b"], "a binding that failed is no fault of the node"
+    assert found.prioritize(asking("q"), names, 71.0)[0][0] == "a", "of another pod it is not said"
+    found.drop_pod(asking("p"), 72.0)
+    assert not found._named._named.keys() & {"p"} and not found._named._in_vain
+
+
+def test_the_only_node_is_named_again_and_again():
+    found = placer("a")
+    for now in range(0, 50, 10):
+        assert list(found.filter(asking("p"), ["a"], float(now)).names) == ["a"]
+        assert state_of(found, "p") is AttemptState.PROVISIONAL
+
+
 def evicted_for(priority: int = 1000) -> tuple[Placer, Pod, Pod]:
     """GPU 0 of three has been held by a pod that makes way for P of 16; the other two have 4 left each."""
     found = placer("a", gpus=3)
