@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.mounts import MountError, Mounts
 from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.runtime.keyed_locks import KeyedLocks
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["KernelMounts", "nfs_options"]
@@ -43,7 +43,7 @@ class KernelMounts:
     def __init__(self, mounts: Mounts, root: Path) -> None:
         self._mounts = mounts
         self._root = root
-        self._lock = threading.Lock()
+        self._locks = KeyedLocks()  # one for each mount: a server that is gone holds up its own alone
         self._users: dict[Path, int] = {}
         self._salt = os.urandom(16)
         self._log = get_logger("sources")
@@ -66,7 +66,7 @@ class KernelMounts:
             RequestError: An option that cannot be one.
         """
         where = self._root / self._name(spec, credentials)
-        with self._lock:
+        with self._locks.held(where):
             if not self._users.get(where):
                 self._mount(spec, credentials, where)
             self._users[where] = self._users.get(where, 0) + 1
@@ -74,7 +74,7 @@ class KernelMounts:
 
     def release(self, where: Path) -> None:
         """Unmounts what no source uses any more. Blocking."""
-        with self._lock:
+        with self._locks.held(where):
             left = self._users.pop(where) - 1
             if left:
                 self._users[where] = left
@@ -163,7 +163,12 @@ def nfs_options(spec: SourceSpec, given: dict[str, str] | None = None, *, rdma: 
     asked = options.pop("proto", "tcp")
     if asked not in ("tcp", "rdma"):
         raise RequestError(f"option proto of an nfs source is {asked!r}; write tcp or rdma")
-    options.setdefault("hard" if "hard" in options else "soft", "true")
+    if options.pop("hard", "false") != "false" or options.pop("soft", "true") != "true":
+        raise RequestError(
+            "an nfs source is mounted soft: with a hard mount a server that is gone would hold its readers for ever; "
+            "leave hard and soft out"
+        )
+    options["soft"] = "true"
     for name, usual in (("timeo", "150"), ("retrans", "3"), ("nconnect", "8"), ("nolock", "true")):
         options.setdefault(name, usual)
     tcp = ["proto=tcp", *_listed(options)]

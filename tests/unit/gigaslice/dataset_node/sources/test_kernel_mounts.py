@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,39 @@ def test_texts_of_credentials_show_no_value():
 )
 def test_usual_names_of_keys(key):
     assert Credentials({key: " value\n"}).get("access_key") == "value"
+
+
+@pytest.mark.parametrize("options", [{"hard": "true"}, {"soft": "false"}, {"hard": "1", "soft": "true"}])
+def test_an_nfs_mount_is_soft_whatever_a_pod_asks_for(options):
+    with pytest.raises(RequestError, match="leave hard and soft out"):
+        nfs_options(SourceSpec.parse("nfs://server/export", options), rdma=False)
+
+
+def test_an_nfs_mount_may_be_asked_to_be_soft():
+    (chosen,) = nfs_options(
+        SourceSpec.parse("nfs://server/export", {"soft": "true", "hard": "false"}), rdma=False
+    )
+    assert "soft" in chosen and "hard" not in chosen
+
+
+def test_a_server_that_does_not_answer_delays_the_mounts_of_no_other(mounts, tmp_path):
+    made, gone = KernelMounts(mounts, tmp_path), threading.Event()
+    real = mounts.network
+
+    def network(kind, source, where, options):
+        if source.startswith("dead"):
+            gone.wait(20)
+        real(kind, source, where, options)
+
+    mounts.network = network
+    none = Credentials({})
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            dead = pool.submit(made.acquire, SourceSpec.parse("nfs://dead/export"), none)
+            where, _ = pool.submit(made.acquire, SourceSpec.parse("nfs://server/export"), none).result(5)
+            pool.submit(made.release, where).result(5)
+            assert not dead.done()
+        finally:
+            gone.set()
+        made.release(dead.result(5)[0])
+    assert not mounts.mounted
