@@ -55,6 +55,7 @@ from gigaslice.runtime.time_limit import within
 __all__ = ["DatasetService", "run", "without_links"]
 
 _LEAVE_SECONDS = 5.0
+_STORAGE_THREADS = 16  # volumes of local mode that are mounted at the same time
 _WAIT_SWEEP_SECONDS = 30.0
 
 
@@ -83,6 +84,7 @@ class DatasetService:
         self.settings = settings
         self.counters = DatasetCounters()
         self.threads = Threads()
+        self.storage_threads = Threads(_STORAGE_THREADS, "dataset-storage")
         self._pod_directories = settings.kubelet_root / "pods"
         self.store = DatasetStore(
             settings.state_dir,
@@ -105,7 +107,7 @@ class DatasetService:
             uses=self.uses,
         )
         local = LocalMounts(
-            settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.threads
+            settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.storage_threads
         )
         parts = TaskParts(
             store=self.store,
@@ -113,6 +115,7 @@ class DatasetService:
             objects=objects or NoDatasetObjects(),
             reporter=reporter or NoReporter(),
             threads=self.threads,
+            storage=self.storage_threads,
             counters=self.counters,
             attach=local.attach,
             release=local.release,
@@ -182,6 +185,7 @@ class DatasetService:
                 await within(self._close(), _LEAVE_SECONDS)
             self.store.close()
             self.threads.close()
+            self.storage_threads.close()
 
     async def _close(self) -> None:
         await self.tasks.close()

@@ -100,6 +100,7 @@ class NodeWorld:
             await service.flights.close()
             service.store.close()
             service.threads.close()
+            service.storage_threads.close()
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[DatasetService]:

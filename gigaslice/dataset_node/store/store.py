@@ -1,9 +1,10 @@
 """The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
 
 One lock for all of it: every operation is short but for syncing an image, reading a doubtful one again and unpacking
-one, which are done without it, and for deleting one, which takes the file system a second for some GB. Everything
-blocks; callers use threads. What is in use is what a volume has, what is mounted, what a task waits for (`pin`), and
-what is being fetched (`begin`); nothing in use is ever deleted.
+one, which are done without it, and for deleting one, which takes the file system a second for some GB. A volume is
+shown without it too, under a lock of its own: to bind the directory of a storage server that is gone can take minutes,
+and holds up that volume alone. Everything blocks; callers use threads. What is in use is what a volume has, what is
+mounted, what a task waits for (`pin`), and what is being fetched (`begin`); nothing in use is ever deleted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
 from gigaslice.runtime.files import remedy
+from gigaslice.runtime.keyed_locks import KeyedLocks
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
@@ -94,6 +96,7 @@ class DatasetStore:
             default_quota=default_quota,
         )
         self._mutex = threading.RLock()
+        self._showing = KeyedLocks()  # by the volume's ID; taken before the mutex
         self._unpacking = threading.Lock()
         self._lock_fd = -1
         self._log = get_logger("dataset")
@@ -261,7 +264,7 @@ class DatasetStore:
 
     def placeholder(self, volume: Volume, directories: Sequence[str] = ()) -> None:
         """Publishes an empty volume, to be covered by `publish`. Raises RequestError, DatasetError and MountError."""
-        with self._mutex:
+        with self._showing.held(volume.id), self._mutex:
             known = self._volumes.records.get(volume.id)
             self._volumes.note(volume, known.pieces if known else ())
             self._volumes.prepare(volume, directories)
@@ -286,7 +289,7 @@ class DatasetStore:
                     raise ImageError(f"dataset {piece.name or piece.key} has just been removed; ask again")
             self._volumes.note(volume, pieces)
         sources = [Path(one.path) if one.path else self._mounted(one.key) for one in pieces]
-        with self._mutex:
+        with self._showing.held(volume.id):  # its record keeps what is shown from being deleted
             self._volumes.show(volume, pieces, sources)
 
     def published(self, volume_id: str) -> bool:
@@ -297,7 +300,7 @@ class DatasetStore:
 
     def remove(self, volume_id: str, target: str) -> None:
         """Unmounts a volume and forgets it; there may be none. Raises MountError."""
-        with self._mutex:
+        with self._showing.held(volume_id), self._mutex:
             keys = self._volumes.remove(volume_id, target)
             for key in self._pins.of(volume_id):
                 self.unpin(volume_id, key)

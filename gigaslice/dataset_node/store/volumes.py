@@ -2,7 +2,8 @@
 
 A record is written before the first mount of its volume and removed after the last, so a crash leaves a record too many
 and never a mount that is not accounted for. What is mounted decides in the end: an operation begins with the mount
-table, does what is missing, and can be repeated at any time. Not for several threads at once; `DatasetStore` locks.
+table, does what is missing, and can be repeated at any time. `DatasetStore` locks: one thread at a time for a volume,
+and for the records.
 """
 
 from __future__ import annotations

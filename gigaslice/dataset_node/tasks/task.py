@@ -37,6 +37,7 @@ _DAMAGED_TRIES = 3
 class TaskParts:
     """What all tasks share.
 
+    threads, storage: for work with the local disk, and for work that may wait for storage on a network.
     attach: mounts a source's storage for a volume and returns where; for local mode. release: ends that, when the
     volume is published or is not going to be. admit: raises RequestError for a source that pods of this node may not
     name.
@@ -47,6 +48,7 @@ class TaskParts:
     objects: DatasetObjects
     reporter: Reporter
     threads: Threads
+    storage: Threads
     counters: DatasetCounters
     attach: Callable[[SourceSpec, Mapping[str, str], str], Awaitable[str]]
     release: Callable[[str], None]
@@ -177,8 +179,9 @@ class Task:
             stage.doing = "waiting"
         for number in range(_DAMAGED_TRIES):
             pieces = await self._pieces()
+            threads = self._parts.storage if any(one.path for one in pieces) else self._parts.threads
             try:
-                await self._parts.threads.run(self._parts.store.publish, self.volume, pieces)
+                await threads.run(self._parts.store.publish, self.volume, pieces)
             except ImageError:
                 if number + 1 == _DAMAGED_TRIES:
                     raise

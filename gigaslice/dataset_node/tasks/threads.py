@@ -1,8 +1,8 @@
 """Blocking work of tasks in threads of its own, which a cancellation waits for.
 
 A mount that is under way when its pod is deleted must be over before it is undone, so a caller that is cancelled goes
-on waiting for its thread and is cancelled then. The work is with the local disk and the kernel, and does not hang as
-storage on a network can.
+on waiting for its thread and is cancelled then. What may wait for storage on a
+network has threads of its own, so that a server which is gone never takes those of the local disk.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Threads:
     """A few threads, made when they are first needed."""
 
-    def __init__(self, most: int = 8) -> None:
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix="dataset-disk")
+    def __init__(self, most: int = 8, name: str = "dataset-disk") -> None:
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix=name)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs WORK, and returns only when it is over."""

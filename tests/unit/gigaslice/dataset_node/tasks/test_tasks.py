@@ -404,6 +404,40 @@ def test_storage_that_a_task_is_about_to_show_is_not_unmounted_when_another_pod_
     play(story)
 
 
+def test_a_storage_server_that_is_gone_holds_up_its_own_volumes_only(world, play):
+    """Opening a directory of it blocks, as long as the kernel asks the server; nothing else of the node may wait."""
+    gone = threading.Event()
+    binding = []
+
+    async def story():
+        service = world.service
+        tasks, real = service.tasks, world.mounts.bind
+        tasks._parts = dataclasses.replace(tasks._parts, admit=lambda spec: None)
+
+        def bind(source, where):
+            if "/local/" in str(source):
+                binding.append(where)
+                gone.wait(20)
+            real(source, where)
+
+        world.mounts.bind = bind
+        local = {"source": "nfs://dead/export", "mode": "local"}
+        names = [f"dead-{number}" for number in range(12)]
+        held = [asyncio.ensure_future(publish(world, one, attributes=local, secret={})) for one in names]
+        try:
+            await until(lambda: len(binding) == 12)
+            assert len(service.store.records()) == 12
+            await asyncio.wait_for(publish(world), 5)
+            assert await asyncio.wait_for(tasks.blocker(world.volume("p").pod_uid, ["data"]), 5) is None
+            await asyncio.wait_for(tasks.unpublish(world.volume("p").id, world.volume("p").target), 5)
+        finally:
+            gone.set()
+            await asyncio.gather(*held)
+        assert all(world.shown_at(world.volume(one)) == ["export"] for one in names)
+
+    play(story)
+
+
 def test_a_container_waits_for_every_volume_that_it_mounts(world, play):
     async def story():
         tasks, volume = world.service.tasks, world.volume("p")
