@@ -35,8 +35,13 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _CONDITION = "gigaslice.io/Scheduler"
 _LEASE_SECONDS, _RETRY_SECONDS = 15.0, 2.0
 _IDLE_SECONDS = 12.5
-"""Less than the lease of any kube-scheduler: its successor finds ours given back. More than its longest pause between
-two attempts of one pod (10 s): a slow API server would have the lease given back before it was of use, every time."""
+"""Less than the lease of any kube-scheduler: its successor finds ours given back, or sees that at its next attempt (2.4
+seconds). More than its longest pause between two attempts of one pod (10 s): a slow API server would have the lease
+given back before it was of use, every time."""
+_UNCONNECTED_SECONDS = 2.0
+"""The same where no connection is open and no takeover is going on: the kube-scheduler has ended. One that is restarted
+gives its own lease back, and its successor comes in a second or two. (After an answer 503, as during a takeover, every
+kube-scheduler closes its connection.)"""
 _PATIENCE_SECONDS = 1.0  # of a request; kube-scheduler's own is two seconds
 _AGAIN_SECONDS = 0.5
 _POLL_SECONDS = 0.02
@@ -60,6 +65,7 @@ class Election:
         refresh: Reads all pods anew.
         unbound: Returns the pods that may be bound.
         put: Takes the document of a pod as the API server has it now.
+        connected: Whether a kube-scheduler has a connection to this service.
         overtaken: Called when no binding of before a takeover, our own neither, can be written any more.
         clock: Gives seconds that only grow.
     """
@@ -76,6 +82,7 @@ class Election:
         unbound: Callable[[], Iterable[Pod]],
         put: Callable[[dict[str, Any]], None],
         overtaken: Callable[[], None],
+        connected: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -85,6 +92,7 @@ class Election:
         self._unbound = unbound
         self._put = put
         self._overtaken = overtaken
+        self._connected = connected
         self._clock = clock
         self._asked = -math.inf
         self._taken_over = 0, -math.inf  # how often by the last takeover, and when that was
@@ -142,7 +150,9 @@ class Election:
         )
 
     def _wanted(self) -> bool:
-        return self._busy() or self._clock() - self._asked < _IDLE_SECONDS
+        patient = self._connected() or self._leader.inherited
+        seconds = _IDLE_SECONDS if patient else min(_UNCONNECTED_SECONDS, _IDLE_SECONDS)
+        return self._busy() or self._clock() - self._asked < seconds
 
     async def _catch_up(self) -> None:
         while True:

@@ -70,6 +70,11 @@ class HttpFront:
         self._listening: asyncio.Server | None = None
         self._log = get_logger("http")
 
+    @property
+    def connected(self) -> bool:
+        """Whether any client has a connection."""
+        return bool(self._connections)
+
     async def start(self, host: str | None, port: int) -> int:
         """Listens; returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()

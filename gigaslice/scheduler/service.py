@@ -123,6 +123,7 @@ class SchedulerService:
             datasets.drop_node,
             optional=True,
         )
+        self._front: HttpFront | None = None
         self.election = self._election(units) if settings.leader_lease else None
         self.api = HttpApi(
             self.placer,
@@ -152,6 +153,7 @@ class SchedulerService:
             unbound=lambda: [pod for pod in self.pods.values if not pod.node],
             put=put,
             overtaken=lambda: placer.overtaken(time.monotonic()),
+            connected=lambda: self._front is not None and self._front.connected,
         )
         binder.lead_seconds = lambda: found.seconds_left
         return found
@@ -189,7 +191,7 @@ class SchedulerService:
         )
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        front = HttpFront(self.api.routes(), _MOST_BYTES)
+        front = self._front = HttpFront(self.api.routes(), _MOST_BYTES)
         address = self._settings.listen_address
         host, port = address if address is not None else ("127.0.0.1", 0)
         try:

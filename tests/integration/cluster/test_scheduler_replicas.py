@@ -83,6 +83,27 @@ def test_one_decides_while_it_is_called_and_gives_the_lease_back_when_it_is_not(
     run(story)
 
 
+def test_a_kube_scheduler_that_has_ended_leaves_the_lease_to_its_successor_at_once(monkeypatch):
+    monkeypatch.setattr(election, "_IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(election, "_UNCONNECTED_SECONDS", 0.5)
+
+    async def story(api):
+        async with replica(api, "one") as one, replica(api, "other") as other:
+            async with aiohttp.ClientSession() as session:
+                body = {"Pod": {**pod("x", 1), "metadata": {"name": "x", "namespace": "n", "uid": "u"}}}
+                async with session.post(
+                    f"{url(one)}/scheduler/filter", json={**body, "NodeNames": []}
+                ) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                await asyncio.sleep(1.5)
+                assert holder(api) == "one", "it is connected"
+            await until(lambda: holder(api) == "", seconds=10)
+            assert (await asked(other))[0] == 200
+
+    run(story)
+
+
 def test_the_first_request_after_a_pause_is_answered_however_long_the_lease_is_left_alone(monkeypatch):
     monkeypatch.setattr(election, "_RETRY_SECONDS", 60.0)
 
