@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
@@ -29,6 +29,7 @@ __all__ = ["Entry", "EntryKind", "Limits", "Listing", "shown"]
 _DOTS = frozenset((b"", b".", b".."))
 _HEAD = b"gigaslice listing 1\n"
 _RECORD = struct.Struct("<BQIII")
+_CHECK = 4096  # entries between two looks at the limits
 _SHOWN = 120
 
 
@@ -63,6 +64,19 @@ class Limits:
     name: int = 255
     bytes: int = 1 << 43
     """8 TiB: half of what 32-bit block numbers address, so that an image of it always fits."""
+
+    def check(self, entries: int, text: int) -> None:
+        """Says whether a listing may go on; sources call it while they list.
+
+        Args:
+            entries: How many it has so far.
+            text: The bytes of their paths, versions and targets.
+
+        Raises:
+            ListingError: It is too large.
+        """
+        if entries > self.entries:
+            raise ListingError(f"more than {self.entries} entries; split the dataset, or pack files together")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class Listing:
         Raises:
             ListingError: It is none, or not in its canonical form.
         """
-        listing = Listing.of(_decoded(data), limits)
+        listing = Listing.of(_decoded(data, limits), limits)
         if listing.digest != hasher(data).digest():
             raise ListingError("the listing is not in the form in which listings are written; make it anew")
         return listing
@@ -213,7 +227,7 @@ class _Building:
             EntryKind.FILE
         )  # not looked up each time, nor counted by hash: both are Python's own code in an enum
         files = len([kind for kind in kinds.values() if kind is file])
-        return Listing(tuple(self.entries), hasher(_encoded(self.entries)).digest(), files, self.total)
+        return Listing(tuple(self.entries), _digest(self.entries), files, self.total)
 
 
 def _twice(entries: Iterable[Entry]) -> bytes:
@@ -256,11 +270,22 @@ def _encoded(entries: Iterable[Entry]) -> bytes:
     return b"".join(parts)
 
 
-def _decoded(data: bytes) -> Iterator[Entry]:
+def _digest(entries: Sequence[Entry]) -> bytes:
+    """The BLAKE3 of `_encoded`, of which a part at a time is in memory."""
+    made = hasher(_HEAD)
+    for at in range(0, len(entries), _CHECK):
+        made.update(_encoded(entries[at : at + _CHECK])[len(_HEAD) :])
+    return made.digest()
+
+
+def _decoded(data: bytes, limits: Limits) -> Iterator[Entry]:
     if not data.startswith(_HEAD):
         raise ListingError("this is no listing of a dataset, or one of another version")
-    at = len(_HEAD)
+    at, count = len(_HEAD), 0
     while at < len(data):
+        count += 1
+        if not count % _CHECK:
+            limits.check(count, at)
         try:
             number, size, path_bytes, version_bytes, target_bytes = _RECORD.unpack_from(data, at)
             at += _RECORD.size

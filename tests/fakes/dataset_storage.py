@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.opening import effective_spec
@@ -39,6 +39,7 @@ class Bucket:
     opened: int = 0
     closed: int = 0
     fails: list[Exception] = field(default_factory=list)  # raised by the next listings
+    weight: int = 0  # the entries that a listing says it has, beside its own
     hold: threading.Event = field(default_factory=threading.Event)
     list_hold: asyncio.Event | None = None
 
@@ -55,8 +56,9 @@ class MemorySource:
         self.bucket, self.spec, self.key = bucket, spec, key
         bucket.opened += 1
 
-    async def list(self, *_: object) -> Listing:
+    async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
         self.bucket.listings += 1
+        limits.check(self.bucket.weight, 0)
         if self.bucket.list_hold is not None:
             await self.bucket.list_hold.wait()
         if self.bucket.fails:

@@ -73,10 +73,14 @@ class ObjectSource:
 
     def _list(self, limits: Limits, stop: Stop) -> Listing:
         found: list[Entry] = []
+        text = 0
         try:
             for page in obstore.list(self._listing, self._prefix or None, chunk_size=_PAGE):
-                found += [self._entry(one) for one in page]
-                if stop or len(found) > limits.entries:
+                entries = [self._entry(one) for one in page]
+                found += entries
+                text += sum(len(one.path) + len(one.version) for one in entries)
+                limits.check(len(found), text)
+                if stop:
                     break
             if not found and self._prefix:
                 one = self._listing.head(self._prefix)

@@ -54,6 +54,7 @@ class OpenedSource:
         self.image: ImageReader | None = None
         self.inner = inner
         self._mounted = mounted
+        self._limits = Limits()
 
     @property
     def parallel(self) -> int:
@@ -66,8 +67,9 @@ class OpenedSource:
         """As the source's."""
         return self.inner.weak
 
-    async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
-        """As the source's, or the listing of the pack that it has."""
+    async def list(self, limits: Limits | None = None) -> Listing:
+        """As the source's, or the listing of the pack that it has. Without LIMITS, those of the last time hold."""
+        self._limits = limits = limits or self._limits
         failures = 0
         while True:
             try:

@@ -21,7 +21,7 @@ from gigaslice.dataset_node.sources.seam import DataSource, Sink
 
 __all__ = ["Pack", "read_pack"]
 
-_MOST_LISTING = 4 << 30
+_MOST_LISTING = 256 << 20
 _CHUNK = 8 << 20
 
 
@@ -94,8 +94,13 @@ def read_pack(
     image, listed = find(manifest.image), find(manifest.listing)
     if image is None or listed is None:
         raise SourceError(f"the pack {what} lacks {manifest.image} or {manifest.listing}; copy it again")
-    if (image.size, listed.size) != (manifest.size, manifest.listing_size) or listed.size > _MOST_LISTING:
+    if (image.size, listed.size) != (manifest.size, manifest.listing_size):
         raise SourceError(f"the pack {what} has files of other sizes than its manifest says; copy it again")
+    if listed.size > _MOST_LISTING:
+        raise ListingError(
+            f"the listing of the pack {what} has {listed.size} bytes, and may have {_MOST_LISTING}; split the dataset"
+        )
+    limits.check(0, listed.size)
     data = _read(source, listed)
     if hasher(data).hexdigest() != manifest.listing_digest:
         raise SourceError(f"the pack {what} has another listing than its manifest says; copy it again")
@@ -111,7 +116,7 @@ def read_pack(
 
 
 def _read(source: DataSource, entry: Entry) -> bytes:
-    found = bytearray()
+    found: list[bytes] = []
     for at in range(0, entry.size, _CHUNK):
-        source.read_into(entry, at, min(_CHUNK, entry.size - at), lambda _, data: found.extend(data))
-    return bytes(found)
+        source.read_into(entry, at, min(_CHUNK, entry.size - at), lambda _, data: found.append(bytes(data)))
+    return b"".join(found)

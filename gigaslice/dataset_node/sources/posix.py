@@ -26,6 +26,7 @@ from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 
 __all__ = ["PosixSource"]
 
+_CHECK, _USUAL_NAME = 4096, 64
 _WALKERS = 16
 _FORMAT = 0o170000
 _NAMES = sys.getfilesystemencoding()
@@ -177,6 +178,7 @@ class _Walk:
         self._walking = 0
         self._threads: list[threading.Thread] = []
         self._found: list[Entry] = []
+        self._text = 0
         self._failure: Exception | None = None
         self.new: set[bytes] = set()
         """Paths of files that had just been written when they were looked up."""
@@ -206,13 +208,14 @@ class _Walk:
                 failure = _unreadable(path, error)
             with self._wake:
                 self._found += found
+                self._text += sum(len(one[0]) + len(one[3]) + len(one[4]) for one in found)
                 self._waiting += below
                 self.new.update(new)
                 self._walking -= 1
-                if len(self._found) > self._limits.entries and failure is None:
-                    failure = ListingError(
-                        f"more than {self._limits.entries} entries; split the dataset, or pack files together"
-                    )
+                try:
+                    self._limits.check(len(self._found), self._text)
+                except (SourceError, ListingError) as error:
+                    failure = failure or error
                 self._failure = self._failure or failure
                 self._wake.notify_all()
 
@@ -246,8 +249,12 @@ class _Walk:
             with os.scandir(fd) as entries:
                 for number, one in enumerate(entries):
                     if not number & 63:
-                        if self._stop or number > self._limits.entries:
+                        if self._stop:
                             break
+                        if number and not number % _CHECK:
+                            self._limits.check(
+                                len(self._found) + number, self._text + number * (len(prefix) + _USUAL_NAME)
+                            )
                         if busy.waits():
                             self._help()
                     try:

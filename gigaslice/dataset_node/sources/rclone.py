@@ -34,6 +34,7 @@ from gigaslice.dataset_node.sources.web_files import read_range
 __all__ = ["RcloneSource"]
 
 _START_SECONDS = 20.0
+_CHECK = 4096
 _ABSENT = re.compile(r"directory not found|object not found|no such file|not exist|404")
 _REFUSED = re.compile(r"40[13]|nauthori|ermission denied|ccess ?denied|authenticat|login|530 |LOGON_FAILURE")
 _AWAY = re.compile(r"no such host|connection refused|time[d ]*out|unreachable|reset by peer|EOF")
@@ -134,6 +135,7 @@ class RcloneSource:
 
     def _listed(self, process: subprocess.Popen[bytes], limits: Limits, stop: Stop) -> Listing:
         found: list[Entry] = []
+        text_bytes = 0
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
@@ -146,10 +148,14 @@ class RcloneSource:
                     raise ListingError(
                         f"{self._what} is listed by rclone in a form that is not known"
                     ) from None
-                if stop or len(found) > limits.entries:
+                text_bytes += len(found[-1].path) + len(found[-1].version)
+                if not len(found) % _CHECK:
+                    limits.check(len(found), text_bytes)
+                if stop:
                     process.kill()
                     break
-        if process.wait() != 0 and not stop and len(found) <= limits.entries:
+        limits.check(len(found), text_bytes)
+        if process.wait() != 0 and not stop:
             raise _failure(self._what, self._run.said(process))
         return Listing.of(found, limits)
 

@@ -9,18 +9,17 @@ prepared pack is the better form of the same (`pack`), and rclone's `http` reads
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
 from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 from gigaslice.dataset_node.sources.web import WebAnswer, WebClient
-from gigaslice.text import plain
+from gigaslice.dataset_node.sources.web_index import index_entries
 
 __all__ = ["WebSource", "read_range", "version_of"]
 
@@ -70,8 +69,8 @@ class WebSource:
         where = f"{self._base}/{quote(self._index)}"
         with self._client.request(where) as answer:
             if answer.status == 200:
-                text = _document(self._client, answer)
-                return Listing.of(self._versions(_entries(text, where), stop), limits)
+                found = list(index_entries(_document(self._client, answer), where, limits))
+                return Listing.of(self._versions(found, stop), limits)
             if answer.status not in (400, 403, 404, 405, 410):
                 raise self._client.failure(answer, where)
         return Listing.of([self._one_file()], limits)
@@ -241,37 +240,14 @@ def version_of(answer: WebAnswer, size: int) -> str:
     return answer.header("ETag") or f"{size}:{answer.header('Last-Modified')}"
 
 
-def _document(client: WebClient, answer: WebAnswer) -> bytes:
+def _document(client: WebClient, answer: WebAnswer) -> Iterator[bytes]:
     if answer.length is not None and answer.length > _INDEX_BYTES:
         raise ListingError(f"the index has {answer.length} bytes; at most {_INDEX_BYTES} are read")
-    found = bytearray()
+    count = 0
     for data in client.body(answer, answer.length if answer.length is not None else _INDEX_BYTES):
-        found += data
-        if len(found) > _INDEX_BYTES:
+        count += len(data)
+        if count > _INDEX_BYTES:
             raise ListingError(f"the index has more than {_INDEX_BYTES} bytes; prepare a pack instead")
-    if answer.length is not None and len(found) != answer.length:
+        yield bytes(data)
+    if answer.length is not None and count != answer.length:
         raise SourceError(f"{client.base.netloc} ended the index early", retry=True)
-    return bytes(found)
-
-
-def _entries(text: bytes, where: str) -> list[Entry]:
-    try:
-        found = json.loads(text)
-        files = found["files"]
-        return [_entry(one) for one in files]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ListingError(
-            f'{plain(where)} is no index: it must be {{"files": [{{"path": "a/b", "size": 1}}, …]}}'
-        ) from None
-
-
-def _entry(one: Any) -> Entry:
-    path, size, version = one["path"], one["size"], one.get("version", "")
-    if (
-        not isinstance(path, str)
-        or isinstance(size, bool)
-        or not isinstance(size, int)
-        or not isinstance(version, str)
-    ):
-        raise TypeError
-    return Entry(path.encode(), EntryKind.FILE, size, plain(version))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from gigaslice.dataset.errors import DatasetError, ImageError, LostWritesError, SourceError
 from gigaslice.dataset.image import ImagePlan, plan
@@ -20,6 +21,7 @@ from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec, dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
+from gigaslice.dataset_node.sources.listing_memory import ListingAccount, ListingMemory
 from gigaslice.dataset_node.sources.proof import prove_reading
 from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
@@ -118,6 +120,14 @@ class Stage:
         )
 
 
+class _Planned:
+    """A listing with its layout: one of each on a node, however many tasks wait for the dataset."""
+
+    def __init__(self, listing: Listing, layout: ImagePlan) -> None:
+        self.listing = listing
+        self.layout = layout
+
+
 class Supply:
     """The way of datasets into STORE."""
 
@@ -131,6 +141,7 @@ class Supply:
         threads: Threads,
         counters: DatasetCounters,
         uses: DatasetUses,
+        listings: ListingMemory | None = None,
     ) -> None:
         self._store = store
         self._uses = uses
@@ -139,6 +150,8 @@ class Supply:
         self._fetch = fetch
         self._threads = threads
         self._counters = counters
+        self._listings = listings or ListingMemory()
+        self._planned: WeakValueDictionary[str, _Planned] = WeakValueDictionary()
         self._log = get_logger("dataset")
 
     async def ensure(
@@ -202,8 +215,10 @@ class Supply:
         source = await self._open(found.spec, credentials)
         spec = source.spec
         fetching = False
+        account = self._listings.account()
         try:
-            listing = await source.list()
+            listing = await source.list(account.limits)
+            account.listed()
             if found.check is Check.PINNED and listing.digest.hex() != found.digest:
                 raise SourceError(
                     f"{spec.canonical} has other contents than the version that the Dataset pins; restore them, or "
@@ -217,7 +232,8 @@ class Supply:
                 self._counters.hits += 1
                 return about
             stage.doing = "planning its image"
-            layout = await self._threads.run(plan, listing)
+            planned = await self._plan(key, listing, account)
+            listing, layout = planned.listing, planned.layout
             about = About(
                 key,
                 layout.size,
@@ -246,7 +262,7 @@ class Supply:
                         try:
                             await self._threads.run(self._store.rest, key)
                         finally:
-                            await source.close()
+                            await _close(source, account)
 
                 return await self._flights.join(key, start)
             except BaseException:
@@ -256,7 +272,16 @@ class Supply:
                 stage.flight = None
         finally:
             if not fetching:
-                await source.close()
+                await _close(source, account)
+
+    async def _plan(self, key: str, listing: Listing, account: ListingAccount) -> _Planned:
+        planned = self._planned.get(key)
+        if planned is None:
+            planned = _Planned(listing, await self._threads.run(plan, listing))
+        planned = self._planned.setdefault(key, planned)
+        if planned.listing is not listing:
+            account.close()  # equal, and what the other task has is kept in place of it
+        return planned
 
     async def _fetched(
         self,
@@ -314,6 +339,11 @@ class Supply:
             "fetched", key=about.key, source=about.source, bytes=about.bytes, seconds=round(seconds, 3)
         )
         return about
+
+
+async def _close(source: DataSource, account: ListingAccount) -> None:
+    account.close()
+    await source.close()
 
 
 def _duration(seconds: float) -> str:

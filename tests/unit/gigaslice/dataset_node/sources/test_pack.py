@@ -16,6 +16,7 @@ from gigaslice.dataset.pack_manifest import MANIFEST_NAME, PackManifest, PackRan
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.sources import pack as reading
 from gigaslice.dataset_node.sources.opening import OpenedSource
 from gigaslice.dataset_node.sources.posix import PosixSource
 from gigaslice.dataset_node.sources.web import WebClient
@@ -234,3 +235,9 @@ def test_a_listing_is_tried_again(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match="away"):
         asyncio.run(opened(source).list())
     assert len(times) == 5
+
+
+def test_a_listing_that_is_too_large_is_not_read(pack, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_MOST_LISTING", 10)
+    with pytest.raises(ListingError, match="may have 10; split the dataset"):
+        fetched(opened(PosixSource(pack)), tmp_path)

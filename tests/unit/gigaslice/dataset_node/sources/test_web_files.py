@@ -12,6 +12,7 @@ from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset_node.fetching import engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
+from gigaslice.dataset_node.sources import web_files
 from gigaslice.dataset_node.sources.seam import SourceBusyError
 from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import WebSource
@@ -384,3 +385,23 @@ def test_ranges_of_one_file_are_of_one_version_though_an_index_says_another(serv
         assert caught.value.changed
 
     using(server, work)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_an_index_that_is_too_long_is_refused_whether_its_length_is_said_or_not(server, monkeypatch, said):
+    monkeypatch.setattr(web_files, "_INDEX_BYTES", 100)
+    body = server.files["/data/index.json"]
+
+    def chunked(path, handler):
+        if said or not path.endswith("index.json"):
+            return False
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.close_connection = True
+        return True
+
+    server.trick = chunked
+    with pytest.raises(ListingError, match="100"):
+        listed(server)

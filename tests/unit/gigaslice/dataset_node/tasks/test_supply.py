@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gigaslice.dataset.errors import CacheFullError, LostWritesError, QuotaError, SourceError
+from gigaslice.dataset.errors import CacheFullError, ListingError, LostWritesError, QuotaError, SourceError
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.store import Disk, digest_of
@@ -335,5 +335,32 @@ def test_what_the_disk_has_lost_is_fetched_again_as_a_whole(world, play, monkeyp
         image = world.root / f"s/objects/{again.key}.img"
         assert (again.digest, digest_of(image)) == (clean.digest, clean.digest)
         assert bucket.read_bytes == 2 * SIZE
+
+    play(story)
+
+
+def test_listings_take_a_bounded_memory_all_together_and_equal_ones_take_it_once(world, play):
+    async def story():
+        bucket, memory = world.storage.buckets["coco"], world.service.tasks._parts.supply._listings
+        memory.most = 100 << 20
+        bucket.weight = 200_000
+        bucket.hold.clear()
+        works = [asyncio.ensure_future(ensure(world, "p0"))]
+        await until(lambda: world.service.flights.keys() and memory.held)
+        kept = memory.held
+        for number in range(1, 4):
+            works.append(asyncio.ensure_future(ensure(world, f"p{number}")))
+            await until(lambda number=number: world.service.counters.joins == number)
+        assert memory.held == kept, "the others wait for the flight without listings of their own"
+        world.storage.buckets["other"] = Bucket({"a": b"x"}, weight=250_000)
+        text = await refused(ensure(world, "x", ResolvedDataset(SourceSpec.parse("s3://other/a"))))
+        assert "it is tried again" in text
+        bucket.hold.set()
+        await asyncio.gather(*works)
+        await until(lambda: memory.held == 0)
+        bucket.weight = 400_000
+        text = await refused(ensure(world, "y"), ListingError)
+        assert "more than 400000 entries, for which the service's memory" in text
+        assert memory.held == 0 and closed(world)
 
     play(story)
