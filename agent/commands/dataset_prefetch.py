@@ -281,7 +281,7 @@ class PrefetchRun:
         if cache is None:
             return
         with contextlib.suppress(ValueError):
-            there = [one for one in parse_dataset_node(cache).datasets if one.source in self._sources]
+            there = [one for one in parse_dataset_node(cache).datasets if {*self._sources} & {*one.names}]
             size = sum(one.bytes for one in there)
             if size:
                 self._shares[node] = min(1.0, sum(one.fetched for one in there) / size)

@@ -194,7 +194,7 @@ def _holders(caches: Sequence[Mapping[str, Any]] | None, sources: Sequence[str])
 
 
 def _on(node: DatasetNode) -> set[str]:
-    return {one.source for one in node.datasets}
+    return {name for one in node.datasets for name in one.names}
 
 
 def _with_driver(

@@ -55,7 +55,7 @@ def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[st
         (node.node, cached)
         for node in nodes
         for cached in node.datasets
-        if cached.source == source and pinned in ("", cached.digest)
+        if source in cached.names and pinned in ("", cached.digest)
     ]
     uses = [(cached.digest, use) for _, cached in every if (use := cached.used_by(str(one.found)))]
     known = {digest for digest, _ in uses}

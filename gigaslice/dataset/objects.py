@@ -21,6 +21,7 @@ __all__ = [
     "DATASET_NODES",
     "DRIVER",
     "GROUP",
+    "MOST_REQUESTED",
     "VERSION",
     "CachedDataset",
     "DatasetNode",
@@ -42,6 +43,9 @@ CHECKS = ("listing", "pinned", "never")
 """How a pod's request is compared with the copy on the node. listing: the source is listed with the pod's credentials.
 pinned: the same, and it must be the version of `digest`. never: any complete copy. The last two for Dataset objects
 only, and in namespaces that the service was told to trust a copy on the node is given without a listing."""
+
+MOST_REQUESTED = 8
+"""Texts by which pods may have got a copy, that are shown."""
 
 _MOST_SHOWN = 2000  # datasets of one DatasetNode: etcd takes 1.5 MiB
 
@@ -100,6 +104,8 @@ class CachedDataset:
         pods: The pods that have it, as "namespace/name".
         uses: The Datasets by which it was got. A Dataset's status tells of no other copies: who writes one must not
             learn by it what other tenants have.
+        requested: The sources as pods or Datasets have written them, where those are others: a Secret may say more
+            about where the data are, such as the endpoint, and that is a part of `source`.
     """
 
     key: str
@@ -112,6 +118,12 @@ class CachedDataset:
     last_used: float = 0.0
     pods: tuple[str, ...] = ()
     uses: tuple[DatasetUse, ...] = ()
+    requested: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All sources that it may be asked for by."""
+        return (self.source, *(one for one in self.requested if one != self.source))
 
     def used_by(self, name: str) -> DatasetUse | None:
         """The use by the Dataset NAME; None where there is none."""
@@ -144,8 +156,9 @@ class DatasetNode:
     def for_scheduling(self) -> NodeDatasets:
         """The same for the affinity score."""
         held = (
-            Held(one.source, one.digest, one.bytes, one.in_use, fetching=one.state != "Ready")
+            Held(name, one.digest, one.bytes, one.in_use, fetching=one.state != "Ready")
             for one in self.datasets
+            for name in one.names
         )
         return NodeDatasets(tuple(held), self.free)
 
@@ -227,6 +240,7 @@ def _cached(entry: object) -> CachedDataset | None:
         float(_whole(entry, "lastUsed")),
         _strings(pods),
         tuple(_use(one) for one in _objects(entry, "uses")),
+        _strings(entry.get("requestedSources"))[:MOST_REQUESTED],
     )
 
 
@@ -246,6 +260,7 @@ def _cached_document(one: CachedDataset) -> dict[str, Any]:
         "lastUsed": int(one.last_used),
         "pods": list(one.pods),
         "uses": [{"name": use.name, "pods": list(use.pods)} for use in one.uses],
+        **({"requestedSources": list(one.requested)} if one.requested else {}),
     }
 
 

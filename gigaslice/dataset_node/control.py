@@ -179,7 +179,9 @@ def _mapping(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _named(one: Stored, name: str) -> bool:
     about = one.about
-    return name in (about.key, about.source) or (len(name) >= 6 and about.key.startswith(name))
+    return name in (about.key, about.source, about.requested) or (
+        len(name) >= 6 and about.key.startswith(name)
+    )
 
 
 def _dataset(one: Stored, flights: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gigaslice.dataset.objects import DATASET_NODES, GROUP, VERSION, CachedDataset, DatasetNode, DatasetUse
+from gigaslice.dataset.objects import (
+    DATASET_NODES,
+    GROUP,
+    MOST_REQUESTED,
+    VERSION,
+    CachedDataset,
+    DatasetNode,
+    DatasetUse,
+)
 from gigaslice.dataset_node.store import DatasetStore, Record, Stored
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.dataset_node.tasks.uses import DatasetUses
@@ -35,6 +43,8 @@ def node_document(
     room: int,
     fetched: Mapping[str, int],
     uses: Mapping[str, tuple[DatasetUse, ...]] | None = None,
+    *,
+    texts: Callable[[str], Collection[str]] = lambda key: (),
 ) -> DatasetNode:
     """What is published of a cache.
 
@@ -45,6 +55,7 @@ def node_document(
         fetched: Bytes that have arrived, by key, of what is being fetched. A partial dataset that is not among them
             rests, and is nothing that a pod could count on.
         uses: The Datasets by which the copies were got, by key.
+        texts: Returns the sources as pods have written them, by key.
     """
     datasets, used = [], 0
     for one in stored:
@@ -64,6 +75,7 @@ def node_document(
                 float(int(one.last_used)),
                 tuple(sorted({f"{pod.namespace}/{pod.pod}" for pod in one.holders})),
                 (uses or {}).get(about.key, ()),
+                tuple(sorted({about.requested, *texts(about.key)} - {"", about.source})[:MOST_REQUESTED]),
             )
         )
     datasets.sort(key=lambda one: one.key)
@@ -114,7 +126,7 @@ class NodePublisher:
         fetched = self._fetched()
         stored, room, records = await self._threads.run(self._read)
         uses = self._uses.shown(records, {one.about.key for one in stored})
-        current = node_document(self._node, stored, room, fetched, uses)
+        current = node_document(self._node, stored, room, fetched, uses, texts=self._uses.texts)
         if self._written is not None and not self._worth(current, now):
             return _SECONDS
         try:

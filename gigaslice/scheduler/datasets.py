@@ -1,6 +1,7 @@
 """Which nodes have the datasets that a pod asks for, from the objects of the API. Pure: time is an argument.
 
-A pod names a Dataset object or a source; a node says what its cache has by canonical source and listing digest. Which
+A pod names a Dataset object or a source; a node says what its cache has by canonical source and listing digest, and by
+which other texts pods have got that, whose Secrets say more about where the data are. Which
 version a pod will get is known only where its Dataset pins one: else the newest complete version that any node has of
 the source counts, as a change of the source is rarer than a pod.
 
@@ -77,12 +78,13 @@ class DatasetIndex:
         self.drop_node(one)
         self._nodes[one.node] = one.for_scheduling()
         for cached in one.datasets:
-            self._where[cached.source].add(one.node)
-            if cached.state == "Ready":
-                version = _Version(cached.digest, cached.bytes, cached.last_used)
-                known = self._versions.setdefault(cached.source, {}).get(one.node)
-                if known is None or known.seen < version.seen:
-                    self._versions[cached.source][one.node] = version
+            for source in cached.names:
+                self._where[source].add(one.node)
+                if cached.state == "Ready":
+                    version = _Version(cached.digest, cached.bytes, cached.last_used)
+                    known = self._versions.setdefault(source, {}).get(one.node)
+                    if known is None or known.seen < version.seen:
+                        self._versions[source][one.node] = version
 
     def drop_node(self, one: DatasetNode) -> None:
         """Takes a node away."""

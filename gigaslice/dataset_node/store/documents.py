@@ -39,9 +39,10 @@ class About:
     """What is known of one dataset version.
 
     key: see `gigaslice.dataset.source_spec.dataset_key`. size: bytes of the image. source: as a person reads it,
-    without credentials. files, bytes: of the dataset. listing: its listing's digest, hexadecimal. created: Unix time
-    of the last attempt to fetch it. digest: BLAKE3 of the whole image; empty until all of it has arrived. stamp: size
-    and mtime in ns of the image when the digest was right.
+    without credentials, with what the Secret says about where it is. files, bytes: of the dataset. listing: its
+    listing's digest, hexadecimal. created: Unix time of the last attempt to fetch it. digest: BLAKE3 of the whole
+    image; empty until all of it has arrived. stamp: size and mtime in ns of the image when the digest was right.
+    requested: the source as the pod wrote it that had it fetched; empty where there is no difference.
     """
 
     key: str
@@ -53,6 +54,7 @@ class About:
     created: float = 0.0
     digest: str = ""
     stamp: tuple[int, int] = (0, 0)
+    requested: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,8 +205,7 @@ class Supply:
 
     async def _pin(self, volume: Volume, about: About, found: ResolvedDataset) -> None:
         await self._threads.run(self._store.pin, volume, about)
-        if found.name:
-            self._uses.note(about.key, found.name)
+        self._uses.note(about.key, found.name, found.spec.canonical)
 
     async def _listed(
         self, volume: Volume, found: ResolvedDataset, credentials: Mapping[str, str], stage: Stage
@@ -241,6 +240,7 @@ class Supply:
                 files=listing.files,
                 bytes=listing.bytes,
                 listing=listing.digest.hex(),
+                requested=found.spec.canonical if found.spec.canonical != spec.canonical else "",
             )
             await self._pin(volume, about, found)
             stage.about, stage.doing = about, "fetching"

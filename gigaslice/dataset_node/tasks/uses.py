@@ -1,7 +1,10 @@
-"""By the names of which Dataset objects pods have got the copies of this node.
+"""By the names of which Dataset objects, and by which texts, pods have got the copies of this node.
 
 It is what a Dataset's status may tell: its author, or a pod that named it, has shown the right to the data. In memory
 only: what a status has told once it goes on telling, and a volume's record has the name that its pod wrote.
+
+A pod writes `sftp://host/data`, and its Secret adds whose files those are: the copy is one of the whole. Datasets and
+pods that are to be scheduled have the text alone, so copies are published under the texts as well.
 """
 
 from __future__ import annotations
@@ -23,14 +26,23 @@ class DatasetUses:
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}
+        self._texts: dict[str, set[str]] = {}
 
-    def note(self, key: str, name: str) -> None:
-        """A pod that named the Dataset NAME ("namespace/name") may have the copy KEY."""
-        self._names.setdefault(key, set()).add(name)
+    def note(self, key: str, name: str, requested: str) -> None:
+        """A pod may have the copy KEY, for which it, or the Dataset NAME ("namespace/name"), wrote REQUESTED."""
+        if name:
+            self._names.setdefault(key, set()).add(name)
+        if len(texts := self._texts.setdefault(key, set())) < _MOST:
+            texts.add(requested)
+
+    def texts(self, key: str) -> frozenset[str]:
+        """The canonical sources that pods have written for a copy."""
+        return frozenset(self._texts.get(key, ()))
 
     def shown(self, records: Iterable[Record], keys: Collection[str]) -> dict[str, tuple[DatasetUse, ...]]:
         """The uses of copies by their keys. What is no longer among KEYS is forgotten."""
         self._names = {key: names for key, names in self._names.items() if key in keys}
+        self._texts = {key: texts for key, texts in self._texts.items() if key in keys}
         pods = {key: {name: set[str]() for name in names} for key, names in self._names.items()}
         for record in records:
             volume = record.volume

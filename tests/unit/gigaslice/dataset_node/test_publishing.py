@@ -1,6 +1,7 @@
 """What a node tells the cluster of its cache, and how often."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -80,8 +81,8 @@ def test_what_is_there_and_who_has_it(world, publisher):
 
 def test_by_which_datasets_a_copy_was_got_is_told_as_long_as_it_is_there(world, publisher):
     world.fetch(1, 300)
-    world.uses.note(KEYS[1], "shared/coco")
-    world.uses.note(KEYS[2], "team/other")
+    world.uses.note(KEYS[1], "shared/coco", "s3://bucket/1")
+    world.uses.note(KEYS[2], "team/other", "s3://bucket/2")
     named = (
         ("a", "team", "shared/coco"),
         ("b", "team", "own"),
@@ -103,6 +104,20 @@ def test_by_which_datasets_a_copy_was_got_is_told_as_long_as_it_is_there(world, 
     world.fetch(1, 300)
     step(publisher, 15.0)
     assert last(publisher).datasets[0].uses == (), "a later copy was got by others"
+
+
+def test_a_copy_is_told_under_the_texts_that_pods_have_written_for_it(world, publisher):
+    world.store.complete(world.store.begin(replace(world.about(1), requested="sftp://h/data")), "d")
+    for text in ("s3://bucket/1", "sftp://h/data", *(f"sftp://h/{number}" for number in range(100))):
+        world.uses.note(KEYS[1], "", text)
+    step(publisher, 0.0)
+    (found,) = last(publisher).datasets
+    assert found.source == "s3://bucket/1"
+    assert len(found.requested) == 8 and "s3://bucket/1" not in found.requested
+    world.again()
+    publisher._store, publisher._uses = world.store, DatasetUses()
+    step(publisher, 5.0)
+    assert last(publisher).datasets[0].requested == ("sftp://h/data",)
 
 
 def test_a_fetch_is_told_when_it_begins_and_then_now_and_then(world, publisher):

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gigaslice.controller.dataset_statuses import _parse, dataset_status
 from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.objects import parse_dataset, parse_dataset_node
 from gigaslice.dataset_node.fetching import engine
+from gigaslice.dataset_node.publishing import node_document
 from gigaslice.dataset_node.tasks.tasks import StillFetching, volume_name
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod, PodContainer
+from gigaslice.scheduler.datasets import DatasetIndex
 from tests.fakes.dataset_node import GPU
 from tests.fakes.dataset_storage import DENIED
 from tests.fakes.eventually import until
@@ -434,6 +438,44 @@ def test_a_storage_server_that_is_gone_holds_up_its_own_volumes_only(world, play
             gone.set()
             await asyncio.gather(*held)
         assert all(world.shown_at(world.volume(one)) == ["export"] for one in names)
+
+    play(story)
+
+
+@pytest.mark.parametrize("check", ["listing", "pinned"])
+def test_what_a_secret_says_about_the_place_hides_no_copy_from_its_dataset_or_the_scheduler(
+    world, play, check
+):
+    """The Secret names the endpoint, which is a part of what the copy is; Datasets and pods have the bucket alone."""
+
+    async def story():
+        service = world.service
+        world.api.put("team", "coco", source=COCO["source"])
+        secret = {**KEY, "endpoint": "http://minio.storage:9000"}
+        await publish(world, secret=secret, attributes={"dataset": "coco"})
+        (there,) = service.store.stored()
+        assert there.about.source == "s3://coco/train?endpoint=http://minio.storage:9000"
+        records = service.store.records().values()
+        uses = service.uses.shown(records, {there.about.key})
+        node = parse_dataset_node(
+            node_document("a", [there], 10**9, {}, uses, texts=service.uses.texts).document()
+        )
+        pinned = {"check": "pinned", "digest": there.about.listing} if check == "pinned" else {}
+        document = {
+            "metadata": {"name": "coco", "namespace": "team", "uid": "u", "resourceVersion": "1"},
+            "spec": {"source": COCO["source"], **pinned},
+        }
+        status = dataset_status(_parse(document), [node])
+        assert (status["phase"], status["nodeNames"], status["holders"]) == ("Ready", ["a"], ["team/p"])
+        index = DatasetIndex()
+        index.put_node(node)
+        index.put_object(parse_dataset(document))
+        for attributes in (COCO, {"dataset": "coco"}):
+            volumes = (CsiVolume("data", DATASET_DRIVER, attributes),)
+            requested = index.requested(Pod("team", "q", "u", volumes=volumes))
+            assert index.shares(requested, 0.0) == {"a": 1.0}
+        index.drop_node(node)
+        assert not index._where and not index._versions
 
     play(story)
 
