@@ -176,6 +176,10 @@ class Cache:
             places.partial_about(key), places.bits(key), places.partial_image(key), places.partial_tree(key)
         )
 
+    def discard_tree(self, key: str) -> None:
+        """Removes what a dataset was unpacked into in part. There may be none."""
+        self._remove(self._places.partial_tree(key))
+
     def delete(self, key: str) -> None:
         """Removes a complete dataset; whatever is mounted of it can still be read."""
         self._ready.pop(key, None)

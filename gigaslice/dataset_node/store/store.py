@@ -25,7 +25,7 @@ from gigaslice.dataset_node.store.cache import Cache, Part
 from gigaslice.dataset_node.store.cache_room import CacheRoom, Holdings
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
 from gigaslice.dataset_node.store.pins import Pins
-from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.places import Places, sync_directory
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
@@ -368,7 +368,10 @@ class DatasetStore:
             try:
                 self._unpack(self._places.image(key), fresh)
                 fresh.replace(tree)
+                sync_directory(self._places.objects)  # the image goes when the tree has its name for good
                 self._places.image(key).unlink()
             except OSError as error:
                 raise DatasetError(f"{about.source} not unpacked: {error.strerror or error}") from error
+            finally:
+                self._cache.discard_tree(key)
         return tree

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from gigaslice.dataset.errors import ImageError
 from gigaslice.dataset.image import plan
 from gigaslice.dataset.listing import Entry, EntryKind, Listing
+from gigaslice.dataset_node import unpack
 from gigaslice.dataset_node.unpack import unpack_image
 from tests.fakes.images import content, listed, listings, write
 
@@ -107,3 +108,32 @@ def test_an_image_with_a_name_that_leads_up(tmp_path: Path) -> None:
         with pytest.raises(ImageError):
             unpack_image(tmp_path / "image", tmp_path / "tree")
         assert not (tmp_path / "tree").exists()
+
+
+class RecordedLibc:
+    """Notes what stood there when the file system was synced."""
+
+    def __init__(self, root: Path, result: int) -> None:
+        self.root, self.result = root, result
+        self.seen: list[list[bytes]] = []
+
+    def syncfs(self, fd: int) -> int:
+        assert Path(f"/proc/self/fd/{fd}").readlink() == self.root
+        self.seen.append([path.read_bytes() for path in self.root.rglob("*") if path.is_file()])
+        return self.result
+
+
+@pytest.mark.parametrize("result", [0, -1])
+def test_everything_is_on_the_disk_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int
+) -> None:
+    write(plan(listed([(b"a", 5), (b"b/c", 7000)])), tmp_path / "image")
+    libc = RecordedLibc(tmp_path / "tree", result)
+    monkeypatch.setattr(unpack.ctypes, "CDLL", lambda *_, **__: libc)
+    if result:
+        with pytest.raises(OSError):
+            unpack_image(tmp_path / "image", tmp_path / "tree")
+    else:
+        unpack_image(tmp_path / "image", tmp_path / "tree")
+    (seen,) = libc.seen
+    assert sorted(map(len, seen)) == [5, 7000]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError, LostWritesError, SourceError
 from gigaslice.dataset.listing import EntryKind
-from gigaslice.dataset_node.fetching import engine
+from gigaslice.dataset_node.fetching import bitmap, engine
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
 from gigaslice.dataset_node.sources.seam import SourceBusyError
@@ -178,6 +178,23 @@ def test_a_disk_that_fails_ends_the_fetch_with_its_name(tmp_path, monkeypatch, n
     source.before = lambda *_: monkeypatch.setattr(engine.os, "pwrite", pwrite)
     with pytest.raises(kind, match="disk"):
         asyncio.run(fetch(plan, listing, source, part, bounds=Bounds()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_has_arrived_counts_after_a_power_loss(tmp_path, monkeypatch, fails):
+    """Whether the fetch has ended well, and nothing was made of it, or has failed at its last file."""
+    listing = files(SIZES)
+    source = MemorySource(listing, parallel=1)
+    if fails:
+        source.before = lambda entry, _: refuse("large is away")(entry, _) if entry.path == b"large" else None
+    with pytest.raises(SourceError) if fails else contextlib.nullcontext():
+        fetched(tmp_path, source)
+    monkeypatch.setattr(bitmap, "boot_id", lambda: "the next kernel")
+    again = MemorySource(listing)
+    digest, image = fetched(tmp_path, again)
+    assert digest == blake3.blake3(image).hexdigest()
+    assert image == whole_image(listing, FlatLayout(listing))
+    assert again.given == (SIZES["large"] if fails else 0)
 
 
 @pytest.mark.parametrize("also", [False, True])
