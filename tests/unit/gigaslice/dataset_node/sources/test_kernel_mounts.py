@@ -11,7 +11,7 @@ import pytest
 
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.mounts import MountError
+from gigaslice.dataset_node.mounts import MountEntry, MountError
 from gigaslice.dataset_node.sources import kernel_mounts
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts, nfs_options
@@ -207,3 +207,25 @@ def test_a_server_that_does_not_answer_delays_the_mounts_of_no_other(mounts, tmp
             gone.set()
         made.release(dead.result(5)[0])
     assert not mounts.mounted
+
+
+def test_what_an_earlier_process_has_left_is_unmounted_and_nothing_else(tmp_path):
+    """The last one first: several may stand at one point."""
+    here, other = tmp_path / "sources", tmp_path / "sources2"
+    points = [here / "a", other / "b", here, here / "a" / "below", here / "c", here / "a"]
+    table = [
+        MountEntry(number, "0:1", "/", str(one), frozenset(), "nfs", "s:/x")
+        for number, one in enumerate(points)
+    ]
+    mounts = RecordedMounts()
+    mounts.table = lambda: tuple(table)
+    gone = []
+
+    def unmount(where):
+        gone.append(where)
+        if where == here / "c":
+            raise MountError("busy")
+
+    mounts.unmount = unmount
+    KernelMounts(mounts, here).reconcile()
+    assert gone == [here / "a", here / "c", here / "a"]
