@@ -159,7 +159,7 @@ class Config(Settings):
         "name of a resource of RDMA adapters, such as gigaslice.io/rdma")
     rdma_share: int = setting("COUNT", values.count, "1", "how many containers may have an RDMA adapter at a time")
     sysfs: Path = setting("DIR", values.absolute_path, "/sys", "where RDMA adapters are found")
-    dataset_gate: Path | None = setting("SOCKET|off", values.path_or_off, "/run/gigaslice-dataset/gate.sock",
+    dataset_gate: Path | None = setting("SOCKET|off", values.path_or_off, "/run/gigaslice-dataset/gate/gate.sock",
         "where the dataset service of this node listens, which containers that mount a dataset wait for")
     log_level: str = setting("LEVEL", values.choice("debug", "info", "warning", "error"), "info",
         "least severity that is logged")

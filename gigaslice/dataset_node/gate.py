@@ -14,15 +14,21 @@ from gigaslice.dataset_node.tasks.tasks import Tasks
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
-__all__ = ["GATE_SOCKET", "Gate"]
+__all__ = ["GATE_DIRECTORY", "GATE_SOCKET", "Gate"]
 
+GATE_DIRECTORY = (
+    "gate"  # in the service's directory; the one of its directories that the agent's container has
+)
 GATE_SOCKET = "gate.sock"
 _MOST_RESOURCES = 32
 _MOST_DETAIL = 1000  # characters: a text is part of a pod's event, and an agent reads lines of some KiB only
 
 
 class Gate:
-    """Answers on gate.sock in DIRECTORY. `tasks` is set before it runs."""
+    """Answers on gate.sock in DIRECTORY, which the agent's container has: nothing secret may be in it.
+
+    `tasks` is set before it runs.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.tasks: Tasks | None = None

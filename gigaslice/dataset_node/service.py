@@ -23,7 +23,7 @@ from gigaslice.dataset_node.control import WAIT_PREFIX, CommandServer
 from gigaslice.dataset_node.csi.driver import IdentityServicer, NodeServicer
 from gigaslice.dataset_node.csi.registration import CsiServer
 from gigaslice.dataset_node.fetching.flights import Flights
-from gigaslice.dataset_node.gate import Gate
+from gigaslice.dataset_node.gate import GATE_DIRECTORY, Gate
 from gigaslice.dataset_node.metrics import DatasetMetrics, DatasetReading
 from gigaslice.dataset_node.node_seams import Seams, node_seams
 from gigaslice.dataset_node.settings import DatasetSettings, admits
@@ -121,7 +121,7 @@ class DatasetService:
             release=local.release,
             admit=functools.partial(_admit, settings.allow),
         )
-        self.gate = Gate(settings.run_dir)
+        self.gate = Gate(settings.run_dir / GATE_DIRECTORY)
         early = settings.run_dir / "early"
         self.tasks = Tasks(
             parts,

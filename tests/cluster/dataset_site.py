@@ -111,7 +111,7 @@ class DatasetSite:
         command = [
             sys.executable, "-m", "agent", "node", f"--state-dir={self.root}/agent", f"--node-name={self.node}",
             f"--kubeconfig={self.root}/agent.kubeconfig", "--metrics-address=off", "--poll-interval=2s",
-            f"--dataset-gate={self.run_dir}/gate.sock",
+            f"--dataset-gate={self.run_dir}/gate/gate.sock",
         ]  # fmt: skip
         before = self.logged("agent connected")
         with (self.root / "agent.log").open("ab") as log:

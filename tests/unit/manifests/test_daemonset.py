@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from agent import config
+from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.runtime import tasks
-from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX
+from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX, load
 from vcuda import contract
 from vcuda.version import VERSION
 
@@ -120,6 +121,15 @@ def test_mounts_are_where_the_agent_looks(pod: dict[str, Any], node: dict[str, A
     assert str(DEFAULTS.state_dir) == contract.HOST_STATE_DIR
     assert mounts[str(DEFAULTS.pod_resources.parent)]["readOnly"] is True
     assert len(sources) == len(mounts)
+
+
+def test_credentials_that_the_dataset_service_keeps_are_in_no_directory_of_the_agent(
+    pod: dict[str, Any],
+) -> None:
+    directory = load(DatasetSettings, {}, {}).run_dir
+    kept = [directory / "early" / "csi-1.json", directory / "wait" / "wait.sock"]
+    mounted = [Path(volume["hostPath"]["path"]) for volume in pod["volumes"]]
+    assert not [(one, where) for one in kept for where in mounted if one.is_relative_to(where)]
 
 
 def test_every_setting_in_the_environment_is_one(node: dict[str, Any]) -> None:

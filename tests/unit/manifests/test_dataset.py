@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from agent import cli, config
+from gigaslice.dataset_node.gate import GATE_DIRECTORY, GATE_SOCKET
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.model import DATASET_DRIVER
 from gigaslice.runtime.settings import load
@@ -101,7 +102,7 @@ def test_mounts_are_where_the_service_looks_and_reach_the_host():
         "the kubelet demands it of Bidirectional"
     )
     gate = config.load({}, {}).dataset_gate
-    assert gate is not None and gate.parent == DEFAULTS.run_dir, "the GPU agent finds the gate there"
+    assert gate == DEFAULTS.run_dir / GATE_DIRECTORY / GATE_SOCKET, "the GPU agent finds the gate there"
 
 
 def test_the_flags_are_taken():
@@ -138,4 +139,4 @@ def test_the_gpu_agent_stays_unprivileged():
     (container,) = agent["spec"]["template"]["spec"]["containers"]
     assert "privileged" not in container["securityContext"]
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
-    assert "mountPropagation" not in mounts[str(DEFAULTS.run_dir)]
+    assert "mountPropagation" not in mounts[str(DEFAULTS.run_dir / GATE_DIRECTORY)]

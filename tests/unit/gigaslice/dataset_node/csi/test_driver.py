@@ -61,7 +61,7 @@ def play(world, *stories, seconds=40):
 
 async def agent(world, resources=(GPU,)):
     """A GPU agent that waits for the service; returns its connection."""
-    reader, writer = await asyncio.open_unix_connection(str(world.root / "r" / "gate.sock"))
+    reader, writer = await asyncio.open_unix_connection(str(world.root / "r" / "gate" / "gate.sock"))
     writer.write(json.dumps({"gatekeeper": {"resources": resources}}).encode() + b"\n")
     world.agents.append(writer)
     await until(lambda: world.service.gate.resources)
