@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
-from gigaslice.dataset_node.sources.rclone_process import NOBODY, RcloneProcesses
+from gigaslice.dataset_node.sources.rclone_process import RcloneProcesses
 from gigaslice.dataset_node.sources.rclone_remote import RcloneRemote
 from gigaslice.dataset_node.sources.seam import Sink, Stop, in_thread
 from gigaslice.dataset_node.sources.web import WebClient
@@ -88,8 +88,8 @@ class RcloneSource:
         run = RcloneProcesses(program, remote)
         made = Path(tempfile.mkdtemp(prefix="rclone-", dir=_enterable(directory)))
         try:
-            if os.geteuid() == 0:
-                os.chown(made, NOBODY, NOBODY)
+            if run.user is not None:
+                os.chown(made, run.user, run.user)
             environment = await in_thread("dataset-rclone", lambda _: run.environment())
             process = run.start(
                 ["serve", "http", "--addr", f"unix://{made / 's'}", "--read-only", "--dir-cache-time", "10s",

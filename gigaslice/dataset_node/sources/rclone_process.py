@@ -1,12 +1,15 @@
 """Processes of rclone: without rights, with a remote in their environment and nothing else, gone when this one is.
 
-They run as nobody where this process is root, and get nothing of its environment.
+Where this process is root, each source's run as a user of their own: processes of one user read each other's
+environment, and with it the passwords. They get nothing of this process's environment.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -16,19 +19,28 @@ from typing import IO
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.sources.rclone_remote import REMOTE, RcloneRemote
 
-__all__ = ["NOBODY", "RcloneProcesses"]
+__all__ = ["RcloneProcesses"]
 
-NOBODY = 65534
+_USERS, _MOST_USERS = (
+    0x70000000,
+    1 << 27,
+)  # above every range that is given to people, containers and their namespaces
+_users = itertools.count(secrets.randbelow(_MOST_USERS))
 _PR_SET_PDEATHSIG = 1
 
 
 class RcloneProcesses:
-    """Starts rclone with a remote in its environment and nothing else."""
+    """Starts rclone with a remote in its environment and nothing else.
+
+    Attributes:
+        user: Whom it runs as, and the number of the group; None where this process is not root.
+    """
 
     def __init__(self, program: str, remote: RcloneRemote) -> None:
         self._program = program
         self._remote = remote
         self.place = f"{REMOTE}:{remote.path}"
+        self.user = _USERS + next(_users) % _MOST_USERS if os.geteuid() == 0 else None
         self._errors: dict[int, IO[bytes]] = {}
 
     def environment(self) -> dict[str, str]:
@@ -58,7 +70,6 @@ class RcloneProcesses:
     ) -> subprocess.Popen[bytes]:
         """Starts a command in this thread, with whose end the kernel ends it."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (kept for `said`)
-        root = os.geteuid() == 0
         try:
             process = subprocess.Popen(
                 [self._program, *arguments],
@@ -69,9 +80,9 @@ class RcloneProcesses:
                 cwd="/",
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509  (one call of libc, no lock)
-                user=NOBODY if root else None,
-                group=NOBODY if root else None,
-                extra_groups=[] if root else None,
+                user=self.user,
+                group=self.user,
+                extra_groups=None if self.user is None else [],
             )
         except (OSError, subprocess.SubprocessError):
             errors.close()
