@@ -3,6 +3,9 @@
 The service runs with rights of the node, and a source is text that a pod's author wrote. Without this check
 http://169.254.169.254/ would be a dataset, namely the credentials of the node's machine. The check is made on the
 address that is connected to, not on the name, so that a name which resolves differently the second time passes nothing.
+
+Addresses of the network that the service runs in are its own. In a pod that is the pod's: the node's addresses are then
+those of any other machine, and a NetworkPolicy is what keeps the service from them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from gigaslice.dataset.errors import SourceError
 
 __all__ = ["connect", "refuse_local"]
 
+_IPV4, _ANY_PORT = 4, 9
 _METADATA = frozenset(("fd00:ec2::254", "100.100.100.200", "168.63.129.16"))
 
 
@@ -30,7 +34,19 @@ def _local(address: str) -> bool:
         or found.is_unspecified
         or found.is_multicast
         or str(found) in _METADATA
+        or _own(found)
     )
+
+
+def _own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether this process's network has ADDRESS: the kernel would then speak to it from itself. Nothing is sent."""
+    family = socket.AF_INET if address.version == _IPV4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), _ANY_PORT))
+            return str(probe.getsockname()[0]) == str(address)
+    except OSError:
+        return False
 
 
 def _refused(host: str) -> SourceError:
