@@ -15,7 +15,7 @@ from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.model import DATASET_DRIVER
 from gigaslice.runtime.settings import load
 from gigaslice.runtime.tasks import TERMINATION_SECONDS
-from tests.unit.manifests.test_chart import listed
+from tests.unit.manifests.test_chart import helm, listed
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULTS = load(DatasetSettings, {}, {})
@@ -140,3 +140,16 @@ def test_the_gpu_agent_stays_unprivileged():
     assert "privileged" not in container["securityContext"]
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
     assert "mountPropagation" not in mounts[str(DEFAULTS.run_dir / GATE_DIRECTORY)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [("runDir", "nothing"), ("stateDir", "dataset.stateDir"), ("kubeletRoot", "kubeletDir")],
+)
+def test_directories_that_are_mounted_are_no_settings(setting, says):
+    done = helm("--set", "dataset.enabled=true", "--set", f"dataset.settings.{setting}=/elsewhere")
+    assert (
+        done.returncode != 0
+        and f"dataset.settings.{setting}" in done.stderr
+        and f"write {says}" in done.stderr
+    )
