@@ -21,8 +21,9 @@ from gigaslice.dataset_node.mounts.linux import LinuxMounts
 from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.dataset_node.sources.seam import DataSource, in_thread
 from gigaslice.dataset_node.store import Part
+from gigaslice.dataset_node.tasks.listings import OpenSource
 from gigaslice.dataset_node.tasks.local import MountSource
-from gigaslice.dataset_node.tasks.supply import Fetch, OpenSource
+from gigaslice.dataset_node.tasks.supply import Fetch
 
 if TYPE_CHECKING:
     from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts

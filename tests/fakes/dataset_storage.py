@@ -59,13 +59,13 @@ class MemorySource:
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
         self.bucket.listings += 1
         limits.check(self.bucket.weight, 0)
+        files = dict(self.bucket.files)  # what changes from here on is not in it
         if self.bucket.list_hold is not None:
             await self.bucket.list_hold.wait()
         if self.bucket.fails:
             raise self.bucket.fails.pop(0)
         return Listing.of(
-            Entry(name.encode(), EntryKind.FILE, len(data), str(hash(data)))
-            for name, data in self.bucket.files.items()
+            Entry(name.encode(), EntryKind.FILE, len(data), str(hash(data))) for name, data in files.items()
         )
 
     def read_into(self, entry: Entry, offset: int, size: int, sink) -> None:

@@ -1,52 +1,39 @@
 """Brings a dataset into the node's cache: lists its source, and fetches what is not there yet.
 
 The listing is taken with the asking pod's own credentials, every time, and a little is read with them: only who may
-list and read a source learns whether the node has it. With the listing the dataset's key is known: a key that is in the
-cache is there, one that is being fetched is waited for, and any other is fetched. The one exception are Dataset objects
-of administrators that say so.
+list and read a source learns whether the node has it. Pods that ask at once with equal credentials share one. With the
+listing the dataset's key is known: a key that is in the cache is there, one that is being fetched is waited for, and
+any other is fetched. The one exception are Dataset objects of administrators that say so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 from gigaslice.dataset.errors import DatasetError, ImageError, LostWritesError, SourceError
-from gigaslice.dataset.image import ImagePlan, plan
+from gigaslice.dataset.image import ImagePlan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.request import Check
-from gigaslice.dataset.source_spec import SourceSpec, dataset_key
+from gigaslice.dataset.source_spec import dataset_key
 from gigaslice.dataset_node.fetching.flights import Flight, Flights
 from gigaslice.dataset_node.fetching.progress import Meter, Progress
-from gigaslice.dataset_node.sources.listing_memory import ListingAccount, ListingMemory
-from gigaslice.dataset_node.sources.proof import prove_reading
+from gigaslice.dataset_node.sources.listing_memory import ListingMemory
 from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.dataset_node.store import About, DatasetStore, Part, Volume
+from gigaslice.dataset_node.tasks.listings import Listings, OpenSource
+from gigaslice.dataset_node.tasks.plans import Plans
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.dataset_node.tasks.uses import DatasetUses
 from gigaslice.runtime.logs import get_logger
 from gigaslice.units import format_bytes
 
-__all__ = ["DatasetCounters", "Fetch", "OpenSource", "Stage", "Supply"]
+__all__ = ["DatasetCounters", "Fetch", "Stage", "Supply"]
 
 _CHANGES = 5  # of a source while it is fetched, before the task gives up for now
-
-
-class Opened(DataSource, Protocol):
-    """An open source, which says what it really is: a Secret may name an endpoint, which is part of its identity."""
-
-    @property
-    def spec(self) -> SourceSpec:
-        """What a key is made of."""
-        ...
-
-
-OpenSource = Callable[[SourceSpec, Mapping[str, str]], Awaitable[Opened]]
-"""Opens a source with credentials. Raises SourceError and RequestError."""
 
 
 class Fetch(Protocol):
@@ -120,14 +107,6 @@ class Stage:
         )
 
 
-class _Planned:
-    """A listing with its layout: one of each on a node, however many tasks wait for the dataset."""
-
-    def __init__(self, listing: Listing, layout: ImagePlan) -> None:
-        self.listing = listing
-        self.layout = layout
-
-
 class Supply:
     """The way of datasets into STORE."""
 
@@ -146,12 +125,11 @@ class Supply:
         self._store = store
         self._uses = uses
         self._flights = flights
-        self._open = open_source
+        self._listings = Listings(open_source, listings or ListingMemory())
+        self._plans = Plans(threads)
         self._fetch = fetch
         self._threads = threads
         self._counters = counters
-        self._listings = listings or ListingMemory()
-        self._planned: WeakValueDictionary[str, _Planned] = WeakValueDictionary()
         self._log = get_logger("dataset")
 
     async def ensure(
@@ -211,19 +189,16 @@ class Supply:
         self, volume: Volume, found: ResolvedDataset, credentials: Mapping[str, str], stage: Stage
     ) -> About:
         stage.doing = "listing its source"
-        source = await self._open(found.spec, credentials)
+        listed = await self._listings.take(found.spec, credentials)
+        source, listing = listed.source, listed.listing
         spec = source.spec
         fetching = False
-        account = self._listings.account()
         try:
-            listing = await source.list(account.limits)
-            account.listed()
             if found.check is Check.PINNED and listing.digest.hex() != found.digest:
                 raise SourceError(
                     f"{spec.canonical} has other contents than the version that the Dataset pins; restore them, or "
                     "pin the present version"
                 )
-            await prove_reading(source, listing)
             key = dataset_key(spec, listing.digest)
             about = await self._threads.run(self._store.ready, key)
             if about is not None:
@@ -231,8 +206,10 @@ class Supply:
                 self._counters.hits += 1
                 return about
             stage.doing = "planning its image"
-            planned = await self._plan(key, listing, account)
-            listing, layout = planned.listing, planned.layout
+            planned = self._plans.of(key)  # held until the end, so that others find it
+            layout = await self._plans.layout(planned, listing)
+            listed.keep(layout.listing)
+            listing = layout.listing  # equal, and one for all
             about = About(
                 key,
                 layout.size,
@@ -262,7 +239,7 @@ class Supply:
                         try:
                             await self._threads.run(self._store.rest, key)
                         finally:
-                            await _close(source, account)
+                            await listed.give_back()
 
                 return await self._flights.join(key, start)
             except BaseException:
@@ -272,16 +249,7 @@ class Supply:
                 stage.flight = None
         finally:
             if not fetching:
-                await _close(source, account)
-
-    async def _plan(self, key: str, listing: Listing, account: ListingAccount) -> _Planned:
-        planned = self._planned.get(key)
-        if planned is None:
-            planned = _Planned(listing, await self._threads.run(plan, listing))
-        planned = self._planned.setdefault(key, planned)
-        if planned.listing is not listing:
-            account.close()  # equal, and what the other task has is kept in place of it
-        return planned
+                await listed.give_back()
 
     async def _fetched(
         self,
@@ -339,11 +307,6 @@ class Supply:
             "fetched", key=about.key, source=about.source, bytes=about.bytes, seconds=round(seconds, 3)
         )
         return about
-
-
-async def _close(source: DataSource, account: ListingAccount) -> None:
-    account.close()
-    await source.close()
 
 
 def _duration(seconds: float) -> str:

@@ -106,7 +106,7 @@ def test_a_dataset_is_fetched_once_and_mounted_for_each_pod(world):
         (image,) = {name for one in pods for name in world.shown(one)}
         assert image.endswith(".img")
         assert bucket.read_bytes == sum(map(len, FILES.values()))
-        assert (bucket.listings, bucket.opened, bucket.closed) == (8, 8, 8)
+        assert 1 <= bucket.listings == bucket.opened == bucket.closed <= 8
         counters = world.service.counters
         assert (counters.misses, counters.hits + counters.joins, counters.fetches) == (1, 7, 1)
         for one in pods:

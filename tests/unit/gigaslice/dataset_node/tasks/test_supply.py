@@ -2,14 +2,17 @@
 
 import asyncio
 import dataclasses
+import gc
 import os
 
 import pytest
 
 from gigaslice.dataset.errors import CacheFullError, ListingError, LostWritesError, QuotaError, SourceError
+from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.request import Check
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.store import Disk, digest_of
+from gigaslice.dataset_node.tasks import plans
 from gigaslice.dataset_node.tasks.seams import ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import Stage
 from tests.fakes.dataset_storage import DENIED, Bucket
@@ -40,22 +43,84 @@ def waiting(world):
     return sum(one.waiting for one in world.service.store.stored())
 
 
+def listings_alive():
+    """Listings that anything has still, without waiting for the collector of circles."""
+    return [one for one in gc.get_objects() if type(one) is Listing]
+
+
 async def refused(work, kind=SourceError):
     with pytest.raises(kind) as caught:
         await work
     return str(caught.value)
 
 
-def test_eight_tasks_list_each_for_itself_and_fetch_once(world, play):
+@pytest.fixture
+def planned(monkeypatch):
+    """The numbers of files of the images that have been laid out."""
+    made, real = [], plans.plan
+    monkeypatch.setattr(plans, "plan", lambda listing: (made.append(listing.files), real(listing))[1])
+    return made
+
+
+def test_eight_tasks_of_one_secret_list_lay_out_and_fetch_once(world, play, planned):
     async def story():
         bucket, counters = world.storage.buckets["coco"], world.service.counters
         abouts = await asyncio.gather(*(ensure(world, f"p{number}") for number in range(8)))
         assert len({one.key for one in abouts}) == 1
-        assert (bucket.listings, bucket.read_bytes) == (8, SIZE)
+        assert (bucket.listings, len(planned), bucket.read_bytes) == (1, 1, SIZE)
+        assert (counters.misses, counters.hits + counters.joins) == (1, 7)
+        assert closed(world) and bucket.proofs == 2, "it shows that it may read what is not empty"
+        await ensure(world, "later")
+        assert (bucket.listings, len(planned), bucket.read_bytes) == (2, 1, SIZE)
+
+    play(story)
+
+
+def test_eight_tasks_one_of_which_lists_already_take_two_listings(world, play, planned):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.list_hold = asyncio.Event()
+        bucket.hold.clear()
+        works = [asyncio.ensure_future(ensure(world))]
+        await until(lambda: bucket.listings)
+        works += [asyncio.ensure_future(ensure(world, f"p{number}")) for number in range(7)]
+        await asyncio.sleep(0.02)
+        bucket.list_hold.set()
+        await until(lambda: world.service.counters.joins == 7)
+        assert len({id(one) for one in listings_alive()}) == 1, "equal ones are in memory once"
+        bucket.hold.set()
+        await asyncio.gather(*works)
+        assert (bucket.listings, len(planned), bucket.read_bytes) == (2, 1, SIZE)
+        assert closed(world) and not len(world.service.tasks._parts.supply._plans)
+        works.clear()
+        assert not listings_alive(), "and not after that"
+
+    play(story)
+
+
+def test_eight_tasks_of_eight_secrets_list_each_for_itself_and_fetch_once(world, play, planned):
+    async def story():
+        bucket, counters = world.storage.buckets["coco"], world.service.counters
+        bucket.others = {f"k{number}" for number in range(8)}
+        await asyncio.gather(*(ensure(world, f"p{n}", secret={"key": f"k{n}"}) for n in range(8)))
+        assert (bucket.listings, len(planned), bucket.read_bytes) == (8, 1, SIZE)
         assert (counters.misses, counters.hits + counters.joins) == (1, 7)
         assert closed(world) and bucket.proofs == 8 * 2, "each shows that it may read what is not empty"
-        await ensure(world, "later")
-        assert (bucket.listings, bucket.read_bytes) == (9, SIZE)
+
+    play(story)
+
+
+def test_who_shares_a_listing_and_is_deleted_takes_nothing_from_the_others(world, play):
+    async def story():
+        bucket = world.storage.buckets["coco"]
+        bucket.hold.clear()
+        first, second = (asyncio.ensure_future(ensure(world, name)) for name in "pq")
+        await until(world.service.flights.keys)
+        first.cancel()
+        await asyncio.wait([first])
+        bucket.hold.set()
+        assert (await second).source == COCO.canonical
+        assert bucket.opened == 1 and closed(world) and waiting(world) == 1
 
     play(story)
 
@@ -341,7 +406,7 @@ def test_what_the_disk_has_lost_is_fetched_again_as_a_whole(world, play, monkeyp
 
 def test_listings_take_a_bounded_memory_all_together_and_equal_ones_take_it_once(world, play):
     async def story():
-        bucket, memory = world.storage.buckets["coco"], world.service.tasks._parts.supply._listings
+        bucket, memory = world.storage.buckets["coco"], world.service.tasks._parts.supply._listings._memory
         memory.most = 100 << 20
         bucket.weight = 200_000
         bucket.hold.clear()

@@ -1,0 +1,185 @@
+"""Listings of sources, shared by the pods that ask for the same at once with the same credentials.
+
+Eight pods of one job start together. Were each to list 50,000 files for itself, the listings would cost as much
+processor as the fetch. So who asks for a source while it is listed with equal credentials waits for the next listing,
+and all who wait get that one: one runs, and at most one is to follow.
+
+No pod gets a listing that was begun before it asked: what had changed when it was created is in its listing. Nor does
+one get a listing that was taken with other credentials than its own: source and credentials are compared as a whole,
+by a keyed hash, so neither stands in a key. The proof that files may be read is a part of what is shared, and so is
+the source itself, which knows what it has listed. A failure is one for all who waited for it. A listing for which
+nothing waits any more is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from gigaslice.dataset.listing import Listing
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.sources.listing_memory import ListingAccount, ListingMemory
+from gigaslice.dataset_node.sources.proof import prove_reading
+from gigaslice.dataset_node.sources.seam import DataSource
+
+__all__ = ["ListedSource", "Listings", "OpenSource", "Opened"]
+
+
+class Opened(DataSource, Protocol):
+    """An open source, which says what it really is: a Secret may name an endpoint, which is part of its identity."""
+
+    @property
+    def spec(self) -> SourceSpec:
+        """What a key is made of."""
+        ...
+
+
+OpenSource = Callable[[SourceSpec, Mapping[str, str]], Awaitable[Opened]]
+"""Opens a source with credentials. Raises SourceError and RequestError."""
+
+
+class ListedSource:
+    """A source with its listing; one for all who share it. Each of them gives it back once."""
+
+    def __init__(self, source: Opened, listing: Listing, account: ListingAccount, run: _Run) -> None:
+        self.source = source
+        self.listing = listing
+        self._account = account
+        self._run = run
+
+    def keep(self, listing: Listing) -> None:
+        """Has LISTING, an equal one that is in memory already, in place of its own."""
+        if self.listing is not listing:
+            self.listing = listing
+            self._account.close()
+
+    async def close(self) -> None:
+        """Not to be called by those who share it."""
+        self._account.close()
+        await self.source.close()
+
+    async def give_back(self) -> None:
+        """To be called once by each who has got it; the last one closes the source."""
+        await self._run.leave()
+
+
+class _Run:
+    """One listing: it waits for its turn, is under way, or is done and in use."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.task: asyncio.Task[ListedSource]
+
+    async def leave(self) -> None:
+        """One user less. The last one ends what is left of it, and returns when nothing of it is."""
+        self.users -= 1
+        if self.users:
+            return
+        task = self.task
+        del (
+            self.task
+        )  # it has the listing, which has this: a circle that would keep them in memory for a while
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await task.result().close()
+
+
+class _Line:
+    """The listings of one source with one set of credentials."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.next: _Run | None = None
+        self.users = 0
+
+
+class Listings:
+    """All listings of a node that pods wait for.
+
+    Args:
+        open_source: Opens a source.
+        memory: Bounds what all of them take.
+    """
+
+    def __init__(self, open_source: OpenSource, memory: ListingMemory) -> None:
+        self._open = open_source
+        self._memory = memory
+        self._secret = secrets.token_bytes(32)
+        self._lines: dict[bytes, _Line] = {}
+
+    def __len__(self) -> int:
+        """Of how many sources listings are under way."""
+        return len(self._lines)
+
+    async def take(self, spec: SourceSpec, credentials: Mapping[str, str]) -> ListedSource:
+        """A listing that is begun now or later, and some files of which could be read.
+
+        Args:
+            spec: The source as it was asked for.
+            credentials: Those of who asks.
+
+        Raises:
+            SourceError: It cannot be listed or read with these credentials.
+            DatasetError: What it lists is no dataset, or it cannot be opened with what the Secret says.
+        """
+        key = self._key(spec, credentials)
+        line = self._lines.setdefault(key, _Line())
+        run = line.next
+        if run is None:
+            run = line.next = _Run()
+            run.task = asyncio.get_running_loop().create_task(
+                self._list(line, run, spec, dict(credentials)), name="dataset listing"
+            )
+            run.task.add_done_callback(_seen)
+        line.users += 1
+        run.users += 1
+        try:
+            return await asyncio.shield(run.task)
+        except BaseException:
+            if run.users == 1 and line.next is run:
+                line.next = None  # it is given up, and not for anyone who comes now
+            await run.leave()
+            raise
+        finally:
+            line.users -= 1
+            if not line.users:
+                del self._lines[key]
+
+    async def _list(
+        self, line: _Line, run: _Run, spec: SourceSpec, credentials: Mapping[str, str]
+    ) -> ListedSource:
+        async with line.turn:
+            line.next = None  # whoever comes from here on could miss a change that this listing misses
+            source = await self._open(spec, credentials)
+            account = self._memory.account()
+            try:
+                listing = await source.list(account.limits)
+                account.listed()
+                await prove_reading(source, listing)
+            except BaseException:
+                account.close()
+                await source.close()
+                raise
+            return ListedSource(source, listing, account, run)
+
+    def _key(self, spec: SourceSpec, credentials: Mapping[str, str]) -> bytes:
+        """Equal only for an equal source and equal credentials, each byte of them."""
+        made = hashlib.blake2b(key=self._secret, digest_size=32)
+        given = [text for pair in sorted(credentials.items()) for text in pair]
+        asked = [spec.kind, spec.location, *(text for pair in spec.options for text in pair)]
+        for texts in (asked, given):
+            made.update(b"%d:" % len(texts))
+            for text in texts:
+                data = text.encode("utf-8", "surrogatepass")
+                made.update(b"%d:" % len(data) + data)
+        return made.digest()
+
+
+def _seen(done: asyncio.Task[ListedSource]) -> None:
+    if not done.cancelled():
+        done.exception()  # who waited for it may be gone
