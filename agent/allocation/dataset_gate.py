@@ -2,8 +2,10 @@
 
 The dataset service may publish a volume before its data has arrived, so that images are pulled meanwhile. It does so
 only while an agent is connected that checks before each start, and for pods whose containers all ask for resources that
-this agent serves. So the connection is kept open, and tells which resources these are. Where it is missing, or the
-service does not answer, a container that mounts such a volume does not start: it would find an empty directory.
+this agent serves. So the connection is kept open, and tells which resources these are, as long as the agent sees the
+pods of its node. Where it is missing, or the service does not answer, a container that mounts such a volume does not
+start: it would find an empty directory. Nor does one of which nothing is known that says whether it mounts one, where
+volumes may have been published early: the service leaves a file beside its socket from the first one on.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +24,14 @@ from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.time_limit import within
 from gigaslice.text import plain
 
-__all__ = ["DatasetGate", "NoDatasetGate", "StartCondition"]
+__all__ = ["EARLY_FILE", "DatasetGate", "NoDatasetGate", "StartCondition"]
 
 _PAUSE = 2.0  # seconds between two attempts to connect
 _ANSWER = 2.0  # seconds that the service may take
 _LINE = 65536
+_SEEN_SECONDS = 0.5  # between two checks whether the agent still sees its pods
+EARLY_FILE = "published-early"
+"""Is beside the socket when volumes may have been published early since the machine has started."""
 
 
 class StartCondition(Protocol):
@@ -55,10 +60,14 @@ class DatasetGate:
     Args:
         socket: Where the service listens.
         resources: What this agent serves; a name stands for itself and for its types, "NAME.TYPE".
+        sees_pods: Whether the agent has the pods of its node as they are.
     """
 
-    def __init__(self, socket: Path, resources: Sequence[str]) -> None:
+    def __init__(
+        self, socket: Path, resources: Sequence[str], sees_pods: Callable[[], bool] = lambda: True
+    ) -> None:
         self._socket = socket
+        self._sees_pods = sees_pods
         self._resources = tuple(resources)
         self._numbers = itertools.count(1)
         self._writer: asyncio.StreamWriter | None = None
@@ -87,9 +96,13 @@ class DatasetGate:
             if not volumes:
                 return None
         if self._writer is None:
-            return self._missing("does not answer") if volumes else None
+            return self._missing("does not answer") if volumes or self._may_be_early() else None
         if not uid:
-            return None
+            return (
+                "waiting for the pod from the API server: it may mount a dataset"
+                if self._may_be_early()
+                else None
+            )
         try:
             answer = await within(self._ask(uid, volumes), _ANSWER)
         except (OSError, asyncio.TimeoutError):
@@ -97,6 +110,9 @@ class DatasetGate:
         if answer.get("ready") is True:
             return None
         return plain(str(answer.get("detail") or "its datasets are not there yet"))[:1000]
+
+    def _may_be_early(self) -> bool:
+        return self._socket.with_name(EARLY_FILE).exists()
 
     def _missing(self, what: str) -> str:
         return (
@@ -120,12 +136,23 @@ class DatasetGate:
         if self._writer is not None:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
+    async def _announce(self) -> None:
+        """Says what this agent guards: nothing while it does not see its pods, and so cannot tell who has to wait."""
+        told: tuple[str, ...] | None = None
+        while True:
+            guarded = self._resources if self._sees_pods() else ()
+            if guarded != told:
+                self._send({"gatekeeper": {"resources": guarded}})
+                told = guarded
+            await asyncio.sleep(_SEEN_SECONDS)
+
     async def _connected(self) -> None:
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=_LINE)
+        announcing: asyncio.Task[None] | None = None
         try:
             self._writer = writer
-            self._send({"gatekeeper": {"resources": self._resources}})
             self._log.info("connected to the dataset service", socket=str(self._socket))
+            announcing = asyncio.create_task(self._announce())
             while line := await _line(reader):
                 try:
                     answer = json.loads(line)
@@ -136,6 +163,9 @@ class DatasetGate:
                     asked.set_result(answer)
         finally:
             self._writer = None
+            if announcing is not None:
+                announcing.cancel()
+                await asyncio.wait([announcing])
             for asked in self._asked.values():
                 if not asked.done():
                     asked.set_exception(ConnectionResetError())

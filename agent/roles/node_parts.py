@@ -86,7 +86,7 @@ def build(
 ) -> Parts:
     """Builds every part. STORE is open, and GPUS holds what SOURCE has found. RENEW has the agent start anew."""
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
-    cluster, datasets = _cluster(config), _dataset_gate(config)
+    cluster, datasets = _outside(config)
     health = HealthController(
         source,
         config.state_dir,
@@ -220,10 +220,16 @@ def build(
     return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters)
 
 
-def _dataset_gate(config: Config) -> DatasetGate | NoDatasetGate:
+def _outside(config: Config) -> tuple[KubeCluster | NoCluster, DatasetGate | NoDatasetGate]:
+    cluster = _cluster(config)
+    return cluster, _dataset_gate(config, lambda: cluster.synced)
+
+
+def _dataset_gate(config: Config, sees_pods: Callable[[], bool]) -> DatasetGate | NoDatasetGate:
     if config.dataset_gate is None:
         return NoDatasetGate()
-    return DatasetGate(config.dataset_gate, [name for name in (config.resource, config.whole_gpus) if name])
+    resources = [name for name in (config.resource, config.whole_gpus) if name]
+    return DatasetGate(config.dataset_gate, resources, sees_pods)
 
 
 def _is_of(types: ResourceTypes, resource: str) -> Callable[[Gpu], bool]:

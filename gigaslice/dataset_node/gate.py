@@ -20,6 +20,7 @@ GATE_DIRECTORY = (
     "gate"  # in the service's directory; the one of its directories that the agent's container has
 )
 GATE_SOCKET = "gate.sock"
+_EARLY_FILE = "published-early"  # as the agent knows it
 _MOST_RESOURCES = 32
 _MOST_DETAIL = 1000  # characters: a text is part of a pod's event, and an agent reads lines of some KiB only
 
@@ -32,6 +33,7 @@ class Gate:
 
     def __init__(self, directory: Path) -> None:
         self.tasks: Tasks | None = None
+        self._early_file = directory / _EARLY_FILE
         self._guards: dict[Answer, tuple[str, ...]] = {}
         self._server = LineServer(directory / GATE_SOCKET, self._serve, self._left)
         self._log = get_logger("gate")
@@ -40,6 +42,17 @@ class Gate:
     def resources(self) -> tuple[str, ...]:
         """What connected agents guard."""
         return tuple(dict.fromkeys(one for found in self._guards.values() for one in found))
+
+    def mark_early(self) -> None:
+        """Leaves word that volumes may be published early, for an agent that starts while this service is away.
+
+        It stays until the machine starts anew, as placeholders do. Blocking.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._early_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._early_file.touch(mode=0o644)
 
     async def run(self) -> None:
         """Works until cancelled."""

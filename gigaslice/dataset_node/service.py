@@ -129,6 +129,7 @@ class DatasetService:
             guarded=lambda: self.gate.resources if settings.early == "auto" else (),
             kept=KeptRequests(early),
             keeps_secrets=in_memory(settings.run_dir, seams.mounts.table()),
+            mark_early=self.gate.mark_early,
             detach=local.detach,
         )
         self.gate.tasks = self.tasks

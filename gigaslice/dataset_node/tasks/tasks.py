@@ -44,6 +44,7 @@ class _Early:
     resources: Callable[[], Sequence[str]]
     kept: KeptRequests
     keeps_secrets: bool
+    mark: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Tasks:
             is connected.
         kept: Where requests of early volumes are kept.
         keeps_secrets: Whether that place is in memory, so that credentials may be kept there.
+        mark_early: Is called before a volume is published early. Blocking; raises OSError.
         detach: Unmounts storage of local mode that no task needs and no record names, given a way to the records.
     """
 
@@ -75,11 +77,12 @@ class Tasks:
         guarded: Callable[[], Sequence[str]],
         kept: KeptRequests,
         keeps_secrets: bool,
+        mark_early: Callable[[], None] = lambda: None,
         detach: Callable[[Callable[[], Mapping[str, Record]]], Awaitable[None]] | None = None,
     ) -> None:
         self._parts = parts
         self._pods = pods
-        self._early = _Early(guarded, kept, keeps_secrets)
+        self._early = _Early(guarded, kept, keeps_secrets, mark_early)
         self._detach = detach
         self._tasks: dict[str, Task] = {}
         self._locks: dict[str, _VolumeLock] = {}
@@ -271,6 +274,7 @@ class Tasks:
             return
         run, store = self._parts.threads.run, self._parts.store
         try:
+            await run(self._early.mark)
             await run(self._early.kept.keep, KeptVolume(task.volume, dict(attributes), dict(credentials)))
             await run(store.placeholder, task.volume, task.request.directories)
         except (OSError, DatasetError) as error:

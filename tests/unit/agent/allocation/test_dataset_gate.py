@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.allocation import dataset_gate
-from agent.allocation.dataset_gate import DatasetGate
+from agent.allocation.dataset_gate import EARLY_FILE, DatasetGate
 from gigaslice.allocation.table import Owner
 from gigaslice.model import DATASET_DRIVER, CsiVolume, Pod
 from tests.fakes.nodes import device_ids
@@ -136,6 +136,45 @@ def test_without_the_service_what_mounts_a_dataset_does_not_start_and_everything
         assert await gate.blocker(allocation, None) is None
 
     run(story, served=False)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_where_volumes_may_be_early_a_pod_of_which_nothing_is_known_is_held(
+    run, allocation, short_dir, owned
+):
+    """The agent has just started, has not seen its pods yet, and the service is away."""
+    unknown = allocation if owned else replace(allocation, owner=None)
+
+    async def without(gate, service):
+        assert "is `gigaslice dataset` running" in await gate.blocker(unknown, None)
+        assert await gate.blocker(unknown, replace(POD, volumes=())) is None
+
+    async def with_it(gate, service):
+        reason = await gate.blocker(unknown, None)
+        assert reason is None if owned else "it may mount a dataset" in reason
+
+    (short_dir / EARLY_FILE).touch()
+    run(without, served=False)
+    run(with_it)
+
+
+def test_an_agent_that_does_not_see_its_pods_guards_nothing(short_dir, monkeypatch):
+    monkeypatch.setattr(dataset_gate, "_SEEN_SECONDS", 0.01)
+
+    async def main():
+        sees = []
+        gate = DatasetGate(short_dir / "gate.sock", ("gigaslice.io/vgpu-memory",), lambda: bool(sees))
+        async with Service(short_dir / "gate.sock") as service:
+            task = asyncio.create_task(gate.run())
+            for guarded in ([], ["gigaslice.io/vgpu-memory"], []):
+                while not service.seen or service.seen[-1] != {"gatekeeper": {"resources": guarded}}:
+                    await asyncio.sleep(0.01)
+                (sees.clear if sees else lambda: sees.append(1))()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert len(service.seen) in (3, 4)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_service_that_hangs_holds_nothing_up_for_ever(run, allocation):

@@ -52,6 +52,14 @@ def play(short_dir, monkeypatch):
     return run
 
 
+def test_an_agent_that_starts_while_the_service_is_away_holds_what_may_be_early(short_dir):
+    unknown = SimpleNamespace(owner=SimpleNamespace(uid="u"), ref=None)
+    gate, agent = Gate(short_dir), DatasetGate(short_dir / "gate.sock", (GPU,))
+    assert asyncio.run(agent.blocker(unknown, None)) is None
+    gate.mark_early()
+    assert "is `gigaslice dataset` running" in asyncio.run(agent.blocker(unknown, None))
+
+
 def test_a_reason_of_any_length_is_told_shortened_and_disturbs_no_other_container(play):
     async def story(gate, agent):
         bad, good = await asyncio.gather(

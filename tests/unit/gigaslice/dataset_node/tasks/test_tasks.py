@@ -124,8 +124,9 @@ def test_early_the_call_returns_at_once_and_the_data_are_mounted_later(world, pl
     async def story():
         bucket, tasks, volume = world.storage.buckets["coco"], world.service.tasks, world.volume("p")
         bucket.hold.clear()
+        word = world.root / "r" / "gate" / "published-early"
         await publish(world)
-        assert world.shown_at(volume) == ["gigaslice-dataset"]
+        assert world.shown_at(volume) == ["gigaslice-dataset"] and word.exists()
         (task,) = tasks.tasks
         assert task.early
         assert "fetching" in await tasks.blocker(volume.pod_uid, ["data"])
