@@ -84,6 +84,22 @@ class _Text:
         self._at += end
         return found
 
+    def objects(self) -> list[Any]:
+        """The next elements of an array, of which there is one at least: many at once where they are plain objects."""
+        self.next()
+        while len(self._text) - self._at < 2 * _ELEMENT and self._more():
+            pass
+        end = self._text.rfind("},", self._at, self._at + _ELEMENT) + 1
+        if end > 0:
+            try:
+                found: list[Any] = json.loads(f"[{self._text[self._at : end]}]")
+            except ValueError:
+                pass  # the end of the array is among them, or "}," in a name
+            else:
+                self._at = end
+                return found
+        return [self.value()]
+
 
 def index_entries(pieces: Iterable[bytes], where: str, limits: Limits) -> Iterator[Entry]:
     """The files of an index.
@@ -129,7 +145,7 @@ def _elements(text: _Text) -> Iterator[Any]:
                 text.take("]")
             else:
                 while True:
-                    yield text.value()
+                    yield from text.objects()
                     if text.take(",", "]") == "]":
                         break
         else:
