@@ -30,12 +30,14 @@ class ScriptedClient:
     def __init__(self, posts: list[Answer], gets: list[Answer]) -> None:
         self._answers = {"POST": posts, "GET": gets}
         self.sent: list[tuple[str, str, Any]] = []
+        self.seconds: list[float | None] = []
         self.hold: asyncio.Event | None = None
 
     async def request(
         self, method: str, path: str, *, body: Any = None, seconds: float | None = None
     ) -> KubeAnswer:
         self.sent.append((method, path, body))
+        self.seconds.append(seconds)
         if self.hold is not None and method == "POST":
             await self.hold.wait()
         answers = self._answers[method]
@@ -230,6 +232,22 @@ def test_what_is_written_for_a_newer_version_of_the_pod_is_decided_anew():
     def gpu(body: Any) -> int:
         ((share,),) = Assignment.decode(body["metadata"]["annotations"][ASSIGNMENT]).containers.values()
         return int(share.gpu[-1])
+
+    play(story)
+
+
+@pytest.mark.parametrize(("left", "seconds"), [(None, 10.0), (30.0, 10.0), (4.0, 4.0), (0.0, None)])
+def test_no_binding_is_begun_that_could_end_after_the_lease(left: float | None, seconds: float | None):
+    stage = Stage(CREATED)
+    stage.binder.lead_seconds = None if left is None else lambda: left
+
+    async def story() -> None:
+        error = await stage.bind()
+        if seconds is None:
+            assert error == "this replica does not decide any more; the pod is tried again"
+            assert stage.client.sent == [] and stage.kept == {}
+        else:
+            assert error == "" and stage.client.seconds == [seconds]
 
     play(story)
 

@@ -1,0 +1,88 @@
+"""When the service answers nothing, and what it waits for at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gigaslice.scheduler import service as service_module
+from gigaslice.scheduler.service import SchedulerService
+from gigaslice.scheduler.settings import SchedulerSettings
+from tests.unit.gigaslice.cluster.clusters import container, pod
+
+
+@pytest.fixture
+def service() -> Iterator[SchedulerService]:
+    """One that has seen everything, and whose watches run."""
+
+    async def made() -> SchedulerService:
+        found = SchedulerService(SchedulerSettings(listen_address=("127.0.0.1", 0)), None)  # type: ignore[arg-type]
+        for one in (found.nodes, found.pods, found.classes):
+            one.synced.set()
+            one._watching = True
+        return found
+
+    yield asyncio.run(made())
+
+
+@pytest.mark.parametrize("what", ["nodes", "pods"])
+def test_without_a_watch_it_answers_for_a_minute(service: SchedulerService, what: str):
+    assert service.unready() is None
+    informer: Any = getattr(service, what)
+    informer._watching = False
+    for silent, refusal in ((55.0, None), (65.0, f"the API server has not shown the {what} for 60 s")):
+        informer._lost = time.monotonic() - silent
+        assert service.unready() == refusal
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_pods_are_handed_back_only_while_it_can_answer(
+    service: SchedulerService, ready: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service_module, "_WAKE_SECONDS", 0.01)
+    monkeypatch.setattr(service_module, "_PATIENCE_SECONDS", 0.0)
+    woken: list[str] = []
+    waits = pod("p", container(slices=1))
+    monkeypatch.setattr(service, "unready", lambda: None if ready else "not yet")
+    monkeypatch.setattr(service.placer, "to_be_woken", lambda now, most: [waits])
+    service.placer.filter(waits, ["nowhere"], 0.0)
+
+    async def wake_one(one: Any) -> None:
+        woken.append(one.uid)
+
+    monkeypatch.setattr(service, "_wake_one", wake_one)
+
+    async def story() -> None:
+        work = asyncio.create_task(service._wake())
+        await asyncio.sleep(0.1)
+        work.cancel()
+
+    asyncio.run(story())
+    assert bool(woken) is ready
+
+
+def test_at_its_end_it_waits_for_bindings_that_are_being_written(
+    service: SchedulerService, monkeypatch: pytest.MonkeyPatch
+):
+    waited: list[float] = []
+
+    async def settle(seconds: float) -> None:
+        assert service._front is not None and service._front.connected is False
+        waited.append(seconds)
+
+    monkeypatch.setattr(service.binder, "settle", settle)
+
+    async def story() -> None:
+        stop = asyncio.Event()
+        work = asyncio.create_task(service._serve(stop))
+        await asyncio.sleep(0.05)
+        assert not waited
+        stop.set()
+        await work
+
+    asyncio.run(story())
+    assert waited == [5.0]
