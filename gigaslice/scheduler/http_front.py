@@ -6,7 +6,8 @@ the service costs. A request that is decided in memory is answered inside the ca
 no timer, no header that no scheduler reads. httptools parses; this module keeps order and bounds.
 
 Replies leave in the order of the requests. A client that sends more before it has its reply is not read from until
-then. Nothing here is for the open network: no TLS, no credentials, no compression.
+then, and one that does not read its replies gets no more of them than a buffer takes. Nothing here is for the open
+network: no TLS, no credentials, no compression.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[_Request] = deque()
         self._paused = False
+        self._full = False  # with replies that the client does not read
+        self._ended = False  # the client sends no more
         self._leaving = False
         self._head = 0  # bytes of a head that is not complete
         self._path = b""
@@ -157,6 +160,20 @@ class _Connection(asyncio.Protocol):
         self._transport = None
         self._waiting.clear()
         self._front.closed(self)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still wait for replies: the connection is closed with the last one."""
+        self._ended = True
+        return bool(self._waiting) or self.task is not None
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._full = False
+        self._go_on()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes have come."""
@@ -226,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Answers what can be answered, in order."""
-        while self._waiting and self.task is None and self._transport is not None:
+        while self._waiting and self.task is None and self._transport is not None and not self._full:
             request = self._waiting.popleft()
             found = self._front.answer(request)
             if isinstance(found, HttpReply):
@@ -250,7 +267,7 @@ class _Connection(asyncio.Protocol):
     def _send(self, reply: HttpReply, keep: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        keep = keep and not self._leaving
+        keep = keep and not self._leaving and not (self._ended and not self._waiting)
         head = _HEAD % (
             reply.status,
             _PHRASES[reply.status],

@@ -25,6 +25,7 @@ class World:
         routes = {
             (b"POST", b"/echo"): self.echo,
             (b"POST", b"/later"): self.later,
+            (b"POST", b"/big"): lambda _: HttpReply(200, bytes(1 << 16)),
             (b"POST", b"/broken"): lambda _: 1 // 0,
             (b"POST", b"/late-broken"): self.late_broken,
         }
@@ -70,6 +71,37 @@ def test_a_reply_is_one_piece_and_the_connection_stays(play):
         for text in (b"ab", b"cd"):
             writer.write(post(text))
             assert await reader.readexactly(len(OK) + 2) == OK + text
+
+    play(story)
+
+
+def test_a_client_that_reads_no_replies_gets_no_more_of_them_than_a_buffer_takes(play):
+    async def story(world, _, __):
+        port = world.front._listening.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(post(b"", b"/big") * 500)  # 32 MiB of replies
+        await asyncio.sleep(0.5)
+        buffered = [one._transport.get_write_buffer_size() for one in world.front._connections]
+        assert 0 < max(buffered) < 1 << 20
+        for _ in range(500):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(1 << 16)
+        writer.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_client_that_sends_no_more_still_gets_its_replies(play, more):
+    async def story(world, reader, writer):
+        writer.write(post(b"ab", b"/later") + (post(b"cd") if more else b""))
+        await asyncio.sleep(0.02)
+        writer.write_eof()
+        await asyncio.sleep(0.02)
+        world.go.set()
+        assert (await reader.read()).replace(b"Connection: close\r\n", b"") == OK + b"ab" + (
+            OK + b"cd" if more else b""
+        )
 
     play(story)
 
