@@ -211,11 +211,18 @@ class Task:
     async def _piece(self, one: DatasetRequest, stage: Stage) -> Piece:
         found = await self._resolved(one)
         if self.request.mode is Mode.LOCAL:
+            if found.check is Check.PINNED:
+                raise RequestError(
+                    f"Dataset {one.dataset} pins a version, and mode: local shows what the storage has now, which "
+                    "nothing compares; leave mode out, or write check: listing in volumeAttributes"
+                )
             return await self._local(one, found, stage)
         try:
             about = await self._parts.supply.ensure(self.volume, found, self._credentials, stage)
         except CacheFullError as error:
-            if found.spec.kind != "file" and found.spec.kind not in MOUNTED_KINDS:
+            if found.check is Check.PINNED or (
+                found.spec.kind != "file" and found.spec.kind not in MOUNTED_KINDS
+            ):
                 raise
             piece = await self._local(one, found, stage)
             self._parts.counters.fallbacks += 1

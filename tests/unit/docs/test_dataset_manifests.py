@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import yaml
 
+from agent import cli
 from gigaslice.dataset.objects import DRIVER, parse_dataset
 from gigaslice.dataset.request import parse_attributes
+from gigaslice.dataset_node.control import CommandServer
+from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.runtime.settings import load
 from tests.unit.docs.test_docs import ROOT
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 
@@ -45,7 +50,7 @@ def test_every_volume_is_one_that_the_service_takes():
     seen = 0
     for spec in (spec for one in OBJECTS for spec in pods(one)):
         mounts = {mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]}
-        for volume in spec["volumes"]:
+        for volume in (one for one in spec["volumes"] if "hostPath" not in one):
             assert volume["csi"]["driver"] == DRIVER
             assert volume["csi"]["readOnly"] is True
             assert parse_attributes(volume["csi"]["volumeAttributes"]).datasets
@@ -66,3 +71,24 @@ def test_the_job_goes_to_different_nodes():
     ]
     assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
+
+
+def test_the_pod_with_an_init_container_names_what_the_command_and_the_service_use():
+    (spec,) = [found for one in OBJECTS for found in pods(one) if "initContainers" in found]
+    (waiting,), (container,) = spec["initContainers"], spec["containers"]
+    known = cli.make_parser().parse_args(waiting["args"])
+    settings = load(DatasetSettings, {}, {})
+    paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"]}
+    assert paths == {
+        "socket": str(settings.run_dir / "wait"),
+        "data": str(settings.state_dir / "pods"),
+    }
+    assert waiting["volumeMounts"] == [{"name": "socket", "mountPath": str(Path(known.socket).parent)}]
+    assert {"POD_UID", "POD_NAMESPACE", "POD_NAME"} < {one["name"] for one in waiting["env"]}
+    server = CommandServer(None, None, settings.state_dir, settings.run_dir / "wait", threads=None)
+    asked = {"uid": "uid-12345", "namespace": "ns", "pod": "p", "volume": known.volume}
+    target = server._volume(asked).target
+    (mount,) = container["volumeMounts"]
+    below = mount["subPathExpr"].replace("$(POD_UID)", "uid-12345")
+    assert f"{paths['data']}/{below}" == target
+    assert [one["name"] for one in container["env"]] == ["POD_UID"]

@@ -1,10 +1,11 @@
 """One volume's task: what it may name, how often it tries, and what it tells."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset.errors import CacheFullError, RequestError, SourceError
 from gigaslice.dataset.objects import DatasetUse
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset_node.tasks import task as task_module
@@ -45,6 +46,30 @@ def test_a_dataset_object_may_name_no_other_sources_than_a_pod(world, play, spec
         assert not world.mounts.mounts
 
     world.storage.buckets["server"] = world.storage.buckets[""] = Bucket({"shadow": b"root"})
+    play(story)
+
+
+def test_what_pins_a_version_is_not_read_from_storage_that_nothing_compares(world, play):
+    """Neither on request nor because the node has no room."""
+
+    async def story():
+        parts = world.service.tasks._parts
+        world.service.tasks._parts = replace(parts, admit=lambda spec: None)
+        world.api.put("team", "coco", source="nfs://coco/train", check="pinned", digest="ab" * 32)
+        failure = await ended(task_of(world, dataset="coco", mode="local"))
+        assert isinstance(failure, RequestError)
+        assert "write check: listing in volumeAttributes" in str(failure)
+        assert not world.mounts.mounts
+        assert await ended(task_of(world, dataset="coco", mode="local", check="listing")) is None
+
+        async def full(*_):
+            raise CacheFullError("no room")
+
+        parts.supply.ensure = full
+        assert str(await ended(task_of(world, "q", dataset="coco"))) == "no room"
+        assert await ended(task_of(world, "q", dataset="coco", check="listing")) is None
+        assert world.service.counters.fallbacks == 1
+
     play(story)
 
 
