@@ -37,6 +37,7 @@ __all__ = [
     "JSON",
     "MERGE_PATCH",
     "NOT_FOUND",
+    "TOO_MANY",
     "ApiFailure",
     "KubeAnswer",
     "KubeClient",

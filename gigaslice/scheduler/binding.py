@@ -23,7 +23,7 @@ from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.names import ASSIGNMENT, GROUP
 from gigaslice.cluster.refusal import Refusal
 from gigaslice.kube.decode import parse_pod
-from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, TOO_MANY, ApiFailure, KubeClient, object_path
 from gigaslice.model import Pod
 from gigaslice.runtime.logs import get_logger
 from gigaslice.scheduler.placer import Placer
@@ -32,7 +32,7 @@ from gigaslice.scheduler.protocol import BindRequest
 __all__ = ["Binder"]
 
 _READ_SECONDS = 2.0
-_NOT_WRITTEN = (400, 403, 404, 422, 429)
+_NOT_WRITTEN = (400, 403, 404, 422)
 _MOST_VERSIONS = 4  # of a pod that others keep changing
 _CHANGES = "the pod changes again and again; it is tried again"
 _NOT_LEADING = "this replica does not decide any more; the pod is tried again"
@@ -160,7 +160,7 @@ class Binder:
         """What the failure of a binding means for the pod's GPUs; the pod as it is now, where it has only changed."""
         if failure.status in _NOT_WRITTEN or not failure.sent:
             return self._failed(pod, failure)
-        if failure.status != CONFLICT:
+        if failure.status not in (CONFLICT, TOO_MANY):
             self._log.warning("binding without a clear answer", pod=str(pod), detail=str(failure))
         try:
             found = parse_pod((await self._client.request("GET", path, seconds=_READ_SECONDS)).document())
@@ -178,6 +178,9 @@ class Binder:
             # An answer: not written. The pod has changed since, or it is gated or being deleted.
             if self.lead_seconds is not None and found.version != pod.version and _ours(found) == _ours(pod):
                 return found
+            return self._failed(pod, failure)
+        if not found.node and failure.status == TOO_MANY:
+            # The API server writes nothing then. What stands before it may refuse an answer, and that was read above.
             return self._failed(pod, failure)
         if not found.node:  # it may still be written
             return self._doubtful(pod, failure)
