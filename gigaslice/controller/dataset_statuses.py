@@ -8,12 +8,15 @@ the pods that still use it.
 Only what pods have got by the name of the Dataset counts. Anyone may write any source into a Dataset of their own: were
 copies of that source shown which other tenants have, that would tell who has what. A version that the status has shown
 before stays shown while nodes have it, as long as the Dataset has not been changed.
+
+A DatasetNode whose node is gone is deleted: its service cannot, and the scheduler would go on counting what it had.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +24,8 @@ from gigaslice.controller.object_plan import StoredObject, plan_status, stored
 from gigaslice.controller.work_queue import RateLimit
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DatasetNode, DatasetObject, parse_dataset, parse_dataset_node
-from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailure, KubeClient
+from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.cluster_objects import NODES_PATH
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.runtime.log_once import LogOnce
@@ -31,6 +35,7 @@ from gigaslice.runtime.tasks import all_of
 __all__ = ["DatasetStatuses", "WatchedDataset", "dataset_status"]
 
 _SECONDS = 5.0
+_LEFT_SECONDS = 60.0  # between two passes over what nodes that are gone have left
 _MOST_NODE_NAMES = 16
 _MOST_HOLDERS = 64
 
@@ -94,6 +99,7 @@ class DatasetStatuses:
         limit: How fast may be written.
         pause: The first pause after a failure of a watch.
         seconds: Between two passes over what has changed.
+        nodes: Returns the names of all nodes; None while they are not known.
     """
 
     def __init__(
@@ -104,12 +110,14 @@ class DatasetStatuses:
         *,
         pause: float = 0.25,
         seconds: float = _SECONDS,
+        nodes: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         self.writes = 0
         self._client = client
         self._may_write = may_write
         self._limit = limit
         self._seconds = seconds
+        self._node_names = nodes
         self._datasets: dict[tuple[str, str], WatchedDataset] = {}
         self._nodes: dict[str, DatasetNode] = {}
         self._changed = False
@@ -136,6 +144,7 @@ class DatasetStatuses:
     async def _keep(self) -> None:
         for one in (self._dataset_watch, self._node_watch):
             await one.synced.wait()
+        left_at = 0.0
         while True:
             leads = self._may_write()
             if leads and (self._changed or not self._led):
@@ -143,6 +152,9 @@ class DatasetStatuses:
                 self._led = await self._write_all()
             elif not leads:
                 self._led = False
+            if leads and time.monotonic() - left_at >= _LEFT_SECONDS:
+                left_at = time.monotonic()
+                await self.delete_left()
             await asyncio.sleep(self._seconds)
 
     async def _write_all(self) -> bool:
@@ -166,6 +178,28 @@ class DatasetStatuses:
                     self.writes += 1
                     self._reported.over("status")
         return done
+
+    async def delete_left(self) -> None:
+        """Deletes the DatasetNodes of nodes that are gone, by what the API server itself says of each."""
+        nodes = self._node_names()
+        for name in [] if nodes is None else sorted(set(self._nodes) - set(nodes)):
+            if not self._may_write():
+                return
+            await self._limit.take()
+            try:
+                await self._client.get(f"{NODES_PATH}{object_path(name)}")
+            except ApiFailure as failure:
+                if failure.status != NOT_FOUND:
+                    continue
+            else:
+                continue
+            try:
+                await self._client.delete(f"{DATASET_NODES_PATH}{object_path(name)}")
+            except ApiFailure as failure:
+                if failure.status != NOT_FOUND and self._reported.new("left", str(failure)):
+                    self._log.warning("datasets of a gone node not deleted", node=name, detail=str(failure))
+            else:
+                self._log.info("datasets of a gone node deleted", node=name)
 
     def _put(self, one: WatchedDataset) -> None:
         self._datasets[one.namespace, one.present.name] = one

@@ -106,7 +106,13 @@ class ControllerParts:
             gather=gather,
             clock=clock,
         )
-        self.datasets = DatasetStatuses(client, self._may_write, limit, pause=pause)
+        self.datasets = DatasetStatuses(
+            client,
+            self._may_write,
+            limit,
+            pause=pause,
+            nodes=lambda: self.feed.nodes if self.feed.synced else None,
+        )
         self.events = EventRecorder(client, "controller", platform.node(), clock=clock)
         self._client = client
         self._clock = clock

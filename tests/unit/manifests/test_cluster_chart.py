@@ -293,9 +293,10 @@ def test_the_controller_writes_its_own_objects_and_nothing_else():
     assert rights(chart("admission.mode=none"), "gigaslice-controller") == found - only
     writes = {pair for pair in found - only if pair[0] not in ("get", "list", "watch")}
     assert {resource.partition(":")[0].partition("/")[0] for _, resource in writes} == {
-        "resourceclasses", "extendedresources", "datasets", "events", "leases",
+        "resourceclasses", "extendedresources", "datasets", "datasetnodes", "events", "leases",
     }  # fmt: skip
     assert {resource for _, resource in writes if resource.startswith("datasets")} == {"datasets/status"}
+    assert [verb for verb, resource in writes if resource == "datasetnodes"] == ["delete"]
     assert not [one for one in found if one[1] == "secrets" or one[1].startswith("pods/")]
 
 

@@ -1,9 +1,13 @@
 """What the status of a Dataset says."""
 
+import asyncio
+
 import pytest
 
-from gigaslice.controller.dataset_statuses import _parse, dataset_status
+from gigaslice.controller.dataset_statuses import DatasetStatuses, _parse, dataset_status
+from gigaslice.controller.work_queue import RateLimit
 from gigaslice.dataset.objects import CachedDataset, DatasetNode, DatasetUse
+from gigaslice.kubeapi.client import ApiFailure
 from tests.unit.gigaslice.controller.crd_schema import mistakes
 
 
@@ -98,3 +102,40 @@ def test_an_invalid_one_says_why():
 def test_what_is_no_object_is_left_out():
     with pytest.raises(ValueError, match="without"):
         _parse({"metadata": {"name": "x"}})
+
+
+class Api:
+    """nodes: those that there are, or the status with which a request for one fails."""
+
+    def __init__(self, nodes):
+        self.nodes, self.deleted = nodes, []
+
+    async def get(self, path, query=None):
+        if isinstance(self.nodes, int):
+            raise ApiFailure("no", self.nodes)
+        if path not in {f"/api/v1/nodes/{one}" for one in self.nodes}:
+            raise ApiFailure("not found", 404)
+        return {}
+
+    async def delete(self, path, body=None):
+        self.deleted.append(path)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("there", "known", "leads", "deleted"),
+    [
+        (["a"], ["a"], True, ["b"]),
+        (["a", "b"], ["a"], True, []),  # the watch is behind
+        (500, ["a"], True, []),
+        (["a"], None, True, []),
+        (["a"], ["a"], False, []),
+    ],
+)
+def test_what_a_node_that_is_gone_has_left_is_deleted(there, known, leads, deleted):
+    api = Api(there)
+    made = DatasetStatuses(api, lambda: leads, RateLimit(100, 100), nodes=lambda: known)
+    for name in "ab":
+        made._put_node(DatasetNode(name))
+    asyncio.run(made.delete_left())
+    assert api.deleted == [f"/apis/gigaslice.io/v1alpha1/datasetnodes/{one}" for one in deleted]
