@@ -79,9 +79,8 @@ class _Run:
         if self.users:
             return
         task = self.task
-        del (
-            self.task
-        )  # it has the listing, which has this: a circle that would keep them in memory for a while
+        # It has the listing, which has this: a circle that would keep them in memory for a while.
+        del self.task
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -145,6 +145,30 @@ def test_only_equal_credentials_are_taken_for_equal(one, other):
     )
 
 
+def test_no_text_is_taken_for_two_others():
+    listings = Listings(MemoryStorage(), ListingMemory())
+    with_option = SourceSpec.parse("s3://coco/train", {"region": "eu"})
+    asked = [(COCO, {"ab": "c"}), (COCO, {"a": "bc"}), (with_option, {}), (COCO, {"region": "eu"})]
+    assert len({listings._key(*one) for one in asked}) == len(asked)
+
+
+def test_a_queued_listing_is_still_joined_when_one_of_two_has_left_it():
+    async def story():
+        shelf = Shelf()
+        first = shelf.asks()
+        await shelf.begun(1)
+        leaves, stays = shelf.asks(), shelf.asks()
+        await asyncio.sleep(0.01)
+        await gone(leaves)
+        late = shelf.asks()
+        shelf.let()
+        for one in (first, stays, late):
+            await (await one).give_back()
+        assert shelf.bucket.listings == 2 and shelf.empty
+
+    play(story)
+
+
 def test_a_denied_one_shares_nothing_with_who_may_list():
     async def story():
         shelf = Shelf()
