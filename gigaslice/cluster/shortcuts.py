@@ -71,7 +71,7 @@ class Counting:
         if self.whole and tally.idle.bit_count() < self.whole:
             return False
         free = tally.free
-        return all(free[at] >= slices for at, slices in self.parts)
+        return all(at < len(free) and free[at] >= slices for at, slices in self.parts)
 
     def key(self, tally: Tally) -> RankKey | None:
         """Returns the rank of a node that the pod fits on, for the policy `gaia`; None where that takes more."""

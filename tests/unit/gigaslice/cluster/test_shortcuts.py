@@ -73,6 +73,18 @@ def test_they_are_taken() -> None:
         assert counting is None or (counting.key(Tally.of(room)) is None) == bool(parts_of_several)
 
 
+def test_more_parts_than_gpus_do_not_fit() -> None:
+    """Of two classes one GPU each, on a node with one GPU that both match."""
+    state = a_node([OracleGpu("NVIDIA A", 4, 1)])
+    demand = state.demand_of(a_pod([(OracleContainer(), {"part": 1, "share": 1})]))
+    assert isinstance(demand, PodDemand)
+    record = state._nodes["n"]
+    problem, room = state._problem(demand, record), record.current_room()
+    counting = Counting.of(problem)
+    assert counting is not None and not counting.fits(Tally.of(room))
+    assert choose_gpus(problem, room) is None
+
+
 def test_a_gpu_for_oneself_is_counted() -> None:
     state = a_node([OracleGpu("NVIDIA A", 4, used) for used in (0, 0, 1, 2, 3, 4)])
     for one in (OracleContainer(2, exclusive=True), OracleContainer(4, divided=2, exclusive=True, cores=30)):
