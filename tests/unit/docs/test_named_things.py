@@ -34,7 +34,13 @@ METRICS = (
     | set(SCHEDULER_METRICS)
     | set(DATASET_METRICS)
 )
-KUBERNETES = {"OnDelete", "OutOfcpu", "TopologyAffinityError", "UnexpectedAdmissionError"}
+KUBERNETES = {
+    "OnDelete",
+    "OutOfcpu",
+    "TopologyAffinityError",
+    "UnexpectedAdmissionError",
+    "WaitForFirstConsumer",
+}
 """Names of Kubernetes' own that no source of ours has."""
 
 
