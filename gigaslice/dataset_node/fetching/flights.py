@@ -72,6 +72,9 @@ class Flights(Generic[T]):
         """
         while True:
             flight = self._flights.get(key)
+            if flight is not None and flight.result.done():
+                await asyncio.sleep(0)  # it is taken away by the event loop's next step
+                continue
             own = flight is None
             if flight is None:
                 flight = self._begin(key, start)
@@ -80,18 +83,18 @@ class Flights(Generic[T]):
                 continue
             flight.waiting += 1
             try:
-                return await asyncio.shield(flight.result)
+                await asyncio.wait([flight.result])  # a cancellation that comes out of it is this caller's
+            finally:
+                flight.waiting -= 1
+                self._left_alone(flight)
+            try:
+                return flight.result.result()
             except SourceError as error:
                 if own or error.changed:
                     raise
             except asyncio.CancelledError:
-                if not flight.result.cancelled():
-                    raise  # it is this caller that was cancelled
                 if own:
                     raise
-            finally:
-                flight.waiting -= 1
-                self._left_alone(flight)
 
     def _begin(self, key: str, start: Callable[[Flight[T]], Awaitable[T]]) -> Flight[T]:
         flight: Flight[T] = Flight(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 
 import pytest
 
@@ -156,3 +157,34 @@ def test_keys_do_not_wait_for_each_other_and_close_ends_all():
             await tasks[0]
 
     asyncio.run(run())
+
+
+@pytest.fixture
+def _no_endless_loop():
+    """An event loop that is stuck in one step hears of no time limit of its own."""
+
+    def stuck(*_):
+        raise AssertionError("the event loop is stuck in one step")
+
+    before = signal.signal(signal.SIGALRM, stuck)
+    signal.setitimer(signal.ITIMER_REAL, 10, 0.2)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_no_endless_loop")
+def test_a_flight_and_who_waits_for_it_are_cancelled_in_one_step():
+    """As at the end of a program, which cancels whatever still runs."""
+
+    async def story():
+        flights, work = Flights(), Work()
+        tasks = [asyncio.create_task(flights.join("k", work)) for _ in range(3)]
+        await work.begun.wait()
+        for one in [flights["k"].result, *tasks]:
+            one.cancel()
+        found = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        assert all(isinstance(one, asyncio.CancelledError) for one in found), found
+        assert work.starts == 1 and not flights.keys()
+
+    asyncio.run(story())
