@@ -45,8 +45,19 @@ class Pair:
         path.write_text(configuration)
         self.scheduler = self._start(
             self._plane.binaries["kube-scheduler"], f"--config={path}", f"--secure-port={free_port()}",
-            "--bind-address=127.0.0.1", f"--cert-dir={self._folder}",
+            "--bind-address=127.0.0.1", f"--cert-dir={self._folder}", *self._flags(),
         )  # fmt: skip
+
+    def _flags(self) -> list[str]:
+        """Those of the chart's kube-scheduler: without them a pod that counts refused waits for five minutes."""
+        words = (
+            word
+            for one in self._plane.documents
+            if one["kind"] == "Deployment"
+            for container in one["spec"]["template"]["spec"]["containers"]
+            for word in container.get("command", ())
+        )
+        return [word for word in words if word.startswith("--pod-max-")]
 
     def start_service(self, *, ready: bool = True) -> None:
         path = roles.kubeconfig(self._plane, roles.SCHEDULER, port=self._before)

@@ -159,6 +159,10 @@ def test_processes_that_come_and_go():
     assert got[1] == pytest.approx(60, abs=POINTS)
 
 
+MIXED = 16.0
+"""Points that several processes may take beyond their share by mixing kernels of less than a millisecond with such of
+more than twenty. Of 400 random schedules 13 took more than 4, none more than 14; docs/compute.md says it."""
+
 SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)
 """Each example is seconds of simulated time: a counterexample is shown as it was found, not made small."""
 
@@ -191,21 +195,33 @@ def test_no_schedule_breaks_or_starves(plan: list[tuple[int, list[Work], int]], 
     gpu.run(4)
     for each, base in zip(containers, before, strict=True):
         got = (each.served() - base) / 4e7
-        assert got <= each.share + 2 * POINTS
+        assert got <= each.share + MIXED
         assert all(process.finished for process in each.processes)
 
 
 @settings(max_examples=8, phases=SEARCH)
 @given(pieces, st.integers(20, 80), st.integers(1, 4), st.integers(0, 9))
 def test_no_neighbour_takes_a_share_away(hostile, share, processes, seed):
-    """Whatever the neighbour does, one that always has work gets its share."""
+    """Whatever the neighbour does, one that always has work gets its share, but for what such a mixture takes."""
     ours = Container(share, [Process(small())])
     theirs = Container(100 - share, [Process(itertools.cycle(hostile)) for _ in range(processes)])
     gpu = SimulatedGpu([ours, theirs], seed=seed)
     gpu.run(1)
     before = ours.served()
     gpu.run(4)
-    assert (ours.served() - before) / 4e7 == pytest.approx(share, abs=2 * POINTS)
+    assert share - MIXED <= (ours.served() - before) / 4e7 <= share + 2 * POINTS
+
+
+@pytest.mark.parametrize("piece", [MS // 4, MS, 5 * MS, 20 * MS, 40 * MS])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_neighbour_with_kernels_of_one_length_takes_nothing(piece, processes):
+    ours = Container(40, [Process(small())])
+    theirs = Container(60, [Process(itertools.repeat((piece, -1))) for _ in range(processes)])
+    gpu = SimulatedGpu([ours, theirs], seed=3)
+    gpu.run(1)
+    before = ours.served()
+    gpu.run(4)
+    assert (ours.served() - before) / 4e7 == pytest.approx(40, abs=2 * POINTS)
 
 
 @pytest.mark.parametrize(
