@@ -69,6 +69,7 @@ class HttpFront:
         self._paths = {path for _, path in routes}
         self._connections: set[_Connection] = set()
         self._listening: asyncio.Server | None = None
+        self._leaving = False
         self._log = get_logger("http")
 
     @property
@@ -87,6 +88,7 @@ class HttpFront:
 
     async def close(self, seconds: float) -> None:
         """Takes no more requests; those that are being answered have so many SECONDS."""
+        self._leaving = True
         if self._listening is not None:
             self._listening.close()
         for one in list(self._connections):
@@ -120,8 +122,10 @@ class HttpFront:
         return HttpReply(500, b"see the log\n", PLAIN)
 
     def opened(self, connection: _Connection) -> None:
-        """Counts a connection in."""
+        """Counts a connection in. One that was accepted before the end and is set up after it is closed at once."""
         self._connections.add(connection)
+        if self._leaving:
+            connection.leave()
 
     def closed(self, connection: _Connection) -> None:
         """Counts it out."""

@@ -1,6 +1,8 @@
 """The HTTP front: whole requests in, whole replies out, whatever a client sends and in whatever pieces."""
 
 import asyncio
+import contextlib
+import socket
 import sys
 
 import pytest
@@ -252,5 +254,25 @@ def test_closing_waits_for_the_reply_that_is_due(play):
         found = await reader.read(-1)
         assert found.startswith(b"HTTP/1.1 200 OK")
         assert b"Connection: close" in found
+
+    play(story)
+
+
+def test_a_connection_that_is_accepted_while_closing_is_closed(play):
+    """It was accepted so many turns of the event loop before the end; it is set up in a later turn."""
+
+    async def story(_, __, ___):
+        for turns in range(6):
+            other = World()
+            port = await other.front.start("127.0.0.1", 0)
+            with contextlib.ExitStack() as clients:
+                found = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in "ab"]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await other.front.close(1.0)
+                for client in found:
+                    client.settimeout(5)
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await asyncio.to_thread(client.recv, 1) == b"", turns
 
     play(story)
