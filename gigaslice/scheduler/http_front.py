@@ -13,7 +13,6 @@ network: no TLS, no credentials, no compression.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from typing import NamedTuple, cast
 import httptools
 
 from gigaslice.runtime.logs import get_logger
+from gigaslice.runtime.port_listener import PortListener
 
 __all__ = ["JSON", "PLAIN", "HttpFront", "HttpReply", "Work"]
 
@@ -68,8 +68,7 @@ class HttpFront:
         self._routes = routes
         self._paths = {path for _, path in routes}
         self._connections: set[_Connection] = set()
-        self._listening: asyncio.Server | None = None
-        self._leaving = False
+        self._listener = PortListener(lambda: _Connection(self))
         self._log = get_logger("http")
 
     @property
@@ -79,18 +78,11 @@ class HttpFront:
 
     async def start(self, host: str | None, port: int) -> int:
         """Listens; returns the port. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: _Connection(self), host, port)
-        for one in self._listening.sockets:  # connections take it over; the event loops see to TCP_NODELAY
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        found: int = self._listening.sockets[0].getsockname()[1]
-        return found
+        return await self._listener.start(host, port)
 
     async def close(self, seconds: float) -> None:
         """Takes no more requests; those that are being answered have so many SECONDS."""
-        self._leaving = True
-        if self._listening is not None:
-            self._listening.close()
+        await self._listener.close()
         for one in list(self._connections):
             one.leave()
         tasks = [one.task for one in self._connections if one.task is not None]
@@ -122,10 +114,8 @@ class HttpFront:
         return HttpReply(500, b"see the log\n", PLAIN)
 
     def opened(self, connection: _Connection) -> None:
-        """Counts a connection in. One that was accepted before the end and is set up after it is closed at once."""
+        """Counts a connection in."""
         self._connections.add(connection)
-        if self._leaving:
-            connection.leave()
 
     def closed(self, connection: _Connection) -> None:
         """Counts it out."""

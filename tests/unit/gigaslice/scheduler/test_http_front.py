@@ -78,8 +78,8 @@ def test_a_reply_is_one_piece_and_the_connection_stays(play):
 
 
 def test_a_client_that_reads_no_replies_gets_no_more_of_them_than_a_buffer_takes(play):
-    async def story(world, _, __):
-        port = world.front._listening.sockets[0].getsockname()[1]
+    async def story(world, _, first):
+        port = first.get_extra_info("peername")[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(post(b"", b"/big") * 500)  # 32 MiB of replies
         await asyncio.sleep(0.5)
