@@ -41,23 +41,25 @@ _MOST_BYTES = 1 << 20
 
 
 class Credentials:
-    """A Secret's keys and values; its text shows no value."""
+    """A Secret's keys and values; its text shows no value.
 
-    __slots__ = ("_by_name", "_raw")
+    Args:
+        raw: The keys and values.
+        where: How the place that they are from is called in texts.
+    """
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
+    __slots__ = ("_by_name", "_raw", "where")
+
+    def __init__(self, raw: Mapping[str, str], where: str = "the volume's Secret") -> None:
+        self.where = where
         if sum(len(key) + len(value) for key, value in raw.items()) > _MOST_BYTES:
-            raise RequestError(
-                "the volume's Secret is larger than 1 MiB; it must have nothing but credentials"
-            )
+            raise RequestError(f"{where} is larger than 1 MiB; it must have nothing but credentials")
         self._raw = dict(raw)
         self._by_name: dict[str, str] = {}
         for key, value in raw.items():
             name = re.sub(r"[^a-z0-9]", "", key.lower())
             if self._by_name.setdefault(name, value) != value:
-                raise RequestError(
-                    f"the volume's Secret has {key!r} twice, written differently; keep one of them"
-                )
+                raise RequestError(f"{where} has {key!r} twice, written differently; keep one of them")
 
     def get(self, name: str) -> str:
         """The value for NAME, under any of its usual keys; empty where there is none."""

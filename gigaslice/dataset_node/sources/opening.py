@@ -130,24 +130,24 @@ def effective_spec(spec: SourceSpec, credentials: Credentials) -> SourceSpec:
             said = f"https://{said}"
         if options.setdefault(name, said) != said:
             raise RequestError(
-                f"the Secret and the options name different values for {name}; remove one of them"
+                f"{credentials.where} and the options name different values for {name}; remove one of them"
             )
     if sum(len(one) for one in options.values()) > MOST_TEXT:
         raise RequestError(
-            f"the Secret's endpoint or account is too long; write at most {MOST_TEXT} characters"
+            f"the endpoint or account in {credentials.where} is too long; write at most {MOST_TEXT} characters"
         )
     if "@" in urlsplit(options.get("endpoint", "")).netloc:
         raise RequestError(
-            "the endpoint carries a user or a password; they have keys of their own in the Secret"
+            f"the endpoint carries a user or a password; they have keys of their own in {credentials.where}"
         )
     return SourceSpec(spec.kind, spec.location, tuple(sorted(options.items())))
 
 
 async def open_source(
     spec: SourceSpec,
-    credentials: Mapping[str, str],
+    credentials: Credentials | Mapping[str, str],
     *,
-    mounts: KernelMounts,
+    mounts: KernelMounts | None,
     local_addresses: bool = False,
     run_directory: Path | None = None,
 ) -> OpenedSource:
@@ -156,7 +156,7 @@ async def open_source(
     Args:
         spec: Which one.
         credentials: The volume's Secret.
-        mounts: For the kinds that the kernel mounts.
+        mounts: For the kinds that the kernel mounts; without it these are refused.
         local_addresses: Whether servers may be at addresses of the node.
         run_directory: Where sockets of helpers are made.
 
@@ -164,13 +164,15 @@ async def open_source(
         SourceError: It cannot be opened.
         RequestError: Options or credentials that it cannot be opened with.
     """
-    given = Credentials(credentials)
+    given = credentials if isinstance(credentials, Credentials) else Credentials(credentials)
     really = effective_spec(spec, given)
     if spec.kind == "file":
         return OpenedSource(
             really, await in_thread("dataset-open", lambda _: _directory(spec.location, "/", _LOCAL_READS))
         )
     if spec.kind in MOUNTED_KINDS:
+        if mounts is None:
+            raise RequestError(f"{spec.canonical} is not mounted here; mount it, and name the directory")
         return await _mounted(spec, given, really, mounts)
     if spec.kind in RCLONE_KINDS:
         remote = remote_of(spec, given)
@@ -179,10 +181,11 @@ async def open_source(
         return OpenedSource(really, await RcloneSource.open(remote, spec.canonical, directory=run_directory))
     if spec.kind in ("http", "https"):
         return OpenedSource(really, _web(spec, given, local=local_addresses))
-    from gigaslice.dataset_node.sources.objects import object_source  # noqa: PLC0415  (a library of some MiB)
+    from gigaslice.dataset_node.sources.object_stores import object_stores  # noqa: PLC0415  (a library of some MiB)
+    from gigaslice.dataset_node.sources.objects import ObjectSource  # noqa: PLC0415
 
-    made = await in_thread("dataset-open", lambda _: object_source(really, given, local=local_addresses))
-    return OpenedSource(really, made)
+    stores = await in_thread("dataset-open", lambda _: object_stores(really, given, local=local_addresses))
+    return OpenedSource(really, ObjectSource(stores, really.path))
 
 
 def _directory(where: str | Path, below: str | Path, parallel: int) -> PosixSource:
@@ -211,14 +214,16 @@ def _web(spec: SourceSpec, credentials: Credentials, *, local: bool) -> WebSourc
     elif user or password:
         headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
     if any(not value.isprintable() or not value.isascii() for value in headers.values()):
-        raise RequestError("the Secret's user, password or token has characters that HTTP does not take")
+        raise RequestError(
+            f"user, password or token in {credentials.where} has characters that HTTP does not take"
+        )
     context = None
     if authority := credentials.get("ca"):
         try:
             context = ssl.create_default_context()
             context.load_verify_locations(cadata=authority)
         except (ssl.SSLError, ValueError):
-            raise RequestError("ca.crt in the Secret is no certificate in PEM form") from None
+            raise RequestError(f"ca.crt in {credentials.where} is no certificate in PEM form") from None
     base = urlsplit(f"{spec.kind}://{spec.server}")
     client = WebClient(base, headers, local=local, context=context)
     return WebSource(client, unquote(spec.path), index=spec.option("manifest", "index.json"))

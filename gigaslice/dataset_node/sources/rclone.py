@@ -40,7 +40,7 @@ _REFUSED = re.compile(r"40[13]|nauthori|ermission denied|ccess ?denied|authentic
 _AWAY = re.compile(r"no such host|connection refused|time[d ]*out|unreachable|reset by peer|EOF")
 _FAILURES = (
     (_ABSENT, "has no such directory; check the path", False),
-    (_REFUSED, "refuses access; check the credentials in the volume's nodePublishSecretRef", False),
+    (_REFUSED, "refuses access; check the credentials (a pod's: nodePublishSecretRef)", False),
     (_AWAY, "does not answer; check its address and the network", True),
 )
 

@@ -139,7 +139,9 @@ def _described(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
             parser.read_string(given["rclone.conf"])
             return RcloneRemote(dict(parser[remote]), path, obscured=True)
         except (configparser.Error, KeyError):
-            raise RequestError(f"rclone.conf in the Secret has no readable section [{remote}]") from None
+            raise RequestError(
+                f"rclone.conf in {credentials.where} has no readable section [{remote}]"
+            ) from None
     prefix = f"RCLONE_CONFIG_{re.sub(r'[^A-Z0-9]', '_', remote.upper())}_"
     found = {name[len(prefix) :].lower(): value for name, value in given.items() if name.startswith(prefix)}
     if found:
@@ -147,5 +149,6 @@ def _described(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
     if "type" in given:
         return RcloneRemote(given, path, obscured=False)
     raise RequestError(
-        f"the Secret does not describe the rclone remote {remote}; give it type, host, user, pass, …, or rclone.conf"
+        f"{credentials.where} does not describe the rclone remote {remote}; "
+        "give it type, host, user, pass, …, or rclone.conf"
     )

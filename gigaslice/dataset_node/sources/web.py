@@ -153,7 +153,7 @@ class WebClient:
         host = self.base.netloc or "rclone"
         if status in (401, 403):
             return SourceError(
-                f"{host} refuses {what} (status {status}); check the credentials in the pod's nodePublishSecretRef",
+                f"{host} refuses {what} (status {status}); check the credentials (a pod's: nodePublishSecretRef)",
                 denied=True,
             )
         if status in (404, 410):

@@ -1,0 +1,237 @@
+"""Clients of object stores: how they are made of a source's specification and credentials, and what their errors mean.
+
+obstore takes whatever its configuration lacks from the process's environment and from the machine's metadata service,
+which would be the node's rights in a pod's name: so every such value is given, and without credentials requests are not
+signed. Its errors quote the server's answers, in which access keys stand: only the kind of failure is taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from gigaslice.dataset.errors import DatasetError, ListingError, RequestError, SourceError
+from gigaslice.dataset.listing import Entry, shown
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.sources.addresses import refuse_local
+from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.seam import SourceBusyError, changed
+from gigaslice.text import plain
+
+__all__ = ["ObjectStores", "object_stores"]
+
+_CONNECT, _SILENCE, _REQUEST = timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10)
+_TRIED_FOR = timedelta(seconds=90)
+_WRITTEN = timedelta(minutes=30)  # one request; of a part of 840 MiB at half a MiB a second
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,40})</Code>")
+_BAD_KEY = re.compile(r'\bpath: "((?:[^"\\]|\\.)*)"')
+_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_BUSY = frozenset((429, 503))
+_ACCOUNT_KEYS = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
+
+
+class ObjectStores:
+    """Makes clients of one bucket or container.
+
+    Args:
+        make: Makes a client: how often it tries a request again, and whether it writes.
+        what: How the bucket is called in texts.
+        where: How the place that the credentials came from is called.
+    """
+
+    def __init__(self, make: Callable[[int, bool], Any], what: str, where: str) -> None:
+        self._make = make
+        self.what = what
+        self._where = where
+
+    def client(self, tries: int, *, writing: bool = False) -> Any:
+        """A client for reading, or one for writing, whose requests may take as long as a large part needs."""
+        return self._make(tries, writing)
+
+    def failure(self, error: Exception, subject: str, entry: Entry | None = None) -> DatasetError:
+        """What an error of obstore's means, without anything that the server said but its code.
+
+        Args:
+            error: What was raised.
+            subject: What was asked for.
+            entry: The file, where one was read.
+        """
+        text = str(error)
+        found = _STATUS.search(text)
+        status = int(found[1]) if found else 0
+        coded = _CODE.search(text)
+        code = f" ({coded[1]})" if coded else ""
+        if status in (401, 403) or isinstance(error, _REFUSED):
+            return SourceError(
+                f"{self.what} refuses {subject}{code}; check the credentials in {self._where}",
+                denied=True,
+            )
+        if status in _BUSY:
+            return SourceBusyError(f"{self.what} is busy (status {status} for {subject})")
+        if status == 416 and entry is not None:
+            return changed(entry.path, "became shorter")
+        if status:
+            return SourceError(
+                f"{self.what} answers {subject} with status {status}{code}; check bucket, region and endpoint",
+                retry=status >= 500 or status == 408,
+            )
+        if isinstance(error, exceptions.InvalidPathError):
+            name = _BAD_KEY.search(text)
+            bad = f": {shown(name[1].encode())}" if name else ""
+            return ListingError(f"{self.what} has an object whose key is no path of a file{bad}; rename it")
+        if isinstance(error, exceptions.NotSupportedError) or "NotPartial" in text:
+            return SourceError(f"{self.what} gives no ranges of objects; use a server that does")
+        return SourceError(
+            f"{self.what} does not answer for {subject}; look after the network, and check the endpoint",
+            retry=True,
+        )
+
+
+def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) -> ObjectStores:
+    """The clients of an effective SPEC of kind s3, gs or az.
+
+    Raises:
+        RequestError: Options or credentials that contradict each other.
+        SourceError: An endpoint that may not be used.
+    """
+    build_of = {"s3": _s3, "gs": _gs, "az": _az}[spec.kind]
+    endpoint, build = build_of(spec, credentials)
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise RequestError(f"endpoint {plain(endpoint)!r} is no address; write it as https://host:port")
+    if not local:
+        refuse_local(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+
+    def make(tries: int, writing: bool) -> Any:
+        # the silence is counted from the beginning of a request, and a server is silent while it is sent a part
+        client: dict[str, Any] = {
+            "allow_http": parts.scheme == "http",
+            "connect_timeout": _CONNECT,
+            "read_timeout": _WRITTEN if writing else _SILENCE,
+            "timeout": _WRITTEN if writing else _REQUEST,
+            "user_agent": "gigaslice",
+        }
+        if authority := credentials.get("ca"):
+            client["root_certificate"] = authority
+        try:
+            return build(client, {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR})
+        except (exceptions.BaseError, ValueError, TypeError):
+            raise RequestError(
+                f"the credentials for {spec.canonical} cannot be used; check {credentials.where}"
+            ) from None
+
+    return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where)
+
+
+_Built = tuple[str, Callable[[Any, Any], Any]]
+
+
+def _flag(spec: SourceSpec, name: str) -> bool:
+    value = spec.option(name, "false").lower()
+    if value not in ("true", "false"):
+        raise RequestError(f"option {name} is {value!r}; write true or false")
+    return value == "true"
+
+
+def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
+    region = spec.option("region") or credentials.get("region") or "us-east-1"
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", region):
+        raise RequestError(f"region {plain(region)!r} is no name of a region")
+    endpoint = spec.option("endpoint") or f"https://s3.{region}.amazonaws.com"
+    key, secret = credentials.get("access_key"), credentials.get("secret_key")
+    if bool(key) != bool(secret):
+        raise RequestError(
+            f"{credentials.where} has only one of access_key and secret_key; it must have both or none"
+        )
+    anonymous = _flag(spec, "anonymous") or not key
+    hosted = spec.option("path_style", "true").lower() == "false"
+    if hosted and not spec.option("endpoint"):
+        endpoint = f"https://{spec.server}.s3.{region}.amazonaws.com"
+    config: Any = {
+        "aws_endpoint_url_s3": endpoint,
+        "region": region,
+        "virtual_hosted_style_request": hosted,
+        "skip_signature": anonymous,
+        "request_payer": _flag(spec, "request_payer"),
+    }
+    token = credentials.get("session_token") or None
+
+    def given() -> Any:
+        return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+
+    provider: Any = None if anonymous else given
+    return endpoint, lambda client, retry: S3Store(
+        spec.server,
+        config=config,
+        client_options=client,
+        retry_config=retry,
+        credential_provider=provider,
+    )
+
+
+def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
+    endpoint = spec.option("endpoint") or "https://storage.googleapis.com"
+    account, token = credentials.get("service_account"), credentials.get("token")
+    config: Any = {"base_url": endpoint, "skip_signature": True}
+    if account and not _flag(spec, "anonymous"):
+        try:
+            found = json.loads(account)
+            # other keys of the file name servers, and would send the credentials and the requests to them
+            kept = {name: str(found[name]) for name in _ACCOUNT_KEYS if name in found}
+        except (ValueError, TypeError):
+            raise RequestError(
+                f"the service account in {credentials.where} is no JSON key file of Google Cloud"
+            ) from None
+        config = {"base_url": endpoint, "service_account_key": json.dumps(kept), "skip_signature": False}
+    elif token and not _flag(spec, "anonymous"):
+        config = {"base_url": endpoint, "bearer_token": token, "skip_signature": False}
+    return endpoint, lambda client, retry: GCSStore(
+        spec.server,
+        config=config,
+        client_options=client,
+        retry_config=retry,
+    )
+
+
+def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
+    account = spec.option("account")
+    if not re.fullmatch(r"[a-z0-9]{3,24}", account):
+        raise RequestError(
+            f"{spec.canonical} needs the storage account; give the option account, or account in {credentials.where}"
+        )
+    endpoint = spec.option("endpoint") or f"https://{account}.blob.core.windows.net"
+    config: Any = {"account_name": account, "endpoint": endpoint, "use_emulator": False}
+    names = {
+        "account_key": "account_key",
+        "sas_token": "sas_key",
+        "token": "token",
+        "client_secret": "client_secret",
+    }
+    kinds = {"account_key": "access_key", "sas_token": "sas_token", "token": "bearer_token",
+             "client_secret": "client_secret"}  # fmt: skip
+    given = next((one for one in names if credentials.get(one)), "")
+    if given and not _flag(spec, "anonymous"):
+        config |= {
+            names[given]: credentials.get(given),
+            "credential_type": kinds[given],
+            "skip_signature": False,
+        }
+        if given == "client_secret":
+            config |= {"client_id": credentials.get("client_id"), "tenant_id": credentials.get("tenant_id"),
+                       "authority_host": "https://login.microsoftonline.com"}  # fmt: skip
+    else:
+        config["skip_signature"] = True
+    return endpoint, lambda client, retry: AzureStore(
+        spec.server,
+        config=config,
+        client_options=client,
+        retry_config=retry,
+    )
