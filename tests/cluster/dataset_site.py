@@ -186,10 +186,15 @@ class DatasetSite:
     def mounted(self) -> list[str]:
         """What is mounted for pods, placeholders included."""
         return [
-            one.point
-            for one in LinuxMounts().table()
-            if one.point.startswith("/var/lib/kubelet/pods/") and one.point.endswith("/mount")
+            one
+            for one in self.points()
+            if one.startswith("/var/lib/kubelet/pods/") and one.endswith("/mount")
         ]
+
+    @staticmethod
+    def points() -> list[str]:
+        """Every mount point of this machine."""
+        return [one.point for one in LinuxMounts().table()]
 
     # --- pods ---------------------------------------------------------------------------------------------------
 
@@ -254,8 +259,12 @@ class DatasetSite:
                 **spec,
             },
         }
-        self._pods.append(name)
-        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+        self.document(document)
+
+    def document(self, pod: Document) -> None:
+        """Makes a pod of this document, which is deleted at the end."""
+        self._pods.append(pod["metadata"]["name"])
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
 
     def get(self, name: str) -> Document:
         """A pod's document; empty where it is gone."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import sys
 
 import pytest
+import yaml
 
-from tests.cluster.dataset_site import DatasetSite, missing
+from tests.cluster.dataset_site import ROOT, DatasetSite, missing
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
@@ -21,6 +25,17 @@ def site(request):
 
 def placeholders(site):
     return site.logged("published early")
+
+
+def init_container_pod():
+    documents = re.findall(r"(?ms)^```yaml\n(.*?)^```$", (ROOT / "docs/datasets.md").read_text())
+    (found,) = [one for one in map(yaml.safe_load, documents) if "initContainers" in one.get("spec", {})]
+    return found
+
+
+def fetched(site, pod):
+    """How far its events say that its fetch is, in percent: the steps' own numbers are not always hit."""
+    return max((int(one) for one in re.findall(r"fetching (\d+) %", site.events(pod))), default=0)
 
 
 def test_a_pod_reads_its_data_over_kills_of_the_service(site):
@@ -157,7 +172,7 @@ def test_after_a_reboot_a_pod_has_the_version_that_it_had(site):
 def test_a_reboot_while_a_pod_waits_keeps_what_was_fetched(site):
     slow = site.fill("slow", 60, 1_000_000)
     site.pod("gs-waits", {"d": {"source": slow}})
-    site.until(lambda: "50 %" in site.events("gs-waits"), "half of it is there")
+    site.until(lambda: fetched(site, "gs-waits") >= 50, "half of it is there")
     site.reboot()
     site.start()
     site.until(lambda: site.log("gs-waits") == "60", "it sees its files", 180)
@@ -173,6 +188,34 @@ def test_a_pod_with_a_user_namespace_reads_its_data(site):
     if site.phase("gs-userns") != "Running":
         pytest.skip("this node has no user namespaces for pods")
     site.until(lambda: site.log("gs-userns") == "50", "it sees its files")
+
+
+def test_the_init_container_of_the_manual(site):
+    """The pod of docs/datasets.md, with the paths of this service, and a container that has this machine's Python."""
+    with moto_s3() as endpoint:
+        put(endpoint, "datasets", {f"coco/{number}": bytes([number]) * 10_000 for number in range(30)})
+        words = (f"--from-literal=access_key={KEY}", f"--from-literal=secret_key={SECRET}")
+        site.kubectl("delete", "secret", "s3", "--ignore-not-found")
+        site.kubectl("create", "secret", "generic", "s3", *words)
+        pod = init_container_pod()
+        spec = pod["spec"]
+        (waiting,), (train,) = spec["initContainers"], spec["containers"]
+        spec |= {"nodeName": site.node, "automountServiceAccountToken": False}
+        image = {"image": os.environ["K8S_NODE_IMAGE"], "imagePullPolicy": "Never"}
+        train |= {**image, "command": ["sh", "-c", "find /data -type f | wc -l; exec sleep 100000"]}
+        waiting |= {**image, "command": [sys.executable, "-m", "agent"], "workingDir": str(ROOT)}
+        waiting["env"].append({"name": "DATASET_OPTIONS", "value": f"endpoint={endpoint},region=us-east-1"})
+        socket, data = spec["volumes"]
+        socket["hostPath"]["path"], data["hostPath"]["path"] = f"{site.run_dir}/wait", f"{site.root}/s/pods"
+        for number, path in enumerate(("/usr", "/lib", "/lib64", sys.base_prefix, str(ROOT))):
+            spec["volumes"].append({"name": f"host{number}", "hostPath": {"path": path}})
+            waiting["volumeMounts"].append({"name": f"host{number}", "mountPath": path, "readOnly": True})
+        site.document(pod)
+        site.until(lambda: site.log("train-init", "train") == "30", "it sees its files")
+        assert "/data/mount" in site.log("train-init", "dataset"), "it says where they are on the node"
+        site.kubectl("delete", "pod", "train-init", "--wait=true")
+        site.until(lambda: not [one for one in site.points() if "/s/pods/" in one], "it is unmounted")
+        site.kubectl("delete", "secret", "s3")
 
 
 def test_service_that_ends_leaves_readers_reading(site):
