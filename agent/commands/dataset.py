@@ -88,9 +88,7 @@ def wait(path: Path, volume: str, environment: Mapping[str, str]) -> str:
         ControlError: It cannot be had; the text says what to do.
     """
     spec = SourceSpec.from_environment(environment)
-    text = SourceSpec(
-        spec.kind, spec.location
-    ).canonical  # without options, which have an attribute of their own
+    text = SourceSpec(spec.kind, spec.location).canonical  # the options have an attribute of their own
     attributes = {"source": text, "options": ",".join(f"{key}={value}" for key, value in spec.options)}
     pod = {name: environment.get(f"POD_{name.upper()}", "") for name in ("uid", "namespace", "name")}
     missing = [f"POD_{name.upper()}" for name, value in pod.items() if not value]

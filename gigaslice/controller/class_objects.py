@@ -1,13 +1,13 @@
 """Automatic ResourceClasses and the status of all of them. Pure.
 
-A class per type of GPU that the cluster has is made without anyone writing it. It carries a label by which the
+A class per type of GPU that the cluster has is made without a user writing it. It carries a label by which the
 controller recognises it as its own: a class without it is another author's, and is neither changed nor deleted, also
 where it has the name of an automatic one. Who removes the label takes the class over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,15 @@ class ClassFigures:
 
 
 def plan_class(
-    name: str, spec: Mapping[str, Any] | None, present: StoredObject | None, needed: Callable[[str], bool]
+    name: str, spec: Mapping[str, Any] | None, present: StoredObject | None
 ) -> tuple[ObjectWrite, ...]:
     """Returns the writes for one automatic class.
 
     Args:
         name: The class's name.
-        spec: What it should be; None where the cluster has no GPU of its type.
+        spec: What it should be; None where the cluster has no GPU of its type, and it may go.
         present: The class of that name, of any author.
-        needed: Whether a pod or a quota refers to the class of a name; it is kept then.
     """
-    if spec is None and (present is None or not present.managed or needed(name)):
-        return ()
     desired = None if spec is None else DesiredObject(spec=spec)
     return plan_object(API_VERSION, KIND, name, desired, present)
 

@@ -5,7 +5,7 @@ has changed. A version is told by the source alone, since a Dataset does not kno
 version that any node has complete is the one that counts. The holders are shown so that the author of a Dataset finds
 the pods that still use it.
 
-Only what pods have got by the name of the Dataset counts. Anyone may write any source into a Dataset of their own: were
+Only what pods have got by the name of the Dataset counts. A user may write any source into a Dataset of their own: were
 copies of that source shown which other tenants have, that would tell who has what. A version that the status has shown
 before stays shown while nodes have it, as long as the Dataset has not been changed.
 

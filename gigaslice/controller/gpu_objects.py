@@ -81,23 +81,19 @@ def gpu_object_name(node: str, gpu: str) -> str:
     return f"{name[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
-def plan_node(
-    node: ReportingNode | None, present: Mapping[str, StoredObject]
-) -> tuple[tuple[ObjectWrite, ...], int]:
-    """Returns the writes for the objects of one node, and how many objects are as they should be.
+def plan_node(node: ReportingNode | None, present: Mapping[str, StoredObject]) -> tuple[ObjectWrite, ...]:
+    """Returns the writes for the objects of one node.
 
     Args:
         node: The node; None where there is none any more.
         present: Its objects by name.
     """
     desired = {} if node is None else _desired(node, present)
-    writes: list[ObjectWrite] = []
-    settled = 0
-    for name in sorted({*desired, *present}):
-        needed = plan_object(API_VERSION, KIND, name, desired.get(name), present.get(name))
-        writes += needed
-        settled += not needed
-    return tuple(writes), settled
+    return tuple(
+        write
+        for name in sorted({*desired, *present})
+        for write in plan_object(API_VERSION, KIND, name, desired.get(name), present.get(name))
+    )
 
 
 def _desired(node: ReportingNode, present: Mapping[str, StoredObject]) -> dict[str, DesiredObject]:

@@ -135,7 +135,7 @@ class ObjectPasses:
     async def _node(self, name: str) -> None:
         if not self._may_write(EXTENDED_RESOURCES, self._feed.gpus_installed):
             return
-        writes, _ = plan_node(self._reporting(name), self._feed.gpus.of_group(name))
+        writes = plan_node(self._reporting(name), self._feed.gpus.of_group(name))
         for write in writes:
             if not self._leading():
                 return
@@ -177,7 +177,7 @@ class ObjectPasses:
                 self._gone.pop(name, None)
             if not going or await self._may_go(name):
                 spec = None if found is None else class_spec(found)
-                for write in plan_class(name, spec, present, lambda name: False):
+                for write in plan_class(name, spec, present):
                     await table.write(self._client, self._limit, write)
         present = table.get(name)
         if present is not None:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from gigaslice.classes.resource_class import MANAGED_BY, MANAGER
+from gigaslice.kube.fields import object_at
 
 __all__ = [
     "DesiredObject",
@@ -90,8 +91,7 @@ def stored(document: Document) -> StoredObject:
     Raises:
         ValueError: It has no name, UID or version.
     """
-    metadata = document.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
+    metadata = object_at(document, "metadata")
     name, uid, version = (metadata.get(key) for key in ("name", "uid", "resourceVersion"))
     if not (isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and name):
         raise ValueError("an object without name, uid or resourceVersion")
@@ -102,10 +102,10 @@ def stored(document: Document) -> StoredObject:
         uid,
         version,
         generation if isinstance(generation, int) else 0,
-        _mapping(metadata.get("labels")),
+        object_at(metadata, "labels"),
         tuple(owners) if isinstance(owners, list) else (),
-        _mapping(document.get("spec")),
-        _mapping(document.get("status")),
+        object_at(document, "spec"),
+        object_at(document, "status"),
     )
 
 
@@ -180,7 +180,3 @@ def _metadata(desired: DesiredObject) -> dict[str, Any]:
     if desired.owners:
         found["ownerReferences"] = list(desired.owners)
     return found
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

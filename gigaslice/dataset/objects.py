@@ -7,13 +7,14 @@ at 256 KiB. Its one writer is the dataset service of that node.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gigaslice.dataset.affinity import Held, NodeDatasets
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.kube.fields import object_at, objects_at, strings_at, text_at
 
 __all__ = [
     "CHECKS",
@@ -169,16 +170,16 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
     Raises:
         RequestError: What the schema of the API cannot refuse, such as a source that is none, with what to write.
     """
-    metadata, spec = _object(document, "metadata"), _object(document, "spec")
-    namespace, name, uid = (_text(metadata, one) for one in ("namespace", "name", "uid"))
+    metadata, spec = object_at(document, "metadata"), object_at(document, "spec")
+    namespace, name, uid = (text_at(metadata, one) for one in ("namespace", "name", "uid"))
     if not namespace or not name:
         raise RequestError("a Dataset needs a name and a namespace")
     who = f"Dataset {namespace}/{name}"
     try:
-        source = SourceSpec.parse(_text(spec, "source"), _texts(spec, "options"))
+        source = SourceSpec.parse(text_at(spec, "source"), _texts(spec, "options"))
     except RequestError as error:
         raise RequestError(f"{who}: {error}") from None
-    check = _text(spec, "check") or "listing"
+    check = text_at(spec, "check") or "listing"
     if check not in CHECKS:
         raise RequestError(f"{who}: check is {check!r}; write {', '.join(CHECKS[:-1])} or {CHECKS[-1]}")
     digest = _digest(who, spec, "digest")
@@ -193,7 +194,7 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         source,
         check,
         digest,
-        frozenset(_strings(spec.get("allowedNamespaces"))),
+        frozenset(strings_at(spec, "allowedNamespaces")),
     )
 
 
@@ -202,7 +203,7 @@ def may_be_named(document: Mapping[str, Any], home: str, namespace: str) -> bool
 
     Its mistakes are a secret of its namespace as much as its contents.
     """
-    allowed = _strings(_object(document, "spec").get("allowedNamespaces"))
+    allowed = strings_at(object_at(document, "spec"), "allowedNamespaces")
     return _names(home, allowed, namespace)
 
 
@@ -212,10 +213,10 @@ def _names(home: str, allowed: Collection[str], namespace: str) -> bool:
 
 def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:
     """Reads a `DatasetNode`. Entries that cannot be understood are left out. Raises ValueError for what is none."""
-    name = _text(_object(document, "metadata"), "name")
+    name = text_at(object_at(document, "metadata"), "name")
     if not name:
         raise ValueError("a DatasetNode has no name")
-    status = _object(document, "status")
+    status = object_at(document, "status")
     entries = status.get("datasets")
     found = tuple(_cached(one) for one in (entries if isinstance(entries, list) else ()))
     budget, free = _whole(status, "budgetBytes"), _whole(status, "freeBytes")
@@ -225,27 +226,26 @@ def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:
 def _cached(entry: object) -> CachedDataset | None:
     if not isinstance(entry, dict):
         return None
-    key, source = _text(entry, "key"), _text(entry, "source")
+    key, source = text_at(entry, "key"), text_at(entry, "source")
     if not key or not source:
         return None
-    pods = entry.get("pods")
     return CachedDataset(
         key,
         source,
-        _text(entry, "digest"),
+        text_at(entry, "digest"),
         _whole(entry, "bytes"),
-        _text(entry, "state") or "Ready",
+        text_at(entry, "state") or "Ready",
         _whole(entry, "fetchedBytes"),
         entry.get("inUse") is True,
         float(_whole(entry, "lastUsed")),
-        _strings(pods),
-        tuple(_use(one) for one in _objects(entry, "uses")),
-        _strings(entry.get("requestedSources"))[:MOST_REQUESTED],
+        strings_at(entry, "pods"),
+        tuple(_use(one) for one in objects_at(entry, "uses")),
+        strings_at(entry, "requestedSources")[:MOST_REQUESTED],
     )
 
 
 def _use(entry: Mapping[str, Any]) -> DatasetUse:
-    return DatasetUse(_text(entry, "name"), _strings(entry.get("pods")))
+    return DatasetUse(text_at(entry, "name"), strings_at(entry, "pods"))
 
 
 def _cached_document(one: CachedDataset) -> dict[str, Any]:
@@ -265,34 +265,14 @@ def _cached_document(one: CachedDataset) -> dict[str, Any]:
 
 
 def _digest(who: str, spec: Mapping[str, Any], field_name: str) -> str:
-    digest = _text(spec, field_name).lower()
+    digest = text_at(spec, field_name).lower()
     if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
         raise RequestError(f"{who}: {field_name} has 64 hexadecimal digits")
     return digest
 
 
-def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = document.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    found = document.get(key)
-    return found if isinstance(found, str) else ""
-
-
 def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
-    return {name: value for name, value in _object(document, key).items() if isinstance(value, str)}
-
-
-def _strings(found: object) -> tuple[str, ...]:
-    entries: Iterable[object] = found if isinstance(found, list) else ()
-    return tuple(one for one in entries if isinstance(one, str))
+    return {name: value for name, value in object_at(document, key).items() if isinstance(value, str)}
 
 
 def _whole(document: Mapping[str, Any], key: str) -> int:

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from gigaslice.dataset.objects import DRIVER
+from gigaslice.kube.fields import object_at, objects_at, text_at
 
 __all__ = [
     "IMAGE",
@@ -119,7 +120,7 @@ class PrefetchPod:
         attributes: The volume's attributes: `dataset` or `source`, and the options.
         run: Names this run.
         seconds: After which the kubelet ends the pod, whatever becomes of the run.
-        until: Unix time from which on the pod is nobody's.
+        until: Unix time from which on no run waits for the pod.
         secret: The Secret that the kubelet hands over; empty for none.
         image: Whatever ends, or fails to start: see above.
         tolerated: Keys of taints that are tolerated besides that of GPU nodes.
@@ -214,32 +215,32 @@ class PodTold:
 
 def judge(document: Mapping[str, Any]) -> PodTold:
     """Reads whether the data are on the node of a pod."""
-    status = _object(document, "status")
+    status = object_at(document, "status")
     conditions = {
-        str(one.get("type")): one for one in _objects(status, "conditions") if one.get("status") is not None
+        str(one.get("type")): one for one in objects_at(status, "conditions") if one.get("status") is not None
     }
-    phase, reason = status.get("phase"), _text(status, "reason")
+    phase, reason = status.get("phase"), text_at(status, "reason")
     if phase == "Succeeded" or _holds(conditions, "PodReadyToStartContainers"):
         return PodTold(Prefetched.DONE)
     if phase == "Failed" and reason:  # the kubelet's verdict on the pod, such as Evicted; not its container's
         return PodTold(
-            Prefetched.FAILED, f"the pod failed: {reason}: {_text(status, 'message')}".rstrip(": ")
+            Prefetched.FAILED, f"the pod failed: {reason}: {text_at(status, 'message')}".rstrip(": ")
         )
-    if any(map(_after_volumes, _objects(status, "containerStatuses"))):
+    if any(map(_after_volumes, objects_at(status, "containerStatuses"))):
         return PodTold(Prefetched.DONE)
     if phase == "Failed":
         return PodTold(Prefetched.FAILED, "the pod failed")
-    if _object(document, "metadata").get("deletionTimestamp"):
+    if object_at(document, "metadata").get("deletionTimestamp"):
         return PodTold(Prefetched.FAILED, "its pod is being deleted, and not by this command")
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return PodTold(Prefetched.WAITING, f"not scheduled: {_text(scheduled, 'message')}".rstrip(": "))
+        return PodTold(Prefetched.WAITING, f"not scheduled: {text_at(scheduled, 'message')}".rstrip(": "))
     return PodTold(Prefetched.WAITING)
 
 
 def _after_volumes(container: Mapping[str, Any]) -> bool:
     """Whether a container's state is one that comes after the pod's volumes are mounted."""
-    state = _object(container, "state")
+    state = object_at(container, "state")
     waiting = state.get("waiting")
     if isinstance(waiting, dict):
         return waiting.get("reason", "") not in _BEFORE_VOLUMES
@@ -251,18 +252,3 @@ def _after_volumes(container: Mapping[str, Any]) -> bool:
 
 def _holds(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
     return conditions.get(kind, {}).get("status") == "True"
-
-
-def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = document.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    found = document.get(key)
-    return found if isinstance(found, str) else ""

@@ -19,6 +19,7 @@ from gigaslice.dataset_node.store import DatasetStore, Stored, Volume
 from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks, volume_name
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.fields import object_at
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
@@ -135,8 +136,8 @@ class CommandServer:
 
     async def _await(self, asked: Mapping[str, Any], answer: Answer) -> None:
         volume = self._volume(asked)
-        attributes = {str(key): str(value) for key, value in _mapping(asked, "attributes").items()}
-        credentials = {str(key): str(value) for key, value in _mapping(asked, "credentials").items()}
+        attributes = {str(key): str(value) for key, value in object_at(asked, "attributes").items()}
+        credentials = {str(key): str(value) for key, value in object_at(asked, "credentials").items()}
         try:
             await self._threads.run(
                 lambda: Path(volume.target).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -170,11 +171,6 @@ class CommandServer:
             raise RequestError(f'"{plain(name)[:80]}" is no name of a volume; use a-z, 0-9 and "-"')
         target = str(self._pods / uid / name / "mount")
         return Volume(f"{WAIT_PREFIX}{uid}-{name}", target, uid, namespace, pod)
-
-
-def _mapping(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = asked.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _named(one: Stored, name: str) -> bool:

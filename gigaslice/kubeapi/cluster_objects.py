@@ -16,6 +16,7 @@ from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
 from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.kube.decode import parse_pod
+from gigaslice.kube.fields import object_at, objects_at
 from gigaslice.model import DATASET_DRIVER, Pod, PodContainer
 
 __all__ = [
@@ -39,23 +40,20 @@ _UNITS = ClusterUnits()
 
 def node_facts(document: Mapping[str, Any]) -> NodeFacts:
     """Returns what matters of a Node. Raises ValueError for what is none."""
-    metadata = _object(document, "metadata")
+    metadata = object_at(document, "metadata")
     name = metadata.get("name")
     if not isinstance(name, str):
         raise ValueError("a node has no name")
-    inventory = _object(metadata, "annotations").get(INVENTORY)
-    conditions = _object(document, "status").get("conditions")
+    inventory = object_at(metadata, "annotations").get(INVENTORY)
+    conditions = objects_at(object_at(document, "status"), "conditions")
     return NodeFacts(
         name=sys.intern(name),
         inventory_text=inventory if isinstance(inventory, str) else None,
-        schedulable=not _object(document, "spec").get("unschedulable"),
-        ready=any(
-            isinstance(one, dict) and one.get("type") == "Ready" and one.get("status") == "True"
-            for one in (conditions if isinstance(conditions, list) else ())
-        ),
+        schedulable=not object_at(document, "spec").get("unschedulable"),
+        ready=any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions),
         labels={
             sys.intern(key): sys.intern(value)
-            for key, value in _object(metadata, "labels").items()
+            for key, value in object_at(metadata, "labels").items()
             if isinstance(value, str)
         },
     )
@@ -93,8 +91,3 @@ def _container(one: PodContainer) -> PodContainer:
     return PodContainer(
         sys.intern(one.name), one.kind, {sys.intern(name): count for name, count in one.requests.items()}
     )
-
-
-def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}

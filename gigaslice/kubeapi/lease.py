@@ -22,6 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+from gigaslice.kube.fields import object_at
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeAnswer, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -38,7 +39,7 @@ class Inherited(IntEnum):
     """What a holder of the lease took over from the one before it, the worst since `caught_up` was called."""
 
     NOTHING = 0
-    """Nobody else has led since this candidate did."""
+    """No other candidate has led since this one did."""
     WRITES = 1
     """Another one led, and gave the lease back: all its writes have been answered."""
     DOUBT = 2
@@ -187,7 +188,7 @@ class Leader:
                 begun = self._clock()
                 found = await self._write(seconds)
             self._note(found.document())
-            self._sent &= {_spec(self._seen or {}).get("renewTime")}
+            self._sent &= {object_at(self._seen or {}, "spec").get("renewTime")}
         except ApiFailure as failure:
             if self._reported.new("lease", str(failure)):
                 self._log.warning("lease not read or renewed", lease=self._name, detail=str(failure))
@@ -220,19 +221,19 @@ class Leader:
         if self._seen is None or _version(self._seen) != _version(lease):
             self._seen_at = self._clock()
         self._seen = lease
-        self.holder = str(_spec(lease).get("holderIdentity") or "")
+        self.holder = str(object_at(lease, "spec").get("holderIdentity") or "")
 
     def _free(self) -> bool:
         """Whether the lease may be taken: given back, ours from before, or not renewed for its duration."""
         if self.holder in ("", self._identity):
             return True
-        duration = _spec(self._seen or {}).get("leaseDurationSeconds")
+        duration = object_at(self._seen or {}, "spec").get("leaseDurationSeconds")
         seconds = duration if isinstance(duration, int) and duration > 0 else self._duration
         return self._clock() - self._seen_at >= seconds
 
     def _inherit(self) -> None:
         """Notes, before the lease is taken, what its last version says of the holder before us."""
-        if self._seen is not None and _spec(self._seen).get("renewTime") in self._sent:
+        if self._seen is not None and object_at(self._seen, "spec").get("renewTime") in self._sent:
             return
         given_back = self._seen is not None and not self.holder
         self.takeovers += 1
@@ -240,7 +241,7 @@ class Leader:
 
     def _renewal(self) -> dict[str, Any]:
         lease = dict(self._seen or {})
-        before = _spec(lease)
+        before = object_at(lease, "spec")
         ours = before.get("holderIdentity") == self._identity
         transitions = before.get("leaseTransitions")
         count = (transitions if isinstance(transitions, int) else 0) + (0 if ours else 1)
@@ -275,11 +276,5 @@ def _micro_time() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _spec(lease: dict[str, Any]) -> dict[str, Any]:
-    found = lease.get("spec")
-    return found if isinstance(found, dict) else {}
-
-
 def _version(lease: dict[str, Any]) -> object:
-    metadata = lease.get("metadata")
-    return metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return object_at(lease, "metadata").get("resourceVersion")

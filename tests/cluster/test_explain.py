@@ -53,7 +53,7 @@ def _pod(
 ) -> None:
     resources = {"limits": {"gigaslice.io/vgpu-memory": str(slices)}}
     spec = {
-        "schedulerName": "nobody",
+        "schedulerName": "none",
         "containers": [{"name": "main", "image": "none", "resources": resources}],
         **({"nodeName": node} if node else {}),
     }

@@ -54,7 +54,7 @@ class Connections:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = asyncio.create_task(self._talk(connection))
             self._tasks.add(task)
-            # One that is cancelled before its first step has nobody else who closes it.
+            # One that is cancelled before its first step has no other task that closes it.
             task.add_done_callback(lambda done: self._ended(done, connection))
 
     def _ended(self, task: asyncio.Task[None], connection: socket.socket) -> None:

@@ -141,7 +141,7 @@ class Listings:
             return await asyncio.shield(run.task)
         except BaseException:
             if run.users == 1 and line.next is run:
-                line.next = None  # it is given up, and not for anyone who comes now
+                line.next = None  # it is given up, and not for a task that comes now
             await run.leave()
             raise
         finally:
@@ -153,7 +153,7 @@ class Listings:
         self, line: _Line, run: _Run, spec: SourceSpec, credentials: Mapping[str, str]
     ) -> ListedSource:
         async with line.turn:
-            line.next = None  # whoever comes from here on could miss a change that this listing misses
+            line.next = None  # a task that comes from here on could miss a change that this listing misses
             source = await self._open(spec, credentials)
             account = self._memory.account()
             try:

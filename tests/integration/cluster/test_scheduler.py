@@ -338,7 +338,7 @@ def test_metrics_and_probes_apart_from_what_kube_scheduler_asks(tmp_path):
                 for path, status in (("/healthz", 200), ("/readyz", 200), ("/scheduler/filter", 404)):
                     assert (await get(path))[0] == status
                 async with session.post(f"{apart}/scheduler/bind", data=b"{}") as one:
-                    assert one.status == 405, "nobody has pods bound here"
+                    assert one.status == 405, "no scheduler binds pods here"
                 assert (await get("/metrics"))[0] == 401
                 status, text = await get("/metrics", Authorization="Bearer secret")
                 assert status == 200 and "gigaslice_scheduler_ready 1.0" in text

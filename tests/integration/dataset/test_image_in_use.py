@@ -1,4 +1,4 @@
-"""Images under the programs that nobody here wrote: fsck.erofs and dump.erofs of erofs-utils, and the kernel.
+"""Images under programs of other projects: fsck.erofs and dump.erofs of erofs-utils, and the kernel.
 
 Each needs what not every machine has; the tests say what is missing.
 """

@@ -67,6 +67,18 @@ def image_in(root: Path) -> Path:
     return image
 
 
+def store_with_image(root: Path) -> tuple[DatasetStore, Volume]:
+    """An open store that has the image as KEY, and a pod's volume to publish it to."""
+    store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+    store.open()
+    data = image_in(root).read_bytes()
+    part = store.begin(About(KEY, len(data), "s3://b/c"))
+    part.image.write_bytes(data)
+    store.complete(part, digest_of(part.image))
+    (root / "pod").mkdir()
+    return store, Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+
+
 def test_an_image_is_mounted_from_its_file_and_by_a_loop_device(play):
     def story(root: Path) -> None:
         image, mounts = image_in(root), LinuxMounts()
@@ -150,14 +162,7 @@ def test_no_link_leads_a_bind_elsewhere(play):
 
 def test_a_reader_goes_on_when_its_dataset_is_unmounted_and_deleted(play):
     def story(root: Path) -> None:
-        store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
-        store.open()
-        data = image_in(root).read_bytes()
-        part = store.begin(About(KEY, len(data), "s3://b/c"))
-        part.image.write_bytes(data)
-        store.complete(part, digest_of(part.image))
-        (root / "pod").mkdir()
-        volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+        store, volume = store_with_image(root)
         store.publish(volume, [Piece(key=KEY)])
         store.publish(volume, [Piece(key=KEY)])
         reader = os.open(f"{volume.target}/a", os.O_RDONLY)
@@ -231,15 +236,8 @@ def test_a_volume_can_be_mapped_to_the_users_of_a_pod_with_its_own(play, directo
     """`hostUsers: false`: the placeholder and the images, alone and as directories of it."""
 
     def story(root: Path) -> None:
-        store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
-        store.open()
-        data = image_in(root).read_bytes()
-        part = store.begin(About(KEY, len(data), "s3://b/c"))
-        part.image.write_bytes(data)
-        store.complete(part, digest_of(part.image))
-        for name in ("pod", "inside"):
-            (root / name).mkdir()
-        volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+        store, volume = store_with_image(root)
+        (root / "inside").mkdir()
         store.placeholder(volume, directories)
         store.publish(volume, [Piece(key=KEY, directory=one) for one in directories or ("",)])
         _bind_mapped(Path(volume.target), root / "inside")

@@ -1,4 +1,4 @@
-"""What the init containers of a pod count for: as the scheduler counts the pod, whoever has their device IDs."""
+"""What the init containers of a pod count for: as the scheduler counts it, whichever of them has the device IDs."""
 
 from dataclasses import replace
 

@@ -72,7 +72,7 @@ def test_a_pinned_version_is_the_only_one_that_counts():
 @pytest.mark.parametrize("state", ["Ready", "Fetching"])
 @pytest.mark.parametrize("by", ["", "victim/coco", "team/coco2"])
 def test_what_others_have_of_its_source_is_as_if_it_were_not_there(check, state, by):
-    """Whoever may write a Dataset would learn by it who caches what, where, and in which version."""
+    """A user who may write a Dataset would learn by it who caches what, where, and in which version."""
     one = watched(allowedNamespaces=["*"], **check)
     theirs = cached("ab" * 32, by=by, pods=("victim/train",), state=state, last_used=9.0)
     assert status(one, a=[theirs]) == status(one, a=[])

@@ -1,4 +1,4 @@
-"""A page is made when something has changed, not when someone asks."""
+"""A page is made when something has changed, not when a browser asks."""
 
 from __future__ import annotations
 

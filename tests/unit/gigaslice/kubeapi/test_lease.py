@@ -155,7 +155,7 @@ def test_what_was_inherited_from_a_candidate_that_gave_the_lease_back():
     cluster = Cluster()
     first, second = cluster.candidates
     cluster.step(0, 0, 1)
-    assert first.inherited is Inherited.DOUBT  # of whoever had a lease that was deleted
+    assert first.inherited is Inherited.DOUBT  # of the holder of a lease that was deleted
     first.caught_up(first.takeovers)
     cluster.idle = {"c0"}
     assert cluster.step(2, 0, 1) == [False, True]

@@ -89,7 +89,7 @@ def test_pieces_of_a_file_that_changed(data: bytes) -> None:
 
 
 def test_the_bytes_of_images_stay_what_they_are() -> None:
-    """Nodes share images by their digests, and packs outlive this version: whoever changes a byte changes the layout's
+    """Nodes share images by their digests, and packs outlive this version: a change of a byte changes the layout's
     version, and this test."""
     made = plan(
         listed(
