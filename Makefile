@@ -24,9 +24,11 @@ endif
 PY     := $(BUILD)/venv/bin/python
 BIN    := $(BUILD)/venv/bin
 EXTENSION := $(BUILD)/extension.stamp
-EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch])
+TREE := gigaslice/dataset_node/sources/_tree.c
+EXTENSION_SOURCES := vcuda/_build.py setup.py $(wildcard native/base/*.[ch] native/base/*.def native/shm/*.[ch]) \
+  $(TREE)
 
-.PHONY: model model-quick all native extension demo test test-long check lint bench test-gpu test-cluster test-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man clean help
+.PHONY: model model-quick all native extension extension-asan demo test test-long check lint bench test-gpu test-cluster test-kills test-nvidia-smi test-runtimes test-preloads test-browser proto fmt image lock man clean help
 
 all: native extension  ## build the library and the Python bindings
 
@@ -49,7 +51,7 @@ test: all fakedriver native-test  ## every test that needs neither GPU nor clust
 test-long:  ## the same with all seeds
 	$(MAKE) test LONG=--long
 
-check: all lint proto-check native-check native-asan native-tsan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
+check: all lint proto-check native-check native-asan native-tsan extension-asan fuzz-replay model-quick  ## lint, layers, symbols, sanitizers, model
 
 lint: $(VENV)
 	$(BIN)/ruff format --check .
@@ -116,7 +118,7 @@ lock: $(VENV)  ## the newest Python packages for the image, by version and hash 
 	$(PY) deploy/image/lock.py
 
 clean:  ## remove everything that was built
-	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib
+	rm -rf $(BUILD) dist *.egg-info vcuda/_native*.so vcuda/_lib gigaslice/dataset_node/sources/_tree*.so
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | sort | expand -t 14
@@ -135,3 +137,14 @@ $(BUILD)/venv/installed.stamp: pyproject.toml
 $(EXTENSION): $(EXTENSION_SOURCES) | $(VENV)
 	$(PY) setup.py --quiet build_ext --inplace --build-temp $(BUILD)/extension
 	@touch $@
+
+# The dataset service's extension, and its tests, under address and undefined-behaviour sanitizers.
+extension-asan: $(BUILD)/extension-asan/_tree.abi3.so all
+	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  $(PY) -m tests.native.sanitized_tree $<
+
+$(BUILD)/extension-asan/_tree.abi3.so: $(TREE) | $(VENV)
+	@mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) -std=c17 -O1 -g -fPIC -shared -Wall -Wextra -Werror $(NATIVE_ASAN) -DPy_LIMITED_API=0x030A0000 \
+	  -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') -o $@ $<

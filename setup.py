@@ -1,4 +1,4 @@
-"""The two steps of the build that are not declarations: the cffi extension, and the library inside a wheel.
+"""The steps of the build that are not declarations: the two extensions, and the library inside a wheel.
 
 An editable installation has no library of its own; it uses ``build/libvcuda.so``, which ``make`` keeps current.
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -41,8 +41,18 @@ class BuildWithLibrary(build_py):
         self.copy_file(str(made / "libvcuda.so"), str(target / "libvcuda.so"))
 
 
+# Of the dataset service: see the file. The limited API, as the other extension: one wheel for all versions of Python.
+TREE = Extension(
+    "gigaslice.dataset_node.sources._tree",
+    ["gigaslice/dataset_node/sources/_tree.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    py_limited_api=True,
+    extra_compile_args=["-std=c17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
+)
+
 setup(
     cffi_modules=["vcuda/_build.py:ffi"],
+    ext_modules=[TREE],
     cmdclass={"build_py": BuildWithLibrary},
     options={"build": {"build_base": "build/python"}, "bdist_wheel": {"py_limited_api": "cp310"}},
 )

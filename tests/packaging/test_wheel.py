@@ -51,6 +51,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         names = set(archive.namelist())
         assert archive.read("vcuda/_lib/libvcuda.so")[:4] == b"\x7fELF"
     assert {
+        "gigaslice/dataset_node/sources/_tree.abi3.so",
         "vcuda/_native.abi3.so",
         "vcuda/py.typed",
         "vcuda/probe.py",
@@ -63,6 +64,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         for path in (ROOT / top).rglob("*.py")
     }
     assert modules - names == set(), "a package that the image leaves out"
+    assert not [name for name in names if name.endswith((".c", ".h"))]
     tops = {name.split("/")[0] for name in names}
     assert tops == {"agent", "gigaslice", "vcuda", f"gigaslice-{vcuda.__version__}.dist-info"}
 
@@ -71,7 +73,10 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 def test_it_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = "import vcuda; print(vcuda.__file__); print(vcuda.library_path()); print(vcuda.parse_size('8GiB'))"
+    code = (
+        "import vcuda, gigaslice.dataset_node.sources.posix; "
+        "print(vcuda.__file__); print(vcuda.library_path()); print(vcuda.parse_size('8GiB'))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},

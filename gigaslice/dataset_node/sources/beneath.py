@@ -13,7 +13,7 @@ import errno
 import os
 import struct
 
-__all__ = ["open_beneath", "open_by_segments"]
+__all__ = ["HOW", "NO_OPENAT2", "open_beneath", "open_by_segments", "openat2_missing"]
 
 _OPENAT2 = 437  # the same number on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
@@ -24,11 +24,19 @@ _AGAIN = 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_how = _HOW.pack(_FLAGS, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+HOW = _HOW.pack(_FLAGS, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+"""The struct open_how by which a file is opened."""
+NO_OPENAT2 = frozenset((errno.ENOSYS, errno.EPERM, errno.E2BIG))
+"""What openat2 says where it cannot be used; EPERM has other causes, too."""
 _how_directory = _HOW.pack(
     _FLAGS | os.O_DIRECTORY, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 )
 _missing = False
+
+
+def openat2_missing() -> bool:
+    """Whether it was found out that the kernel has no openat2."""
+    return _missing
 
 
 def open_beneath(root: int, path: bytes, *, directory: bool = False) -> int:
@@ -44,7 +52,7 @@ def open_beneath(root: int, path: bytes, *, directory: bool = False) -> int:
     """
     global _missing  # noqa: PLW0603  (found out once)
     if not _missing:
-        how = _how_directory if directory else _how
+        how = _how_directory if directory else HOW
         for _ in range(_AGAIN):
             found = _syscall(_OPENAT2, root, path, how, len(how))
             if found >= 0:
@@ -52,7 +60,7 @@ def open_beneath(root: int, path: bytes, *, directory: bool = False) -> int:
             number = ctypes.get_errno()
             if number not in (errno.EAGAIN, errno.EINTR):  # a rename during the look-up
                 break
-        if number not in (errno.ENOSYS, errno.EPERM, errno.E2BIG):
+        if number not in NO_OPENAT2:
             raise OSError(number, os.strerror(number), path)
         if number == errno.ENOSYS:
             _missing = True

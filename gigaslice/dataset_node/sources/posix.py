@@ -14,22 +14,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 import threading
 import time
 from pathlib import Path
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
-from gigaslice.dataset_node.sources.beneath import open_beneath
+from gigaslice.dataset_node.sources._tree import look_up, read_file, read_names
+from gigaslice.dataset_node.sources.beneath import HOW, NO_OPENAT2, open_beneath, openat2_missing
 from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 
 __all__ = ["PosixSource"]
 
 _CHECK, _USUAL_NAME = 4096, 64
 _WALKERS = 16
-_FORMAT = 0o170000
-_NAMES = sys.getfilesystemencoding()
 _CHUNK = 1 << 20
 _LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
 _SETTLE_NS = 50_000_000  # at least one tick of a kernel's clock, by which files get their times
@@ -85,6 +83,8 @@ class PosixSource:
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
         """Reads a range of a file. Raises as `DataSource.read_into`."""
+        if entry.size < _LARGE and self._read_small(entry, offset, size, sink):
+            return
         try:
             fd = open_beneath(self._root, entry.path)
         except OSError as error:
@@ -94,11 +94,25 @@ class PosixSource:
         finally:
             os.close(fd)
 
-    def _read(self, fd: int, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+    def _read_small(self, entry: Entry, offset: int, size: int, sink: Sink) -> bool:
+        """Reads as `read_into` does, by one call. Returns whether it could be done so."""
+        path, version = entry.path, entry.version
+        if openat2_missing() or not 0 <= size <= entry.size or not version.isascii():
+            return False
         try:
-            before = os.fstat(fd)
+            found = read_file(self._root, path, HOW, version, offset, size)
         except OSError as error:
-            raise _unreadable(entry.path, error) from None
+            if error.errno in NO_OPENAT2:
+                return False
+            raise _unreadable(path, error) from None
+        if isinstance(found, str):
+            raise changed(path, found)
+        if found:
+            sink(offset, found)
+        return found is not None
+
+    def _read(self, fd: int, entry: Entry, offset: int, size: int, sink: Sink) -> None:
+        before = _status(fd, entry)
         if not stat.S_ISREG(before.st_mode):
             raise changed(entry.path, "became something else than a file")
         if _version(before) != entry.version:
@@ -116,7 +130,7 @@ class PosixSource:
                 raise changed(entry.path, "became shorter")
             sink(at, data)
             at += len(data)
-        after = os.fstat(fd)
+        after = _status(fd, entry)
         if _version(after) != entry.version or after.st_ctime_ns != before.st_ctime_ns:
             raise changed(entry.path, "was changed")
         if large and not self._keep_cached:
@@ -139,6 +153,13 @@ def _open_without_links(below: Path, root: Path) -> int:
         return open_beneath(start, os.fsencode(root.relative_to(below)), directory=True)
     finally:
         os.close(start)
+
+
+def _status(fd: int, entry: Entry) -> os.stat_result:
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise _unreadable(entry.path, error) from None
 
 
 def _version(found: os.stat_result) -> str:
@@ -243,56 +264,57 @@ class _Walk:
     ) -> None:
         fd = open_beneath(self._root, path or b".", directory=True)
         prefix = path + b"/" if path else b""
-        file, regular = EntryKind.FILE, stat.S_IFREG
         newest = time.time_ns() - _SETTLE_NS
+        checked = _CHECK
+        others: list[tuple[bytes, int]] = []
         try:
-            with os.scandir(fd) as entries:
-                for number, one in enumerate(entries):
-                    if not number & 63:
-                        if self._stop:
-                            break
-                        if number and not number % _CHECK:
-                            self._limits.check(
-                                len(self._found) + number, self._text + number * (len(prefix) + _USUAL_NAME)
-                            )
-                        if busy.waits():
-                            self._help()
-                    try:
-                        status = one.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # removed since the directory was read: it is not in the dataset
-                    below_here = prefix + one.name.encode(_NAMES, "surrogateescape")
-                    if status.st_mode & _FORMAT == regular:  # most are, and an entry is made in one step
-                        size, mtime = status.st_size, status.st_mtime_ns
-                        found.append(Entry(below_here, file, size, f"{size}:{mtime}"))
-                        if mtime > newest:
-                            new.append(below_here)
-                        continue
-                    entry = _other(fd, one.name, below_here, status.st_mode)
-                    found.append(entry)
-                    if entry.kind is EntryKind.DIRECTORY:
-                        below.append(entry.path)
+            while names := read_names(fd):
+                at, end = 0, len(names)
+                while at < end:
+                    if self._stop:
+                        return
+                    if busy.waits():
+                        self._help()
+                    at = look_up(fd, names, at, prefix, newest, Entry, EntryKind.FILE, found, others, new)
+                    for name, mode in others:
+                        entry = _other(fd, prefix, name, mode)
+                        if entry is not None:
+                            found.append(entry)
+                            if entry.kind is EntryKind.DIRECTORY:
+                                below.append(entry.path)
+                    others.clear()
+                    if len(found) >= checked:
+                        checked = len(found) + _CHECK
+                        text = len(found) * (len(prefix) + _USUAL_NAME)
+                        self._limits.check(len(self._found) + len(found), self._text + text)
         finally:
             os.close(fd)
 
 
 def _entry(directory: int, prefix: bytes, name: bytes) -> Entry | None:
+    """The entry of NAME; none where it was removed. Raises SourceError and OSError."""
     try:
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
     if stat.S_ISREG(found.st_mode):
         return Entry(prefix + name, EntryKind.FILE, found.st_size, _version(found))
-    return _other(directory, name, prefix + name, found.st_mode)
+    return _other(directory, prefix, name, found.st_mode)
 
 
-def _other(directory: int, name: str | bytes, path: bytes, mode: int) -> Entry:
-    """The entry of what is no plain file. Raises SourceError."""
+def _other(directory: int, prefix: bytes, name: bytes, mode: int) -> Entry | None:
+    """The entry of what `look_up` has handed back; none where it was removed. Raises SourceError and OSError."""
+    path = prefix + name
     if stat.S_ISDIR(mode):
         return Entry(path, EntryKind.DIRECTORY)
     if stat.S_ISLNK(mode):
-        target = os.readlink(os.fsencode(name), dir_fd=directory)
+        try:
+            target = os.readlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            return None
         return Entry(path, EntryKind.SYMLINK, len(target), "", target)
+    if stat.S_ISREG(mode):
+        return _entry(directory, prefix, name)
     kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     raise SourceError(f"{shown(path)} is {kind}; a dataset has files, directories and links: remove it")
 

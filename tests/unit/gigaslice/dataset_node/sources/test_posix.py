@@ -13,7 +13,7 @@ import time
 import pytest
 
 from gigaslice.dataset.errors import ListingError, SourceError
-from gigaslice.dataset.listing import EntryKind, Limits
+from gigaslice.dataset.listing import Entry, EntryKind, Limits
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources import beneath, posix
 from gigaslice.dataset_node.sources.beneath import open_beneath, open_by_segments
@@ -93,6 +93,14 @@ def test_the_same_tree_has_the_same_listing_and_any_change_another(tree):
         seen.add(found)
 
 
+@pytest.fixture(params=["by one call", "from Python"])
+def way(request, monkeypatch):
+    """Small files are read by one call where that is possible."""
+    if request.param == "from Python":
+        monkeypatch.setattr(posix, "_LARGE", 0)
+
+
+@pytest.mark.usefixtures("way")
 def test_ranges_are_read(tree):
     (tree / "a/file").write_bytes(bytes(range(256)) * 400)
     entry = entry_of(tree, b"a/file")
@@ -100,6 +108,7 @@ def test_ranges_are_read(tree):
     assert read(tree, entry, 1000, 5000) == (bytes(range(256)) * 400)[1000:6000]
 
 
+@pytest.mark.usefixtures("way")
 def test_names_that_are_no_text_are_names(tree):
     name = b"\xff\xfe\n"
     with (tree / os.fsdecode(name)).open("wb") as file:
@@ -174,6 +183,7 @@ async def named(path):
     ],
     ids=["rewritten", "shorter", "longer", "removed", "a directory", "a pipe"],
 )
+@pytest.mark.usefixtures("way")
 def test_a_file_that_changed_since_the_listing_is_noticed(tree, change):
     entry = entry_of(tree, b"a/file")
     change(tree / "a/file")
@@ -181,6 +191,101 @@ def test_a_file_that_changed_since_the_listing_is_noticed(tree, change):
         read(tree, entry)
     assert failure.value.changed
     assert '"a/file"' in str(failure.value)
+
+
+def test_both_ways_say_the_same_of_a_file_that_has_changed(tree, monkeypatch):
+    """Each change as it is reported with one call and from Python."""
+    entry = entry_of(tree, b"a/file")
+    path = tree / "a/file"
+    changes = [
+        lambda: path.write_bytes(b"y" * 100_000),
+        path.unlink,
+        path.mkdir,
+        lambda: (path.rmdir(), os.mkfifo(path)),
+        lambda: (path.unlink(), path.symlink_to("b")),
+        lambda: ((tree / "a").rename(tree / "c"), (tree / "a").symlink_to("c")),
+        lambda: ((tree / "a").unlink(), (tree / "a").touch()),
+    ]
+    seen = set()
+    for change in changes:
+        change()
+        said = []
+        for large in (1 << 20, 0):
+            monkeypatch.setattr(posix, "_LARGE", large)
+            with pytest.raises(SourceError) as failure:
+                read(tree, entry)
+            said.append((str(failure.value), failure.value.changed, failure.value.retry))
+        assert said[0] == said[1]
+        seen.add(said[0])
+    assert len(seen) == 4, "changed, removed, no file, a link"
+
+
+def test_a_size_that_lies_is_noticed(tree, monkeypatch):
+    """A file that is shorter than its version says, as where a server's sizes and contents differ."""
+    entry = entry_of(tree, b"a/file")._replace(size=100_001)
+    for large in (1 << 20, 0):
+        monkeypatch.setattr(posix, "_LARGE", large)
+        with pytest.raises(SourceError, match="became shorter") as failure:
+            read(tree, entry)
+        assert failure.value.changed
+
+
+def test_versions_that_are_of_no_directory_do_not_match(tree):
+    entry = entry_of(tree, b"a/file")
+    for version in ("", "\udcff", "100000:1000000000\udc80", "100000:1000000001"):
+        with pytest.raises(SourceError, match="was changed"):
+            read(tree, entry._replace(version=version))
+
+
+def test_a_file_from_the_far_future_is_listed_and_read(tree):
+    os.utime(tree / "a/file", ns=(0, 12 * 10**18))
+    if (tree / "a/file").stat().st_mtime_ns != 12 * 10**18:
+        pytest.skip("this file system has no such times")
+    entry = entry_of(tree, b"a/file")
+    assert entry.version == f"100000:{12 * 10**18}"
+    assert read(tree, entry) == b"x" * 100_000
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.E2BIG])
+def test_where_openat2_is_forbidden_files_are_read_from_python(tree, monkeypatch, number):
+    def refused(*_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(posix, "read_file", refused)
+    assert read(tree, entry_of(tree, b"a/file")) == b"x" * 100_000
+
+
+@pytest.mark.parametrize(("number", "again"), [(errno.EIO, True), (errno.EINTR, True), (errno.EINVAL, False)])
+@pytest.mark.parametrize("failing", ["read_file", "pread", "fstat"])
+def test_storage_that_fails_is_an_error_of_the_source(tree, monkeypatch, number, again, failing):
+    entry = entry_of(tree, b"a/file")
+    calls = []
+
+    def failed(*given):
+        calls.append(given)
+        if failing == "fstat" and len(calls) != 2:  # not the one after reading
+            return real(*given)
+        raise OSError(number, "broken")
+
+    monkeypatch.setattr(posix, "_LARGE", 1 << 20 if failing == "read_file" else 0)
+    real = getattr(os, failing, None)
+    monkeypatch.setattr(posix if failing == "read_file" else os, failing, failed)
+    with pytest.raises(SourceError, match="cannot be read: broken") as failure:
+        read(tree, entry)
+    assert failure.value.retry == again
+    assert calls
+
+
+def test_a_link_that_is_removed_while_a_directory_is_read_is_passed_over(tree, monkeypatch):
+    real = posix.look_up
+
+    def looked_up(*given):
+        at = real(*given)
+        (tree / "link").unlink(missing_ok=True)
+        return at
+
+    monkeypatch.setattr(posix, "look_up", looked_up)
+    assert b"link" not in {one.path for one in listed(tree).entries}
 
 
 @pytest.mark.parametrize(
@@ -237,6 +342,27 @@ def test_more_entries_than_the_limit_end_the_walk(tree):
         listed(tree, Limits(entries=10))
 
 
+@contextlib.contextmanager
+def exchanged(root):
+    """A thread has the directory "dir" and the link "evil" change places all the time."""
+    stop = threading.Event()
+
+    def exchange():
+        while not stop.is_set():
+            (root / "dir").rename(root / "kept")
+            (root / "evil").rename(root / "dir")
+            (root / "dir").rename(root / "evil")
+            (root / "kept").rename(root / "dir")
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 OPENERS = [open_beneath, open_by_segments]
 
 
@@ -266,6 +392,25 @@ def test_nothing_is_opened_through_a_link_or_above_the_root(tree, tmp_path, open
         os.close(root)
 
 
+def test_reading_never_leads_out_of_the_tree(tmp_path):
+    """A directory and a link to the outside change places as fast as they can; all files have one version."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    for one, text in ((outside, b"SECRET"), (root / "dir", b"inside")):
+        one.mkdir(parents=True)
+        (one / "file").write_bytes(text)
+        os.utime(one / "file", ns=(0, 5))
+    (root / "evil").symlink_to(outside)
+    found: set[object] = set()
+    with exchanged(root):
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            try:
+                found.add(read(root, Entry(b"dir/file", EntryKind.FILE, 6, "6:5")))
+            except SourceError as error:
+                found.add(error.changed)
+    assert found == {b"inside", True}
+
+
 @pytest.mark.parametrize("opener", OPENERS)
 def test_a_tree_that_is_changed_under_us_never_leads_out_of_it(tmp_path, opener):
     """A directory and a link to the outside change places as fast as they can."""
@@ -274,20 +419,9 @@ def test_a_tree_that_is_changed_under_us_never_leads_out_of_it(tmp_path, opener)
         one.mkdir(parents=True)
         (one / "file").write_bytes(text)
     (root / "evil").symlink_to(outside)
-    stop = threading.Event()
-
-    def exchange():
-        while not stop.is_set():
-            (root / "dir").rename(root / "kept")
-            (root / "evil").rename(root / "dir")
-            (root / "dir").rename(root / "evil")
-            (root / "kept").rename(root / "dir")
-
-    thread = threading.Thread(target=exchange)
-    thread.start()
     fd = os.open(root, os.O_RDONLY)
     found = set()
-    try:
+    with exchanged(root):
         end = time.monotonic() + 1
         while time.monotonic() < end:
             try:
@@ -297,10 +431,7 @@ def test_a_tree_that_is_changed_under_us_never_leads_out_of_it(tmp_path, opener)
                 continue
             found.add(os.read(file, 10))
             os.close(file)
-    finally:
-        stop.set()
-        thread.join()
-        os.close(fd)
+    os.close(fd)
     assert b"SECRET" not in found
     assert b"inside" in found
     assert len(found) > 1, "the exchange was met at least once"
