@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from gigaslice.dataset.errors import ImageError, ListingError
 from gigaslice.dataset.image import LAYOUT_VERSION, ImagePlan, plan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.pack_manifest import PackManifest
-from gigaslice.dataset_node.packing.make import ProgressShown, image_hashed, read_manifest
-from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.runtime.files import read_file
+from gigaslice.dataset_node.packing.ends import End, opened
+from gigaslice.dataset_node.packing.files import DirectoryFiles, PackFiles, SourceFiles
+from gigaslice.dataset_node.packing.image_file import ProgressShown, hashed
 
 __all__ = ["check_pack"]
 
 
-def check_pack(pack: Path, source: Path | None = None, progress: ProgressShown | None = None) -> PackManifest:
+def check_pack(pack: End, source: End | None = None, progress: ProgressShown | None = None) -> PackManifest:
     """Reads all of PACK.
 
     Args:
-        pack: The directory.
-        source: If given: the pack must be of what this directory has now.
+        pack: The directory, or where nodes read it.
+        source: If given: the pack must be of what is there now.
         progress: Is called while the image is read.
 
     Returns:
@@ -31,72 +32,106 @@ def check_pack(pack: Path, source: Path | None = None, progress: ProgressShown |
     Raises:
         RequestError: There is no pack.
         ImageError: It is not what it should be; the text says what differs.
-        SourceError: SOURCE cannot be read.
+        SourceError: SOURCE, or a pack elsewhere, cannot be read.
     """
-    manifest = read_manifest(pack)
-    if manifest.layout != LAYOUT_VERSION:
+    with _files(pack) as files:
+        manifest = files.manifest()
+        if manifest.layout != LAYOUT_VERSION:
+            raise ImageError(
+                f"{pack} has layout {manifest.layout}, and this version makes {LAYOUT_VERSION}; pack it anew"
+            )
+        listing = _listing(files, manifest)
+        if source is not None and asyncio.run(_listed(source)).digest != listing.digest:
+            raise ImageError(f"{source} has changed since {pack} was made; make the pack anew with --force")
+        _check_image(files, manifest, plan(listing), progress or (lambda what, done, total: None))
+        return manifest
+
+
+@contextlib.contextmanager
+def _files(pack: End) -> Iterator[PackFiles]:
+    if isinstance(pack, Path):
+        yield DirectoryFiles(pack)
+        return
+    source = asyncio.run(opened(pack))
+    try:
+        yield SourceFiles(source, str(pack))
+    finally:
+        asyncio.run(source.close())
+
+
+def _listing(files: PackFiles, manifest: PackManifest) -> Listing:
+    what = files.called(manifest.listing)
+    if files.size(manifest.listing) != manifest.listing_size:
         raise ImageError(
-            f"{pack} has layout {manifest.layout}, and this version makes {LAYOUT_VERSION}; pack it anew"
+            f"{what} has not the {manifest.listing_size} bytes that the manifest says; copy the pack again"
         )
     try:
-        listing = Listing.decode(_bounded(pack / manifest.listing, manifest.listing_size))
+        listing = Listing.decode(b"".join(files.chunks(manifest.listing, manifest.listing_size)))
     except ListingError as error:
-        raise ImageError(f"{pack / manifest.listing}: {error}; make the pack anew") from error
-    if listing.digest.hex() != manifest.listing_digest or (listing.files, listing.bytes) != (
-        manifest.files,
-        manifest.bytes,
-    ):
-        raise ImageError(f"{pack / manifest.listing} is not the listing of the manifest; make the pack anew")
-    if source is not None and asyncio.run(_listed(source)).digest != listing.digest:
-        raise ImageError(f"{source} has changed since {pack} was made; make the pack anew with --force")
-    made = plan(listing)
-    image = pack / manifest.image
-    try:
-        size = image.stat().st_size
-        if size != made.size or size != manifest.size:
+        raise ImageError(f"{what}: {error}; delete the pack, and make it anew") from error
+    counts = listing.files, listing.bytes
+    if listing.digest.hex() != manifest.listing_digest or counts != (manifest.files, manifest.bytes):
+        raise ImageError(f"{what} is not the listing of the manifest; delete the pack, and make it anew")
+    return listing
+
+
+def _check_image(files: PackFiles, manifest: PackManifest, made: ImagePlan, progress: ProgressShown) -> None:
+    what = files.called(manifest.image)
+    size = files.size(manifest.image)
+    if size != made.size or size != manifest.size:
+        raise ImageError(
+            f"{what} has {size} bytes, and its listing needs {made.size}; delete the pack, and make it anew"
+        )
+    metadata = _Metadata(made)
+    parts, digest = hashed(
+        metadata.compared(files.chunks(manifest.image, size)),
+        made,
+        lambda done, total: progress("checked", done, total),
+    )
+    for one, promised in zip(parts, manifest.ranges, strict=False):
+        if one != promised:
             raise ImageError(
-                f"{image} has {size} bytes, and its listing needs {made.size}; make the pack anew"
+                f"{what} differs from its manifest between bytes {one.offset} and {one.offset + one.size}; "
+                "copy it again, or delete the pack and make it anew"
             )
-        parts, digest = image_hashed(image, made, progress or (lambda done, total: None))
-        for one, promised in zip(parts, manifest.ranges, strict=False):
-            if one != promised:
-                raise ImageError(
-                    f"{image} differs from its manifest between bytes {one.offset} and {one.offset + one.size}; "
-                    "copy it again, or make the pack anew"
-                )
-        if parts != manifest.ranges or digest != manifest.image_digest:
-            raise ImageError(f"{image} is not the image of its manifest; make the pack anew")
-        _laid_out(image, made)
-    except OSError as error:
-        raise ImageError(f"{image} cannot be read: {error.strerror}; copy it again") from error
-    return manifest
+    if parts != manifest.ranges or digest != manifest.image_digest:
+        raise ImageError(f"{what} is not the image of its manifest; delete the pack, and make it anew")
+    if metadata.differs is not None:
+        raise ImageError(
+            f"{what} is not laid out as its listing says, at byte {metadata.differs}; do not use it"
+        )
 
 
-def _laid_out(image: Path, made: ImagePlan) -> None:
-    """That the metadata is what follows from the listing: digests in a manifest are right for a hostile image, too."""
-    fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for offset, data in made.metadata():
-            if os.pread(fd, len(data), offset) != data:
-                raise ImageError(
-                    f"{image} is not laid out as its listing says, at byte {offset}; do not use it"
-                )
-    finally:
-        os.close(fd)
+class _Metadata:
+    """Compares an image's metadata with what follows from the listing: a hostile image may have right digests, too.
+
+    Attributes:
+        differs: The first place where they differ; None so far.
+    """
+
+    def __init__(self, made: ImagePlan) -> None:
+        self._pieces = made.metadata()
+        self.differs: int | None = None
+
+    def compared(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Gives CHUNKS on, which are the image in order."""
+        at = 0
+        piece = next(self._pieces, None)
+        for chunk in chunks:
+            end = at + len(chunk)
+            while piece is not None and piece[0] < end:
+                offset, data = piece
+                mine = chunk[offset - at : offset - at + len(data)]
+                if data[: len(mine)] != mine and self.differs is None:
+                    self.differs = offset
+                # the rest of what ends beyond the chunk is in the next one
+                piece = (end, data[len(mine) :]) if offset + len(data) > end else next(self._pieces, None)
+            yield chunk
+            at = end
 
 
-def _bounded(path: Path, size: int) -> bytes:
-    try:
-        data = read_file(path, size + 1)
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read: {error.strerror}; copy the pack again") from None
-    if len(data) != size:
-        raise ImageError(f"{path} has not the {size} bytes that the manifest says; copy the pack again")
-    return data
-
-
-async def _listed(source: Path) -> Listing:
-    reader = PosixSource(source)
+async def _listed(source: End) -> Listing:
+    reader = await opened(source)
     try:
         return await reader.list()
     finally:

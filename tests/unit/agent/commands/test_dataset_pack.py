@@ -63,14 +63,14 @@ def test_the_bar_is_for_terminals(
     from agent.cli._dataset import pack
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with pack._Bar(quiet=False, what="packed") as bar:
-        bar.show(512, 1024)  # too soon after the beginning
-        bar.show(1024, 1024)
-    with pack._Bar(quiet=True, what="packed") as bar:
-        bar.show(1024, 1024)
+    with pack._Bar(quiet=False) as bar:
+        bar.show("packed", 512, 1024)  # too soon after the beginning
+        bar.show("packed", 1024, 1024)
+    with pack._Bar(quiet=True) as bar:
+        bar.show("packed", 1024, 1024)
     lines = capsys.readouterr().err.split("\r")
     assert [line for line in lines if "%" in line] == [
-        line for line in lines if "100% packed, 1 KiB of 1 KiB" in line
+        line for line in lines if "100% packed 1 KiB of 1 KiB" in line
     ]
     assert len(lines) == 3
 

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan, read_tree
 from gigaslice.dataset.listing import Listing
-from gigaslice.dataset_node.packing import check_pack, make, make_pack
+from gigaslice.dataset_node.packing import check_pack, image_file, make_pack
+from gigaslice.dataset_node.sources.posix import PosixSource
 
 
 @pytest.fixture
@@ -40,16 +41,16 @@ def content(pack: Path) -> dict[bytes, bytes]:
 
 
 def test_a_pack_is_the_image_of_the_tree(tmp_path: Path, source: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []
     pack = tmp_path / "pack"
-    made = make_pack(source, pack, progress=lambda done, total: seen.append((done, total)))
+    made = make_pack(source, pack, progress=lambda *told: seen.append(told))
     assert names(pack) == {".json", ".img", ".listing"}
     image, listing = pack / made.image, (pack / made.listing).read_bytes()
     assert content(pack) == {b"a/b/large": b"large " * 50_000, b"a/small": b"small", b"link": b"a/small"}
     assert hasher(image.read_bytes()).hexdigest() == made.image_digest
     assert hasher(listing).hexdigest() == made.listing_digest
     assert image.stat().st_size == plan(Listing.decode(listing)).size == made.size
-    assert seen[-1] == (made.size, made.size)
+    assert seen[-1] == ("hashed", made.size, made.size)
     assert check_pack(pack) == check_pack(pack, source) == made
 
 
@@ -175,15 +176,15 @@ def test_two_at_once(tmp_path: Path, source: Path) -> None:
 def test_a_source_that_changes_meanwhile(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = make._allocated
+    allocate = image_file.ImageFile._allocate
 
-    def then_change(image: Path, size: int) -> None:
-        allocate(image, size)
+    def then_change(self: image_file.ImageFile) -> None:
+        allocate(self)
         (source / "a" / "small").write_bytes(b"other")
         os.utime(source / "a" / "small", (1, 1))
 
     with monkeypatch.context() as patched:
-        patched.setattr(make, "_allocated", then_change)
+        patched.setattr(image_file.ImageFile, "_allocate", then_change)
         with pytest.raises(SourceError, match="changed") as caught:
             make_pack(source, tmp_path / "pack")
     assert caught.value.changed
@@ -200,14 +201,14 @@ def test_what_was_written_is_used_by_the_next_attempt(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(make, "image_hashed", die)
+        patched.setattr(image_file, "hashed", die)
         with pytest.raises(KeyboardInterrupt):
             make_pack(source, tmp_path / "pack")
     assert not (tmp_path / "pack" / "dataset.json").exists()
-    read = make.PosixSource.read_into
+    read = PosixSource.read_into
     asked: list[bytes] = []
     monkeypatch.setattr(
-        make.PosixSource,
+        PosixSource,
         "read_into",
         lambda self, entry, *rest: (asked.append(entry.path), read(self, entry, *rest)),
     )
@@ -220,15 +221,15 @@ def test_what_was_written_is_used_by_the_next_attempt(
 def test_bytes_that_the_disk_gives_back_wrong(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashed = make.image_hashed
+    read = image_file.chunks_of
 
-    def damaged(image: Path, *rest: object) -> object:
+    def damaged(image: Path) -> Iterator[bytes]:
         with image.open("r+b") as file:
             file.seek(4096)
             file.write(b"X")
-        return hashed(image, *rest)  # type: ignore[arg-type]
+        return read(image)
 
-    monkeypatch.setattr(make, "image_hashed", damaged)
+    monkeypatch.setattr(image_file, "chunks_of", damaged)
     with pytest.raises(ImageError, match="check the disk"):
         make_pack(source, tmp_path / "pack")
     assert not (tmp_path / "pack" / "dataset.json").exists()
