@@ -113,15 +113,11 @@ def refuse_overlap(source: End, pack: End) -> None:
 
 
 def _one_store(source: Remote, pack: Remote) -> bool:
+    kind = source.spec.kind
+    if kind not in OBJECT_KINDS or pack.spec.kind != kind or source.spec.server != pack.spec.server:
+        return False
     one, other = (effective_spec(end.spec, end.credentials) for end in (source, pack))
-    return one.kind in OBJECT_KINDS and all(
-        mine == theirs
-        for mine, theirs in (
-            (one.kind, other.kind),
-            (one.server, other.server),
-            *((one.option(name), other.option(name)) for name in ("endpoint", "account")),
-        )
-    )
+    return all(one.option(name) == other.option(name) for name in ("endpoint", "account"))
 
 
 def _parts(path: str) -> list[str]:

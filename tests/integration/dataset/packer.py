@@ -1,0 +1,78 @@
+"""A process that runs `gigaslice dataset pack` and gets a signal on its way: SIGNAL WHERE ARGUMENTS.
+
+WHERE: fetch (after some files), hash, upload (after some parts), manifest (after the upload, before the manifest is put
+there), removal (before the old pack's objects are removed), or never. Every read of a source's file is noted in the
+file that READS names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from agent import cli
+from gigaslice.dataset_node.packing import image_file, object_place
+from gigaslice.dataset_node.sources import objects
+
+PART = 5 << 20
+
+
+def at(what: str) -> None:
+    if sys.argv[2] == what:
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(3)  # in the thread that is to be ended; the main thread has the signal
+
+
+def counted(read, log):
+    state = {"reads": 0}
+
+    def read_into(self, entry, *rest):
+        if state["reads"] == 60:
+            at("fetch")
+        state["reads"] += 1
+        time.sleep(0.005)  # what has arrived is noted every 20 ms
+        read(self, entry, *rest)
+        os.write(log, b"%s\n" % entry.path)
+
+    return read_into
+
+
+def before(original, what, found=lambda *_: True):
+    def wrapped(*args, **kwargs):
+        if found(*args):
+            at(what)
+        return original(*args, **kwargs)
+
+    return wrapped
+
+
+def slowed(read_pieces):
+    def put(client, key, data, **options):
+        if not isinstance(data, bytes):
+
+            def pieces():
+                for number, one in enumerate(data):
+                    if number == 12:
+                        time.sleep(0.5)  # parts are under way
+                        os.kill(os.getpid(), int(sys.argv[1])) if sys.argv[2] == "upload" else None
+                    if number >= 12 and sys.argv[2] == "upload":
+                        time.sleep(0.2)
+                    yield one
+
+            return read_pieces(client, key, pieces(), **options)
+        return read_pieces(client, key, data, **options)
+
+    return put
+
+
+if __name__ == "__main__":
+    object_place._LEAST_PART = PART
+    log = os.open(os.environ["READS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    objects.ObjectSource.read_into = counted(objects.ObjectSource.read_into, log)
+    image_file.hashed = before(image_file.hashed, "hash")
+    place = object_place.ObjectPlace
+    place.size = before(place.size, "manifest", lambda self, name: name.endswith(".img"))
+    place.remove = before(place.remove, "removal")
+    object_place.obstore.put = slowed(object_place.obstore.put)
+    sys.exit(cli.main(["dataset", "pack", *sys.argv[3:]]))

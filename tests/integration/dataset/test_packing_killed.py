@@ -1,0 +1,123 @@
+"""`gigaslice dataset pack` from bucket to bucket, ended by signals at many points, and run again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gigaslice.dataset.errors import RequestError, SourceError
+from gigaslice.dataset_node.packing import check_pack
+from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
+from tests.integration.dataset.test_packing_into_stores import at, client, objects, uploads
+
+FILES = {f"set/file {i}": os.urandom(200_000 + i) for i in range(120)}
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with moto_s3() as endpoint:
+        put(endpoint, "raw", FILES)
+        put(endpoint, "packs", {})
+        yield endpoint
+
+
+class Runs:
+    """Runs the command in processes of its own, with the credentials in a directory."""
+
+    def __init__(self, endpoint, where, name):
+        self.endpoint, self.target = endpoint, f"s3://packs/{name}"
+        self.reads = where / "reads"
+        self.secret = where / "secret"
+        (self.secret / "..data").mkdir(parents=True)
+        for key, value in (("access_key", KEY), ("secret_key", SECRET)):
+            (self.secret / "..data" / key).write_text(value + "\n")
+            (self.secret / key).symlink_to(f"..data/{key}")  # as the kubelet does it
+        self.scratch = where / "scratch"
+        self.scratch.mkdir()
+
+    def run(self, number, where, *words, source="s3://raw/set"):
+        """The exit status, what was printed, and the files that were read."""
+        self.reads.write_text("")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.integration.dataset.packer", str(int(number)), where,
+             source, self.target, "--scratch", str(self.scratch), "--credentials", str(self.secret),
+             "--option", f"endpoint={self.endpoint}", *words],
+            env={**os.environ, "READS": str(self.reads)}, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert KEY not in done.stdout + done.stderr and SECRET not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr, self.reads.read_text().splitlines()
+
+    @property
+    def pack(self):
+        return at(self.endpoint, self.target)
+
+
+@pytest.fixture
+def runs(moto, tmp_path, request):
+    found = Runs(moto, tmp_path, request.node.name.replace("[", "-").replace("]", ""))
+    yield found
+    s3 = client(moto)
+    for one in uploads(moto):
+        s3.abort_multipart_upload(Bucket="packs", Key=one["Key"], UploadId=one["UploadId"])
+
+
+@pytest.mark.parametrize(
+    ("number", "where", "again"),
+    [
+        (signal.SIGKILL, "fetch", 100),
+        (signal.SIGKILL, "hash", 0),
+        (signal.SIGKILL, "upload", 0),
+        (signal.SIGKILL, "manifest", 0),
+        (signal.SIGINT, "fetch", 100),
+        (signal.SIGINT, "upload", 0),
+        (signal.SIGTERM, "upload", 0),
+        (signal.SIGTERM, "manifest", 0),
+    ],
+)
+def test_nothing_half_is_a_pack_and_the_next_run_goes_on(runs, number, where, again):
+    code, _, first = runs.run(number, where)
+    assert code == (-9 if number == signal.SIGKILL else 130)
+    with pytest.raises((RequestError, SourceError), match=r"is no pack|has nothing at"):
+        check_pack(runs.pack)
+    left = objects(runs.endpoint, runs.target)
+    if number != signal.SIGKILL:
+        assert uploads(runs.endpoint) == []
+        assert not any(name.endswith(".listing") for name in left)
+    code, said, second = runs.run(number, "never")
+    assert (code, said.startswith(f"{runs.target}?endpoint=")) == (0, True), said
+    assert len(second) <= again
+    assert set(first) | set(second) == {name.removeprefix("set/") for name in FILES}
+    made = check_pack(runs.pack, at(runs.endpoint, "s3://raw/set"))
+    assert set(objects(runs.endpoint, runs.target)) == {"dataset.json", made.image, made.listing}
+    assert list(runs.scratch.iterdir()) == []
+
+
+def test_a_pack_that_is_replaced_is_complete_at_every_moment(runs):
+    assert runs.run(0, "never", source="s3://raw/set")[0] == 0
+    old = check_pack(runs.pack)
+    put(runs.endpoint, "others", {f"set/{i}": os.urandom(150_000) for i in range(120)})
+    for where in ("fetch", "upload", "manifest"):
+        code, _, _ = runs.run(signal.SIGKILL, where, "--force", source="s3://others/set")
+        assert code == -9
+        assert check_pack(runs.pack, at(runs.endpoint, "s3://raw/set")) == old
+    code, _, read = runs.run(signal.SIGKILL, "removal", "--force", source="s3://others/set")
+    assert (code, read) == (-9, [])
+    new = check_pack(runs.pack, at(runs.endpoint, "s3://others/set"))
+    assert new != old
+    assert runs.run(0, "never", source="s3://others/set")[0] == 0
+    assert check_pack(runs.pack) == new
+
+
+def test_the_old_pack_stays_when_its_replacement_is_given_up(runs):
+    assert runs.run(0, "never")[0] == 0
+    old = check_pack(runs.pack)
+    put(runs.endpoint, "givenup", {f"set/{i}": os.urandom(150_000) for i in range(120)})
+    assert runs.run(signal.SIGTERM, "upload", "--force", source="s3://givenup/set")[0] == 130
+    assert set(objects(runs.endpoint, runs.target)) == {"dataset.json", old.image, old.listing}
+    assert uploads(runs.endpoint) == []
+    assert check_pack(runs.pack, at(runs.endpoint, "s3://raw/set")) == old
