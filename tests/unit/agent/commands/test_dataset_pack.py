@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,20 @@ def test_a_pack_is_made_and_checked(capsys: pytest.CaptureFixture[str], tmp_path
         (("pack", "--check", "--force", "{source}"), 2, "writes nothing"),
         (("pack", "{source}", "{tmp}/pack", "--fource"), 2, "--fource"),
         (("unpack", "x"), 2, "invalid choice"),
+        (("pack", "{source}", "nfs://server/x"), 2, "mount -t nfs"),
+        (("pack", "nfs://server/x", "{tmp}/pack"), 2, "name the directory"),
+        (("pack", "{source}", "https://server/x"), 1, "cannot be written to"),
+        (("pack", "{source}", "{tmp}/pack", "--option", "region=x"), 2, "no options and no credentials"),
+        (("pack", "{source}", "s3://packs/x", "--to-option", "region"), 2, "write NAME=VALUE"),
+        (("pack", "{source}", "s3://packs/x", "--to-option", "regoin=x"), 2, "did you mean region"),
+        (
+            ("pack", "{source}", "s3://packs/x", "--to-option", "secret_key=x"),
+            2,
+            "a directory for --credentials",
+        ),
+        (("pack", "{source}", "s3://packs/x", "--to-credentials", "{tmp}/gone"), 2, "cannot be read"),
+        (("pack", "--check", "{source}", "--to-option", "region=x"), 2, "there is none"),
+        (("pack", "s3://key:hidden@bucket", "{tmp}/pack"), 2, "a directory for --credentials"),
     ],
 )
 def test_mistakes(
@@ -53,7 +69,7 @@ def test_mistakes(
 ) -> None:
     found, out, err = run(capsys, *(word.format(source=source, tmp=source.parent) for word in words))
     assert (found, out) == (code, "")
-    assert says in err
+    assert says in err and "hidden" not in err
     assert len(err.splitlines()) == 1
 
 
@@ -82,3 +98,35 @@ def test_without_the_libraries(
     code, _, err = run(capsys, "pack", source, source.parent / "pack")
     assert code == 3
     assert "pip install 'gigaslice[dataset]'" in err
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agent.cli._dataset import pack
+
+    now = [100.0]
+    monkeypatch.setattr(pack.time, "monotonic", lambda: now[0])
+    for quiet in (False, True):
+        with pack._Bar(quiet) as bar:
+            for seconds in range(0, 200, 10):
+                now[0] = 100.0 + seconds
+                bar.show("read", seconds << 20, 1 << 30)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"gigaslice: read {mib} MiB of 1 GiB, 1 MiB/s" for mib in (60, 120, 180)]
+
+
+def test_a_signal_is_as_an_interrupt_while_it_packs(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only then."""
+    before = signal.getsignal(signal.SIGTERM)
+    from gigaslice.dataset_node import packing
+
+    def killed(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    monkeypatch.setattr(packing, "make_pack", killed)
+    assert cli.main(["dataset", "pack", str(source), str(tmp_path / "pack")]) == 130
+    assert signal.getsignal(signal.SIGTERM) is before

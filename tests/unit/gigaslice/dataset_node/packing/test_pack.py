@@ -13,7 +13,7 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan, read_tree
 from gigaslice.dataset.listing import Listing
-from gigaslice.dataset_node.packing import check_pack, image_file, make_pack
+from gigaslice.dataset_node.packing import check_pack, image_file, make_pack, place
 from gigaslice.dataset_node.sources.posix import PosixSource
 
 
@@ -216,6 +216,53 @@ def test_what_was_written_is_used_by_the_next_attempt(
     assert asked == []
     assert check_pack(tmp_path / "pack", source) == made
     assert names(tmp_path / "pack") == {".json", ".img", ".listing"}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_an_end_before_the_manifest_costs_nothing_of_the_image(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def die(path: Path, *args: object, **kwargs: object) -> None:
+        if path.name == "dataset.json":
+            raise KeyboardInterrupt
+        replace(path, *args, **kwargs)  # type: ignore[arg-type]
+
+    def none(self: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", none)
+    replace = place.replace_file
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "replace_file", die)
+        with pytest.raises(KeyboardInterrupt):
+            make_pack(source, tmp_path / "pack")
+    assert names(tmp_path / "pack") >= {".img", ".listing"} and not (tmp_path / "pack/dataset.json").exists()
+    read = PosixSource.read_into
+    asked: list[bytes] = []
+    monkeypatch.setattr(
+        PosixSource,
+        "read_into",
+        lambda self, entry, *rest: (asked.append(entry.path), read(self, entry, *rest)),
+    )
+    made = make_pack(source, tmp_path / "pack")
+    assert bool(asked) is not links
+    assert check_pack(tmp_path / "pack", source) == made
+    assert {one.name for one in (tmp_path / "pack").iterdir()} == {"dataset.json", made.image, made.listing}
+
+
+def test_the_same_image_under_another_listing(tmp_path: Path, source: Path) -> None:
+    made = make_pack(source, tmp_path / "pack")
+    os.utime(source / "a" / "small", (1, 1))
+    again = make_pack(source, tmp_path / "pack", force=True)
+    assert (again.image, again.listing != made.listing) == (made.image, True)
+    assert {one.name for one in (tmp_path / "pack").iterdir()} == {"dataset.json", again.image, again.listing}
+    assert check_pack(tmp_path / "pack", source) == again
+
+
+def test_a_place_that_cannot_be_written(source: Path) -> None:
+    with pytest.raises(DatasetError, match=r"cannot write /proc/pack: .*; "):
+        make_pack(source, Path("/proc/pack"))
 
 
 def test_bytes_that_the_disk_gives_back_wrong(
