@@ -2,15 +2,17 @@
 
 Variables that steer the library, the fake driver or the agent would change what a test means, so they are
 gone before the first import of the code under test. Signals that the calling shell ignores (nohup, a job in the
-background of a script) would be ignored by every program that a test starts. Tests start hundreds of interpreters:
-their compiled code is kept below build/, also where the environment forbids that elsewhere. Examples that hypothesis
-thinks of may take as long as they do: nothing is asserted about time.
+background of a script) would be ignored by every program that a test starts. Tests start hundreds of interpreters, and
+rewriting the assertions of all test modules takes each process of `make test` fifteen seconds: compiled code is kept
+below build/, also where the environment forbids that elsewhere. Examples that hypothesis thinks of may take as long as
+they do: nothing is asserted about time.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,10 @@ settings.register_profile("gigaslice", deadline=None, suppress_health_check=[Hea
 settings.load_profile("gigaslice")
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).resolve().parents[1] / "build" / "pycache"))
+sys.dont_write_bytecode = False
+sys.pycache_prefix = os.environ.setdefault(
+    "PYTHONPYCACHEPREFIX", str(Path(__file__).resolve().parents[1] / "build" / "pycache")
+)
 
 STEERING = (
     "VCUDA_",

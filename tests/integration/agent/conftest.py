@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,10 @@ QUICK = Settings(
     dial_timeout_s=5.0,
     status_period_s=0.02,
     readmit_after_s=0.5,
-    pace=Pace(crash_backoff_s=0.05, start_retries_s=(0.05, 1.2), force_kill_delay_s=1.0),
+    # The agent holds a start for as long as the kubelet's deadline lets it: 3 of these 6 seconds, 25 of a kubelet's 30.
+    pace=Pace(
+        crash_backoff_s=0.05, start_retries_s=(0.05, 1.2), pre_start_timeout_s=6.0, force_kill_delay_s=1.0
+    ),
 )
 
 
@@ -51,6 +55,21 @@ def inventory_text(gpus=2, gib=24, numa=(0, 1)):
         f"  - {{uuid: {uuid(n)}, model: NVIDIA L4, memory: {gib}GiB, numa: {numa[n % len(numa)]}}}\n"
         for n in range(gpus)
     )
+
+
+@contextlib.contextmanager
+def ended(processes):
+    """Returns when PROCESSES have ended, with all their threads: process 1 may take seconds to reap an orphan."""
+    with contextlib.ExitStack() as stack:
+        descriptors = []
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                descriptors.append(os.pidfd_open(process.pid))
+                stack.callback(os.close, descriptors[-1])
+        yield
+        for descriptor in descriptors:
+            ready, _, _ = select.select([descriptor], [], [], PATIENCE)
+            assert ready, f"the agent has not ended within {PATIENCE} s"
 
 
 class AgentProcess:
@@ -137,11 +156,10 @@ class AgentProcess:
     def _end(self, number: int) -> int:
         assert self.process is not None
         assert self.process.poll() is None, f"ended by itself: {self.output.read_text()[-2000:]}"
-        workers = psutil.Process(self.process.pid).children()
-        self.process.send_signal(number)
-        code = self.process.wait(PATIENCE)
-        self.process = None
-        psutil.wait_procs(workers, PATIENCE)
+        with ended(psutil.Process(self.process.pid).children()):
+            self.process.send_signal(number)
+            code = self.process.wait(PATIENCE)
+            self.process = None
         return code
 
     def events(self, name: str = "") -> list[dict]:
@@ -270,9 +288,9 @@ def begin(directory, api):
     """Starts a node of GPUs of GIB on two NUMA nodes, with its pods in the API server; flags are those of the agent."""
     started = []
 
-    def start(policy="none", gpus=4, gib=24, **flags):
+    def start(policy="none", gpus=4, gib=24, settings=QUICK, **flags):
         kubelet = FakeKubelet(
-            directory / "kubelet", 7, policy, settings=QUICK, runtime=Runtime("plain"), api=api
+            directory / "kubelet", 7, policy, settings=settings, runtime=Runtime("plain"), api=api
         )
         agent = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         agent.inventory.write_text(inventory_text(gpus, gib=gib))

@@ -1,14 +1,16 @@
 """Pods with options: an API server stand-in, a kubelet stand-in and the agent as a process of its own."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from tests.fakes.kubelet import ContainerSpec, PodSpec
+from tests.fakes.kubelet import ContainerSpec, Pace, PodSpec
 from tests.fakes.kubelet.topology import POLICIES
 from tests.fakes.nodes import GIB, uuid
 from tests.integration.agent.conftest import (
     PATIENCE,
+    QUICK,
     RESOURCE,
     asking,
     gpu_limits,
@@ -27,7 +29,7 @@ def sizes(container):
 
 
 def test_a_hundred_pods_at_once_start_without_a_retry_and_each_gets_its_own_options(begin, api):
-    kubelet, agent = begin(gpus=4, gib=32)
+    kubelet, agent = begin(gpus=4, gib=32, settings=replace(QUICK, pace=Pace()))
     all_options = [{"gpu-uuid": uuid(number % 4), "cores": str(number % 3)} for number in range(100)]
     pods = [
         kubelet.create_pod(pod(f"p{number}", 1, annotations=said(options)))
