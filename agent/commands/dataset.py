@@ -56,7 +56,9 @@ def as_lines(found: Mapping[str, Any], now: float | None = None) -> str:
     ]
     lines = [as_table(columns, rows)] if rows else ["no datasets"]
     lines += [f"{plain(one['pod'])} waits for {plain(one['detail'])}" for one in found["tasks"]]
-    lines.append(f"{format_bytes(int(found['room']))} free for datasets")
+    trash = int(found.get("trash", 0))
+    later = f", with {format_bytes(trash)} that the disk is giving back" if trash else ""
+    lines.append(f"{format_bytes(int(found['room']))} free for datasets{later}")
     return "\n".join(lines)
 
 
@@ -77,6 +79,8 @@ def evict(state_dir: Path, names: Sequence[str], idle_seconds: float | None) -> 
     gone = found["evicted"]
     size = format_bytes(sum(int(one["bytes"]) for one in gone))
     done = f"{len(gone)} {'dataset' if len(gone) == 1 else 'datasets'} deleted, {size}"
+    if gone:
+        done += "; the disk gives the room back in the background"
     return done, tuple(f"{plain(source)}: {plain(str(why))}" for source, why in found["refused"].items())
 
 

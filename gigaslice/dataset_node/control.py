@@ -95,6 +95,7 @@ class CommandServer:
         }
         return {
             "room": max(0, room),
+            "trash": await self._threads.run(lambda: self._store.trash_bytes),
             "datasets": [_dataset(one, flights) for one in stored],
             "tasks": [
                 {

@@ -21,12 +21,14 @@ METRICS = {
     "gigaslice_dataset_fetch_seconds_total": "time that complete fetches took, one after the other",
     "gigaslice_dataset_fetches_total": "fetches by result: complete, failed",
     "gigaslice_dataset_evictions_total": "datasets deleted to make room or on request",
+    "gigaslice_dataset_trash_failures_total": "attempts to remove what was deleted that failed; they are repeated",
     "gigaslice_dataset_local_fallbacks_total": "datasets read from the storage itself because the node had no room",
     "gigaslice_dataset_gate_waits_total": "pods whose containers waited at their start for a dataset",
     "gigaslice_dataset_gate_wait_seconds_total": "how long they waited",
     "gigaslice_dataset_cache_bytes": "bytes of the cache by state: ready, partial",
     "gigaslice_dataset_in_use_bytes": "bytes of datasets that pods use or wait for",
     "gigaslice_dataset_free_bytes": "bytes that the cache may still take without deleting anything",
+    "gigaslice_dataset_trash_bytes": "bytes of deleted datasets that the disk has not given back yet",
     "gigaslice_dataset_datasets": "datasets of the cache by state: ready, partial",
     "gigaslice_dataset_volumes": "volumes of pods by state: published, pending",
     "gigaslice_dataset_registered": "1 while the kubelet has accepted the driver",
@@ -46,6 +48,8 @@ class DatasetReading:
     volumes: Mapping[str, float]
     in_use_bytes: int
     free_bytes: int
+    trash_bytes: int
+    trash_failures: int
     registered: bool
     agents: int
 
@@ -85,6 +89,7 @@ def _families(reading: DatasetReading) -> Iterator[Metric]:
         "fetch_seconds": counters.fetch_seconds,
         "fetches": {"complete": counters.fetches, "failed": counters.failures},
         "evictions": reading.evictions,
+        "trash_failures": reading.trash_failures,
         "local_fallbacks": counters.fallbacks,
         "gate_waits": counters.gate_waits,
         "gate_wait_seconds": counters.gate_wait_seconds,
@@ -102,6 +107,7 @@ def _families(reading: DatasetReading) -> Iterator[Metric]:
         "volumes": reading.volumes,
         "in_use_bytes": reading.in_use_bytes,
         "free_bytes": reading.free_bytes,
+        "trash_bytes": reading.trash_bytes,
         "registered": int(reading.registered),
         "agents": reading.agents,
     }

@@ -55,6 +55,7 @@ from gigaslice.runtime.time_limit import within
 __all__ = ["DatasetService", "run", "without_links"]
 
 _LEAVE_SECONDS = 5.0
+_ROOM_THREADS = 4  # fetches that wait for room at the same time
 _STORAGE_THREADS = 16  # volumes of local mode that are mounted at the same time
 _WAIT_SWEEP_SECONDS = 30.0
 
@@ -84,6 +85,7 @@ class DatasetService:
         self.settings = settings
         self.counters = DatasetCounters()
         self.threads = Threads()
+        self.room_threads = Threads(_ROOM_THREADS, "dataset-room")
         self.storage_threads = Threads(_STORAGE_THREADS, "dataset-storage")
         self._pod_directories = settings.kubelet_root / "pods"
         self.store = DatasetStore(
@@ -105,6 +107,7 @@ class DatasetService:
             threads=self.threads,
             counters=self.counters,
             uses=self.uses,
+            room_threads=self.room_threads,
         )
         local = LocalMounts(
             settings.state_dir / "local", seams.mounts, seams.mount_source, threads=self.storage_threads
@@ -182,10 +185,12 @@ class DatasetService:
                 },
             )
         finally:
+            self.store.interrupt()
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._close(), _LEAVE_SECONDS)
-            self.store.close()
+            await asyncio.to_thread(self.store.close)
             self.threads.close()
+            self.room_threads.close()
             self.storage_threads.close()
 
     async def _close(self) -> None:
@@ -232,6 +237,8 @@ class DatasetService:
             volumes={"published": published, "pending": len(self.tasks.tasks)},
             in_use_bytes=sum(one.about.size for one in stored if one.about.key in used),
             free_bytes=max(0, self.store.room()),
+            trash_bytes=self.store.trash_bytes,
+            trash_failures=self.store.trash_failures,
             registered=self.csi.registered,
             agents=len(self.gate.resources) > 0,
         )

@@ -5,7 +5,9 @@ written beside the partial image; the image is renamed; the digest is renamed af
 begun from the second step on. So nothing whose digest was not compared is ever in `objects`, and nothing that was
 fetched is fetched again.
 
-Nothing here decides what is deleted, and nothing here mounts. Not for several threads at once; `DatasetStore` locks.
+Nothing here decides what is deleted, and nothing here mounts. Images are never unlinked here: they go into the trash,
+which is a rename. Not for several threads at once but for `reserve`, `sync` and `store`, which write to the disk for
+the one dataset that the caller has begun; `DatasetStore` locks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +24,14 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, LostWritesError
 from gigaslice.dataset_node.store.documents import About, DocumentError, read_about, write_document
 from gigaslice.dataset_node.store.places import Places, is_key, sync_directory
+from gigaslice.dataset_node.store.trash import Trash
+from gigaslice.runtime.files import remedy
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["Cache", "Part", "digest_of"]
 
 _READ_BYTES = 256 << 10
+_SMALL_BYTES = 1 << 20  # of a file that is unlinked at once
 _SUFFIXES = (".img", ".json", ".bits", ".tree")
 
 
@@ -55,14 +60,16 @@ def digest_of(image: Path) -> str:
 
 
 class Cache:
-    """The files of the cache below PLACES."""
+    """The files of the cache below PLACES. What is deleted goes into TRASH."""
 
-    def __init__(self, places: Places, clock: Callable[[], float]) -> None:
+    def __init__(self, places: Places, trash: Trash, clock: Callable[[], float]) -> None:
         self._places = places
+        self._trash = trash
         self._clock = clock
         self._ready: dict[str, About] = {}
         self._used: dict[str, float] = {}  # when the last use of a complete dataset ended
         self._parts: dict[str, About] = {}
+        self._promised: dict[str, int] = {}  # bytes of the disk by key, in the order of the promises
         self._log = get_logger("dataset")
 
     @property
@@ -90,33 +97,63 @@ class Cache:
         """The bytes of the disk that all of it takes, what has only been reserved included."""
         return sum(one.size for one in (*self._ready.values(), *self._parts.values()))
 
-    def begin(self, about: About) -> Part:
-        """Makes the files of a dataset that is to be fetched, or takes those that are there.
+    def promised(self, before: str = "") -> tuple[int, int]:
+        """What has been promised to datasets whose files do not have it yet.
 
-        Raises:
-            CacheFullError: The file system has no room after all; nothing is left behind.
-            DatasetError: It cannot be written.
+        Args:
+            before: Only what was promised before this dataset's part was.
+
+        Returns:
+            The bytes that they will still take of the disk; and the bytes of this dataset and of those after it.
+        """
+        missing = later = 0
+        for key, size in list(self._promised.items()):
+            if later or key == before:
+                later += size
+            else:
+                missing += max(0, size - _allocated(self._places.partial_image(key)))
+        return missing, later
+
+    def promise(self, about: About) -> Part:
+        """Counts a dataset that is to be fetched as a partial one, or takes the one that is there.
+
+        Its files are made by `reserve`. What was begun of it with another size is removed.
         """
         key, about = about.key, replace(about, created=self._clock(), digest="")
         part = Part(key, self._places.partial_image(key), self._places.bits(key), about.size, resumed=False)
         known = self._parts.get(key)
-        resumed = known is not None and known.size == about.size == _size(part.image)
-        if not resumed:
+        if known is not None and known.size == about.size == _size(part.image):
+            part = replace(part, resumed=True)
+        else:
             self.discard(key)
+            self._promised[key] = about.size
+        self._parts[key] = about
+        return part
+
+    def reserve(self, part: Part) -> None:
+        """Makes the files of a dataset that was promised; without the lock, since that may take seconds.
+
+        Raises:
+            CacheFullError: The file system has no room after all; the caller discards it.
+            DatasetError: It cannot be written, or was discarded meanwhile.
+        """
+        about = self._parts.get(part.key)
+        if about is None:
+            raise _removed(part.key)
         try:
-            if not resumed:
+            if not part.resumed:
                 self._reserve(part)
-            write_document(self._places.partial_about(key), about)
+            write_document(self._places.partial_about(part.key), about)
         except OSError as error:
-            if not resumed:
-                self.discard(key)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise CacheFullError(
                     f"no room for {about.size} bytes of {about.source}: {error.strerror}"
                 ) from error
             raise DatasetError(f"cannot write {part.image}: {error.strerror}") from error
-        self._parts[key] = about
-        return replace(part, resumed=resumed)
+
+    def keep_promise(self, key: str) -> None:
+        """The file has its room on the disk now."""
+        self._promised.pop(key, None)
 
     def sync(self, key: str) -> None:
         """Has the bytes of a partial dataset on the disk; without the lock, since that may take seconds.
@@ -136,8 +173,10 @@ class Cache:
         except OSError as error:
             raise DatasetError(f"dataset {key[:12]} not stored: {error.strerror or error}") from error
 
-    def complete(self, key: str, digest: str) -> About:
-        """Makes a partial dataset, all of whose bytes have arrived and been hashed, a complete one.
+    def store(self, key: str, digest: str) -> About:
+        """Has a partial dataset, all of whose bytes have arrived and been hashed, at the place of a complete one.
+
+        Without the lock: it waits for the disk several times. `complete` takes note of it.
 
         Raises:
             ImageError: Its file has not the size it was begun with.
@@ -163,30 +202,56 @@ class Cache:
             about = replace(about, digest=digest, stamp=(found.st_size, found.st_mtime_ns))
             write_document(self._places.partial_about(key), about)
             sync_directory(self._places.partial)
-            self._finish(about)
+            self._rename(about)
         except OSError as error:
             raise DatasetError(f"{about.source} not stored: {error.strerror or error}") from error
         return about
 
+    def complete(self, about: About) -> None:
+        """Counts a dataset as a complete one: its files are where `store` has left them."""
+        now = self._clock()
+        with contextlib.suppress(OSError):
+            os.utime(self._places.about(about.key), (now, now))
+        self._ready[about.key], self._used[about.key] = about, now
+        self.discard(about.key)
+
     def discard(self, key: str) -> None:
         """Removes a partial dataset. There may be none."""
-        self._parts.pop(key, None)
-        places = self._places
-        self._remove(
-            places.partial_about(key), places.bits(key), places.partial_image(key), places.partial_tree(key)
-        )
+        about = self._parts.pop(key, None)
+        self._promised.pop(key, None)
+        places, size = self._places, about.size if about is not None else 0
+        self._remove(places.partial_about(key), places.bits(key))
+        for path in (places.partial_image(key), places.partial_tree(key)):
+            self._throw(path, size)
 
     def discard_tree(self, key: str) -> None:
         """Removes what a dataset was unpacked into in part. There may be none."""
-        self._remove(self._places.partial_tree(key))
+        about = self._ready.get(key)
+        self._throw(self._places.partial_tree(key), about.size if about is not None else 0)
+
+    def discard_image(self, key: str) -> None:
+        """Removes the image of a complete dataset that is there as a tree. Raises OSError."""
+        about = self._ready.get(key)
+        self._trash.take(self._places.image(key), about.size if about is not None else 0)
 
     def delete(self, key: str) -> None:
-        """Removes a complete dataset; whatever is mounted of it can still be read."""
+        """Deletes a complete dataset; whatever is mounted of it can still be read. Its room comes back later.
+
+        Raises:
+            OSError: It cannot be renamed, and stays.
+        """
+        places, about = self._places, self._ready.get(key)
+        size = about.size if about is not None else 0
+        # What is known of it goes last: a crash leaves no image that nothing is known of.
+        self._trash.take(places.image(key), size)
+        self._trash.take(places.tree(key), size)
+        self.forget(key)
+        self._remove(places.about(key))
+
+    def forget(self, key: str) -> None:
+        """Has a complete dataset not used any more; its files stay."""
         self._ready.pop(key, None)
         self._used.pop(key, None)
-        places = self._places
-        # What is known of it goes last: a crash leaves no image that nothing is known of.
-        self._remove(places.image(key), places.tree(key), places.about(key))
 
     def intact(self, key: str) -> bool:
         """Whether the file of a complete dataset is the one whose digest was compared; it is read again if in doubt.
@@ -217,7 +282,7 @@ class Cache:
 
     def reconcile(self) -> None:
         """Reads what is there after a start, finishes what was begun, and removes what is of no use. Raises OSError."""
-        self._ready, self._used, self._parts = {}, {}, {}
+        self._ready, self._used, self._parts, self._promised = {}, {}, {}, {}
         self._sweep(self._places.partial)
         self._sweep(self._places.objects)
         for key in self._keys(self._places.partial):
@@ -228,9 +293,14 @@ class Cache:
             image, tree = self._places.image(key), self._places.tree(key)
             if about is None or not about.digest or not (tree.is_dir() or _size(image) == about.size):
                 self._log.warning("removed from the cache: not complete", key=key)
-                self.delete(key)
+                try:
+                    self.delete(key)
+                except OSError as error:
+                    self._log.warning("not removed", key=key, detail=error.strerror)
                 continue
             self._ready[key] = about
+            if tree.is_dir():
+                self._throw(image, about.size)  # the service ended when it had just unpacked it
             # A clock that was wrong when the last use ended must not protect a dataset for years.
             self._used[key] = min(self._places.about(key).stat().st_mtime, now)
 
@@ -258,6 +328,10 @@ class Cache:
             self.discard(key)
 
     def _finish(self, about: About) -> None:
+        self._rename(about)
+        self.complete(about)
+
+    def _rename(self, about: About) -> None:
         places, key = self._places, about.key
         if places.partial_image(key).exists():
             places.partial_image(key).replace(places.image(key))
@@ -265,11 +339,6 @@ class Cache:
         places.partial_about(key).replace(places.about(key))
         sync_directory(places.objects)
         sync_directory(places.partial)
-        now = self._clock()
-        with contextlib.suppress(OSError):
-            os.utime(places.about(key), (now, now))
-        self._ready[key], self._used[key] = about, now
-        self.discard(key)
 
     def _about(self, path: Path, key: str) -> About | None:
         try:
@@ -287,17 +356,26 @@ class Cache:
         """Removes what no version of the service keeps, such as a file that was being replaced."""
         for path in directory.iterdir():
             if not is_key(path.stem) or path.suffix not in _SUFFIXES:
-                self._remove(path)
+                found = path.lstat()
+                if stat.S_ISDIR(found.st_mode) or found.st_size > _SMALL_BYTES:
+                    self._throw(path, found.st_size)
+                else:
+                    self._remove(path)
+
+    def _throw(self, path: Path, size: int) -> None:
+        try:
+            self._trash.take(path, size)
+        except OSError as error:
+            self._log.warning("not removed", path=str(path), detail=f"{error.strerror}; {remedy(error)}")
 
     def _remove(self, *paths: Path) -> None:
         for path in paths:
             try:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+            except IsADirectoryError:
+                self._throw(path, 0)
             except OSError as error:
-                self._log.warning("not removed", path=str(path), detail=error.strerror)
+                self._log.warning("not removed", path=str(path), detail=f"{error.strerror}; {remedy(error)}")
 
 
 def _sync(fd: int, key: str) -> None:
@@ -322,3 +400,10 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0

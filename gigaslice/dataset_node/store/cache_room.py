@@ -2,6 +2,9 @@
 
 What a volume has, what is mounted, and what is pinned is in use, and never deleted. Which of the others are deleted is
 `gigaslice.dataset.eviction`'s to say. Not for several threads at once; `DatasetStore` locks.
+
+What was deleted takes room on the disk until the trash is empty. For the choice of what is deleted it counts as free,
+since it will be; what is promised to fetches that wait for it counts as taken. `has_room` says when the wait is over.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from gigaslice.dataset_node.store.cache import Cache
 from gigaslice.dataset_node.store.documents import About
 from gigaslice.dataset_node.store.pins import Pins
 from gigaslice.dataset_node.store.places import Places
+from gigaslice.dataset_node.store.trash import Trash
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import StorageError
 from gigaslice.runtime.files import remedy
@@ -27,6 +31,11 @@ from gigaslice.units import format_bytes
 __all__ = ["CacheRoom", "Holdings"]
 
 
+_MOST_READINGS = (
+    5  # of a disk that gets room all the time; the last one counts too little as free, not too much
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """All that a store has: its files, and who uses them."""
@@ -34,6 +43,7 @@ class Holdings:
     places: Places
     mounts: Mounts
     cache: Cache
+    trash: Trash
     volumes: Volumes
     pins: Pins
 
@@ -68,9 +78,35 @@ class CacheRoom:
         self._log = get_logger("dataset")
 
     def free(self) -> int:
-        """The bytes that are free for datasets now. Raises StorageError."""
+        """The bytes that are free for datasets, with those that the trash gives back soon. Raises StorageError."""
+        cache, trash = self._have.cache, self._have.trash
+        missing, _ = cache.promised()
+        disk, coming = self._looked()
+        available = disk.available + coming - missing
+        return self._budget.free(cache.used_bytes() + trash.stuck, Disk(disk.size, available))
+
+    def has_room(self, key: str, size: int) -> bool:
+        """Whether the disk has room for SIZE bytes now, beside what was promised to others before this dataset.
+
+        Raises:
+            StorageError: The file system does not say its size.
+        """
+        cache, trash = self._have.cache, self._have.trash
+        missing, later = cache.promised(key)
+        disk, coming = self._looked()
+        used = cache.used_bytes() - later + coming + trash.stuck
+        return self._budget.free(used, Disk(disk.size, disk.available - missing)) >= size
+
+    def _looked(self) -> tuple[Disk, int]:
+        """The disk, and what the trash was about to give back at the same instant."""
         try:
-            return self._budget.free(self._have.cache.used_bytes(), self.disk())
+            coming = self._have.trash.coming
+            for _ in range(_MOST_READINGS):
+                before, disk = coming, self.disk()
+                coming = self._have.trash.coming
+                if coming == before:
+                    break
+            return disk, coming
         except OSError as error:
             raise StorageError(
                 f"cannot look at {self._have.places.root}: {error.strerror}; {remedy(error)}"
@@ -80,7 +116,7 @@ class CacheRoom:
         """Deletes what has to be deleted for a dataset.
 
         Raises:
-            CacheFullError: There is no room, and nothing was deleted.
+            CacheFullError: There is no room, and nothing was deleted; or something cannot be deleted.
             StorageError: The file system does not say its size.
         """
         free = self.free()
@@ -92,8 +128,14 @@ class CacheRoom:
                 "cannot be deleted; give the cache more room, or use mode: local"
             )
         for key in chosen:
+            try:
+                self._delete(key)
+            except OSError as error:
+                raise CacheFullError(
+                    f"no room for {about.source}: dataset {key[:12]}, which no pod uses, cannot be deleted: "
+                    f"{error.strerror}; {remedy(error)}"
+                ) from error
             self._log.info("evicted", key=key, room_for=about.source)
-            self._delete(key)
 
     def evict(self, keys: Collection[str]) -> Mapping[str, str]:
         """Deletes datasets. Returns why not, by key, for those that stay."""
@@ -102,7 +144,10 @@ class CacheRoom:
             if key in in_use:
                 refused[key] = self._why_in_use(key)
             elif key in self._have.cache.ready or key in self._have.cache.parts:
-                self._delete(key)
+                try:
+                    self._delete(key)
+                except OSError as error:
+                    refused[key] = f"not deleted: {error.strerror}; {remedy(error)}"
             else:
                 refused[key] = "not in the cache"
         return refused
@@ -112,7 +157,11 @@ class CacheRoom:
         return idle_since(self._entries(), before)
 
     def drop(self, key: str) -> None:
-        """Deletes a complete dataset. Those who still read it go on; its room comes back when they are gone."""
+        """Deletes a complete dataset. Those who still read it go on; its room comes back when they are gone.
+
+        Raises:
+            OSError: It cannot be deleted, and stays.
+        """
         where = self._have.places.mount(key)
         with contextlib.suppress(MountError):
             self._have.mounts.unmount(where)
@@ -145,8 +194,8 @@ class CacheRoom:
 
     def _delete(self, key: str) -> None:
         if key in self._have.cache.ready:
-            self.evictions += 1
             self.drop(key)
+            self.evictions += 1
         else:
             self._have.cache.discard(key)
 

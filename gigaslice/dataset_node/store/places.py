@@ -5,6 +5,7 @@
     partial/<key>.img    an image that is being fetched, with <key>.bits (what has arrived) and <key>.json
     records/<volume>.json   a volume that was published, or is about to be
     mnt/<key>            where the image is mounted
+    trash/<name>         what has been deleted; it still takes room, and is never a dataset again
     lock                 held by the one service of this directory
 
 No name comes from a user: a key is 64 hexadecimal digits, a volume's ID is checked before it gets here.
@@ -69,6 +70,11 @@ class Places:
         return self.root / "mnt"
 
     @property
+    def trash(self) -> Path:
+        """What has been deleted and not yet removed."""
+        return self.root / "trash"
+
+    @property
     def lock(self) -> Path:
         """The file that the running service has locked."""
         return self.root / "lock"
@@ -76,7 +82,7 @@ class Places:
     @property
     def directories(self) -> tuple[Path, ...]:
         """All of them."""
-        return (self.objects, self.partial, self.records, self.mounted)
+        return (self.objects, self.partial, self.records, self.mounted, self.trash)
 
     def image(self, key: str) -> Path:
         """A complete image."""

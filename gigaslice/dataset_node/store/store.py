@@ -1,10 +1,11 @@
 """The node's cache of datasets: what is on the disk, what is mounted where, and for whom.
 
-One lock for all of it: every operation is short but for syncing an image, reading a doubtful one again and unpacking
-one, which are done without it, and for deleting one, which takes the file system a second for some GB. A volume is
-shown without it too, under a lock of its own: to bind the directory of a storage server that is gone can take minutes,
-and holds up that volume alone. Everything blocks; callers use threads. What is in use is what a volume has, what is
-mounted, what a task waits for (`pin`), and what is being fetched (`begin`); nothing in use is ever deleted.
+One lock for all of it, held for what is in memory, for renames and unlinks of small files, and for mounting an image.
+What waits for the disk or for storage on a network is done without it: reading, syncing and unpacking an image,
+reserving its room, removing what was deleted, writing records, mounting and unmounting volumes. What is done to one
+volume, or to one partial dataset, is done one after the other all the same: each has a lock of its own. Everything
+blocks; callers use threads. What is in use is what a volume has, what is mounted, what a task waits for (`pin`), and
+what is being fetched (`begin`); nothing in use is ever deleted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, LostWritesError
+from gigaslice.dataset.eviction import room_for
 from gigaslice.dataset_node.mounts import MountError, Mounts, top_at
 from gigaslice.dataset_node.store.budget import Budget, Disk, disk_of
 from gigaslice.dataset_node.store.cache import Cache, Part
@@ -26,6 +28,7 @@ from gigaslice.dataset_node.store.cache_room import CacheRoom, Holdings
 from gigaslice.dataset_node.store.documents import About, Piece, Record, Volume
 from gigaslice.dataset_node.store.pins import Pins
 from gigaslice.dataset_node.store.places import Places, sync_directory
+from gigaslice.dataset_node.store.trash import Trash
 from gigaslice.dataset_node.store.volumes import Volumes
 from gigaslice.errors import LockedError, StorageError
 from gigaslice.runtime.clock import steady
@@ -85,18 +88,21 @@ class DatasetStore:
         self._unpack = unpack
         self._pod_is_there = pod_is_there
         self._clock = clock or steady()
-        self._cache = Cache(self._places, self._clock)
+        self._trash = Trash(self._places)
+        self._cache = Cache(self._places, self._trash, self._clock)
         self._volumes = Volumes(self._places, mounts, self._clock)
         self._pins = Pins()
         self._room = CacheRoom(
-            Holdings(self._places, mounts, self._cache, self._volumes, self._pins),
+            Holdings(self._places, mounts, self._cache, self._trash, self._volumes, self._pins),
             budget or Budget(),
             disk or disk_of(root),
             quotas=dict(quotas or {}),
             default_quota=default_quota,
         )
         self._mutex = threading.RLock()
-        self._showing = KeyedLocks()  # by the volume's ID; taken before the mutex
+        # Both are taken before the mutex, and never one inside the other.
+        self._showing = KeyedLocks()  # by the volume's ID
+        self._changing = KeyedLocks()  # by the key of a partial dataset
         self._unpacking = threading.Lock()
         self._lock_fd = -1
         self._log = get_logger("dataset")
@@ -126,6 +132,7 @@ class DatasetStore:
             ) from error
         with self._mutex:
             try:
+                self._trash.open()
                 self._cache.reconcile()
                 self._volumes.reconcile(self._pod_is_there)
                 self._room.tidy()
@@ -138,8 +145,13 @@ class DatasetStore:
                 if about.created < oldest:
                     self._cache.discard(key)
 
+    def interrupt(self) -> None:
+        """Has no fetch wait for room any more; the end is near."""
+        self._trash.interrupt()
+
     def close(self) -> None:
-        """Gives the directory back; what is mounted stays."""
+        """Gives the directory back; what is mounted stays, and what is in the trash."""
+        self._trash.close()
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -165,7 +177,11 @@ class DatasetStore:
                 return self._cache.ready.get(key)
             if key in self._cache.ready:
                 self._log.error("removed from the cache: the image is damaged", key=key)
-                self._room.drop(key)
+                try:
+                    self._room.drop(key)
+                except OSError as error:
+                    self._cache.forget(key)
+                    self._log.warning("not removed", key=key, detail=f"{error.strerror}; {remedy(error)}")
             return None
 
     def stored(self) -> tuple[Stored, ...]:
@@ -192,9 +208,19 @@ class DatasetStore:
             return self._volumes.records
 
     def room(self) -> int:
-        """The bytes that are free for datasets now, without deleting anything. Raises StorageError."""
+        """The bytes that are free for datasets, those in the trash included. Raises StorageError."""
         with self._mutex:
             return self._room.free()
+
+    @property
+    def trash_bytes(self) -> int:
+        """The bytes of the disk that what was deleted still takes."""
+        return self._trash.coming + self._trash.stuck
+
+    @property
+    def trash_failures(self) -> int:
+        """Attempts since the start to remove something from the trash that failed."""
+        return self._trash.failures
 
     # Fetching
 
@@ -217,19 +243,51 @@ class DatasetStore:
     def begin(self, about: About) -> Part:
         """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
 
-        It is in use from now on, whoever waits for it, until `complete`, `discard` or `rest`.
+        It is in use from now on, whoever waits for it, until `complete`, `discard` or `rest`. The room may be that of
+        datasets that have just been deleted: it is promised at once, and waited for without the lock.
 
         Raises:
-            CacheFullError: There is no room, and nothing was deleted.
+            CacheFullError: There is no room, and nothing was deleted; or the file system refuses it after all.
             DatasetError: It cannot be written.
         """
-        with self._mutex:
-            known = self._cache.parts.get(about.key)
-            if known is None or known.size != about.size:
-                self._room.make(about)
-            part = self._cache.begin(about)
-            self._pins.begin_fetch(about.key)
+        with self._changing.held(about.key):
+            with self._mutex:
+                known = self._cache.parts.get(about.key)
+                if known is None or known.size != about.size:
+                    self._room.make(about)
+                part = self._cache.promise(about)
+                self._pins.begin_fetch(about.key)
+            try:
+                if not part.resumed:
+                    self._await_room(about.key, room_for(about.size))
+                self._cache.reserve(part)
+            except BaseException:
+                with self._mutex:
+                    self._pins.end_fetch(about.key)
+                    if not part.resumed:
+                        self._cache.discard(about.key)
+                raise
+            with self._mutex:
+                self._cache.keep_promise(about.key)
             return part
+
+    def _await_room(self, key: str, size: int) -> None:
+        """Waits until the trash has given back so much room, or all that it has.
+
+        Raises:
+            DatasetError: The service ends.
+            StorageError: The file system does not say its size.
+        """
+        last = self._trash.last
+        while True:
+            steps = self._trash.steps
+            with self._mutex:
+                if self._room.has_room(key, size):
+                    return
+            if not self._trash.wait(steps, last):
+                if self._trash.closed:
+                    raise DatasetError("the dataset service ends; ask again")
+                return  # nothing more comes; the file system has the last word
 
     def complete(self, part: Part, digest: str) -> About:
         """Takes a dataset all of whose bytes have arrived; DIGEST is the BLAKE3 of its file.
@@ -240,18 +298,20 @@ class DatasetStore:
             DatasetError: It was removed meanwhile, or cannot be stored; it is being fetched still.
         """
         try:
-            self._cache.sync(part.key)  # it stays there, since it is being fetched
-            with self._mutex:
-                about = self._cache.complete(part.key, digest)
-                self._pins.end_fetch(part.key)
-                return about
+            with self._changing.held(part.key):
+                self._cache.sync(part.key)  # it stays there, since it is being fetched
+                about = self._cache.store(part.key, digest)
+                with self._mutex:
+                    self._cache.complete(about)
+                    self._pins.end_fetch(part.key)
+                    return about
         except LostWritesError:
             self.discard(part.key)
             raise
 
     def discard(self, key: str) -> None:
         """Removes what was fetched of a dataset."""
-        with self._mutex:
+        with self._changing.held(key), self._mutex:
             self._pins.end_fetch(key)
             self._cache.discard(key)
 
@@ -264,9 +324,9 @@ class DatasetStore:
 
     def placeholder(self, volume: Volume, directories: Sequence[str] = ()) -> None:
         """Publishes an empty volume, to be covered by `publish`. Raises RequestError, DatasetError and MountError."""
-        with self._showing.held(volume.id), self._mutex:
+        with self._showing.held(volume.id):
             known = self._volumes.records.get(volume.id)
-            self._volumes.note(volume, known.pieces if known else ())
+            self._note(volume, known.pieces if known else ())
             self._volumes.prepare(volume, directories)
 
     def publish(self, volume: Volume, pieces: Sequence[Piece]) -> None:
@@ -283,13 +343,15 @@ class DatasetStore:
                 raise ImageError(
                     f"dataset {piece.name or piece.key} is not in the cache; it has to be fetched again"
                 )
-        with self._mutex:
+        keys = sorted({one.key for one in pieces if one.key})
+        with self._showing.held(volume.id), contextlib.ExitStack() as pinned:
+            for key in keys:  # until its record keeps it from being deleted
+                pinned.enter_context(self._pinned(key))
             for piece in pieces:
                 if piece.key and piece.key not in self._cache.ready:
                     raise ImageError(f"dataset {piece.name or piece.key} has just been removed; ask again")
-            self._volumes.note(volume, pieces)
-        sources = [Path(one.path) if one.path else self._mounted(one.key) for one in pieces]
-        with self._showing.held(volume.id):  # its record keeps what is shown from being deleted
+            self._note(volume, pieces)
+            sources = [Path(one.path) if one.path else self._mounted(one.key) for one in pieces]
             self._volumes.show(volume, pieces, sources)
 
     def published(self, volume_id: str) -> bool:
@@ -300,17 +362,19 @@ class DatasetStore:
 
     def remove(self, volume_id: str, target: str) -> None:
         """Unmounts a volume and forgets it; there may be none. Raises MountError."""
-        with self._showing.held(volume_id), self._mutex:
-            keys = self._volumes.remove(volume_id, target)
-            for key in self._pins.of(volume_id):
-                self.unpin(volume_id, key)
-            for key in keys:
-                self._cache.touch(key)
+        with self._showing.held(volume_id):
+            self._volumes.clear(volume_id, target)
+            with self._mutex:
+                keys = self._volumes.forget(volume_id)
+                for key in self._pins.of(volume_id):
+                    self.unpin(volume_id, key)
+                for key in keys:
+                    self._cache.touch(key)
 
     # Deleting
 
     def evict(self, keys: Collection[str]) -> Mapping[str, str]:
-        """Deletes datasets. Returns why not, by key, for those that stay."""
+        """Deletes datasets; their room comes back soon. Returns why not, by key, for those that stay."""
         with self._mutex:
             return self._room.evict(keys)
 
@@ -319,7 +383,12 @@ class DatasetStore:
         with self._mutex:
             return self._room.idle(self._clock() - seconds + (0.001 if seconds == 0 else 0.0))
 
-    # Below: with the lock
+    # Below
+
+    def _note(self, volume: Volume, pieces: Sequence[Piece]) -> None:
+        record = self._volumes.write(volume, pieces)
+        with self._mutex:
+            self._volumes.know(record)
 
     @contextlib.contextmanager
     def _pinned(self, key: str) -> Iterator[None]:
@@ -360,16 +429,19 @@ class DatasetStore:
             about = self._cache.ready.get(key)
             if tree.is_dir() or about is None:
                 return tree
-            if self._room.free() < about.size:
+            with self._mutex:
+                free = self._room.free()
+            if free < about.size:
                 raise CacheFullError(
                     f"no room to unpack {about.source}: the kernel has no EROFS, and its files need "
                     f"{format_bytes(about.size)} beside the image"
                 )
+            self._await_room("", about.size)
             try:
                 self._unpack(self._places.image(key), fresh)
                 fresh.replace(tree)
                 sync_directory(self._places.objects)  # the image goes when the tree has its name for good
-                self._places.image(key).unlink()
+                self._cache.discard_image(key)
             except OSError as error:
                 raise DatasetError(f"{about.source} not unpacked: {error.strerror or error}") from error
             finally:

@@ -3,7 +3,7 @@
 A record is written before the first mount of its volume and removed after the last, so a crash leaves a record too many
 and never a mount that is not accounted for. What is mounted decides in the end: an operation begins with the mount
 table, does what is missing, and can be repeated at any time. `DatasetStore` locks: one thread at a time for a volume,
-and for the records.
+and for the records where they change or are gone through (`know`, `forget`, `holders`, `keys_in_use`).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Volumes:
                 held |= _keys_of(one)
         return frozenset(held)
 
-    def note(self, volume: Volume, pieces: Sequence[Piece] = ()) -> None:
-        """Writes the record of a volume.
+    def write(self, volume: Volume, pieces: Sequence[Piece] = ()) -> Record:
+        """Writes the record of a volume; `know` takes it up. Without the lock of the records: it waits for the disk.
 
         Raises:
             RequestError: The volume's ID or target cannot be right.
@@ -76,14 +76,18 @@ class Volumes:
         known = self._records.get(volume.id)
         record = Record(volume, tuple(pieces), known.created if known else self._clock())
         if record == known:
-            return
+            return record
         try:
             write_document(self._places.record(volume.id), record)
         except OSError as error:
             raise DatasetError(
                 f"the record of {volume.namespace}/{volume.pod} not written: {error.strerror}"
             ) from error
-        self._records[volume.id] = record
+        return record
+
+    def know(self, record: Record) -> None:
+        """Counts a volume, whose record is on the disk."""
+        self._records[record.volume.id] = record
 
     def prepare(self, volume: Volume, directories: Sequence[str]) -> None:
         """Mounts an empty placeholder, where nothing is mounted yet. Raises MountError."""
@@ -124,21 +128,24 @@ class Volumes:
             for piece, top in tops
         )
 
-    def remove(self, volume_id: str, target: str) -> tuple[str, ...]:
-        """Unmounts a volume and forgets it. The keys that it had. There may be no such volume. Raises MountError."""
+    def clear(self, volume_id: str, target: str) -> None:
+        """Unmounts a volume, and removes its record. There may be neither. Raises MountError."""
         record = self._records.get(volume_id)
         for where in {target, record.volume.target if record else target}:
             self._clear(where)
         if record is None:
-            return ()
+            return
         try:
             self._places.record(volume_id).unlink(missing_ok=True)
         except OSError as error:
             raise MountError(
                 f"the record of {volume_id} not removed: {error.strerror}", error.errno or 0
             ) from error
-        del self._records[volume_id]
-        return tuple(one.key for one in record.pieces if one.key)
+
+    def forget(self, volume_id: str) -> tuple[str, ...]:
+        """Counts a volume no more that `clear` has unmounted. Returns the keys that it had; it may be unknown."""
+        record = self._records.pop(volume_id, None)
+        return tuple(one.key for one in record.pieces if one.key) if record is not None else ()
 
     def reconcile(self, pod_is_there: Callable[[Volume], bool]) -> None:
         """Reads the records after a start, and forgets those of pods that are gone and have nothing mounted.

@@ -121,7 +121,9 @@ class Supply:
         counters: DatasetCounters,
         uses: DatasetUses,
         listings: ListingMemory | None = None,
+        room_threads: Threads | None = None,
     ) -> None:
+        """Initializes it. ROOM_THREADS: for the start of a fetch, which may wait for room; else THREADS."""
         self._store = store
         self._uses = uses
         self._flights = flights
@@ -129,6 +131,7 @@ class Supply:
         self._plans = Plans(threads)
         self._fetch = fetch
         self._threads = threads
+        self._room_threads = room_threads or threads
         self._counters = counters
         self._log = get_logger("dataset")
 
@@ -269,7 +272,7 @@ class Supply:
             counters.hits += 1
             return ready
         counters.misses += 1
-        part = await self._threads.run(self._store.begin, about)
+        part = await self._room_threads.run(self._store.begin, about)
         self._log.info(
             "fetch started",
             key=about.key,

@@ -1,3 +1,6 @@
+import contextlib
+import time
+
 import pytest
 
 from gigaslice.dataset_node.store import About, Budget, DatasetStore, Disk, Volume, digest_of
@@ -36,8 +39,18 @@ class World:
         return self.store
 
     def disk(self):
-        taken = sum(path.stat().st_size for path in (self.root / "state").glob("*/*.img"))
+        taken = 0
+        for path in (self.root / "state").glob("*/*.img"):
+            with contextlib.suppress(FileNotFoundError):  # the trash is emptied meanwhile
+                taken += path.stat().st_size
         return Disk(self.size, self.size - taken - self.outside)
+
+    def emptied(self):
+        """Waits until nothing is in the trash."""
+        until = time.monotonic() + 20
+        while self.store._trash.last or list((self.root / "state/trash").iterdir()):
+            assert time.monotonic() < until, list((self.root / "state/trash").iterdir())
+            time.sleep(0.002)
 
     def about(self, number, size=100):
         return About(KEYS[number], size, f"s3://bucket/{number}", 1, size)

@@ -63,8 +63,12 @@ def main(root: Path, seed: int) -> None:
                 store.publish(one, [Piece(key=KEYS[number])])
             else:
                 store.remove(one.id, one.target)
-            if chance.random() < 0.1:
+            if chance.random() < 0.3:
                 store.evict([KEYS[chance.randrange(16)]])
+            if chance.random() < 0.1:  # some of a fetch, to be discarded
+                other = KEYS[chance.randrange(16)]
+                if store.ready(other) is None:
+                    store.discard(store.begin(About(other, SIZE, "s3://b/x")).key)
 
 
 if __name__ == "__main__":

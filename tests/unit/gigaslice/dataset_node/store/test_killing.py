@@ -27,6 +27,7 @@ def kill_one(tmp_path, seed):
 
 
 def check(tmp_path):
+    leftover = len(list((tmp_path / "state/trash").iterdir()))
     store = open_store(tmp_path)
     try:
         state = tmp_path / "state"
@@ -43,19 +44,27 @@ def check(tmp_path):
         for key, one in found.items():
             if not one.complete:
                 assert (state / "partial" / f"{key}.img").stat().st_size == SIZE
+        until = time.monotonic() + 20
+        while list((state / "trash").iterdir()):
+            assert time.monotonic() < until, "what was in the trash is removed after the next start"
+            time.sleep(0.005)
+        assert store.trash_failures == 0
         assert store.records() == {} and not list((state / "records").iterdir())
         assert not list((state / "mnt").iterdir()) or {p.name for p in (state / "mnt").iterdir()} <= complete
-        return len(complete)
+        return len(complete), leftover
     finally:
         store.close()
 
 
 def storm(tmp_path, kills):
-    ready = 0
+    ready = thrown = 0
     for seed in range(kills):
         kill_one(tmp_path, seed)
-        ready += check(tmp_path)
+        complete, leftover = check(tmp_path)
+        ready, thrown = ready + complete, thrown + leftover
     assert ready, "some of them were completed before the kill"
+    assert thrown or kills < 100, "no kill found anything in the trash: nothing was tried"
+    print(f"{ready} complete, {thrown} in the trash")
 
 
 def test_a_store_survives_kills(tmp_path):
