@@ -29,6 +29,7 @@ __all__ = ["PosixSource"]
 _CHECK, _USUAL_NAME = 4096, 64
 _WALKERS = 16
 _CHUNK = 1 << 20
+_PATIENCE_SECONDS = 1.0  # of who gives a walk up, and is to close the root that it uses
 _LARGE = 1 << 20  # from here on the kernel is told what is read next, and what can leave its cache
 _SETTLE_NS = 50_000_000  # at least one tick of a kernel's clock, by which files get their times
 _WALK_SECONDS, _WALK_BUSY = (
@@ -74,7 +75,9 @@ class PosixSource:
 
     async def list(self, limits: Limits = Limits()) -> Listing:  # noqa: B008  (frozen)
         """Walks the whole tree. Raises as `DataSource.list`."""
-        return await in_thread("dataset-walk", lambda stop: self._list(limits, stop))
+        return await in_thread(
+            "dataset-walk", lambda stop: self._list(limits, stop), patience=_PATIENCE_SECONDS
+        )
 
     def _list(self, limits: Limits, stop: Stop) -> Listing:
         walk = _Walk(self._root, limits, stop)

@@ -4,6 +4,10 @@ Eight pods of one job start together. Were each to list 50,000 files for itself,
 processor as the fetch. So who asks for a source while it is listed with equal credentials waits for the next listing,
 and all who wait get that one: one runs, and at most one is to follow.
 
+The pods of one job ask within some hundredths of a second, mostly before the first one's listing is through. Were that
+one to go on, the next one would run beside the fetch, and cost the pods a share of it. So a listing that has just begun
+is given up once for a pod that asks; it begins anew a moment later, for all who have asked by then.
+
 No pod gets a listing that was begun before it asked: what had changed when it was created is in its listing. Nor does
 one get a listing that was taken with other credentials than its own: source and credentials are compared as a whole,
 by a keyed hash, so neither stands in a key. The proof that files may be read is a part of what is shared, and so is
@@ -17,15 +21,19 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources.listing_memory import ListingAccount, ListingMemory
+from gigaslice.dataset_node.sources.listing_memory import AccountedLimits, ListingAccount, ListingMemory
 from gigaslice.dataset_node.sources.proof import prove_reading
 from gigaslice.dataset_node.sources.seam import DataSource
 
 __all__ = ["ListedSource", "Listings", "OpenSource", "Opened"]
+
+T = TypeVar("T")
+
+_YOUNG_SECONDS, _GATHER_SECONDS = 0.1, 0.03
 
 
 class Opened(DataSource, Protocol):
@@ -72,6 +80,39 @@ class _Run:
     def __init__(self) -> None:
         self.users = 0
         self.task: asyncio.Task[ListedSource]
+        self._young_until = 0.0  # in the event loop's time
+        self._renewed = self._given_up = False
+        self._listing: asyncio.Task[Listing] | None = None
+
+    def begin(self, young: float) -> None:
+        """Begins, or begins anew. For YOUNG seconds from now on it may be given up for a later one."""
+        self._given_up = False
+        self._young_until = asyncio.get_running_loop().time() + young
+
+    def renew(self) -> bool:
+        """Gives up what has just begun, so that it begins anew; once. Returns whether it does."""
+        if not self.users or self._renewed or asyncio.get_running_loop().time() >= self._young_until:
+            return False
+        self._renewed = self._given_up = True
+        if self._listing is not None:
+            self._listing.cancel()
+        return True
+
+    async def list(self, source: Opened, limits: AccountedLimits) -> Listing | None:
+        """The listing of SOURCE; none where it was given up, now or while the source was opened."""
+        if self._given_up:
+            return None
+        self._listing = listing = asyncio.get_running_loop().create_task(source.list(limits))
+        try:
+            await asyncio.wait([listing])
+        except asyncio.CancelledError:
+            listing.cancel()
+            await asyncio.wait([listing])
+            raise
+        finally:
+            self._listing, self._young_until = None, 0.0
+            listing.add_done_callback(_seen)
+        return None if self._given_up else listing.result()
 
     async def leave(self) -> None:
         """One user less. The last one ends what is left of it, and returns when nothing of it is."""
@@ -94,6 +135,7 @@ class _Line:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.next: _Run | None = None
+        self.begun: _Run | None = None
         self.users = 0
 
 
@@ -103,9 +145,20 @@ class Listings:
     Args:
         open_source: Opens a source.
         memory: Bounds what all of them take.
+        young: Seconds for which a listing has just begun.
+        gather: Seconds that one which begins anew waits for other pods.
     """
 
-    def __init__(self, open_source: OpenSource, memory: ListingMemory) -> None:
+    def __init__(
+        self,
+        open_source: OpenSource,
+        memory: ListingMemory,
+        *,
+        young: float = _YOUNG_SECONDS,
+        gather: float = _GATHER_SECONDS,
+    ) -> None:
+        self._young = young
+        self._gather = gather
         self._open = open_source
         self._memory = memory
         self._secret = secrets.token_bytes(32)
@@ -129,6 +182,8 @@ class Listings:
         key = self._key(spec, credentials)
         line = self._lines.setdefault(key, _Line())
         run = line.next
+        if run is None and line.begun is not None and line.begun.renew():
+            run = line.next = line.begun
         if run is None:
             run = line.next = _Run()
             run.task = asyncio.get_running_loop().create_task(
@@ -153,18 +208,39 @@ class Listings:
         self, line: _Line, run: _Run, spec: SourceSpec, credentials: Mapping[str, str]
     ) -> ListedSource:
         async with line.turn:
-            line.next = None  # a task that comes from here on could miss a change that this listing misses
-            source = await self._open(spec, credentials)
-            account = self._memory.account()
+            line.begun = run
             try:
-                listing = await source.list(account.limits)
+                run.begin(self._young)
+                listed = await self._attempt(line, run, spec, credentials)
+                if listed is None:
+                    await asyncio.sleep(self._gather)
+                    run.begin(0.0)
+                    listed = await self._attempt(line, run, spec, credentials)
+                assert listed is not None, "it is given up once at most"
+                return listed
+            finally:
+                line.begun = None
+
+    async def _attempt(
+        self, line: _Line, run: _Run, spec: SourceSpec, credentials: Mapping[str, str]
+    ) -> ListedSource | None:
+        """Lists once; none where it was given up."""
+        line.next = None  # a pod that asks from here on could miss a change that this listing misses
+        source = await self._open(spec, credentials)
+        account = self._memory.account()
+        try:
+            listing = await run.list(source, account.limits)
+            if listing is not None:
                 account.listed()
                 await prove_reading(source, listing)
-            except BaseException:
-                account.close()
-                await source.close()
-                raise
-            return ListedSource(source, listing, account, run)
+                return ListedSource(source, listing, account, run)
+        except BaseException:
+            account.close()
+            await source.close()
+            raise
+        account.close()
+        await source.close()
+        return None
 
     def _key(self, spec: SourceSpec, credentials: Mapping[str, str]) -> bytes:
         """Equal only for an equal source and equal credentials, each byte of them."""
@@ -179,6 +255,6 @@ class Listings:
         return made.digest()
 
 
-def _seen(done: asyncio.Task[ListedSource]) -> None:
+def _seen(done: asyncio.Task[T]) -> None:
     if not done.cancelled():
-        done.exception()  # who waited for it may be gone
+        done.exception()  # the tasks that waited for it may be gone

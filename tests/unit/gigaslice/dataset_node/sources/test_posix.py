@@ -328,6 +328,8 @@ def test_a_file_that_is_written_within_the_clocks_grain_gets_another_version(tre
         return real(*walked)
 
     (tree / "a/b/c/deep").write_bytes(b"just written")
+    for one in ("new", "a/b/c/deep"):  # however long it takes from here to the walk
+        os.utime(tree / one, ns=(5, time.time_ns() + 10**10))
     monkeypatch.setattr(posix, "_settled", settled)
     found = {entry.path: entry for entry in listed(tree).entries}
     monkeypatch.undo()

@@ -21,11 +21,11 @@ KEY = {"key": "k1"}
 class Shelf:
     """One bucket, whose listings wait until `let`."""
 
-    def __init__(self):
+    def __init__(self, young=0.0):
         self.bucket = Bucket({"a": b"one"}, key="k1", others={"k2"}, weight=50_000)
         self.bucket.list_hold = asyncio.Event()
         self.memory = ListingMemory()
-        self.listings = Listings(MemoryStorage(coco=self.bucket), self.memory)
+        self.listings = Listings(MemoryStorage(coco=self.bucket), self.memory, young=young, gather=0.001)
 
     def asks(self, key="k1", spec=COCO):
         return asyncio.ensure_future(self.listings.take(spec, {"key": key}))
@@ -87,6 +87,130 @@ def test_who_asks_during_a_listing_gets_the_next_one_and_shares_it_with_all_who_
         found = await asyncio.gather(first, *others)
         assert shelf.bucket.listings == 2
         assert found[0] is not found[1] and len({id(one) for one in found}) == 2
+        for one in found:
+            await one.give_back()
+        assert shelf.empty
+
+    play(story)
+
+
+def test_a_listing_that_has_just_begun_begins_anew_for_all_who_ask_in_the_same_moment():
+    async def story():
+        shelf = Shelf(young=60)
+        first = shelf.asks()
+        await shelf.begun(1)
+        shelf.bucket.files["b"] = b"new"
+        others = [shelf.asks() for _ in range(3)]
+        await shelf.begun(2)
+        shelf.let()
+        found = await asyncio.gather(first, *others)
+        assert len({id(one) for one in found}) == 1
+        assert [file.path for file in found[0].listing.entries] == [b"a", b"b"]
+        assert (shelf.bucket.listings, shelf.bucket.opened, shelf.bucket.proofs) == (2, 2, 2), (
+            "one of each file"
+        )
+        for one in found:
+            await one.give_back()
+        assert shelf.empty
+
+    play(story)
+
+
+def test_a_listing_begins_anew_only_once():
+    async def story():
+        shelf = Shelf(young=60)
+        first = shelf.asks()
+        await shelf.begun(1)
+        second = shelf.asks()
+        await shelf.begun(2)
+        third = shelf.asks()
+        await asyncio.sleep(0.02)
+        assert shelf.bucket.listings == 2
+        shelf.let()
+        found = await asyncio.gather(first, second, third)
+        assert found[0] is found[1] is not found[2]
+        assert shelf.bucket.listings == 3
+        for one in found:
+            await one.give_back()
+        assert shelf.empty
+
+    play(story)
+
+
+def test_a_listing_that_is_no_longer_young_goes_on():
+    async def story():
+        shelf = Shelf(young=0.03)
+        first = shelf.asks()
+        await shelf.begun(1)
+        await asyncio.sleep(0.05)
+        second = shelf.asks()
+        await asyncio.sleep(0.02)
+        assert shelf.bucket.listings == 1
+        shelf.let()
+        found = await asyncio.gather(first, second)
+        assert found[0] is not found[1]
+        for one in found:
+            await one.give_back()
+        assert shelf.empty
+
+    play(story)
+
+
+def test_who_asks_while_the_source_is_opened_gets_one_that_is_opened_later():
+    async def story():
+        shelf = Shelf(young=60)
+        shelf.let()
+        opened, go = asyncio.Event(), asyncio.Event()
+        real = shelf.listings._open
+
+        async def slow(*given):
+            source = await real(*given)
+            opened.set()
+            await go.wait()
+            return source
+
+        shelf.listings._open = slow
+        first = shelf.asks()
+        await opened.wait()
+        second = shelf.asks()
+        await asyncio.sleep(0)
+        go.set()
+        found = await asyncio.gather(first, second)
+        assert found[0] is found[1]
+        assert (shelf.bucket.opened, shelf.bucket.listings) == (2, 1)
+        for one in found:
+            await one.give_back()
+        assert shelf.empty
+
+    play(story)
+
+
+def test_a_failure_of_what_was_given_up_is_no_ones():
+    async def story():
+        shelf = Shelf(young=60)
+        real = shelf.listings._open
+
+        async def failing(*given):
+            source = await real(*given)
+            listed = source.list
+
+            async def listing(limits):
+                try:
+                    return await listed(limits)
+                except asyncio.CancelledError:
+                    raise SourceError("given up") from None
+
+            source.list = listing
+            return source
+
+        shelf.listings._open = failing
+        first = shelf.asks()
+        await shelf.begun(1)
+        second = shelf.asks()
+        await shelf.begun(2)
+        shelf.let()
+        found = await asyncio.gather(first, second)
+        assert found[0] is found[1]
         for one in found:
             await one.give_back()
         assert shelf.empty
@@ -312,12 +436,12 @@ def check(one, key, files):
     assert {entry.path.decode() for entry in found.listing.entries} >= files
 
 
-@given(STEPS)
-def test_whatever_happens_in_between(steps):
+@given(STEPS, st.sampled_from([0.0, 60.0]))
+def test_whatever_happens_in_between(steps, young):
     """Each gets a listing with what was there when it asked and with its own credentials, or the failure; no leaks."""
 
     async def story():
-        shelf = Shelf()
+        shelf = Shelf(young)
         gate, bucket = shelf.bucket.list_hold, shelf.bucket
         asking, versions = [], itertools.count(1)
         for what, number in steps:
