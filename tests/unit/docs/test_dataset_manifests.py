@@ -15,7 +15,10 @@ from agent import cli
 from gigaslice.dataset.objects import DRIVER, parse_dataset
 from gigaslice.dataset.request import parse_attributes
 from gigaslice.dataset_node.control import CommandServer
+from gigaslice.dataset_node.packing import end_of
+from gigaslice.dataset_node.packing.ends import refuse_overlap
 from gigaslice.dataset_node.settings import DatasetSettings
+from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.runtime.settings import load
 from tests.unit.docs.test_docs import ROOT
 from tests.unit.gigaslice.controller.crd_schema import mistakes
@@ -50,7 +53,10 @@ def test_every_volume_is_one_that_the_service_takes():
     seen = 0
     for spec in (spec for one in OBJECTS for spec in pods(one)):
         mounts = {mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]}
-        for volume in (one for one in spec["volumes"] if "hostPath" not in one):
+        assert {one["name"] for one in spec["volumes"]} <= mounts | {
+            one["name"] for container in spec.get("initContainers", []) for one in container["volumeMounts"]
+        }
+        for volume in (one for one in spec["volumes"] if not {"hostPath", "secret", "emptyDir"} & set(one)):
             assert volume["csi"]["driver"] == DRIVER
             assert volume["csi"]["readOnly"] is True
             assert parse_attributes(volume["csi"]["volumeAttributes"]).datasets
@@ -64,13 +70,50 @@ def test_every_volume_is_one_that_the_service_takes():
 
 
 def test_the_job_goes_to_different_nodes():
-    (job,) = [one for one in OBJECTS if one["kind"] == "Job"]
+    (job,) = [one for one in OBJECTS if one["metadata"]["name"] == "prefetch-coco"]
     template = job["spec"]["template"]
     (term,) = template["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
     assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
+
+
+def test_the_job_that_packs_runs_the_command_with_what_it_mounts():
+    (job,) = [one for one in OBJECTS if one["metadata"]["name"] == "pack-imagenet"]
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    known = cli.make_parser().parse_args(container["args"])
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    at = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
+    assert set(at) == {known.credentials, known.scratch}
+    assert "emptyDir" in at[known.scratch]
+    (secret,) = [one for one in OBJECTS if one["kind"] == "Secret"]
+    assert at[known.credentials]["secret"]["secretName"] == secret["metadata"]["name"]
+    assert all(Credentials(secret["stringData"]).get(name) for name in ("access_key", "secret_key"))
+    option = dict(one.split("=", 1) for one in known.option)
+    source = end_of(known.source, option, None, {})
+    pack = end_of(known.pack, {}, None, {}, like=source)
+    refuse_overlap(source, pack)
+    assert pack.spec.option("endpoint") == option["endpoint"]
+    text = PAGE.read_text()
+    assert f"gigaslice dataset pack {known.source} {known.pack}\n" in text
+    assert f"`source: {known.pack}`" in text
+
+
+def test_the_page_begins_with_what_switches_the_service_on():
+    text = PAGE.read_text()
+    assert text.index("--set dataset.enabled=true") < text.index("kind: Secret")
+    values = yaml.safe_load((ROOT / "deploy/helm/gigaslice/values.yaml").read_text())
+    assert values["dataset"]["enabled"] is False
+    (name,) = re.findall(r"rollout status daemonset/(\S+)", text)
+    daemonsets = [
+        one["metadata"]["name"]
+        for one in yaml.safe_load_all((ROOT / "deploy/dataset.yaml").read_text())
+        if one["kind"] == "DaemonSet"
+    ]
+    assert daemonsets == [name]
+    assert re.findall(r"kubectl get csidriver (\S+)", text) == [DRIVER]
 
 
 def test_the_pod_with_an_init_container_names_what_the_command_and_the_service_use():
