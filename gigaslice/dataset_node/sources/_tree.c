@@ -146,11 +146,13 @@ static PyObject *path_of(const char *prefix, Py_ssize_t prefix_bytes, const stru
     return path;
 }
 
-/* ENTRY(PATH, KIND, size, version, b""), made as tuple.__new__ makes it. */
-static PyObject *file_entry(PyTypeObject *entry, PyObject *path, PyObject *kind, const struct stat *status)
+/* ENTRY(PATH, KIND, size, version, b""), made as tuple.__new__ makes it; adds the bytes of its version to TEXT_BYTES. */
+static PyObject *file_entry(PyTypeObject *entry, PyObject *path, PyObject *kind, const struct stat *status,
+                            Py_ssize_t *text_bytes)
 {
     char text[VERSION_BYTES];
     const char *version = version_of(status, text);
+    *text_bytes += text + VERSION_BYTES - version;
     PyObject *made = ((allocfunc)PyType_GetSlot(entry, Py_tp_alloc))(entry, 5);
     PyObject *size = PyLong_FromLongLong(status->st_size);
     PyObject *words = PyUnicode_FromStringAndSize(version, text + VERSION_BYTES - version);
@@ -208,6 +210,7 @@ static PyObject *look_up(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "these are no names of a directory");
         return NULL;
     }
+    Py_ssize_t text_bytes = 0;
     for (int index = 0; index < count; index++) {
         const struct looked_up *one = &found[index];
         if (!S_ISREG(one->status.st_mode) || !usual_time(&one->status)) {
@@ -217,13 +220,14 @@ static PyObject *look_up(PyObject *module, PyObject *args)
             continue;
         }
         PyObject *path = path_of(prefix, prefix_bytes, one);
-        int failed = path == NULL || append_new(files, file_entry(entry, path, kind, &one->status)) ||
+        text_bytes += prefix_bytes + (Py_ssize_t)one->name_bytes;
+        int failed = path == NULL || append_new(files, file_entry(entry, path, kind, &one->status, &text_bytes)) ||
                      (nanoseconds(&one->status) > newest && PyList_Append(fresh, path));
         Py_XDECREF(path);
         if (failed)
             return NULL;
     }
-    return PyLong_FromSsize_t(at);
+    return Py_BuildValue("nn", at, text_bytes);
 }
 
 static int opened(int root, const char *path, const char *how, Py_ssize_t how_bytes)

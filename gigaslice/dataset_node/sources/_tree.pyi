@@ -24,7 +24,7 @@ def look_up(
     others: list[tuple[bytes, int]],
     new: list[bytes],
     /,
-) -> int:
+) -> tuple[int, int]:
     """Looks up the next names of some, at most 64. Names without a file are passed over.
 
     Args:
@@ -40,7 +40,7 @@ def look_up(
         new: Gets the paths of new files.
 
     Returns:
-        Where to go on; the length of NAMES at the end.
+        Where to go on, the length of NAMES at the end; and the bytes of the paths and versions of the entries.
 
     Raises:
         OSError: A name cannot be looked up.

@@ -26,7 +26,7 @@ from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 
 __all__ = ["PosixSource"]
 
-_CHECK, _USUAL_NAME = 4096, 64
+_CHECK = 4096
 _WALKERS = 16
 _CHUNK = 1 << 20
 _PATIENCE_SECONDS = 1.0  # of who gives a walk up, and is to close the root that it uses
@@ -224,15 +224,16 @@ class _Walk:
             below: list[bytes] = []
             new: list[bytes] = []
             failure: Exception | None = None
+            text = 0
             try:
-                self._directory(path, found, below, new, busy)
+                text = self._directory(path, found, below, new, busy)
             except (SourceError, ListingError) as error:
                 failure = error
             except OSError as error:
                 failure = _unreadable(path, error)
             with self._wake:
                 self._found += found
-                self._text += sum(len(one[0]) + len(one[3]) + len(one[4]) for one in found)
+                self._text += text
                 self._waiting += below
                 self.new.update(new)
                 self._walking -= 1
@@ -264,32 +265,37 @@ class _Walk:
 
     def _directory(
         self, path: bytes, found: list[Entry], below: list[bytes], new: list[bytes], busy: _Busy
-    ) -> None:
+    ) -> int:
+        """Lists one directory. Returns the bytes of its entries' texts."""
         fd = open_beneath(self._root, path or b".", directory=True)
         prefix = path + b"/" if path else b""
         newest = time.time_ns() - _SETTLE_NS
-        checked = _CHECK
+        text, checked = 0, _CHECK
         others: list[tuple[bytes, int]] = []
         try:
             while names := read_names(fd):
                 at, end = 0, len(names)
                 while at < end:
                     if self._stop:
-                        return
+                        return text
                     if busy.waits():
                         self._help()
-                    at = look_up(fd, names, at, prefix, newest, Entry, EntryKind.FILE, found, others, new)
+                    at, more = look_up(
+                        fd, names, at, prefix, newest, Entry, EntryKind.FILE, found, others, new
+                    )
+                    text += more
                     for name, mode in others:
                         entry = _other(fd, prefix, name, mode)
                         if entry is not None:
                             found.append(entry)
+                            text += len(entry.path) + len(entry.version) + len(entry.target)
                             if entry.kind is EntryKind.DIRECTORY:
                                 below.append(entry.path)
                     others.clear()
                     if len(found) >= checked:
                         checked = len(found) + _CHECK
-                        text = len(found) * (len(prefix) + _USUAL_NAME)
                         self._limits.check(len(self._found) + len(found), self._text + text)
+            return text
         finally:
             os.close(fd)
 

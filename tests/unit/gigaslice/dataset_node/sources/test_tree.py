@@ -40,8 +40,9 @@ def looked_up(where, prefix=b"", newest=_NEVER, meanwhile=lambda: None):
             at, before = 0, -1
             while at < len(names):
                 assert before < at
-                before = at
-                at = look_up(fd, names, at, prefix, newest, Entry, EntryKind.FILE, files, others, new)
+                before, known = at, len(files)
+                at, text = look_up(fd, names, at, prefix, newest, Entry, EntryKind.FILE, files, others, new)
+                assert text == sum(len(one.path) + len(one.version) for one in files[known:])
             assert at == len(names)
     return files, others, new
 
@@ -165,7 +166,7 @@ def test_names_that_are_none_are_refused(tmp_path):
             with contextlib.suppress(OSError):
                 try:
                     while at < len(bad):
-                        at = look_up(fd, bytes(bad), at, b"", 0, Entry, EntryKind.FILE, [], [], [])
+                        at, _ = look_up(fd, bytes(bad), at, b"", 0, Entry, EntryKind.FILE, [], [], [])
                 except ValueError:
                     refused += 1
         for at in (-1, len(good) + 1):
