@@ -51,7 +51,7 @@ class ImageFile:
         removed(
             one
             for one in directory.glob(".*")
-            if one.name.endswith((".image", ".bits")) and one not in (self.image, self.bits)
+            if one.name.endswith((".image", ".bits", ".image.link")) and one not in (self.image, self.bits)
         )
         self.resumed = self.image.exists() and self.bits.exists()
 

@@ -104,9 +104,14 @@ class ObjectPlace:
     def workspace(self) -> Iterator[Path]:
         """As `PackPlace.workspace`: a directory below the scratch directory that is this place's alone."""
         where = self._scratch / f"gigaslice-pack-{hasher(self._text.encode()).hexdigest()[:_DIGITS]}"
-        with contextlib.suppress(FileExistsError):
-            where.mkdir(0o700)
-        found = where.lstat()
+        try:
+            with contextlib.suppress(FileExistsError):
+                where.mkdir(0o700)
+            found = where.lstat()
+        except OSError as error:
+            raise DatasetError(
+                f"no room for the image in {self._scratch}: {error.strerror}; name another directory with --scratch"
+            ) from None
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise DatasetError(
                 f"{where} is not this user's own directory; remove it, or name another place with --scratch"
@@ -130,12 +135,7 @@ class ObjectPlace:
     ) -> None:
         """As `PackPlace.finish`."""
         self._upload(image, manifest, progress, stop)
-        for name, size in ((manifest.image, manifest.size), (manifest.listing, manifest.listing_size)):
-            if (found := self.size(name)) != size:
-                raise SourceError(
-                    f"{self._text} has {'no' if found is None else found} bytes of {name}, and {size} were put there; "
-                    "pack again"
-                )
+        self._compare(manifest)
         if stop:
             raise _given_up()
         self._begun = ""
@@ -145,6 +145,15 @@ class ObjectPlace:
                 f"{self._text} has another manifest than was put there, perhaps another process's; "
                 "check the pack with --check"
             )
+        self._compare(manifest)  # another process that packs to here may have taken its own back
+
+    def _compare(self, manifest: PackManifest) -> None:
+        for name, size in ((manifest.image, manifest.size), (manifest.listing, manifest.listing_size)):
+            if (found := self.size(name)) != size:
+                raise SourceError(
+                    f"{self._text} has {'no' if found is None else found} bytes of {name}, and {size} were put there; "
+                    "pack again"
+                )
 
     def abandon(self) -> None:
         """As `PackPlace.abandon`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -130,6 +131,19 @@ def test_a_directory_into_a_bucket(moto, tmp_path, scratch, prefix):
     assert fetched(moto, prefix, tmp_path) == made.image_digest
 
 
+def test_a_web_server_into_a_bucket(moto, tmp_path, scratch, prefix):
+    server = HostileFiles()
+    server.files = {f"/data/{name}": body for name, body in FILES.items()}
+    server.index()
+    source = Remote(SourceSpec.parse(f"http://127.0.0.1:{server.port}/data"), Credentials({}))
+    try:
+        made = make_pack(source, at(moto, prefix), scratch=scratch)
+    finally:
+        server.close()
+    assert made.files == len(FILES) and made.source == f"http://127.0.0.1:{server.port}/data"
+    assert fetched(moto, prefix, tmp_path) == made.image_digest
+
+
 def test_a_pack_that_is_there_is_left_alone(moto, scratch, prefix, monkeypatch):
     made = make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)
     with monkeypatch.context() as patched:
@@ -203,6 +217,28 @@ def test_places_that_no_pack_is_put_into(source, pack, says, scratch):
 def test_prefixes_that_only_begin_alike(moto, scratch):
     put(moto, "alike", {"set/a": b"a"})
     make_pack(at(moto, "s3://alike/set"), at(moto, "s3://alike/setpack"), scratch=scratch)
+
+
+def test_a_scratch_directory_that_is_not_there(moto, scratch, prefix):
+    with pytest.raises(DatasetError, match=r"No such file.*--scratch"):
+        make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch / "gone")
+    assert objects(moto, prefix) == {}
+
+
+def test_what_another_process_takes_away_is_noticed(moto, scratch, prefix, monkeypatch):
+    write = object_place.ObjectPlace._put
+
+    def then_remove(self, name, data):
+        write(self, name, data)
+        if name == "dataset.json":
+            self.remove([json.loads(data)["listing"]["file"]])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(object_place.ObjectPlace, "_put", then_remove)
+        with pytest.raises(SourceError, match=r"no bytes of \w+\.listing.*pack again"):
+            make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)
+    made = make_pack(at(moto, "s3://raw/set"), at(moto, prefix), scratch=scratch)
+    assert check_pack(at(moto, prefix)) == made
 
 
 def test_a_scratch_directory_in_the_source(tmp_path, moto, prefix):
