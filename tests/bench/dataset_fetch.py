@@ -37,6 +37,7 @@ from tests.fakes.storage_servers import KEY, SECRET, rclone_s3
 PLOT = Path(__file__).resolve().parents[2] / "docs/dataset-fetch.svg"
 SIZE = 16 << 10
 DELAY = 0.001
+_LISTINGS = 9
 
 
 def make_tree(root: Path, files: int) -> None:
@@ -80,6 +81,20 @@ def fetched(source, where: Path) -> tuple[float, float]:
 def ratios(found: list[tuple[float, float]], plain: list[float]) -> list[float]:
     """How many times as fast as the plain copy, pair by pair, in rising order."""
     return sorted(before / after for before, (after, _) in zip(plain, found, strict=True))
+
+
+def listed_again(root: Path) -> list[float]:
+    """CPU seconds of each of some listings of a directory, in rising order."""
+
+    async def once() -> float:
+        source = PosixSource(root)
+        cpu = time.process_time()
+        await source.list()
+        cpu = time.process_time() - cpu
+        await source.close()
+        return cpu
+
+    return sorted(asyncio.run(once()) for _ in range(_LISTINGS))
 
 
 def row(name: str, found: list[tuple[float, float]], plain: list[float], files: int) -> None:
@@ -166,6 +181,7 @@ def main() -> None:
         print("| --- | ---: | ---: | ---: | ---: | ---: |")
         for name, times in found.items():
             row(name, times, plain, chosen.files)
+        print(f"\nCPU seconds of listing the directory again: {spread(listed_again(root))}")
         print(f"\n{load()}")
         if chosen.write:
             PLOT.write_text(plot(chosen.files, found, plain, chosen.reads), encoding="utf-8")

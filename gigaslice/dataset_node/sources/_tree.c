@@ -121,7 +121,7 @@ static int look_up_some(int directory, const char *names, Py_ssize_t size, Py_ss
                         struct looked_up found[LOOK_UPS])
 {
     int count = 0;
-    while (*at < size && count < LOOK_UPS) {
+    for (int tries = 0; *at < size && tries < LOOK_UPS; tries++) {
         struct looked_up *one = &found[count];
         if (!next_name(names, size, at, one))
             return -2;

@@ -107,6 +107,25 @@ def test_what_is_removed_meanwhile_is_passed_over(tmp_path):
     assert not others
 
 
+def test_a_call_ends_after_64_names_whether_or_not_they_have_files(tmp_path):
+    for number in range(300):
+        (tmp_path / f"f{number}").touch()
+    with opened(tmp_path) as fd:
+        names = read_names(fd)
+
+        def calls():
+            at = count = 0
+            while at < len(names):
+                at, _ = look_up(fd, names, at, b"", 0, Entry, EntryKind.FILE, [], [], [])
+                count += 1
+            return count
+
+        assert calls() == 5, "of 302 names, with the directory itself and the one above"
+        for number in range(300):
+            (tmp_path / f"f{number}").unlink()
+        assert calls() == 5
+
+
 def test_a_directory_that_was_removed_has_no_names(tmp_path):
     (tmp_path / "d").mkdir()
     with opened(tmp_path / "d") as fd:
