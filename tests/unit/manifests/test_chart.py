@@ -39,7 +39,12 @@ def helm(*words: str, release: str = "gigaslice") -> subprocess.CompletedProcess
 def listed(*words: str, release: str = "gigaslice") -> list[dict[str, Any]]:
     done = helm(*words, release=release)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return documents_of(done.stdout)
+
+
+def documents_of(text: str) -> list[dict[str, Any]]:
+    """The documents of a YAML text, read by libyaml, which takes a tenth of the time."""
+    return [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
 
 
 def rendered(*words: str, release: str = "gigaslice") -> Documents:

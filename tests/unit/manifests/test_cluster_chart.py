@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -13,7 +14,7 @@ from gigaslice.cluster import names
 from gigaslice.controller import config
 from gigaslice.runtime.settings import load
 from gigaslice.scheduler.settings import SchedulerSettings
-from tests.unit.manifests.test_chart import helm, listed
+from tests.unit.manifests.test_chart import documents_of, helm, listed
 
 ON = ("--set", "cluster.enabled=true")
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
@@ -23,8 +24,16 @@ Document = dict[str, Any]
 
 
 def chart(*sets: str, version: str = "1.36", release: str = "gigaslice") -> list[Document]:
+    return documents_of(_rendered(sets, version, release))
+
+
+@functools.cache
+def _rendered(sets: tuple[str, ...], version: str, release: str) -> str:
+    """What helm makes of the same values, which many tests look at."""
     words = [word for one in sets for word in ("--set", one)]
-    return listed(*ON, "--kube-version", f"{version}.0", *words, release=release)
+    done = helm(*ON, "--kube-version", f"{version}.0", *words, release=release)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def of(documents: list[Document], kind: str, name: str = "") -> list[Document]:

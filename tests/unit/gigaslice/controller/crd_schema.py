@@ -6,8 +6,10 @@ server makes of the same objects is tested in tests/cluster.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jsonschema
@@ -31,6 +33,7 @@ class _Text(str):
         return text in self
 
 
+@functools.cache
 def definition(plural: str) -> dict[str, Any]:
     (path,) = FOLDER.parent.glob(f"crds*/{plural}.gigaslice.io.yaml")
     found: dict[str, Any] = yaml.safe_load(path.read_text())
@@ -46,9 +49,14 @@ def mistakes(plural: str, document: dict[str, Any]) -> list[str]:
     """What an API server would refuse DOCUMENT for: the schema's messages, and only without any the rules'."""
     found = [
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
-        for error in jsonschema.Draft202012Validator(_strict(schema(plural))).iter_errors(document)
+        for error in _validator(plural).iter_errors(document)
     ]
     return found or _rules(schema(plural), document)
+
+
+@functools.cache
+def _validator(plural: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_strict(schema(plural)))
 
 
 def _strict(node: Any) -> Any:
@@ -85,7 +93,12 @@ def evaluate(expression: str, value: Any) -> Any:
     """The value of a CEL EXPRESSION for VALUE as self."""
     value = _Text(value) if isinstance(value, str) else value
     names = {"self": value, "size": len, "int": int, "string": _Text, "type": _type, "get": _get, "has": _has}
-    return eval(_python(expression), {"__builtins__": {}}, names)
+    return eval(_compiled(expression), {"__builtins__": {}}, names)
+
+
+@functools.cache
+def _compiled(expression: str) -> CodeType:
+    return compile(_python(expression).strip(), expression, "eval")
 
 
 def _python(expression: str) -> str:

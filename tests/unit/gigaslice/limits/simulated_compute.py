@@ -115,8 +115,9 @@ class SimulatedGpu:
         """Lets the time pass."""
         end = self.now + int(seconds * 1e9)
         while self.now < end:
-            self._programs()
-            self._gpu()
+            alive = self._alive()
+            self._programs(alive)
+            self._gpu(alive)
             self.now += STEP
             self._pass()
             if self.now >= self._next_agent:
@@ -124,17 +125,21 @@ class SimulatedGpu:
                 self._agent()
             each(self.now)
 
-    def _alive(self) -> Iterator[tuple[Container, Process]]:
+    def _alive(self) -> list[tuple[Container, Process]]:
+        alive, now = [], self.now
         for container in self.containers:
             for process in container.processes:
-                if process.begins <= self.now and (process.ends is None or self.now < process.ends):
-                    yield container, process
+                if process.begins <= now and (process.ends is None or now < process.ends):
+                    alive.append((container, process))
                 else:
                     process.queue.clear()
                     process.flying = False
+        return alive
 
-    def _programs(self) -> None:
-        for container, process in self._alive():
+    def _programs(self, alive: list[tuple[Container, Process]]) -> None:
+        for container, process in alive:
+            if self.now < process.asleep_until:
+                continue
             for _ in range(64):
                 if not self._program(container, process):
                     break
@@ -192,21 +197,24 @@ class SimulatedGpu:
     def _fill(self, container: Container) -> None:
         lib.bucket_fill(container.bucket, self.now, container.permille(), container.credit_us)
 
-    def _gpu(self) -> None:
+    def _gpu(self, alive: list[tuple[Container, Process]]) -> None:
         """The GPU goes round among the processes with work, as long as the step lasts."""
         left = STEP
         for container in self.containers:
             for process in container.processes:
                 process.worked_ns = 0
         while left > 0:
-            working = [process for _, process in self._alive() if process.queue]
+            working = [process for _, process in alive if process.queue]
             if not working:
                 return
-            slice_ns = min(*(process.queue[0][0] for process in working), max(1, left // len(working)))
+            slice_ns = max(1, left // len(working))
+            for process in working:
+                slice_ns = min(slice_ns, process.queue[0][0])
             for process in working:
                 process.served += slice_ns
-                process.queue[0][0] -= slice_ns
-                if process.queue[0][0] <= 0:
+                first = process.queue[0]
+                first[0] -= slice_ns
+                if first[0] <= 0:
                     process.queue.popleft()
                     process.finished += 1
             self.busy += slice_ns * len(working)
