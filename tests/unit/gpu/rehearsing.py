@@ -18,9 +18,7 @@ MACHINE = ROOT / "tests/gpu/rehearsal.txt"
 def environment(tmp_path: Path, frameworks: bool = True, **extra: str) -> dict[str, str]:
     """Of a run on a GPU of its own; without FRAMEWORKS neither they nor the tools are there."""
     paths = [str(STAND_INS / "frameworks"), str(ROOT)] if frameworks else [str(ROOT)]
-    env = driver_env(
-        MACHINE, tmp_path / "state", PYTHONPATH=os.pathsep.join(paths), PYTHONDONTWRITEBYTECODE="1"
-    )
+    env = driver_env(MACHINE, tmp_path / "state", PYTHONPATH=os.pathsep.join(paths))
     if frameworks:
         env["PATH"] = os.pathsep.join((str(STAND_INS / "tools"), env["PATH"]))
     return env | extra

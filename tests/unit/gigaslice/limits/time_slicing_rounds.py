@@ -23,7 +23,7 @@ FETCH = 3
 """So much faster than pages that kernels wait for come those that are fetched at once."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Job:
     """Kernels of KERNEL seconds, WORK of them, each using SET bytes of managed memory. rest: pause after each. ahead:
     kernels that it submits before it waits for one."""
@@ -112,16 +112,14 @@ class SimulatedGpu:
             self.now = min(end, self._next())
 
     def _next(self) -> float:
-        times = [
-            job.ready
-            for name, job in self.jobs.items()
-            if job.unfinished and job.ready > self.now and name not in self.decision.held
-        ]
-        if self._running is not None:
-            times.append(self._ends)
-        if self.arbiter:
-            times.append(self._next_pass)
-        return max(min(times, default=1e9), self.now)
+        first = 1e9 if self._running is None else self._ends
+        if self.arbiter and (self._running is None or self._next_pass < first):
+            first = self._next_pass
+        known, now, held = self._running is not None or bool(self.arbiter), self.now, self.decision.held
+        for name, job in self.jobs.items():
+            if job.ready > now and (not known or job.ready < first) and job.unfinished and name not in held:
+                first, known = job.ready, True
+        return max(first, now)
 
     def _limit(self, job: Job) -> int:
         if not self.decision.holder and not self.decision.short:
@@ -130,7 +128,7 @@ class SimulatedGpu:
 
     def _step(self, name: str, job: Job) -> bool:
         """A program's next submission; false when it cannot submit now."""
-        if not job.unfinished or job.queued >= self._limit(job) or job.submitted >= job.work:
+        if job.submitted >= job.work or job.submitted - job.done >= self._limit(job) or not job.unfinished:
             return False
         if name in self.decision.held:
             job.held_since = self.now if job.held_since is None else job.held_since
@@ -162,7 +160,7 @@ class SimulatedGpu:
         used = sum(other.resident for other in self.jobs.values() if other.alive)
         out = left = max(0, used + missing - self.room)
         for other in self.jobs.values():
-            if other is not job:
+            if left and other is not job:
                 gone = min(other.resident, left)
                 other.resident -= gone
                 left -= gone
