@@ -97,7 +97,7 @@ $(foreach flavour,release asan tsan,$(eval $(call native_tests,$(flavour),$(if $
 
 .PHONY: native-test native-asan native-tsan native-check
 native-test: $(BUILD)/native/release/run_tests native-clients  ## the unit tests of the C code
-	$<
+	$< --jobs 2
 
 # Without the tests that fork or single-step thousands of processes: a sanitizer makes each of those a hundred times
 # dearer and finds nothing in the thousandth that it had not found in the first. Leaks are not looked for in forked

@@ -1,9 +1,12 @@
-/* Runs native tests: all of them, or those named on the command line; `--list` prints the names. Every test runs in a
- * child process of its own session with a time limit, so that one that crashes or hangs fails alone and leaves nothing
- * behind. VC_TEST_TIMEOUT multiplies the limits (sanitizers, slow machines). */
+/* Runs native tests: all of them, or those named on the command line; `--list` prints the names, `--jobs N` before the
+ * names runs N at a time. Every test runs in a child process of its own session with a time limit, so that one that
+ * crashes or hangs fails alone and leaves nothing behind. VC_TEST_TIMEOUT multiplies the limits (sanitizers, slow
+ * machines). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -105,23 +108,43 @@ static int find_test(const char *name) {
   return -1;
 }
 
+struct tally {
+  atomic_int next, passed;
+};
+
+/* Takes one test after the other until none is left. */
+static void work(struct tally *tally, char **names, int count) {
+  for (int i; (i = atomic_fetch_add(&tally->next, 1)) < count;)
+    if (run_test(names ? find_test(names[i]) : i)) atomic_fetch_add(&tally->passed, 1);
+}
+
 int main(int argc, char **argv) {
-  int passed = 0, failed = 0;
   if (argc == 2 && strcmp(argv[1], "--list") == 0) {
     for (int i = 0; i < TEST_COUNT; i++) puts(tests[i].name);
     return 0;
   }
-  for (int i = 0; i < (argc > 1 ? argc - 1 : TEST_COUNT); i++) {
-    int index = argc > 1 ? find_test(argv[i + 1]) : i;
-    if (index < 0) {
-      fprintf(stderr, "no test is called %s; --list prints the names\n", argv[i + 1]);
+  int parallel = argc > 2 && strcmp(argv[1], "--jobs") == 0, jobs = parallel ? atoi(argv[2]) : 1;
+  char **names = argv + (parallel ? 3 : 1);
+  int named = (int)(argv + argc - names), count = named ? named : TEST_COUNT;
+  for (int i = 0; i < named; i++) {
+    if (find_test(names[i]) < 0) {
+      fprintf(stderr, "no test is called %s; --list prints the names\n", names[i]);
       return 2;
     }
-    if (run_test(index))
-      passed++;
-    else
-      failed++;
   }
+  struct tally *tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (tally == MAP_FAILED) return 2;
+  for (int i = 1; i < jobs; i++) {
+    fflush(NULL);
+    if (fork() == 0) {
+      work(tally, named ? names : NULL, count);
+      _exit(0);
+    }
+  }
+  work(tally, named ? names : NULL, count);
+  while (wait(NULL) > 0) {
+  }
+  int passed = tally->passed, failed = count - passed; /* of a job that died, too */
   printf("native: %d passed, %d failed\n", passed, failed);
   return failed ? 1 : 0;
 }
