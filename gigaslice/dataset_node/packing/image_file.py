@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -23,13 +24,14 @@ from gigaslice.dataset_node.fetching.progress import Meter
 from gigaslice.dataset_node.sources.seam import DataSource
 from gigaslice.units import format_bytes
 
-__all__ = ["NAME_DIGITS", "ImageFile", "ProgressShown", "chunks_of", "hashed", "removed"]
+__all__ = ["NAME_DIGITS", "ImageFile", "ProgressShown", "chunks_of", "hashed", "leftovers", "removed"]
 
 ProgressShown = Callable[[str, int, int], None]
 """Is told what is done, bytes done and in all, now and then. It is called from threads, by one at a time."""
 
 NAME_DIGITS = 16
 """How much of a digest is in a name."""
+_LEFT = re.compile(rf"\.[0-9a-f]{{{NAME_DIGITS}}}\.(image|image\.link|bits)")
 _POLL_SECONDS = 0.2
 _CHUNK = 1 << 20
 _NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -48,11 +50,7 @@ class ImageFile:
         stem = f".{made.listing.digest.hex()[:NAME_DIGITS]}"
         self.image, self.bits = directory / f"{stem}.image", directory / f"{stem}.bits"
         self._made = made
-        removed(
-            one
-            for one in directory.glob(".*")
-            if one.name.endswith((".image", ".bits", ".image.link")) and one not in (self.image, self.bits)
-        )
+        removed(one for one in leftovers(directory) if one not in (self.image, self.bits))
         self.resumed = self.image.exists() and self.bits.exists()
 
     def fill(self, reader: DataSource, progress: ProgressShown) -> tuple[str, tuple[PackRange, ...]]:
@@ -132,6 +130,11 @@ class ImageFile:
             f"no room for the image in {self.image.parent}: it has {format_bytes(self._made.size)}, and "
             f"{format_bytes(free)} are free; make room, or choose another file system"
         )
+
+
+def leftovers(directory: Path) -> Iterator[Path]:
+    """What attempts have left in DIRECTORY."""
+    return (one for one in directory.glob(".*") if _LEFT.fullmatch(one.name))
 
 
 def chunks_of(image: Path) -> Iterator[bytes]:

@@ -67,6 +67,7 @@ def make_pack(
                 )
             old = _accepted(place, pack, listing, force)
             if old is not None and _is_of(place, old, listing):
+                place.tidy()
                 return old
             manifest = _write(reader, str(source), place, plan(listing), progress or _unshown)
     if old is not None:

@@ -23,7 +23,7 @@ from gigaslice.dataset.errors import DatasetError, ImageError, RequestError, Sou
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.packing.image_file import ProgressShown
-from gigaslice.dataset_node.packing.place import OWN_NAME, locked
+from gigaslice.dataset_node.packing.place import OWN_NAME, locked, tidied
 from gigaslice.dataset_node.sources.object_stores import ObjectStores
 from gigaslice.dataset_node.sources.seam import Stop
 from gigaslice.text import plain
@@ -64,6 +64,7 @@ class ObjectPlace:
         self._prefix = spec.path.strip("/")
         self._text = spec.canonical
         self._scratch = scratch
+        self._own = scratch / f"gigaslice-pack-{hasher(self._text.encode()).hexdigest()[:_DIGITS]}"
         self._begun = ""
 
     def manifest(self) -> PackManifest:
@@ -103,16 +104,16 @@ class ObjectPlace:
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:
         """As `PackPlace.workspace`: a directory below the scratch directory that is this place's alone."""
-        where = self._scratch / f"gigaslice-pack-{hasher(self._text.encode()).hexdigest()[:_DIGITS]}"
+        where = self._own
         try:
             with contextlib.suppress(FileExistsError):
                 where.mkdir(0o700)
-            found = where.lstat()
+            mine = _is_mine(where)
         except OSError as error:
             raise DatasetError(
                 f"no room for the image in {self._scratch}: {error.strerror}; name another directory with --scratch"
             ) from None
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        if not mine:
             raise DatasetError(
                 f"{where} is not this user's own directory; remove it, or name another place with --scratch"
             )
@@ -122,6 +123,13 @@ class ObjectPlace:
             finally:
                 with contextlib.suppress(OSError):  # after an error it has the image
                     where.rmdir()
+
+    def tidy(self) -> None:
+        """As `PackPlace.tidy`."""
+        with contextlib.suppress(OSError):
+            if _is_mine(self._own):
+                tidied(self._own)
+                self._own.rmdir()
 
     def begin(self, name: str, listing: bytes) -> None:
         """As `PackPlace.begin`: puts the listing there."""
@@ -214,6 +222,11 @@ class ObjectPlace:
             ) from None
         except _FAILURES as error:
             raise self._stores.failure(error, subject) from None
+
+
+def _is_mine(directory: Path) -> bool:
+    found = directory.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _given_up() -> DatasetError:

@@ -18,11 +18,11 @@ from typing import Protocol
 
 from gigaslice.dataset.errors import DatasetError, ImageError, RequestError
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PackManifest
-from gigaslice.dataset_node.packing.image_file import ProgressShown, removed
+from gigaslice.dataset_node.packing.image_file import ProgressShown, leftovers, removed
 from gigaslice.dataset_node.sources.seam import Stop
 from gigaslice.runtime.files import read_file, replace_file
 
-__all__ = ["OWN_NAME", "DirectoryPlace", "PackPlace", "locked", "read_manifest"]
+__all__ = ["OWN_NAME", "DirectoryPlace", "PackPlace", "locked", "read_manifest", "tidied"]
 
 OWN_NAME = re.compile(r"[0-9a-f]{16}\.(img|listing)")
 """The names that packing gives, and removes; no others."""
@@ -47,6 +47,9 @@ class PackPlace(Protocol):
 
     def workspace(self) -> AbstractContextManager[Path]:
         """The directory in which the image is made, locked against another process."""
+
+    def tidy(self) -> None:
+        """Removes what an attempt that was killed has left on this machine, unless a process is packing to here."""
 
     def begin(self, name: str, listing: bytes) -> None:
         """Finds out whether the place can be written to, before hours are spent on the image."""
@@ -96,6 +99,10 @@ class DirectoryPlace:
         self._directory.mkdir(exist_ok=True)
         with locked(self._directory, f"another process is packing into {self._directory}"):
             yield self._directory
+
+    def tidy(self) -> None:
+        """As `PackPlace.tidy`."""
+        tidied(self._directory)
 
     def begin(self, name: str, listing: bytes) -> None:
         """Nothing: the image is made in the same place."""
@@ -160,6 +167,12 @@ def locked(directory: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def tidied(directory: Path) -> None:
+    """Removes what attempts have left in DIRECTORY, unless another process has it, or it may only be read."""
+    with contextlib.suppress(DatasetError, OSError), locked(directory, ""):
+        removed(leftovers(directory))
 
 
 def _synced(path: Path) -> None:

@@ -1,8 +1,8 @@
 """A process that runs `gigaslice dataset pack` and gets a signal on its way: SIGNAL WHERE ARGUMENTS.
 
 WHERE: fetch (after some files), hash, upload (after some parts), manifest (after the upload, before the manifest is put
-there), removal (before the old pack's objects are removed), or never. Every read of a source's file is noted in the
-file that READS names.
+there), tidying (after it was), removal (before the old pack's objects are removed), or never. Every read of a source's
+file is noted in the file that READS names.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ if __name__ == "__main__":
     image_file.hashed = before(image_file.hashed, "hash")
     place = object_place.ObjectPlace
     place.size = before(place.size, "manifest", lambda self, name: name.endswith(".img"))
+    image_file.ImageFile.remove = before(image_file.ImageFile.remove, "tidying")
     place.remove = before(place.remove, "removal")
     object_place.obstore.put = slowed(object_place.obstore.put)
     sys.exit(cli.main(["dataset", "pack", *sys.argv[3:]]))

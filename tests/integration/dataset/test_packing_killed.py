@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -43,14 +44,23 @@ class Runs:
         """The exit status, what was printed, and the files that were read."""
         self.reads.write_text("")
         done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.dataset.packer", str(int(number)), where,
-             source, self.target, "--scratch", str(self.scratch), "--credentials", str(self.secret),
-             "--option", f"endpoint={self.endpoint}", *words],
-            env={**os.environ, "READS": str(self.reads)}, capture_output=True, text=True, timeout=120, check=False,
+            self.command(number, where, source, *words), env=self.environment, capture_output=True, text=True,
+            timeout=120, check=False,
         )  # fmt: skip
         assert KEY not in done.stdout + done.stderr and SECRET not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr, self.reads.read_text().splitlines()
+
+    def command(self, number, where, source, *words):
+        return [
+            *(sys.executable, "-m", "tests.integration.dataset.packer", str(int(number)), where),
+            *(source, self.target, "--scratch", str(self.scratch), "--credentials", str(self.secret)),
+            *("--option", f"endpoint={self.endpoint}", *words),
+        ]
+
+    @property
+    def environment(self):
+        return {**os.environ, "READS": str(self.reads)}
 
     @property
     def pack(self):
@@ -109,8 +119,18 @@ def test_a_pack_that_is_replaced_is_complete_at_every_moment(runs):
     assert (code, read) == (-9, [])
     new = check_pack(runs.pack, at(runs.endpoint, "s3://others/set"))
     assert new != old
+    assert list(runs.scratch.iterdir()) == []
     assert runs.run(0, "never", source="s3://others/set")[0] == 0
     assert check_pack(runs.pack) == new
+
+
+def test_a_run_that_finds_all_done_removes_what_was_left_on_this_machine(runs):
+    assert runs.run(signal.SIGKILL, "tidying")[0] == -9
+    made = check_pack(runs.pack)
+    assert len(list(next(runs.scratch.iterdir()).iterdir())) == 2
+    assert runs.run(0, "never")[2] == []
+    assert check_pack(runs.pack) == made
+    assert list(runs.scratch.iterdir()) == []
 
 
 def test_the_old_pack_stays_when_its_replacement_is_given_up(runs):
@@ -121,3 +141,38 @@ def test_the_old_pack_stays_when_its_replacement_is_given_up(runs):
     assert set(objects(runs.endpoint, runs.target)) == {"dataset.json", old.image, old.listing}
     assert uploads(runs.endpoint) == []
     assert check_pack(runs.pack, at(runs.endpoint, "s3://raw/set")) == old
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_kills_at_random_moments(runs):
+    """Of two sources in turn, so that packs are replaced as well."""
+    made = random.Random(7)
+    put(runs.endpoint, "second", {f"set/{i}": os.urandom(210_000) for i in range(90)})
+    sources = ("s3://raw/set", "s3://second/set")
+    there = None
+    ended = killed = 0
+    while killed < 40:
+        source = sources[ended % 2]
+        process = subprocess.Popen(
+            runs.command(0, "never", source, "--force"), env=runs.environment, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            code = process.wait(made.uniform(0.8, 6))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            killed += 1
+            code = -9
+        try:
+            found = check_pack(runs.pack)
+        except (RequestError, SourceError):
+            assert there is None, "a pack that was there is gone"
+            continue
+        if code == 0:
+            ended += 1
+            assert check_pack(runs.pack, at(runs.endpoint, source)) == found
+            assert list(runs.scratch.iterdir()) == []
+        there = found
+    assert ended >= 2

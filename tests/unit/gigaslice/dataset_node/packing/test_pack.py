@@ -69,6 +69,24 @@ def test_a_pack_of_the_same_listing_is_left_as_it_is(tmp_path: Path, source: Pat
     assert {one.name: one.stat().st_mtime_ns for one in (tmp_path / "pack").iterdir()} == before
 
 
+def test_what_a_kill_after_the_manifest_has_left_is_removed_by_the_next_run(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(image_file.ImageFile, "remove", die)
+        with pytest.raises(KeyboardInterrupt):
+            make_pack(source, tmp_path / "pack")
+    (tmp_path / "pack" / ".mine.image").write_text("a user's")
+    made = check_pack(tmp_path / "pack")
+    assert len(list((tmp_path / "pack").iterdir())) == 6
+    assert make_pack(source, tmp_path / "pack") == made
+    left = {one.name for one in (tmp_path / "pack").iterdir()}
+    assert left == {"dataset.json", made.image, made.listing, ".mine.image"}
+
+
 @pytest.mark.parametrize("lost", [".img", ".listing", ".json"])
 def test_a_pack_that_lost_a_file_is_made_again(tmp_path: Path, source: Path, lost: str) -> None:
     pack = tmp_path / "pack"
