@@ -1,6 +1,6 @@
 """How much memory listings take on a node, all together.
 
-What a source lists is up to whoever owns it, and may have no end. So every listing has an account, which grows with it,
+What a source lists is up to its owner, and may have no end. So every listing has an account, which grows with it,
 and all accounts come out of one store of bytes, which follows from the memory that the service may use. A listing that
 finds too little left is tried again later; one that alone needs more than there is is refused. A small one always has
 its place, so that large ones of others delay it by nothing.
@@ -61,7 +61,7 @@ class ListingMemory:
             return self._held
 
     def account(self) -> ListingAccount:
-        """The account of one listing; whoever takes it closes it."""
+        """The account of one listing; its listing closes it."""
         return ListingAccount(self)
 
     def _change(self, before: int, after: int) -> bool:

@@ -1,9 +1,9 @@
 """Whether who has listed a source may read it, too, which storage systems grant separately.
 
-A copy that another pod's fetch has made is given to whoever lists the same. So a few files are read with the asking
-pod's own credentials before anything else is done: one byte of each, spread over the listing, since a right is often
-one to a prefix. It is done whether the node has the dataset or not. So the answer tells nothing about that, and no
-room is made for data that the pod could not fetch.
+A copy that another pod's fetch has made is given to every pod that lists the same. So a few files are read with the
+asking pod's own credentials before anything else is done: one byte of each, spread over the listing, since a right is
+often one to a prefix. It is done whether the node has the dataset or not. So the answer tells nothing about that, and
+no room is made for data that the pod could not fetch.
 
 It is a sample: rights to single files are not found out. A pack needs none, since its listing is a file of it.
 """

@@ -243,8 +243,8 @@ class DatasetStore:
     def begin(self, about: About) -> Part:
         """Makes room for a dataset and the file that it is fetched into, or takes the one that is there.
 
-        It is in use from now on, whoever waits for it, until `complete`, `discard` or `rest`. The room may be that of
-        datasets that have just been deleted: it is promised at once, and waited for without the lock.
+        It is in use from now on, whichever pod waits for it, until `complete`, `discard` or `rest`. The room may be
+        that of datasets that have just been deleted: it is promised at once, and waited for without the lock.
 
         Raises:
             CacheFullError: There is no room, and nothing was deleted; or the file system refuses it after all.

@@ -45,7 +45,7 @@ def resize(agent, *arguments):
 
 def control_answers(agent):
     try:
-        client.resize(agent.state, api.ResizeRequest(pod="nobody", cores=1))
+        client.resize(agent.state, api.ResizeRequest(pod="none", cores=1))
     except ControlError:
         return True
     except MissingError:

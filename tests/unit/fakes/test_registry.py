@@ -48,7 +48,7 @@ def test_errors_of_register(node, plugin):
     one = plugin(kubelet).serve()
     assert refused(one, name="thing") == 'the ResourceName "thing" is invalid'
     assert refused(one, version="v1").startswith('requested API version "v1" is not supported')
-    text = refused(one, endpoint="nobody.sock")
+    text = refused(one, endpoint="none.sock")
     assert text == "failed to dial device plugin: context deadline exceeded"
     assert one.order == []
     assert kubelet.allocatable() == {}

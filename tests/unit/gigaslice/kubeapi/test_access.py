@@ -152,7 +152,7 @@ def test_an_address_that_no_request_can_carry_is_a_mistake(tmp_path, server):
 
 
 @pytest.mark.parametrize("user", [
-    {"token": SECRET, "as": "somebody"}, {"token": SECRET, "as-groups": ["g"]}, {"token": SECRET, "as-uid": "1"},
+    {"token": SECRET, "as": "another"}, {"token": SECRET, "as-groups": ["g"]}, {"token": SECRET, "as-uid": "1"},
     {"token": SECRET, "as-user-extra": {"a": ["b"]}}, {"username": "u", "password": SECRET},
     {"token": 1, "password": SECRET}, {"tokenFile": ["a"], "token": SECRET}, {"client-certificate": 3, "token": SECRET},
     {"exec": {"command": "aws", "env": [{"name": "KEY", "value": SECRET}]}}, {"auth-provider": {"config": SECRET}},

@@ -105,7 +105,7 @@ def test_a_pack_of_something_else_is_replaced_only_by_force(tmp_path: Path, sour
     assert check_pack(pack) == made
     with pytest.raises(ImageError, match="has changed since"):
         check_pack(pack, source)
-    (pack / "README.img").write_text("somebody's")
+    (pack / "README.img").write_text("the user's")
     replaced = make_pack(source, pack, force=True)
     assert check_pack(pack, source) == replaced != made
     assert not (pack / made.image).exists() and not (pack / made.listing).exists()

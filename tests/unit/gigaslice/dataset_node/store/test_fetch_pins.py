@@ -1,4 +1,4 @@
-"""What is being fetched stays, whoever waits for it; and what no fetch has any more may go."""
+"""What is being fetched stays, whichever pod waits for it; and what no fetch has any more may go."""
 
 import asyncio
 import os
