@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import cli
 from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, RequestError, SourceError
 from gigaslice.dataset.image import plan
 from gigaslice.dataset.source_spec import SourceSpec
@@ -142,6 +143,44 @@ def test_a_web_server_into_a_bucket(moto, tmp_path, scratch, prefix):
         server.close()
     assert made.files == len(FILES) and made.source == f"http://127.0.0.1:{server.port}/data"
     assert fetched(moto, prefix, tmp_path) == made.image_digest
+
+
+def test_a_pack_on_a_web_server_is_checked_as_nodes_read_it(tmp_path, moto, scratch, prefix):
+    made = make_pack(at(moto, "s3://raw/set"), tmp_path / "pack")
+    server = HostileFiles()
+    server.files = {f"/p/{one.name}": one.read_bytes() for one in (tmp_path / "pack").iterdir()}
+    where = Remote(SourceSpec.parse(f"http://127.0.0.1:{server.port}/p"), Credentials({}))
+    try:
+        assert check_pack(where, at(moto, "s3://raw/set")) == made
+        with pytest.raises(RequestError, match="is a pack already"):
+            make_pack(where, at(moto, prefix), scratch=scratch)
+        data = bytearray(server.files[f"/p/{made.image}"])
+        data[5000] ^= 1
+        server.files[f"/p/{made.image}"] = bytes(data)
+        with pytest.raises(ImageError, match="differs from its manifest"):
+            check_pack(where)
+    finally:
+        server.close()
+
+
+def test_the_command_takes_its_credentials_from_the_environment(moto, scratch, prefix, monkeypatch, capfd):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    assert cli.main(["dataset", "pack", "s3://raw/set", prefix]) == 0
+    assert cli.main(["dataset", "pack", "--check", "s3://raw/set", prefix]) == 0
+    assert cli.main(["dataset", "pack", "s3://raw/set/0", prefix]) == 1
+    assert cli.main(["dataset", "pack", "s3://raw/none", prefix]) == 1
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert cli.main(["dataset", "pack", "s3://raw/set", prefix]) == 1
+    out, err = capfd.readouterr()
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [prefix, prefix]
+    lines = err.splitlines()
+    assert "--force replaces it" in lines[0] and "has nothing at" in lines[1]
+    assert lines[2].startswith("gigaslice: the environment has only one of access_key and secret_key")
+    assert len(lines) == 3
+    assert KEY not in out + err and SECRET not in out + err
 
 
 def test_a_pack_that_is_there_is_left_alone(moto, scratch, prefix, monkeypatch):
