@@ -24,9 +24,8 @@ from gigaslice.dataset.image import ImagePlan, plan
 from gigaslice.dataset.listing import Listing
 from gigaslice.dataset_node.fetching.bounds import Bounds
 from gigaslice.dataset_node.fetching.engine import fetch
-from gigaslice.dataset_node.packing.make import _Partial
 from gigaslice.dataset_node.sources.posix import PosixSource
-from gigaslice.dataset_node.store import digest_of
+from gigaslice.dataset_node.store import Part, digest_of
 from tests.bench.scratch import scratch
 
 _PER_DIRECTORY = 500
@@ -76,7 +75,9 @@ def as_image(source: Path, target: Path, made: ImagePlan) -> None:
         reader = PosixSource(source, keep_cached=True)
         try:
             bits = target.with_suffix(".bits")
-            await fetch(made, made.listing, reader, _Partial(target, bits, False), bounds=Bounds())
+            await fetch(
+                made, made.listing, reader, Part("", target, bits, made.size, resumed=False), bounds=Bounds()
+            )
         finally:
             await reader.close()
 
