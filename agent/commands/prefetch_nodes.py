@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from agent.commands.cluster import listed
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DRIVER, DatasetNode, parse_dataset, parse_dataset_node
 from gigaslice.dataset.prefetch import Candidate, choose
+from gigaslice.dataset.renewals import is_stale
 from gigaslice.dataset.request import VolumeRequest
 from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
@@ -189,8 +191,14 @@ async def _no_dataset(client: KubeClient, namespace: str, name: str) -> str:
 
 def _holders(caches: Sequence[Mapping[str, Any]] | None, sources: Sequence[str]) -> set[str]:
     """The nodes that have, or are fetching, all of SOURCES."""
-    nodes = filter(None, (_parsed(parse_dataset_node, one) for one in caches or ()))
+    nodes = _kept_up(caches or ())
     return {node.node for node in nodes if sources and set(sources) <= _on(node)}
+
+
+def _kept_up(caches: Sequence[Mapping[str, Any]]) -> list[DatasetNode]:
+    """What services say that are there still."""
+    nodes = filter(None, (_parsed(parse_dataset_node, one) for one in caches))
+    return [node for node in nodes if not is_stale(node.renewed, time.time())]
 
 
 def _on(node: DatasetNode) -> set[str]:
@@ -208,7 +216,7 @@ def _with_driver(
             if any(entry.get("name") == DRIVER for entry in (one.get("spec") or {}).get("drivers") or ())
         }
     if caches is not None:
-        return {str((one.get("metadata") or {}).get("name")) for one in caches}
+        return {node.node for node in _kept_up(caches)}
     return None
 
 

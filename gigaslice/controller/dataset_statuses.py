@@ -9,7 +9,9 @@ Only what pods have got by the name of the Dataset counts. A user may write any 
 copies of that source shown which other tenants have, that would tell who has what. A version that the status has shown
 before stays shown while nodes have it, as long as the Dataset has not been changed.
 
-A DatasetNode whose node is gone is deleted: its service cannot, and the scheduler would go on counting what it had.
+A DatasetNode whose node is gone is deleted: its service cannot, and the scheduler would go on counting what it had. So
+is one that has not been renewed for a day, since its service was switched off; after a quarter of an hour it counts no
+more (`gigaslice.dataset.renewals`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from gigaslice.controller.object_plan import StoredObject, plan_status, stored
 from gigaslice.controller.work_queue import RateLimit
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DatasetNode, DatasetObject, parse_dataset, parse_dataset_node
+from gigaslice.dataset.renewals import DELETE_SECONDS, Renewals
 from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import NODES_PATH
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
@@ -100,6 +103,8 @@ class DatasetStatuses:
         pause: The first pause after a failure of a watch.
         seconds: Between two passes over what has changed.
         nodes: Returns the names of all nodes; None while they are not known.
+        clock: Steady time.
+        unix: Unix time.
     """
 
     def __init__(
@@ -111,6 +116,8 @@ class DatasetStatuses:
         pause: float = 0.25,
         seconds: float = _SECONDS,
         nodes: Callable[[], Collection[str] | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self.writes = 0
         self._client = client
@@ -118,6 +125,10 @@ class DatasetStatuses:
         self._limit = limit
         self._seconds = seconds
         self._node_names = nodes
+        self._clock = clock
+        self._unix = unix
+        self._renewals = Renewals()
+        self._stale: frozenset[str] = frozenset()
         self._datasets: dict[tuple[str, str], WatchedDataset] = {}
         self._nodes: dict[str, DatasetNode] = {}
         self._changed = False
@@ -147,6 +158,7 @@ class DatasetStatuses:
         left_at = 0.0
         while True:
             leads = self._may_write()
+            self.note_stale()
             if leads and (self._changed or not self._led):
                 self._changed = False
                 self._led = await self._write_all()
@@ -157,11 +169,18 @@ class DatasetStatuses:
                 await self.delete_left()
             await asyncio.sleep(self._seconds)
 
+    def note_stale(self) -> None:
+        """Notes which nodes do not count any more, or count again."""
+        stale = frozenset(self._renewals.all_stale(self._clock()))
+        if stale != self._stale:
+            self._stale, self._changed = stale, True
+
     async def _write_all(self) -> bool:
         """Writes what differs. Returns whether all of it was written."""
         done = True
+        fresh = [node for name, node in self._nodes.items() if name not in self._stale]
         for one in list(self._datasets.values()):
-            status = dataset_status(one, self._nodes.values())
+            status = dataset_status(one, fresh)
             for write in plan_status(one.present.name, status, one.present):
                 if not self._may_write():
                     return False
@@ -180,7 +199,11 @@ class DatasetStatuses:
         return done
 
     async def delete_left(self) -> None:
-        """Deletes the DatasetNodes of nodes that are gone, by what the API server itself says of each."""
+        """Deletes the DatasetNodes of nodes and of services that are gone, by what the API server says of each."""
+        now = self._clock()
+        for name in sorted(self._stale):
+            if self._renewals.unchanged(name, now) > DELETE_SECONDS and self._may_write():
+                await self._delete_stale(name)
         nodes = self._node_names()
         for name in [] if nodes is None else sorted(set(self._nodes) - set(nodes)):
             if not self._may_write():
@@ -201,6 +224,24 @@ class DatasetStatuses:
             else:
                 self._log.info("datasets of a gone node deleted", node=name)
 
+    async def _delete_stale(self, name: str) -> None:
+        path = f"{DATASET_NODES_PATH}{object_path(name)}"
+        await self._limit.take()
+        try:
+            document = await self._client.get(path)
+            known = self._nodes.get(name)
+            if known is None or parse_dataset_node(document).renewed != known.renewed:
+                return  # its service is back, and the watch is behind
+            metadata = document["metadata"]
+            read = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+            await self._client.delete(path, {"preconditions": read})
+        except ApiFailure as failure:
+            passing = failure.status in (CONFLICT, NOT_FOUND)
+            if not passing and self._reported.new("left", str(failure)):
+                self._log.warning("datasets of a gone service not deleted", node=name, detail=str(failure))
+        else:
+            self._log.info("datasets of a gone service deleted", node=name)
+
     def _put(self, one: WatchedDataset) -> None:
         self._datasets[one.namespace, one.present.name] = one
         self._changed = True
@@ -210,10 +251,12 @@ class DatasetStatuses:
 
     def _put_node(self, node: DatasetNode) -> None:
         self._nodes[node.node] = node
+        self._renewals.note(node.node, node.renewed, self._clock(), self._unix())
         self._changed = True
 
     def _drop_node(self, node: DatasetNode) -> None:
         self._nodes.pop(node.node, None)
+        self._renewals.drop(node.node)
         self._changed = True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from gigaslice.dataset.affinity import Held, NodeDatasets
@@ -48,6 +49,7 @@ only, and in namespaces that the service was told to trust a copy on the node is
 MOST_REQUESTED = 8
 """Texts by which pods may have got a copy, that are shown."""
 
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _MOST_SHOWN = 2000  # datasets of one DatasetNode: etcd takes 1.5 MiB
 
 
@@ -133,12 +135,17 @@ class CachedDataset:
 
 @dataclass(frozen=True, slots=True)
 class DatasetNode:
-    """What the dataset service of one node says. free: bytes that a new dataset finds without deleting another."""
+    """What the dataset service of one node says.
+
+    free: bytes that a new dataset finds without deleting another. renewed: Unix time of the service when it was
+    written; 0: a service of an older version does not tell. See `gigaslice.dataset.renewals`.
+    """
 
     node: str
     budget: int = 0
     free: int = 0
     datasets: tuple[CachedDataset, ...] = ()
+    renewed: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """The object for the API. Of too many datasets the longest unused are left out."""
@@ -150,6 +157,7 @@ class DatasetNode:
             "status": {
                 "budgetBytes": self.budget,
                 "freeBytes": self.free,
+                **({"renewTime": _time_text(self.renewed)} if self.renewed else {}),
                 "datasets": [_cached_document(one) for one in sorted(shown, key=lambda one: one.key)],
             },
         }
@@ -220,7 +228,8 @@ def parse_dataset_node(document: Mapping[str, Any]) -> DatasetNode:
     entries = status.get("datasets")
     found = tuple(_cached(one) for one in (entries if isinstance(entries, list) else ()))
     budget, free = _whole(status, "budgetBytes"), _whole(status, "freeBytes")
-    return DatasetNode(name, budget, free, tuple(one for one in found if one is not None))
+    renewed = _unix_time(text_at(status, "renewTime"))
+    return DatasetNode(name, budget, free, tuple(one for one in found if one is not None), renewed)
 
 
 def _cached(entry: object) -> CachedDataset | None:
@@ -269,6 +278,17 @@ def _digest(who: str, spec: Mapping[str, Any], field_name: str) -> str:
     if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
         raise RequestError(f"{who}: {field_name} has 64 hexadecimal digits")
     return digest
+
+
+def _time_text(unix: float) -> str:
+    return datetime.fromtimestamp(unix, timezone.utc).strftime(_TIME)
+
+
+def _unix_time(text: str) -> float:
+    try:
+        return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:

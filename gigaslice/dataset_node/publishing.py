@@ -1,13 +1,15 @@
 """Tells the cluster what the cache of this node has: one DatasetNode object, written when it has changed.
 
 At most once in five seconds, and while something is fetched once in thirty: the scheduler needs to know that a fetch
-has begun, not how far it is. By server-side apply, so that the object is made where there is none, and one that
-another client has changed is put right. A cluster without the definition is asked again every five minutes.
+has begun, not how far it is. Without a change once in five minutes, with the time: an object whose time does not change
+counts no more (`gigaslice.dataset.renewals`). By server-side apply, so that the object is made where there is none, and
+one that another client has changed is put right. A cluster without the definition is asked again every five minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -21,6 +23,7 @@ from gigaslice.dataset.objects import (
     DatasetNode,
     DatasetUse,
 )
+from gigaslice.dataset.renewals import RENEW_SECONDS
 from gigaslice.dataset_node.store import DatasetStore, Record, Stored
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.dataset_node.tasks.uses import DatasetUses
@@ -34,6 +37,7 @@ _SECONDS = 5.0
 _PROGRESS_SECONDS = 30.0
 _ABSENT_SECONDS = 300.0
 _REQUEST_SECONDS = 10.0
+_RENEW_EARLIER = 0.2  # at most, as a share: not all nodes of a cluster at once
 _MANAGER = {"fieldManager": "gigaslice-dataset", "force": "true"}
 
 
@@ -92,6 +96,7 @@ class NodePublisher:
         fetched: Bytes that have arrived, by key, of what is being fetched now.
         uses: Says by which Datasets copies were got.
         threads: For the store.
+        unix: Unix time.
     """
 
     def __init__(
@@ -103,8 +108,11 @@ class NodePublisher:
         *,
         uses: DatasetUses,
         threads: Threads,
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self.writes = 0
+        self._unix = unix
+        self._renew_at = 0.0
         self._client = client
         self._node = node
         self._store = store
@@ -131,15 +139,15 @@ class NodePublisher:
             return _SECONDS
         try:
             path = object_path("apis", GROUP, VERSION, DATASET_NODES, self._node)
-            await self._client.request(
-                "PATCH", path, _MANAGER, current.document(), APPLY_PATCH, seconds=_REQUEST_SECONDS
-            )
+            body = replace(current, renewed=self._unix()).document()
+            await self._client.request("PATCH", path, _MANAGER, body, APPLY_PATCH, seconds=_REQUEST_SECONDS)
         except ApiFailure as failure:
             if self._reported.new("publish", str(failure)):
                 self._log.warning("datasets not published", detail=str(failure))
             return _ABSENT_SECONDS if failure.status == NOT_FOUND else 2 * _SECONDS
         self._reported.over("publish")
         self._written, self._written_at = current, now
+        self._renew_at = now + RENEW_SECONDS * (1 - random.uniform(0, _RENEW_EARLIER))
         self.writes += 1
         return _SECONDS
 
@@ -147,6 +155,8 @@ class NodePublisher:
         return self._store.stored(), self._store.room(), tuple(self._store.records().values())
 
     def _worth(self, current: DatasetNode, now: float) -> bool:
+        if now >= self._renew_at:
+            return True
         if current == self._written:
             return False
         if _without_progress(current) != _without_progress(self._written):

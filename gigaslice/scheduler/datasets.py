@@ -7,6 +7,9 @@ the source counts, as a change of the source is rarer than a pod.
 
 A pod that was just bound will have its datasets fetched on its node, and the node says so some seconds later. Until
 then the placement itself counts (`assume`), or the pods of one job, scheduled within a second, would scatter.
+
+A node whose service was switched off says nothing any more. What it last said counts until it is stale
+(`gigaslice.dataset.renewals`), and again with the first word of a service that comes back.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import NamedTuple
 from gigaslice.dataset.affinity import Held, NodeDatasets, Requested, bytes_share, normalised, paper_score
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DatasetNode, DatasetObject
+from gigaslice.dataset.renewals import Renewals
 from gigaslice.dataset.request import Mode, parse_attributes
 from gigaslice.model import DATASET_DRIVER, Pod
 
@@ -30,6 +34,9 @@ _SILENT = NodeDatasets(free=1 << 62)
 _ASSUMED_SECONDS = (
     120.0  # for a node to say that it fetches a dataset; longer than a full image pull delays the call
 )
+
+
+_STALE_PASS_SECONDS = 10.0  # between two passes over all nodes for those that are stale
 
 
 class _Assumed(NamedTuple):
@@ -61,6 +68,8 @@ class DatasetIndex:
         self._where: defaultdict[str, set[str]] = defaultdict(set)  # nodes by source
         self._versions: dict[str, dict[str, _Version]] = {}  # by source and node
         self._assumed: dict[str, _Assumed] = {}  # by the pod's UID
+        self._renewals = Renewals()
+        self._stale_pass_at = 0.0
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -73,9 +82,12 @@ class DatasetIndex:
         """Takes a Dataset away."""
         self._objects.pop(str(one), None)
 
-    def put_node(self, one: DatasetNode) -> None:
-        """Takes what a node says."""
-        self.drop_node(one)
+    def put_node(self, one: DatasetNode, now: float = 0.0, unix: float = 0.0) -> None:
+        """Takes what a node says. NOW, UNIX: as for `gigaslice.dataset.renewals`."""
+        self._leave_out(one.node)
+        self._renewals.note(one.node, one.renewed, now, unix)
+        if self._renewals.stale(one.node, now):
+            return
         self._nodes[one.node] = one.for_scheduling()
         for cached in one.datasets:
             for source in cached.names:
@@ -88,25 +100,30 @@ class DatasetIndex:
 
     def drop_node(self, one: DatasetNode) -> None:
         """Takes a node away."""
-        old = self._nodes.pop(one.node, None)
+        self._leave_out(one.node)
+        self._renewals.drop(one.node)
+
+    def _leave_out(self, node: str) -> None:
+        old = self._nodes.pop(node, None)
         for held in old.held if old is not None else ():
             nodes = self._where.get(held.name)
             if nodes is not None:
-                nodes.discard(one.node)
+                nodes.discard(node)
                 if not nodes:
                     del self._where[held.name]
             versions = self._versions.get(held.name)
             if versions is not None:
-                versions.pop(one.node, None)
+                versions.pop(node, None)
                 if not versions:
                     del self._versions[held.name]
 
-    def requested(self, pod: Pod) -> tuple[Requested, ...] | None:
+    def requested(self, pod: Pod, now: float = 0.0) -> tuple[Requested, ...] | None:
         """Returns the datasets that a pod wants from the cache; None where its volumes cannot be understood.
 
         A Dataset that there is none of, or that the pod may not name, is left out: the node's service refuses it with
         the sentence for the user, and no score can help.
         """
+        self._forget_stale(now)
         found: dict[str, Requested] = {}
         for volume in pod.volumes_of(DATASET_DRIVER):
             try:
@@ -133,6 +150,7 @@ class DatasetIndex:
     def shares(self, requested: Sequence[Requested], now: float) -> Mapping[str, float]:
         """Returns by node, from 0 to 1, how much of a pod's datasets it has. Nodes that have nothing are left out."""
         self._forget(now)
+        self._forget_stale(now)
         if self.affinity == "off" or not requested:
             return {}
         names = {one.name for one in requested}
@@ -163,6 +181,13 @@ class DatasetIndex:
     def _forget(self, now: float) -> None:
         for uid in [uid for uid, one in self._assumed.items() if one.until <= now]:
             del self._assumed[uid]
+
+    def _forget_stale(self, now: float) -> None:
+        if now < self._stale_pass_at:
+            return
+        self._stale_pass_at = now + _STALE_PASS_SECONDS
+        for node in self._renewals.all_stale(now):
+            self._leave_out(node)
 
     def _object(self, name: str, namespace: str) -> DatasetObject | None:
         where, slash, short = name.rpartition("/")

@@ -255,7 +255,7 @@ class Placer:
         if isinstance(chosen, Refusal):
             return chosen
         self.state.reserve(pod.uid, node, chosen, demand)
-        self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
+        self.datasets.assume(pod.uid, node, self.datasets.requested(pod, now) or (), now)
         # kube-scheduler may bind a pod that the watch has seen go: its GPUs must not stay in doubt.
         gone = pod.uid in self._gone
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.BINDING, now, math.inf, gone=gone))
@@ -322,7 +322,7 @@ class Placer:
 
     def _favour(self, pod: Pod, now: float) -> Mapping[str, float]:
         """What the nodes that have datasets of a pod are worth more; nothing for most pods."""
-        requested = self.datasets.requested(pod)
+        requested = self.datasets.requested(pod, now)
         shares = self.datasets.shares(requested or (), now)
         if self.datasets.affinity == "bytes":
             shares = {node: weighed(share, unused=self.state.unused(node)) for node, share in shares.items()}
@@ -335,7 +335,7 @@ class Placer:
         until = now + (max(self._reserve, _CLAIM_SECONDS) if pod.claims else self._reserve)
         self.state.reserve(pod.uid, node, chosen, demand)
         self._named.name(pod.uid, node)
-        self.datasets.assume(pod.uid, node, self.datasets.requested(pod) or (), now)
+        self.datasets.assume(pod.uid, node, self.datasets.requested(pod, now) or (), now)
         self.attempts.set(Attempt(pod.uid, node, chosen, AttemptState.PROVISIONAL, now, until))
         return True
 

@@ -119,7 +119,7 @@ class SchedulerService:
             client,
             DATASET_NODES_PATH,
             parse_dataset_node,
-            datasets.put_node,
+            lambda one: datasets.put_node(one, clock(), time.time()),
             datasets.drop_node,
             optional=True,
         )

@@ -148,6 +148,14 @@ def test_so_many_nodes_those_that_have_it_first_and_the_same_each_time(api, run)
     assert made(api) == []
 
 
+def test_what_a_service_that_was_switched_off_has_left_is_no_copy(api, run):
+    copy = CachedDataset("k", SOURCE, "d", 100)
+    for name, age in (("node-a", 86400), ("node-b", 60)):
+        api.create("datasetnodes", DatasetNode(name, datasets=(copy,), renewed=time.time() - age).document())
+    out, _ = run("coco", "--nodes", "node-a,node-b", "--dry-run")
+    assert "node-b: has it" in out and "node-a: has it" not in out
+
+
 def test_what_would_be_made_is_shown_as_it_is_made(api, run):
     out, _ = run("coco", "--nodes", "node-a,node-b", "--dry-run", "-o", "yaml", "--tolerate", "team")
     shown = list(yaml.safe_load_all(out))

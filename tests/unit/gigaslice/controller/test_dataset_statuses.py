@@ -139,3 +139,88 @@ def test_what_a_node_that_is_gone_has_left_is_deleted(there, known, leads, delet
         made._put_node(DatasetNode(name))
     asyncio.run(made.delete_left())
     assert api.deleted == [f"/apis/gigaslice.io/v1alpha1/datasetnodes/{one}" for one in deleted]
+
+
+UNIX = 1_700_000_000.0
+PATH = "/apis/gigaslice.io/v1alpha1/datasetnodes/a"
+
+
+class World:
+    """A controller with one DatasetNode, and clocks that the test moves. stored: the object at the API server."""
+
+    def __init__(self):
+        self.now, self.leads, self.stored, self.deleted, self.patched = 0.0, True, None, [], []
+        self.made = DatasetStatuses(
+            self,
+            lambda: self.leads,
+            RateLimit(1e6, 100),
+            nodes=lambda: ["a"],
+            clock=lambda: self.now,
+            unix=lambda: UNIX + self.now,
+        )
+        self.made._put(watched())
+        self.tell()
+
+    def tell(self, renewed=None, watch=True):
+        """Its service writes."""
+        node = DatasetNode("a", 1, 1, (cached(),), renewed=UNIX + self.now if renewed is None else renewed)
+        metadata = {"name": "a", "uid": "u1", "resourceVersion": "9"}
+        self.stored = {**node.document(), "metadata": metadata}
+        if watch:
+            self.made._put_node(node)
+
+    def after(self, seconds):
+        self.now += seconds
+        self.made.note_stale()
+        asyncio.run(self.made.delete_left())
+        if self.made._changed:
+            self.made._changed = False
+            asyncio.run(self.made._write_all())
+        return self.patched[-1]["status"]["phase"] if self.patched else None
+
+    async def get(self, path, query=None):
+        assert path == PATH
+        if self.stored is None:
+            raise ApiFailure("not found", 404)
+        return self.stored
+
+    async def patch(self, path, body, content):
+        self.patched.append(body)
+        return {}
+
+    async def delete(self, path, body=None):
+        self.deleted.append((path, body))
+        return {}
+
+
+def test_what_a_service_that_was_switched_off_has_left_counts_no_more_and_is_deleted_after_a_day():
+    world = World()
+    assert [world.after(300), world.after(590)] == ["Ready", "Ready"]
+    assert world.after(30) == "Absent"
+    world.after(85000)
+    assert world.deleted == []
+    world.leads = False
+    world.after(1000)
+    assert world.deleted == [], "another replica leads"
+    world.leads = True
+    world.after(60)
+    assert world.deleted == [(PATH, {"preconditions": {"uid": "u1", "resourceVersion": "9"}})]
+
+
+def test_a_service_that_comes_back_counts_at_once_and_nothing_of_it_is_deleted():
+    world = World()
+    assert [world.after(1000), world.after(100_000)][0] == "Absent"
+    world.deleted.clear()
+    world.tell(watch=False)  # the watch is behind
+    world.after(60)
+    assert world.deleted == []
+    world.tell()
+    assert world.after(1) == "Ready"
+    world.after(800)
+    assert world.deleted == []
+
+
+def test_a_service_of_an_older_version_tells_no_time_and_its_object_stays():
+    world = World()
+    world.tell(renewed=0.0)
+    assert world.after(10 * 86400) == "Ready" and world.deleted == []

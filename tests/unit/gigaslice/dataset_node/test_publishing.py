@@ -1,6 +1,7 @@
 """What a node tells the cluster of its cache, and how often."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -39,7 +40,13 @@ def publisher(world):
     world.fetched, world.uses = {}, DatasetUses()
     threads = Threads()
     made = NodePublisher(
-        Client(), "node-a", world.store, lambda: world.fetched, uses=world.uses, threads=threads
+        Client(),
+        "node-a",
+        world.store,
+        lambda: world.fetched,
+        uses=world.uses,
+        threads=threads,
+        unix=lambda: 1_700_000_000.0,
     )
     made.sent = made._client.sent
     yield made
@@ -63,7 +70,22 @@ def test_an_empty_cache_is_told_once(publisher):
     assert (method, path) == ("PATCH", "/apis/gigaslice.io/v1alpha1/datasetnodes/node-a")
     assert query == {"fieldManager": "gigaslice-dataset", "force": "true"}
     assert content == "application/apply-patch+yaml"
-    assert body["status"] == {"budgetBytes": 1000, "freeBytes": 1000, "datasets": []}
+    status = {"budgetBytes": 1000, "freeBytes": 1000, "datasets": []}
+    assert body["status"] == {**status, "renewTime": "2023-11-14T22:13:20Z"}
+
+
+def test_without_a_change_the_time_is_told_every_five_minutes_and_at_once_after_a_failure(publisher):
+    for now in range(0, 3600, 5):
+        publisher._unix = lambda now=now: 1_700_000_000 + now
+        step(publisher, float(now))
+    told = [parse_dataset_node(one[3]).renewed - 1_700_000_000 for one in publisher.sent]
+    pauses = [after - before for before, after in itertools.pairwise(told)]
+    assert min(pauses) >= 240 and max(pauses) <= 305 and 3600 - told[-1] <= 305
+    publisher._client.failure = ApiFailure("no", 500)
+    assert step(publisher, 4000.0) == 10.0
+    publisher._client.failure = None
+    step(publisher, 4010.0)
+    assert len(publisher.sent) == len(told) + 1
 
 
 def test_what_is_there_and_who_has_it(world, publisher):

@@ -57,6 +57,34 @@ def test_the_newest_version_of_a_source_is_the_one_that_counts():
     assert shares(found, wanting("p", source=COCO)) == {}
 
 
+def test_a_node_whose_service_was_switched_off_draws_no_pod_and_does_again_when_it_is_back():
+    unix, found = 1_700_000_000.0, DatasetIndex()
+    for now in range(0, 3000, 300):
+        found.put_node(replace(node("a", cached(COCO)), renewed=unix + now), float(now), unix + now)
+        if now < 900:
+            found.put_node(
+                replace(node("b", cached(COCO, "d2", last_used=9.0)), renewed=unix + now), now, unix
+            )
+    asks = wanting("p", source=COCO)
+    assert found.requested(asks, 1490.0)[0].digest == "d2", "its version is the newest"
+    assert found.shares(found.requested(asks, 1490.0), 1490.0) == {"b": 1.0}
+    assert found.requested(asks, 1511.0)[0].digest == "d1"
+    assert found.shares(found.requested(asks, 1511.0), 1511.0) == {"a": 1.0}
+    old = replace(node("b", cached(COCO, "d2", last_used=9.0)), renewed=unix + 600)
+    found.put_node(old, 1600.0, unix)  # the watch lists everything again
+    assert found.shares(found.requested(asks, 1600.0), 1600.0) == {"a": 1.0}
+    found.put_node(replace(old, renewed=unix + 1700), 1700.0, unix)
+    assert found.shares(found.requested(asks, 1700.0), 1700.0) == {"b": 1.0}
+    found.drop_node(old)
+    assert found.shares(found.requested(asks, 1700.0), 1700.0) == {"a": 1.0}
+
+
+def test_a_scheduler_that_starts_does_not_count_what_was_left_long_ago():
+    found = DatasetIndex()
+    found.put_node(replace(node("a", cached(COCO)), renewed=1_700_000_000.0 - 86400), 5.0, 1_700_000_000.0)
+    assert shares(found, wanting("p", source=COCO)) == {}
+
+
 def test_a_dataset_object_names_a_source_and_can_pin_a_version():
     found = index(node("a", cached(COCO, "d1")), node("b", cached(COCO, "d2", last_used=5.0)))
     made = DatasetObject("team", "coco", "u", SourceSpec.parse(COCO))
