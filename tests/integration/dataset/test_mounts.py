@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -247,5 +248,36 @@ def test_a_volume_can_be_mapped_to_the_users_of_a_pod_with_its_own(play, directo
             assert file.stat().st_uid == file.stat().st_gid == _FIRST_UID
             with pytest.raises(OSError):
                 file.chmod(0o777)
+
+    play(story)
+
+
+def test_a_large_image_that_is_deleted_while_it_is_read_is_not_cut(play):
+    """A reader in a detached mount, which no mount table shows. Its room comes back when it ends."""
+
+    def story(root: Path) -> None:
+        size = 100 << 20
+        image = root / "large.img"
+        write(plan(listed([(b"a", size)])), image)
+        store = DatasetStore(root / "state", LinuxMounts(), budget=Budget(keep_free=0.0))
+        store.open()
+        part = store.begin(About(KEY, image.stat().st_size, "s3://b/c"))
+        image.replace(part.image)
+        store.complete(part, digest_of(part.image))
+        (root / "pod").mkdir()
+        volume = Volume("v", str(root / "pod/mount"), "u", "ns", "p")
+        store.publish(volume, [Piece(key=KEY)])
+        kept = Path(volume.target, "a").open("rb")  # noqa: SIM115  (it outlives the mount)
+        store.remove(volume.id, volume.target)
+        assert store.evict([KEY]) == {}
+        until = time.monotonic() + 20
+        while list((root / "state/trash").iterdir()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        for offset in range(size - (8 << 20), 0, -(16 << 20)):
+            os.posix_fadvise(kept.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.pread(kept.fileno(), 4096, offset) == content(b"a", size)[offset : offset + 4096]
+        kept.close()
+        store.close()
 
     play(story)
