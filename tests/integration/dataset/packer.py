@@ -21,7 +21,7 @@ PART = 5 << 20
 def at(what: str) -> None:
     if sys.argv[2] == what:
         os.kill(os.getpid(), int(sys.argv[1]))
-        time.sleep(3)  # in the thread that is to be ended; the main thread has the signal
+        time.sleep(1)  # in the thread that is to be ended; the main thread has the signal
 
 
 def counted(read, log):
