@@ -203,7 +203,7 @@ class Trash:
             one.pause = min(2 * one.pause, _RETRY_SECONDS[1])
         if first:
             text = f"{error.strerror}; {remedy(error)}" if isinstance(error, OSError) else repr(error)
-            self._log.warning("not removed", path=str(one.paths[-1]), detail=text)
+            self._log.warning("not removed", path=" ".join(map(str, one.paths[-1:])), detail=text)
         self._step()
 
     def _step(self) -> None:

@@ -249,8 +249,10 @@ class Storm:
         await until(self._tidy, seconds=SECONDS)
 
     def _tidy(self) -> bool:
-        """Whether every file is of a dataset that the service knows, and of no other."""
+        """Whether every file is of a dataset that the service knows, and of no other, and nothing is in the trash."""
         state = self.node.root / "s"
+        if list((state / "trash").iterdir()):
+            return False
         datasets = self.node.ask(ps={})["datasets"]
         if any(one["state"] == "fetching" for one in datasets):
             return False
