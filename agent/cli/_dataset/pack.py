@@ -116,6 +116,8 @@ def _ends(known: argparse.Namespace) -> tuple[End, End | None]:
     to_options = _options("--to-option", known.to_option, mistakes)
     if known.pack is None and (to_options or known.to_credentials):
         mistakes.append("--to-option and --to-credentials are of DST, and there is none; leave them out")
+    if known.check and known.scratch:
+        mistakes.append("--check makes no image, so --scratch means nothing with it; leave one of them out")
     if mistakes:
         raise ConfigError(mistakes)
     environment = settings.environment()
@@ -123,11 +125,14 @@ def _ends(known: argparse.Namespace) -> tuple[End, End | None]:
         source = end_of(known.source, options, _path(known.credentials), environment)
         if known.pack is None:
             return source, None
-        return source, end_of(known.pack, to_options, _path(known.to_credentials), environment, like=source)
+        pack = end_of(known.pack, to_options, _path(known.to_credentials), environment, like=source)
     except RequestError as error:
         raise ConfigError(
             [str(error).replace("the Secret of the volume", "a directory for --credentials")]
         ) from None
+    if known.scratch and isinstance(pack, Path):
+        raise ConfigError([f"the image of {pack} is made in {pack} itself; leave --scratch out"])
+    return source, pack
 
 
 def _options(flag: str, given: Sequence[str], mistakes: list[str]) -> dict[str, str]:

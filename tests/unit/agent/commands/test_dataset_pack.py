@@ -61,6 +61,8 @@ def test_a_pack_is_made_and_checked(capsys: pytest.CaptureFixture[str], tmp_path
         ),
         (("pack", "{source}", "s3://packs/x", "--to-credentials", "{tmp}/gone"), 2, "cannot be read"),
         (("pack", "--check", "{source}", "--to-option", "region=x"), 2, "there is none"),
+        (("pack", "--check", "{source}", "--scratch", "{tmp}"), 2, "makes no image"),
+        (("pack", "{source}", "{tmp}/pack", "--scratch", "{tmp}"), 2, "leave --scratch out"),
         (("pack", "s3://key:hidden@bucket", "{tmp}/pack"), 2, "a directory for --credentials"),
     ],
 )
