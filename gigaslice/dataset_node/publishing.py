@@ -37,6 +37,7 @@ _SECONDS = 5.0
 _PROGRESS_SECONDS = 30.0
 _ABSENT_SECONDS = 300.0
 _REQUEST_SECONDS = 10.0
+_NO_TIME = ".status.renewTime: field not declared"
 _RENEW_EARLIER = 0.2  # at most, as a share: not all nodes of a cluster at once
 _MANAGER = {"fieldManager": "gigaslice-dataset", "force": "true"}
 
@@ -138,9 +139,7 @@ class NodePublisher:
         if self._written is not None and not self._worth(current, now):
             return _SECONDS
         try:
-            path = object_path("apis", GROUP, VERSION, DATASET_NODES, self._node)
-            body = replace(current, renewed=self._unix()).document()
-            await self._client.request("PATCH", path, _MANAGER, body, APPLY_PATCH, seconds=_REQUEST_SECONDS)
+            await self._write(current)
         except ApiFailure as failure:
             if self._reported.new("publish", str(failure)):
                 self._log.warning("datasets not published", detail=str(failure))
@@ -150,6 +149,24 @@ class NodePublisher:
         self._renew_at = now + RENEW_SECONDS * (1 - random.uniform(0, _RENEW_EARLIER))
         self.writes += 1
         return _SECONDS
+
+    async def _write(self, current: DatasetNode) -> None:
+        """Writes it with the time; without, where the cluster has the definition of an older version."""
+        path = object_path("apis", GROUP, VERSION, DATASET_NODES, self._node)
+        for one in (replace(current, renewed=self._unix()), current):
+            try:
+                await self._client.request(
+                    "PATCH", path, _MANAGER, one.document(), APPLY_PATCH, seconds=_REQUEST_SECONDS
+                )
+            except ApiFailure as failure:
+                if not one.renewed or _NO_TIME not in str(failure):
+                    raise
+                if self._reported.new("time", str(failure)):
+                    self._log.warning(
+                        "datasets published without a time: apply the new definitions", detail=str(failure)
+                    )
+            else:
+                return
 
     def _read(self) -> tuple[tuple[Stored, ...], int, tuple[Record, ...]]:
         return self._store.stored(), self._store.room(), tuple(self._store.records().values())

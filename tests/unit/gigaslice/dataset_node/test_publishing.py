@@ -20,11 +20,12 @@ class Client:
     """Notes requests; `failure` is raised instead when it is set."""
 
     def __init__(self):
-        self.sent, self.failure = [], None
+        self.sent, self.failure, self.check = [], None, lambda body: None
 
     async def request(self, method, path, query=None, body=None, content="", *, seconds=None):
         if self.failure is not None:
             raise self.failure
+        self.check(body)
         self.sent.append((method, path, dict(query), body, content))
 
 
@@ -86,6 +87,21 @@ def test_without_a_change_the_time_is_told_every_five_minutes_and_at_once_after_
     publisher._client.failure = None
     step(publisher, 4010.0)
     assert len(publisher.sent) == len(told) + 1
+
+
+def test_a_cluster_with_an_older_definition_gets_no_time_until_it_has_the_new_one(world, publisher):
+    def older(body):
+        if "renewTime" in body["status"]:
+            text = "failed to create typed patch object (/a): .status.renewTime: field not declared in schema"
+            raise ApiFailure(text, 500)
+
+    publisher._client.check = older
+    for now in range(0, 2000, 5):
+        assert step(publisher, float(now)) == 5.0
+    assert all("renewTime" not in one[3]["status"] for one in publisher.sent) and len(publisher.sent) < 12
+    publisher._client.check = lambda body: None
+    step(publisher, 2400.0)
+    assert last(publisher).renewed
 
 
 def test_what_is_there_and_who_has_it(world, publisher):
