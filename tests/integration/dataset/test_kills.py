@@ -11,6 +11,8 @@ from tests.integration.dataset.service import ServiceNode, can_mount
 from tests.integration.dataset.storm import Storm
 
 KEPT = 0.9
+FEW_KEPT = 0.5
+"""The same of a few kills: what one of them costs is then several hundredths."""
 
 
 @pytest.mark.slow
@@ -33,4 +35,4 @@ def test_kills_at_random_points_leave_nothing_wrong(kills):
         figures = asyncio.run(main(ServiceNode(Path(name))))
     print(f"{figures}, kept {figures.kept:.3f}")
     assert figures.interrupted or kills < 100, "no fetch was ever resumed: nothing was tried"
-    assert figures.kept >= KEPT, figures
+    assert figures.kept >= (KEPT if kills >= 100 else FEW_KEPT), figures
