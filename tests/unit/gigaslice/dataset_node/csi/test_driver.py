@@ -106,7 +106,8 @@ def test_a_dataset_is_fetched_once_and_mounted_for_each_pod(world):
         (image,) = {name for one in pods for name in world.shown(one)}
         assert image.endswith(".img")
         assert bucket.read_bytes == sum(map(len, FILES.values()))
-        assert 1 <= bucket.listings == bucket.opened == bucket.closed <= 8
+        # one that is given up may have opened the source and not listed it
+        assert 1 <= bucket.listings <= bucket.opened == bucket.closed <= 8
         counters = world.service.counters
         assert (counters.misses, counters.hits + counters.joins, counters.fetches) == (1, 7, 1)
         for one in pods:
