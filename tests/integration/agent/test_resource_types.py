@@ -42,6 +42,7 @@ def test_each_type_is_counted_and_given_by_itself(typed, agent):
     wait_until(lambda: {row["pod"] for row in agent.status()} == {"one", "other"}, "names")
     assert typed.run_pod(asking("much", **{L4: 30})).reason == "Unschedulable"
     agent.kill()
+    wait_until(lambda: not any(offered(typed)[:2]), "the kubelet to see its end")
     agent.start()
     wait_until(lambda: offered(typed)[:2] == (80, 48), "registered again")
     assert typed.run_pod(asking("third", **{L4: 24})).phase == "Running"
