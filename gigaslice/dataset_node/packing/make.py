@@ -122,7 +122,7 @@ def _accepted(place: PackPlace, pack: End, listing: Listing, force: bool) -> Pac
     try:
         old = place.manifest()
     except (ImageError, RequestError):
-        if (name := place.stranger()) and not force:
+        if (name := place.other_file()) and not force:
             raise RequestError(
                 f"{pack} has other files ({name}) and no pack; choose an empty place, or --force adds one to it"
             ) from None

@@ -83,8 +83,8 @@ class ObjectPlace:
         except ImageError as error:
             raise ImageError(f"{self._text}: {error}") from None
 
-    def stranger(self) -> str:
-        """As `PackPlace.stranger`. A bucket that is not there is an error here."""
+    def other_file(self) -> str:
+        """As `PackPlace.other_file`. A bucket that is not there is an error here."""
         with self._explained("the listing"):
             for page in obstore.list(self._client, self._prefix or None, chunk_size=1000):
                 for one in page:

@@ -39,7 +39,7 @@ class PackPlace(Protocol):
             ImageError: It is damaged.
         """
 
-    def stranger(self) -> str:
+    def other_file(self) -> str:
         """The name of something that is there and no pack's; "" where there is nothing. RequestError: no place."""
 
     def size(self, name: str) -> int | None:
@@ -76,8 +76,8 @@ class DirectoryPlace:
         """As `PackPlace.manifest`."""
         return read_manifest(self._directory)
 
-    def stranger(self) -> str:
-        """As `PackPlace.stranger`."""
+    def other_file(self) -> str:
+        """As `PackPlace.other_file`."""
         where = self._directory
         if not where.is_dir():
             if where.exists():

@@ -21,13 +21,15 @@ from gigaslice.dataset_node.sources.opening import open_source
 from tests.fakes.dataset_layout import PartFiles
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
+from tests.integration.dataset.pack_stores import SECRETS, at, client, objects, scratch, small_parts, uploads
+
+__all__ = ["scratch", "small_parts"]  # fixtures
 
 FILES = {f"set/{i % 7}/file {i}": os.urandom(20_000 + i) for i in range(400)} | {
     "set/large": os.urandom(9 << 20),
     "set/small": b"small",
     "set/empty": b"",
 }
-SECRETS = {"access_key": KEY, "secret_key": SECRET}
 
 
 @pytest.fixture(scope="module")
@@ -38,47 +40,10 @@ def moto():
         yield endpoint
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(object_place, "_LEAST_PART", 5 << 20)  # the least that S3 takes
-
-
-@pytest.fixture
-def scratch(tmp_path):
-    (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
-
-
 @pytest.fixture
 def prefix(request):
     """A place of the test's own in the bucket of packs."""
     return f"s3://packs/{request.node.name.replace('[', '-').replace(']', '').replace(' ', '-')}"
-
-
-def at(endpoint, text, **secrets):
-    return Remote(SourceSpec.parse(text, {"endpoint": endpoint}), Credentials({**SECRETS, **secrets}, "DIR"))
-
-
-def client(endpoint):
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id=KEY,
-        aws_secret_access_key=SECRET,
-        region_name="us-east-1",
-    )
-
-
-def objects(endpoint, where):
-    bucket, _, prefix = where.removeprefix("s3://").partition("/")
-    found = client(endpoint).list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/").get("Contents", [])
-    return {one["Key"].removeprefix(f"{prefix}/"): (one["Size"], one["LastModified"]) for one in found}
-
-
-def uploads(endpoint):
-    return client(endpoint).list_multipart_uploads(Bucket="packs").get("Uploads", [])
 
 
 def forms(found):

@@ -14,7 +14,7 @@ import pytest
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset_node.packing import check_pack
 from tests.fakes.storage_servers import KEY, SECRET, moto_s3, put
-from tests.integration.dataset.test_packing_into_stores import at, client, objects, uploads
+from tests.integration.dataset.pack_stores import at, client, objects, uploads
 
 FILES = {f"set/file {i}": os.urandom(200_000 + i) for i in range(120)}
 

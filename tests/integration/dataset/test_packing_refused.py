@@ -7,21 +7,12 @@ import os
 import pytest
 
 from gigaslice.dataset.errors import SourceError
-from gigaslice.dataset_node.packing import check_pack, make_pack, object_place
+from gigaslice.dataset_node.packing import check_pack, make_pack
 from tests.fakes.hostile_files import HostileFiles
 from tests.fakes.storage_servers import KEY, SECRET, rclone_s3
-from tests.integration.dataset.test_packing_into_stores import at
+from tests.integration.dataset.pack_stores import at, scratch, small_parts
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(object_place, "_LEAST_PART", 5 << 20)  # the least that S3 takes
-
-
-@pytest.fixture
-def scratch(tmp_path):
-    (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
+__all__ = ["scratch", "small_parts"]  # fixtures
 
 
 class TestServersOfRclone:

@@ -1,4 +1,4 @@
-"""The door of the tasks: one record per volume, held and early calls, restarts, deletions, and what a stranger sees."""
+"""The door of the tasks: one record per volume, held and early calls, restarts, deletions, and who is told what."""
 
 import asyncio
 import dataclasses
@@ -497,7 +497,7 @@ def test_a_container_waits_for_every_volume_that_it_mounts(world, play):
     play(story)
 
 
-def test_a_stranger_is_told_the_same_in_the_same_way_whether_it_is_cached_fetched_or_not_there(
+def test_a_pod_without_rights_is_told_the_same_in_the_same_way_whether_it_is_cached_fetched_or_not_there(
     world, play, early
 ):
     """Text, events, progress, mounts, records: nothing differs between the three states, nor from no bucket at all."""
