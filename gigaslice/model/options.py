@@ -236,7 +236,9 @@ class Annotation:
     """One row of the table: the name after the prefix, other spellings in full, and what its text means.
 
     parse takes the text and what a slice is, returns fields of RequestOptions, and raises ValueError with the end of a
-    sentence that begins with the text.
+    sentence that begins with the text. free_values: None where every value only says how counted slices are had, and
+    everybody may write it; else the exact texts that ask for nothing beyond them, while every other text needs the
+    label of the pod's Namespace. free_up_to: the same for a number, as a cluster sets it by default.
     """
 
     name: str
@@ -244,6 +246,13 @@ class Annotation:
     parse: Callable[[str, SliceUnit], dict[str, object]]
     form: str
     meaning: str
+    free_values: tuple[str, ...] | None = None
+    free_up_to: int | None = None
+
+    @property
+    def namespace_label(self) -> str:
+        """The label that, with the value "true", lets the pods of a Namespace write every value of it."""
+        return f"{PREFIX}allow-{self.name}"
 
 
 def _flag(field: str) -> Callable[[str, SliceUnit], dict[str, object]]:
@@ -354,22 +363,25 @@ ANNOTATIONS: tuple[Annotation, ...] = (
     Annotation("exclude-gpu-uuid", ("nvidia.com/nouse-gpuuuid", "nvidia.com/exclude-gpu-uuid"),
                _words("not_uuids", _check_uuid), "`GPU-6e1b…`", "none of these GPUs"),
     Annotation("exclusive", (), _flag("exclusive"), "`true`",
-               "no other pod gets slices of its GPUs while it holds them"),
+               "no other pod gets slices of its GPUs while it holds them", free_values=("false",)),
     Annotation("same-gpu", (), _flag("same_gpu"), "`true`",
                "all containers of the pod are on the same GPU (with `gpus`: GPUs)"),
     Annotation("cores", (), _number("cores", 0, CORES_PER_GPU, "30"), "`30`",
-               "per cent of each GPU's compute; guaranteed shares of a GPU add up to 100 at most"),
+               "per cent of each GPU's compute; guaranteed shares of a GPU add up to 100 at most",
+               free_up_to=CORES_PER_GPU),
     Annotation("cores-policy", (), _word("cores_elastic", {"hard": False, "elastic": True}), "`hard`, `elastic`",
                "`elastic`: compute that others leave idle may be used beyond `cores`"),
     Annotation("priority", (), _word("priority", {name: name for name in PRIORITIES}),
                "`guaranteed`, `burstable`, `best-effort`",
-               "who is lent more of the idle compute: 16 to 4 to 1; `burstable` where nothing is said"),
+               "who is lent more of the idle compute: 16 to 4 to 1; `burstable` where nothing is said",
+               free_values=("burstable", "best-effort")),
     Annotation("elastic", (), _elastic, "`true`, `16GiB`",
-               "may use more of a GPU while alone on it, up to that much of it"),
+               "may use more of a GPU while alone on it, up to that much of it", free_values=("false",)),
     Annotation("oversubscribe", (), _flag("oversubscribe"), "`true`",
                "may go on in host memory where the node lends some"),
     Annotation("time-slicing", (), _flag("time_slicing"), "`false`",
-               "whether it gets the GPU by time slices, in turn with others, where their pages push each other off it"),
+               "whether it gets the GPU by time slices, in turn with others, where their pages push each other off it",
+               free_values=("true",)),
 )  # fmt: skip
 """The table of annotations."""
 
