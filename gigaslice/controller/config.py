@@ -10,6 +10,7 @@ from pathlib import Path
 from gigaslice import units
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE, SCHEDULER_NAME
+from gigaslice.controller.page_hosts import host_names
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
@@ -74,6 +75,9 @@ class ControllerConfig(Settings):
     writes_per_second: int = setting("COUNT", _writes, "50", "the most objects that are written in a second")
     page_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
         "where the read-only web page of the cluster is served; it names all pods with GPUs")
+    page_hosts: tuple[str, ...] = setting("HOST,…", host_names, "",
+        "names under which browsers reach the page beside localhost, IP addresses and Services of its namespace (in "
+        "full, as in page.gigaslice.svc), such as that of a proxy with a login; under others it answers with an error")
     metrics_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, ":9446",
         "where /metrics, /healthz and /readyz are served")
     metrics_token_file: Path | None = setting("FILE", values.optional_path, "",

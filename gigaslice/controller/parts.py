@@ -19,6 +19,7 @@ from gigaslice.controller.dataset_statuses import DatasetStatuses
 from gigaslice.controller.metrics import ControllerCounters, Readings, exposition
 from gigaslice.controller.object_passes import GATHER_SECONDS, ObjectPasses
 from gigaslice.controller.object_plan import WriteKind
+from gigaslice.controller.page_hosts import PageHosts
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.controller.waiting_pods import WaitingPods
 from gigaslice.controller.wake_label import WAKE_LABEL, WakeUps
@@ -336,7 +337,8 @@ class ControllerParts:
 
     def page_routes(self) -> list[web.RouteDef]:
         """Returns the web page's routes."""
-        return page_routes(self._render, lambda: self.feed.changes, HEADERS)
+        hosts = PageHosts(self.config.namespace, self.config.page_hosts)
+        return page_routes(self._render, lambda: self.feed.changes, HEADERS, hosts)
 
     async def _render(self, query: Mapping[str, str]) -> Callable[[], str]:
         """Takes a picture in pieces; the page is written from it, which may be in a thread."""

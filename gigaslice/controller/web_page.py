@@ -2,7 +2,7 @@
 
 It is made again only when the cluster has changed, and at most once in a few seconds however many ask: a page of a
 large cluster takes some time. A browser that has it already is told so by its ETag. There is no login here: the page
-belongs behind a proxy that has one, or kubectl port-forward.
+belongs behind a proxy that has one, or kubectl port-forward. It answers under its own names alone (`page_hosts`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gigaslice.controller.page_hosts import PageHosts
+from gigaslice.text import plain
+
 __all__ = ["PageMaker", "page_routes"]
 
 _FRESH_SECONDS = 2.0
 _SHARE = 20  # at most one part in so many of the controller's time is spent on pages
 _REMEMBERED = 32  # pages of different queries
+_MISDIRECTED = 421
 
 PageMaker = Callable[[Mapping[str, str]], Awaitable[Callable[[], str]]]
 """Takes what the page needs from the present state for a query, and returns the function that writes it."""
@@ -67,6 +71,7 @@ def page_routes(
     make: PageMaker,
     revision: Callable[[], int],
     headers: Mapping[str, str],
+    hosts: PageHosts,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[web.RouteDef]:
@@ -76,11 +81,15 @@ def page_routes(
         make: Makes a page.
         revision: Grows when a page would be another one.
         headers: What a page is sent with.
+        hosts: Under which names it is served.
         clock: Gives seconds that only grow.
     """
     pages = _Pages(make, revision, clock)
 
     async def handle(request: web.Request) -> web.Response:
+        named = request.headers.getall("Host", [])
+        if not hosts.admits(named):
+            return web.Response(status=_MISDIRECTED, text=_misdirected(named))
         query = {key: request.query[key] for key in sorted(set(request.query))[:8]}
         page = await pages.page(query)
         told = {**headers, "ETag": page.tag}
@@ -91,3 +100,11 @@ def page_routes(
         return web.Response(body=page.body, headers=told)
 
     return [web.get("/", handle)]
+
+
+def _misdirected(named: list[str]) -> str:
+    name = plain(", ".join(named))[:100] or "no name"
+    return (
+        f"The page is not served under {name}: write localhost, an IP address or the full name of its Service, or have "
+        "an administrator name the host in --page-hosts (in the chart controller.settings.pageHosts).\n"
+    )
