@@ -57,6 +57,7 @@ def node_seams(settings: DatasetSettings) -> Seams:
     mounts = _WithoutErofs() if settings.layout == "tree" else LinuxMounts()
     bounds = Bounds(datasets=settings.datasets, reads=settings.fetchers, bytes_per_second=settings.bandwidth)
 
+    local = settings.local_addresses == "on"
     kernel: list[KernelMounts] = []
     preparing = asyncio.Lock()
 
@@ -66,14 +67,14 @@ def node_seams(settings: DatasetSettings) -> Seams:
 
         async with preparing:  # what an earlier process has left goes before anything is mounted
             if not kernel:
-                made = KernelMounts(mounts, settings.state_dir / "sources")
+                made = KernelMounts(mounts, settings.state_dir / "sources", local=local)
                 await asyncio.to_thread(made.reconcile)
                 kernel.append(made)
         return await opened(
             spec,
             credentials,
             mounts=kernel[0],
-            local_addresses=settings.local_addresses == "on",
+            local_addresses=local,
             run_directory=settings.run_dir,
         )
 
@@ -94,7 +95,7 @@ def node_seams(settings: DatasetSettings) -> Seams:
         from gigaslice.dataset_node.sources.credentials import Credentials  # noqa: PLC0415
         from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts  # noqa: PLC0415
 
-        found = KernelMounts(mounts, below)
+        found = KernelMounts(mounts, below, local=local)
         _, root = await in_thread("dataset-mount", lambda _: found.acquire(spec, Credentials(credentials)))
         return str(root)
 

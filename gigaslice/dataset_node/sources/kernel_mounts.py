@@ -19,16 +19,18 @@ from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.mounts import MountError, Mounts
+from gigaslice.dataset_node.sources.addresses import checked_addresses
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.runtime.keyed_locks import KeyedLocks
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["KernelMounts", "nfs_options"]
+__all__ = ["KernelMounts", "checked_servers", "nfs_options"]
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _RDMA_PORT = "20049"
 _FLAGS = frozenset(("hard", "soft", "nolock", "noatime", "flock", "noflock", "localflock"))
 _VALUE = re.compile(r"[A-Za-z0-9._:/@\[\]-]{1,128}")
+_NID = re.compile(r"(?P<colon>:?)(?P<name>[^,@]+)@(?P<network>[A-Za-z0-9]+)|[^,@:]+")  # of Lustre
 _BEEGFS = "/etc/beegfs/beegfs-client.conf"
 
 
@@ -38,9 +40,11 @@ class KernelMounts:
     Args:
         mounts: The node's.
         root: A directory of ours; each mount is a directory in it.
+        local: Whether servers may be at addresses of the node.
     """
 
-    def __init__(self, mounts: Mounts, root: Path) -> None:
+    def __init__(self, mounts: Mounts, root: Path, *, local: bool) -> None:
+        self._local = local
         self._mounts = mounts
         self._root = root
         self._locks = KeyedLocks()  # one for each mount: a server that is gone holds up its own alone
@@ -101,7 +105,8 @@ class KernelMounts:
             raise SourceError(
                 f"{where} cannot be made: {error.strerror}; look after the state directory"
             ) from None
-        with _arguments(spec, credentials, rdma=_has_rdma()) as (kind, source, attempts):
+        servers = spec.server if self._local else checked_servers(spec)
+        with _arguments(spec, servers, credentials, rdma=_has_rdma()) as (kind, source, attempts):
             failure: MountError | None = None
             for options in attempts:
                 try:
@@ -128,27 +133,68 @@ def _has_rdma() -> bool:
 
 @contextlib.contextmanager
 def _arguments(
-    spec: SourceSpec, credentials: Credentials, *, rdma: bool
+    spec: SourceSpec, servers: str, credentials: Credentials, *, rdma: bool
 ) -> Iterator[tuple[str, str, list[list[str]]]]:
     """Kind, source and the lists of options to try for mount(8)."""
     given = _given(spec)
     if spec.kind == "nfs":
-        yield "nfs", f"{spec.server}:{spec.path}", nfs_options(spec, given, rdma=rdma)
+        yield "nfs", f"{servers}:{spec.path}", nfs_options(spec, given, rdma=rdma)
     elif spec.kind == "lustre":
-        yield "lustre", f"{spec.server}:{spec.path}", [_listed(given)]
+        yield "lustre", f"{servers}:{spec.path}", [_listed(given)]
     elif spec.kind == "beegfs":
         config = given.pop("cfgfile", _BEEGFS)
         if Path(config).parent != Path(_BEEGFS).parent:
             raise RequestError(
                 f"option cfgfile of a beegfs source must name a file in {Path(_BEEGFS).parent}"
             )
-        yield "beegfs", "beegfs_nodev", [[f"cfgFile={config}", f"sysMgmtdHost={spec.server}", *_port(given)]]
+        yield "beegfs", "beegfs_nodev", [[f"cfgFile={config}", f"sysMgmtdHost={servers}", *_port(given)]]
     else:
         with _secret_file(credentials.get("ceph_secret")) as secret:
             user = credentials.get("ceph_user") or "guest"
             if not _VALUE.fullmatch(user):
                 raise RequestError("the Secret's Ceph user has characters that a user cannot have")
-            yield "ceph", f"{spec.server}:{spec.path}", [[f"name={user}", *secret, *_listed(given)]]
+            yield "ceph", f"{servers}:{spec.path}", [[f"name={user}", *secret, *_listed(given)]]
+
+
+def checked_servers(spec: SourceSpec) -> str:
+    """The servers of SPEC by checked addresses in place of their names, which mount(8) would resolve again.
+
+    A name that Kerberos proves stays: no other server can answer for it. To which servers a cluster's own answers lead
+    the kernel afterwards is the cluster's to say.
+
+    Raises:
+        SourceError: One may not be used, or cannot be resolved.
+    """
+    if spec.kind == "lustre":
+        return _NID.sub(_checked_nid, spec.server)
+    if spec.kind == "cephfs":
+        return ",".join(_with_port(one) for one in spec.server.split(","))
+    address = _address(spec.server.strip("[]"))
+    if spec.kind == "nfs":
+        return spec.server if spec.option("sec").startswith("krb5") else _bracketed(address)
+    return address
+
+
+def _checked_nid(nid: re.Match[str]) -> str:
+    colon, name, network = nid["colon"] or "", nid["name"] or nid[0], nid["network"]
+    if network and not re.fullmatch(r"(tcp|o2ib)[0-9]*", network):
+        return nid[0]  # no address of IP
+    return f"{colon}{_address(name)}{f'@{network}' if network else ''}"
+
+
+def _with_port(server: str) -> str:
+    name, colon, port = (
+        server.rpartition(":") if re.search(r"[^:]:[0-9]+\Z|\]:[0-9]+\Z", server) else (server, "", "")
+    )
+    return f"{_bracketed(_address(name.strip('[]')))}{colon}{port}"
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _address(server: str) -> str:
+    return checked_addresses(server, 0)[0]
 
 
 def nfs_options(spec: SourceSpec, given: dict[str, str] | None = None, *, rdma: bool) -> list[list[str]]:

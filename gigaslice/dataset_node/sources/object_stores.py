@@ -20,8 +20,10 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from gigaslice.dataset.errors import DatasetError, ListingError, RequestError, SourceError
 from gigaslice.dataset.listing import Entry, shown
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources.addresses import refuse_local
+from gigaslice.dataset_node.sources.addresses import FORBIDDEN, checked_addresses
+from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass, checked_proxy
 from gigaslice.dataset_node.sources.credentials import Credentials
+from gigaslice.dataset_node.sources.object_connections import keep_to_checked, permit
 from gigaslice.dataset_node.sources.seam import SourceBusyError, changed
 from gigaslice.text import plain
 
@@ -32,8 +34,10 @@ _TRIED_FOR = timedelta(seconds=90)
 _WRITTEN = timedelta(minutes=30)  # one request; of a part of 840 MiB at half a MiB a second
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,40})</Code>")
+_FORBIDDEN_HERE = re.compile(r"\b(?:code: |os error )13\b")  # EACCES, of object_connections
 _BAD_KEY = re.compile(r'\bpath: "((?:[^"\\]|\\.)*)"')
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_NO_PASS = 407
 _BUSY = frozenset((429, 503))
 _ACCOUNT_KEYS = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
 
@@ -45,12 +49,26 @@ class ObjectStores:
         make: Makes a client: how often it tries a request again, and whether it writes.
         what: How the bucket is called in texts.
         where: How the place that the credentials came from is called.
+        proxy: What the clients connect through, and their pass; None: they connect by themselves.
     """
 
-    def __init__(self, make: Callable[[int, bool], Any], what: str, where: str) -> None:
+    def __init__(
+        self,
+        make: Callable[[int, bool], Any],
+        what: str,
+        where: str,
+        proxy: tuple[CheckedProxy, ProxyPass] | None = None,
+    ) -> None:
         self._make = make
         self.what = what
         self._where = where
+        self._proxy = proxy
+
+    def close(self) -> None:
+        """Has the clients connect no more."""
+        if self._proxy is not None:
+            proxy, given = self._proxy
+            proxy.withdraw(given)
 
     def client(self, tries: int, *, writing: bool = False) -> Any:
         """A client for reading, or one for writing, whose requests may take as long as a large part needs."""
@@ -64,11 +82,21 @@ class ObjectStores:
             subject: What was asked for.
             entry: The file, where one was read.
         """
+        if self._proxy is not None and (refusal := self._proxy[1].refused()) is not None:
+            return refusal
         text = str(error)
         found = _STATUS.search(text)
         status = int(found[1]) if found else 0
         coded = _CODE.search(text)
         code = f" ({coded[1]})" if coded else ""
+        if (
+            self._proxy is not None and status == _NO_PASS
+        ):  # the client leaves it out when it is sent elsewhere
+            return SourceError(
+                f"{self.what} redirects to another server; name the endpoint that has the data"
+            )
+        if not status and _FORBIDDEN_HERE.search(text):
+            return SourceError(f"{self.what}, or where it redirects to, {FORBIDDEN}")
         if status in (401, 403) or isinstance(error, _REFUSED):
             return SourceError(
                 f"{self.what} refuses {subject}{code}; check the credentials in {self._where}",
@@ -96,7 +124,12 @@ class ObjectStores:
 
 
 def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) -> ObjectStores:
-    """The clients of an effective SPEC of kind s3, gs or az.
+    """The clients of an effective SPEC of kind s3, gs or az. Blocking: names are resolved.
+
+    Args:
+        spec: What they are of.
+        credentials: Of the volume's Secret.
+        local: Whether the endpoint may be at an address of the node.
 
     Raises:
         RequestError: Options or credentials that contradict each other.
@@ -107,8 +140,15 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise RequestError(f"endpoint {plain(endpoint)!r} is no address; write it as https://host:port")
-    if not local:
-        refuse_local(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    through: tuple[CheckedProxy, ProxyPass] | None = None
+    if local:
+        permit(parts.hostname)
+    else:
+        # said at once, where it would else be said after tries; what counts is what is connected to
+        checked_addresses(parts.hostname, 0)
+        if not keep_to_checked():
+            proxy = checked_proxy()
+            through = proxy, proxy.issue()
 
     def make(tries: int, writing: bool) -> Any:
         # the silence is counted from the beginning of a request, and a server is silent while it is sent a part
@@ -119,6 +159,8 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
             "timeout": _WRITTEN if writing else _REQUEST,
             "user_agent": "gigaslice",
         }
+        if through is not None:
+            client["proxy_url"] = through[1].url
         if authority := credentials.get("ca"):
             client["root_certificate"] = authority
         try:
@@ -128,7 +170,7 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
                 f"the credentials for {spec.canonical} cannot be used; check {credentials.where}"
             ) from None
 
-    return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where)
+    return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where, through)
 
 
 _Built = tuple[str, Callable[[Any, Any], Any]]

@@ -128,6 +128,7 @@ class ObjectSource:
 
     async def close(self) -> None:
         """Connections end with the object."""
+        self._stores.close()
 
 
 def _quoted(tag: str | None) -> str:

@@ -18,6 +18,7 @@ from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME
 from gigaslice.dataset.source_spec import MOST_TEXT, MOUNTED_KINDS, RCLONE_KINDS, SourceSpec
+from gigaslice.dataset_node.sources.checked_proxy import checked_proxy
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.kernel_mounts import KernelMounts
 from gigaslice.dataset_node.sources.pack import read_pack
@@ -175,10 +176,14 @@ async def open_source(
             raise RequestError(f"{spec.canonical} is not mounted here; mount it, and name the directory")
         return await _mounted(spec, given, really, mounts)
     if spec.kind in RCLONE_KINDS:
-        remote = remote_of(spec, given)
+        remote, proxy = remote_of(spec, given), None
         if not local_addresses:
-            await in_thread("dataset-resolve", lambda _: remote.check_address())
-        return OpenedSource(really, await RcloneSource.open(remote, spec.canonical, directory=run_directory))
+            named = remote
+            remote = await in_thread("dataset-resolve", lambda _: named.at_checked_addresses())
+            proxy = await in_thread("dataset-proxy", lambda _: checked_proxy())
+        return OpenedSource(
+            really, await RcloneSource.open(remote, spec.canonical, directory=run_directory, proxy=proxy)
+        )
     if spec.kind in ("http", "https"):
         return OpenedSource(really, _web(spec, given, local=local_addresses))
     from gigaslice.dataset_node.sources.object_stores import object_stores  # noqa: PLC0415  (a library of some MiB)

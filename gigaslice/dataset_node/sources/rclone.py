@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from gigaslice.dataset.errors import ListingError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
+from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass
 from gigaslice.dataset_node.sources.rclone_process import RcloneProcesses
 from gigaslice.dataset_node.sources.rclone_remote import RcloneRemote
 from gigaslice.dataset_node.sources.seam import Sink, Stop, in_thread
@@ -52,10 +53,17 @@ class RcloneSource:
         process: `rclone serve http`.
         directory: Has the socket; removed at the end.
         run: Starts other commands of rclone.
+        what: How the source is called in texts.
+        through: The proxy that rclone connects through, and its pass.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], directory: Path, run: RcloneProcesses, what: str
+        self,
+        process: subprocess.Popen[bytes],
+        directory: Path,
+        run: RcloneProcesses,
+        what: str,
+        through: tuple[CheckedProxy, ProxyPass] | None,
     ) -> None:
         self.parallel = 32
         self.image = None
@@ -64,10 +72,13 @@ class RcloneSource:
         self._directory = directory
         self._run = run
         self._what = what
+        self._through = through
         self._client = WebClient(urlsplit("http://rclone/"), unix=str(directory / "s"))
 
     @staticmethod
-    async def open(remote: RcloneRemote, what: str, *, directory: Path | None = None) -> RcloneSource:
+    async def open(
+        remote: RcloneRemote, what: str, *, directory: Path | None = None, proxy: CheckedProxy | None = None
+    ) -> RcloneSource:
         """Starts rclone for a remote.
 
         Must be called in a thread that lives as long as the process: the kernel ends the child with that thread.
@@ -76,6 +87,7 @@ class RcloneSource:
             remote: What to serve.
             what: How it is called in texts.
             directory: Where sockets are made; the system's for temporary files by default.
+            proxy: What rclone connects through; None: it connects by itself.
 
         Raises:
             SourceError: There is no rclone, or it does not start.
@@ -85,7 +97,15 @@ class RcloneSource:
             raise SourceError(
                 "rclone is not installed on this node, and this source is read by it; install it on PATH of the service"
             )
-        run = RcloneProcesses(program, remote)
+        through = (proxy, proxy.issue()) if proxy is not None and remote.proxy_flag else None
+        run = RcloneProcesses(program, remote, through[1].url if through else "")
+        flag = remote.proxy_flag
+        if through and not await in_thread("dataset-rclone", lambda _: run.has_flag(flag)):
+            through[0].withdraw(through[1])
+            raise SourceError(
+                f"rclone on this node has no {flag}, without which the addresses that it connects to are not checked; "
+                "install 1.70 or newer (or an administrator allows all addresses: --local-addresses on)"
+            )
         made = Path(tempfile.mkdtemp(prefix="rclone-", dir=_enterable(directory)))
         try:
             if run.user is not None:
@@ -99,7 +119,7 @@ class RcloneSource:
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        found = RcloneSource(process, made, run, what)
+        found = RcloneSource(process, made, run, what, through)
         try:
             await in_thread("dataset-rclone", found._wait_for_socket)
         except BaseException:
@@ -111,7 +131,7 @@ class RcloneSource:
         end = time.monotonic() + _START_SECONDS
         while not (self._directory / "s").is_socket():
             if self._process.poll() is not None:
-                raise _failure(self._what, self._run.said(self._process))
+                raise self._failure(self._run.said(self._process))
             if time.monotonic() > end or stop.wait(0.02):
                 raise SourceError(
                     f"rclone does not start for {self._what}; run it by hand on the node", retry=True
@@ -156,7 +176,7 @@ class RcloneSource:
                     break
         limits.check(len(found), text_bytes)
         if process.wait() != 0 and not stop:
-            raise _failure(self._what, self._run.said(process))
+            raise self._failure(self._run.said(process))
         return Listing.of(found, limits)
 
     def read_into(self, entry: Entry, offset: int, size: int, sink: Sink) -> None:
@@ -174,6 +194,13 @@ class RcloneSource:
         with contextlib.suppress(asyncio.CancelledError):
             await in_thread("dataset-rclone", lambda _: self._run.end(self._process))
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._through is not None:
+            proxy, given = self._through
+            proxy.withdraw(given)
+
+    def _failure(self, said: str) -> SourceError:
+        refusal = self._through[1].refused() if self._through is not None else None
+        return refusal or _failure(self._what, said)
 
 
 def _enterable(directory: Path | None) -> Path | None:

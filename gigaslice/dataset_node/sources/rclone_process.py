@@ -32,12 +32,18 @@ _PR_SET_PDEATHSIG = 1
 class RcloneProcesses:
     """Starts rclone with a remote in its environment and nothing else.
 
+    Args:
+        program: Its path.
+        remote: What it reads.
+        proxy: The URL of what it connects through, with the pass in it; "": it connects by itself.
+
     Attributes:
         user: Whom it runs as, and the number of the group; None where this process is not root.
     """
 
-    def __init__(self, program: str, remote: RcloneRemote) -> None:
+    def __init__(self, program: str, remote: RcloneRemote, proxy: str = "") -> None:
         self._program = program
+        self._proxy = proxy
         self._remote = remote
         self.place = f"{REMOTE}:{remote.path}"
         self.user = _USERS + next(_users) % _MOST_USERS if os.geteuid() == 0 else None
@@ -45,6 +51,7 @@ class RcloneProcesses:
 
     def environment(self) -> dict[str, str]:
         """Blocking: passwords are obscured by rclone itself."""
+        through = {"RCLONE_HTTP_PROXY": self._proxy} if self._proxy else {}
         return {
             "PATH": "/usr/bin:/bin",
             "HOME": "/nonexistent",
@@ -53,8 +60,20 @@ class RcloneProcesses:
             "RCLONE_RETRIES": "2",
             "RCLONE_CONTIMEOUT": "15s",
             "RCLONE_TIMEOUT": "60s",
-            **self._remote.environment(self._obscure),
+            **through,
+            **self._remote.environment(self._obscure, self._proxy),
         }
+
+    def has_flag(self, flag: str) -> bool:
+        """Whether this rclone has FLAG. Blocking."""
+        try:
+            done = subprocess.run(
+                [self._program, "help", "flags"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20,
+                check=False, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "RCLONE_CONFIG": ""},
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return flag.encode() in done.stdout.split()
 
     def _obscure(self, secret: str) -> str:
         done = subprocess.run(

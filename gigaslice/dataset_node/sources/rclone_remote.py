@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
-from gigaslice.dataset_node.sources.addresses import refuse_local
+from gigaslice.dataset_node.sources.addresses import checked_addresses
 from gigaslice.dataset_node.sources.credentials import Credentials
 
 __all__ = ["REMOTE", "RcloneRemote", "remote_of"]
@@ -47,6 +47,7 @@ _BACKENDS: dict[str, frozenset[str]] = {
     "onedrive": frozenset(("client_id", "client_secret", "token", "drive_id", "drive_type")),
 }  # fmt: skip
 """What a remote may be, and what may be said of it."""
+_PROXY_FLAGS = {"sftp": "--sftp-http-proxy", "ftp": "--ftp-http-proxy", "smb": "", "hdfs": ""}
 _FIXED = {"sftp": {"shell_type": "none", "disable_hashcheck": "true"}, "s3": {"env_auth": "false"}}
 
 
@@ -81,24 +82,57 @@ class RcloneRemote:
         said = sorted((name, value) for name, value in self._parameters.items() if name not in _SECRET)
         return hasher(json.dumps(said).encode()).hexdigest()[:16]
 
-    def check_address(self) -> None:
-        """Refuses a server at an address of the node. Raises SourceError."""
+    @property
+    def proxy_flag(self) -> str:
+        """The flag by which rclone connects to this remote through an HTTP proxy; "" where it has none."""
+        return _PROXY_FLAGS.get(self.kind, "--http-proxy")
+
+    def at_checked_addresses(self) -> RcloneRemote:
+        """This remote, with a checked address in place of the server's name where rclone takes no proxy.
+
+        Where it takes one, this says at once what would else be said after tries. Raises SourceError, RequestError.
+        """
+        parameters = dict(self._parameters)
         for name in ("host", "url", "namenode", "endpoint", "auth"):
-            value = self._parameters.get(name, "")
+            value = parameters.get(name, "")
             if not value:
                 continue
-            parts = urlsplit(value if "://" in value else f"//{value}")
-            refuse_local(parts.hostname or value, 0)
+            servers = value.split(",") if name == "namenode" else [value]
+            checked = [_address(one) if name == "host" else _checked(one.strip()) for one in servers]
+            if not self.proxy_flag:
+                parameters[name] = ",".join(checked)
+        return RcloneRemote(parameters, self.path, obscured=self.obscured)
 
-    def environment(self, obscure: Callable[[str], str]) -> dict[str, str]:
-        """The remote as rclone takes it from its environment."""
+    def environment(self, obscure: Callable[[str], str], proxy: str = "") -> dict[str, str]:
+        """The remote as rclone takes it from its environment. PROXY: the URL of what it connects through."""
         found = {**self._parameters, **_FIXED.get(self.kind, {})}
+        if proxy and self.kind in ("sftp", "ftp"):
+            found["http_proxy"] = proxy
         return {
             f"RCLONE_CONFIG_{REMOTE.upper()}_{name.upper()}": obscure(value)
             if name in _OBSCURED and value and not self.obscured
             else value
             for name, value in found.items()
         }
+
+
+def _checked(server: str) -> str:
+    """An address of SERVER, which is a URL, a name or an address, with the port that it has. Raises SourceError."""
+    try:
+        parts = urlsplit(server if "://" in server else f"//{server}")
+        port = parts.port
+    except ValueError:
+        raise RequestError(
+            "the server of the rclone remote is no address; write it as host or host:port"
+        ) from None
+    address = _address(parts.hostname or server)
+    return address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _address(host: str) -> str:
+    addresses = checked_addresses(host, 0)
+    # rclone's SMB puts address and port together without brackets
+    return next((one for one in addresses if ":" not in one), addresses[0])
 
 
 def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:

@@ -51,7 +51,7 @@ def mounts():
 
 def opened(mounts, root, text, options=None, credentials=None):
     async def run():
-        made = KernelMounts(mounts, root)
+        made = KernelMounts(mounts, root, local=True)
         sources = [
             await open_source(SourceSpec.parse(text, options or {}), credentials or {}, mounts=made)
             for _ in range(2)
@@ -79,7 +79,7 @@ def test_two_of_one_server_share_a_mount_that_goes_with_the_last(mounts, tmp_pat
 
 def test_a_mount_is_lent_to_no_pod_with_other_credentials(mounts, tmp_path):
     """Ceph asks for the key when it mounts, and never again: a pod with a wrong one must be asked, too."""
-    made = KernelMounts(mounts, tmp_path / "m")
+    made = KernelMounts(mounts, tmp_path / "m", local=True)
     spec = SourceSpec.parse("cephfs://mon/data")
     mine = made.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0]
     mounts.refuse = lambda options: mounts.secrets[-1] != "right"
@@ -89,7 +89,7 @@ def test_a_mount_is_lent_to_no_pod_with_other_credentials(mounts, tmp_path):
     assert mounts.mounted == [mine]
     assert made.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0] == mine
     assert "right" not in str(mine)
-    other = KernelMounts(mounts, tmp_path / "m")
+    other = KernelMounts(mounts, tmp_path / "m", local=True)
     assert other.acquire(spec, Credentials({"userID": "a", "userKey": "right"}))[0] != mine, (
         "no key is guessed by it"
     )
@@ -187,7 +187,7 @@ def test_an_nfs_mount_may_be_asked_to_be_soft():
 
 
 def test_a_server_that_does_not_answer_delays_the_mounts_of_no_other(mounts, tmp_path):
-    made, gone = KernelMounts(mounts, tmp_path), threading.Event()
+    made, gone = KernelMounts(mounts, tmp_path, local=True), threading.Event()
     real = mounts.network
 
     def network(kind, source, where, options):
@@ -227,5 +227,5 @@ def test_what_an_earlier_process_has_left_is_unmounted_and_nothing_else(tmp_path
             raise MountError("busy")
 
     mounts.unmount = unmount
-    KernelMounts(mounts, here).reconcile()
+    KernelMounts(mounts, here, local=True).reconcile()
     assert gone == [here / "a", here / "c", here / "a"]
