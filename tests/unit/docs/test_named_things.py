@@ -17,6 +17,7 @@ from gigaslice.cluster import names as cluster_names
 from gigaslice.controller import config as controller_config
 from gigaslice.controller.metrics import METRICS as CONTROLLER_METRICS
 from gigaslice.dataset_node.metrics import METRICS as DATASET_METRICS
+from gigaslice.dataset_node.settings import DatasetSettings
 from gigaslice.kube.reasons import REASONS
 from gigaslice.model.options import ANNOTATIONS
 from gigaslice.runtime.settings import Setting
@@ -122,6 +123,7 @@ def keys_of(role: str) -> set[str]:
         "settings.": list(tables.config.SETTINGS),
         "scheduler.settings.": list(settings_of(SchedulerSettings)),
         "controller.settings.": list(controller_config.SETTINGS),
+        "dataset.settings.": list(settings_of(DatasetSettings)),
     }
     return {one.key for one in found[role]}
 

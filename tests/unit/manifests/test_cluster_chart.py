@@ -463,12 +463,108 @@ def test_only_our_scheduler_writes_assignments_and_whoever_is_named():
     assert '["system:serviceaccount:kube-system:gigaslice-scheduler","bob"]' in rule["expression"]
 
 
-def test_a_network_policy_for_each_role():
-    closed = {
-        one["metadata"]["name"]: one["spec"]
-        for one in of(chart("networkPolicy.enabled=true"), "NetworkPolicy")
+ALL_ROLES = ("networkPolicy.enabled=true", "dataset.enabled=true")
+PEER = {"podSelector": {"matchLabels": {"a": "b"}}}
+
+
+def policies(documents: list[Document]) -> dict[str, Document]:
+    return {
+        one["metadata"]["name"].removeprefix("gigaslice-"): one["spec"]
+        for one in of(documents, "NetworkPolicy")
     }
-    assert closed.keys() == {"gigaslice-node", "gigaslice-controller", "gigaslice-scheduler"}
-    assert "ingress" not in closed["gigaslice-scheduler"]
-    (webhook,) = closed["gigaslice-controller"]["ingress"]
-    assert webhook == {"ports": [{"protocol": "TCP", "port": "webhook"}]}
+
+
+def workloads(documents: list[Document]) -> dict[str, Document]:
+    """The pods of each role."""
+    found = [one["spec"]["template"] for one in documents if one["kind"] in ("DaemonSet", "Deployment")]
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in found}
+
+
+def served(pod: Document) -> dict[str, int]:
+    """The named ports of a pod."""
+    return {
+        port["name"]: port["containerPort"]
+        for one in pod["spec"]["containers"]
+        for port in one.get("ports", [])
+    }
+
+
+def test_a_network_policy_for_each_role():
+    documents = chart(*ALL_ROLES)
+    closed = policies(documents)
+    assert closed.keys() == workloads(documents).keys() == {"node", "controller", "scheduler", "dataset"}
+    for role, pod in workloads(documents).items():
+        assert closed[role]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert closed[role]["policyTypes"] == ["Ingress"]
+    (webhook,) = closed.pop("controller")["ingress"]
+    assert webhook == {"ports": [{"protocol": "TCP", "port": "webhook"}]}, "the API server, from anywhere"
+    assert not [role for role, spec in closed.items() if "ingress" in spec]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("controller.settings.pageAddress=:8080",),
+        ("controller.settings.metricsAddress=:9000", "controller.settings.webhookAddress=:9001"),
+        ("controller.settings.metricsAddress=off", "admission.mode=none"),
+        ("dataset.settings.metricsAddress=off", "settings.metricsAddress=off"),
+        ("dataset.settings.metricsAddress=:9100", "scheduler.settings.metricsAddress=off"),
+    ],
+)
+def test_who_is_named_reaches_every_port_that_a_role_serves(sets):
+    documents = chart(*ALL_ROLES, "networkPolicy.from[0].podSelector.matchLabels.a=b", *sets)
+    for document in of(documents, "NetworkPolicy"):
+        kubernetes_validate.validate(document, "1.36", strict=True)
+    for role, pod in workloads(documents).items():
+        rules = policies(documents)[role].get("ingress", [])
+        named = [port["port"] for rule in rules if rule.get("from") == [PEER] for port in rule["ports"]]
+        assert set(named) == served(pod).keys() - {"webhook"}, role
+        opened = [port["port"] for rule in rules if "from" not in rule for port in rule["ports"]]
+        assert set(opened) == served(pod).keys() & {"webhook"}, "and nothing else is open to everybody"
+
+
+def test_ports_of_the_controller_are_those_that_it_was_told():
+    told = ("metricsAddress=:9000", "webhookAddress=:9001", "pageAddress=10.0.0.1:80")
+    documents = chart(*(f"controller.settings.{one}" for one in told))
+    pod = workloads(documents)["controller"]
+    assert served(pod) == {"metrics": 9000, "webhook": 9001, "page": 80}
+    settings = controller_settings(documents)
+    assert (settings.metrics_address, settings.webhook_address) == ((None, 9000), (None, 9001))
+    (container,) = workloads(chart("controller.settings.metricsAddress=127.0.0.1:9000"))["controller"][
+        "spec"
+    ]["containers"]
+    assert "livenessProbe" not in container, "the kubelet would not reach it"
+
+
+def test_off_in_a_file_of_values_turns_a_setting_of_the_controller_off(tmp_path):
+    """YAML makes false of it, which Helm's own merge takes for nothing."""
+    (tmp_path / "values.yaml").write_text(
+        "cluster: {enabled: true}\n"
+        "controller: {settings: {pageAddress: off, webhookAddress: off, metricsAddress: off}}\n"
+    )
+    documents = listed("--values", str(tmp_path / "values.yaml"), "--kube-version", "1.36")
+    settings = controller_settings(documents)
+    assert (settings.page_address, settings.webhook_address, settings.metrics_address) == (None, None, None)
+    assert served(workloads(documents)["controller"]) == {}
+
+
+@pytest.mark.parametrize("mode", ["second", "extender"])
+def test_a_secret_becomes_the_token_of_every_roles_metrics(mode):
+    sets = ("dataset.enabled=true", f"scheduler.mode={mode}")
+    documents = chart(*sets, "metricsToken=scrape")
+    roles = workloads(documents)
+    assert roles.keys() == {"node", "controller", "scheduler", "dataset"}
+    for role, pod in roles.items():
+        service = pod["spec"]["containers"][-1]
+        (flag,) = [one for one in service["args"] if one.startswith("--metrics-token-file=")]
+        (mount,) = [one for one in service["volumeMounts"] if one["name"] == "metrics-token"]
+        (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "metrics-token"]
+        assert flag == f"--metrics-token-file={mount['mountPath']}/token", role
+        assert mount["readOnly"] is True and volume["secret"]["secretName"] == "scrape"
+        root = service["securityContext"].get("runAsUser") == 0
+        assert volume["secret"]["defaultMode"] == (0o400 if root else 0o444), "a user of its own reads it too"
+    for one in documents:
+        if one["kind"] in ("DaemonSet", "Deployment"):
+            kubernetes_validate.validate(one, "1.36", strict=True)
+    assert "metrics-token" not in str(chart(*sets))

@@ -89,7 +89,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - --state-dir={{ .Values.stateDir }}
 {{- end }}
 {{- if .Values.metricsToken }}
-- --metrics-token-file=/etc/gigaslice/metrics/token
+- --metrics-token-file={{ include "gigaslice.tokenFile" . }}
 {{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
@@ -136,6 +136,50 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Where the dataset service's metrics are served. */ -}}
+{{- define "gigaslice.datasetMetrics" -}}
+{{- if hasKey .Values.dataset.settings "metricsAddress" -}}
+{{- include "gigaslice.switch" .Values.dataset.settings.metricsAddress -}}
+{{- else -}}
+:9446
+{{- end -}}
+{{- end -}}
+
+{{- /* The controller's addresses that others than its own pod reach, as a name and a number of each port. The page is by
+       itself on the pod's loopback address, for kubectl port-forward. */ -}}
+{{- define "gigaslice.controllerPorts" -}}
+{{- $addresses := dict "metrics" ":9446" "page" "off" -}}
+{{- if ne (include "gigaslice.admission" .) "none" -}}{{- $_ := set $addresses "webhook" ":9443" -}}{{- end -}}
+{{- range $name := keys $addresses -}}
+{{- $setting := printf "%sAddress" $name -}}
+{{- if hasKey $.Values.controller.settings $setting -}}
+{{- $_ := set $addresses $name (include "gigaslice.switch" (get $.Values.controller.settings $setting)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $address := $addresses -}}
+{{- if ne "yes" (include "gigaslice.unreachable" $address) }}
+{{ $name }}: {{ regexFind "[0-9]+$" $address }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The token that metrics are asked for with: its file, its mount in a container, and its volume in a pod, which is of a list,
+       the root and the file's mode: roles that are not root are neither its owner nor of its group. */ -}}
+{{- define "gigaslice.tokenFile" -}}
+{{- if .Values.metricsToken -}}/etc/gigaslice/metrics/token{{- end -}}
+{{- end -}}
+{{- define "gigaslice.tokenMount" -}}
+- name: metrics-token
+  mountPath: /etc/gigaslice/metrics
+  readOnly: true
+{{- end -}}
+{{- define "gigaslice.tokenVolume" -}}
+- name: metrics-token
+  secret:
+    secretName: {{ (index . 0).Values.metricsToken }}
+    defaultMode: {{ index . 1 }}
+{{- end -}}
+
 {{- /* "yes" for an address of HOST:PORT that only the pod itself reaches, or none. */ -}}
 {{- define "gigaslice.unreachable" -}}
 {{- if regexMatch "^(off$|127\\.|localhost:|\\[::1\\])" . -}}yes{{- end -}}
@@ -170,9 +214,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{- /* A role's settings as flags. */ -}}
+{{- /* A role's settings as flags: of a list of settings, of which an earlier one has its way. Not Helm's merge, which takes
+       false, the "off" of a file of values, for a setting that is missing. */ -}}
 {{- define "gigaslice.flags" -}}
-{{- range $key, $value := . }}
+{{- $chosen := dict -}}
+{{- range $settings := . -}}
+{{- range $key, $value := $settings -}}
+{{- if not (hasKey $chosen $key) -}}{{- $_ := set $chosen $key $value -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $value := $chosen }}
 - {{ printf "--%s=%s" (regexReplaceAll "([A-Z])" $key "-$1" | lower) (include "gigaslice.text" $value) | quote }}
 {{- end }}
 {{- end -}}
