@@ -7,12 +7,11 @@ there is one, nothing is added for that container.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.requests import ContainerRequest, container_requests, pod_of
+from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
 __all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units"]
 
@@ -20,26 +19,25 @@ DEFAULT_SCHEDULER = "default-scheduler"
 """What the API server writes into pods that choose no scheduler."""
 
 
-def patch_of(pod: Mapping[str, Any], facts: AdmissionFacts) -> list[dict[str, Any]]:
+def patch_of(shape: PodShape, facts: AdmissionFacts) -> list[dict[str, Any]]:
     """Returns what to add to a pod's document, as operations of a JSON Patch; empty where nothing is missing."""
-    spec = pod.get("spec") or {}
     patch: list[dict[str, Any]] = []
-    for container in container_requests(pod):
+    for container in shape.asking:
         for name, count in raw_units(container, facts).items():
             for field in ("limits", "requests") if container.has_requests else ("limits",):
                 path = f"{container.path}/resources/{field}/{name.replace('/', '~1')}"
                 patch.append({"op": "add", "path": path, "value": str(count)})
-    chosen = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    chosen = shape.scheduler or DEFAULT_SCHEDULER
     # No scheduler handles a pod that is bound already; its agent chooses the GPUs, as without a scheduler of ours.
-    free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not spec.get("nodeName")
-    if free and asks_for_gpus(pod_of(pod), facts.units):
+    free = chosen == DEFAULT_SCHEDULER != facts.scheduler and not shape.node
+    if free and asks_for_gpus(shape.pod, facts.units):
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": facts.scheduler})
     return patch
 
 
 def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, int]:
     """Returns the raw units that the container's classes stand for; none where it has raw units, or a mistake."""
-    if any(map(facts.counts_gpus, container.counts)):
+    if any(map(facts.counts_gpus, container.counts)) or container.only_requested:
         return {}
     units: dict[str, int] = {}
     for name, count in container.classes.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from gigaslice.cluster.demand import demand_of
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP
@@ -20,7 +19,7 @@ from gigaslice.text import plain
 from gigaslice.units import parse_bytes
 from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units
 from gigaslice.webhook.facts import AdmissionFacts
-from gigaslice.webhook.requests import ContainerRequest, annotations_of, container_requests, pod_of
+from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
 __all__ = ["Findings", "findings"]
 
@@ -38,30 +37,28 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
 
 
-def findings(pod: Mapping[str, Any], facts: AdmissionFacts, completed: bool) -> Findings:
-    """Looks for mistakes in a pod's document.
+def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Findings:
+    """Looks for mistakes in a pod.
 
     Args:
-        pod: As the API server sent it.
+        shape: The pod, as the API server sent it.
         facts: What is known of the cluster.
         completed: Whether the pod has passed `patch_of`, so that raw units and scheduler must be there.
     """
     found = Findings()
-    asking = container_requests(pod)
-    annotations = annotations_of(pod)
-    if not asking:
+    if not shape.asking:
         return found
-    if ASSIGNMENT in annotations:
+    if ASSIGNMENT in shape.annotations:
         found.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
-    for container in asking:
+    for container in shape.asking:
         _names(container, facts, found)
         _counts(container, found)
-    _annotations(annotations, pod, found)
-    _route(pod, asking, facts, completed, found)
+    _annotations(shape, found)
+    _route(shape, facts, completed, found)
     if not found.mistakes:
-        _demand(pod, facts, found)
+        _demand(shape, facts, found)
     if not found.mistakes:
-        _size(asking, annotations, facts, found)
+        _size(shape, facts, found)
     return found
 
 
@@ -120,6 +117,10 @@ def _nearest(word: str, words: Collection[str]) -> str:
 
 
 def _counts(container: ContainerRequest, found: Findings) -> None:
+    for name in sorted(container.only_requested):
+        found.mistakes.append(
+            f"container {container.name}: {plain(name)} stands under requests alone; write it under limits"
+        )
     for name, count in sorted(container.counts.items()):
         if count is None or count < 1:
             found.mistakes.append(
@@ -128,13 +129,10 @@ def _counts(container: ContainerRequest, found: Findings) -> None:
             )
 
 
-def _annotations(annotations: Mapping[str, str], pod: Mapping[str, Any], found: Findings) -> None:
+def _annotations(shape: PodShape, found: Findings) -> None:
     """Names under our prefix that mean nothing."""
-    spec = pod.get("spec") or {}
-    containers = {
-        str(one.get("name")) for key in ("initContainers", "containers") for one in spec.get(key) or ()
-    }
-    for key in sorted(annotations):
+    containers = shape.container_names
+    for key in sorted(shape.annotations):
         if not key.startswith(PREFIX) or key == ASSIGNMENT:
             continue
         name, dot, container = key.removeprefix(PREFIX).partition(".")
@@ -154,27 +152,20 @@ def _annotations(annotations: Mapping[str, str], pod: Mapping[str, Any], found: 
             found.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
 
 
-def _route(
-    pod: Mapping[str, Any],
-    asking: Collection[ContainerRequest],
-    facts: AdmissionFacts,
-    completed: bool,
-    found: Findings,
-) -> None:
+def _route(shape: PodShape, facts: AdmissionFacts, completed: bool, found: Findings) -> None:
     """Ways past our scheduler, for a pod that names a class."""
-    spec = pod.get("spec") or {}
-    classed = [one for one in asking if one.classes]
+    classed = [one for one in shape.asking if one.classes]
     if not classed:
         return
-    if spec.get("nodeName"):
+    if shape.node:
         found.mistakes.append(
             "a pod that names a GPU class is bound by the scheduler, which chooses its GPUs; leave spec.nodeName out, "
             "and write a nodeSelector such as kubernetes.io/hostname where it must be that node"
         )
-    chosen = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    chosen = shape.scheduler or DEFAULT_SCHEDULER
     if chosen != facts.scheduler and (completed or chosen != DEFAULT_SCHEDULER):
         found.mistakes.append(
-            f'schedulerName "{plain(str(chosen))}" does not see GPU classes and would bind the pod to any node; write '
+            f'schedulerName "{plain(chosen)}" does not see GPU classes and would bind the pod to any node; write '
             f'"{facts.scheduler}", or leave it out'
         )
     for one in classed if completed else ():
@@ -198,24 +189,19 @@ def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:
     return sum(count or 0 for name, count in container.counts.items() if facts.units.is_memory(name))
 
 
-def _demand(pod: Mapping[str, Any], facts: AdmissionFacts, found: Findings) -> None:
+def _demand(shape: PodShape, facts: AdmissionFacts, found: Findings) -> None:
     """What the scheduler would refuse whatever the nodes have: annotations that contradict each other or the counts."""
-    demand = demand_of(pod_of(pod), facts.classes, facts.units)
+    demand = demand_of(shape.pod, facts.classes, facts.units)
     if isinstance(demand, Refusal):
         found.mistakes.append(demand.text)
 
 
-def _size(
-    asking: Collection[ContainerRequest],
-    annotations: Mapping[str, str],
-    facts: AdmissionFacts,
-    found: Findings,
-) -> None:
+def _size(shape: PodShape, facts: AdmissionFacts, found: Findings) -> None:
     """What no node has, even empty: a warning where nodes may come, or where there is nothing of the kind at all."""
     if not facts.nodes:
         return
-    for container in asking:
-        for much, most, what in _measures(container, annotations, facts):
+    for container in shape.asking:
+        for much, most, what in _measures(container, shape.annotations, facts):
             if much <= most:
                 continue
             sentence = (

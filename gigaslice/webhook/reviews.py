@@ -13,13 +13,24 @@ from gigaslice.text import plain
 from gigaslice.webhook.complete import patch_of
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.mistakes import findings
+from gigaslice.webhook.pod_shape import PodShape, ShapeError, pod_shape
 
-__all__ = ["ReviewAnswer", "ReviewError", "answer_mutate", "answer_validate", "read_review", "write_review"]
+__all__ = [
+    "PodReview",
+    "ReviewAnswer",
+    "ReviewError",
+    "answer_mutate",
+    "answer_validate",
+    "read_review",
+    "write_review",
+]
 
 _API = "admission.k8s.io/v1"
 _LONGEST_MESSAGE = 4000
 _LONGEST_WARNING = 250  # the API server cuts what is longer in sum than 4096
 _MOST_WARNINGS = 10
+_LONGEST_UID = 128
+_OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 
 
 class ReviewError(InputError):
@@ -35,19 +46,41 @@ class ReviewAnswer:
     patch: tuple[Mapping[str, Any], ...] = field(default=())
 
 
-def read_review(document: object) -> tuple[str, Mapping[str, Any]]:
-    """Returns the UID of the question and the pod that it is about.
+@dataclass(frozen=True, slots=True)
+class PodReview:
+    """A question. uid: to be sent back. shape: the pod that is about to be made; None where none is made."""
+
+    uid: str
+    shape: PodShape | None
+
+
+def read_review(document: object) -> PodReview:
+    """Reads a question of the API server.
+
+    Only the creation of a pod is decided about. A pod that there is already must stay changeable whatever it says, and
+    what it asks for cannot be changed.
 
     Raises:
-        ReviewError: It is none.
+        ReviewError: The document is none, or is about something other than a pod.
     """
     request = document.get("request") if isinstance(document, dict) else None
-    if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
-        raise ReviewError("no AdmissionReview with a request in it")
-    kind, pod = request.get("kind"), request.get("object")
-    if not isinstance(kind, dict) or kind.get("kind") != "Pod" or not isinstance(pod, dict):
+    uid = request.get("uid") if isinstance(request, dict) else None
+    if not isinstance(request, dict) or not isinstance(uid, str) or not 0 < len(uid) <= _LONGEST_UID:
+        raise ReviewError("no AdmissionReview with a request and its uid in it")
+    kind, operation = request.get("kind"), request.get("operation")
+    if not isinstance(kind, dict) or kind.get("kind") != "Pod" or kind.get("group", "") != "":
         raise ReviewError("this webhook is for the creation of pods")
-    return request["uid"], pod
+    if operation not in _OPERATIONS:
+        raise ReviewError(f"request.operation must be one of {', '.join(_OPERATIONS)}")
+    if operation != "CREATE":
+        return PodReview(uid, None)
+    pod = request.get("object")
+    if not isinstance(pod, dict):
+        raise ReviewError("request.object must be the pod")
+    try:
+        return PodReview(uid, pod_shape(pod))
+    except ShapeError as error:
+        raise ReviewError(f"request.object: {plain(str(error))}") from error
 
 
 def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
@@ -63,17 +96,17 @@ def write_review(uid: str, answer: ReviewAnswer) -> dict[str, Any]:
     return {"apiVersion": _API, "kind": "AdmissionReview", "response": response}
 
 
-def answer_mutate(pod: Mapping[str, Any], facts: AdmissionFacts) -> ReviewAnswer:
+def answer_mutate(shape: PodShape, facts: AdmissionFacts) -> ReviewAnswer:
     """Completes a pod, or refuses it for what no completion mends; warnings are left to the second question."""
-    found = findings(pod, facts, completed=False)
+    found = findings(shape, facts, completed=False)
     if found.mistakes:
         return ReviewAnswer(_sentence(found.mistakes))
-    return ReviewAnswer(patch=tuple(patch_of(pod, facts)))
+    return ReviewAnswer(patch=tuple(patch_of(shape, facts)))
 
 
-def answer_validate(pod: Mapping[str, Any], facts: AdmissionFacts) -> ReviewAnswer:
+def answer_validate(shape: PodShape, facts: AdmissionFacts) -> ReviewAnswer:
     """Checks a pod as it is going to be stored, after everything that changes pods."""
-    found = findings(pod, facts, completed=True)
+    found = findings(shape, facts, completed=True)
     return ReviewAnswer(_sentence(found.mistakes), tuple(map(plain, dict.fromkeys(found.warnings))))
 
 

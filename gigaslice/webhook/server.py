@@ -6,13 +6,15 @@ that means for the pod is the failurePolicy's to say, and that is `Fail` only fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from gigaslice.text import plain
 from gigaslice.webhook.facts import AdmissionFacts
+from gigaslice.webhook.pod_shape import PodShape
 from gigaslice.webhook.reviews import (
     ReviewAnswer,
     ReviewError,
@@ -39,20 +41,19 @@ def routes(
         count: Called after every answer with the path and whether the pod was allowed.
     """
 
-    def endpoint(
-        path: str, decide: Callable[[Mapping[str, Any], AdmissionFacts], ReviewAnswer]
-    ) -> web.RouteDef:
+    def endpoint(path: str, decide: Callable[[PodShape, AdmissionFacts], ReviewAnswer]) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
             known = facts()
             if not known.synced:
                 return web.Response(status=503, text="the cluster's state is not read yet; try again")
             try:
-                uid, pod = read_review(orjson.loads(await _body(request)))
+                review = read_review(orjson.loads(await _body(request)))
             except (ReviewError, ValueError) as error:
                 return web.Response(status=400, text=str(error))
-            answer = decide(pod, known)
+            answer = ReviewAnswer() if review.shape is None else decide(review.shape, known)
             count(path, not answer.message)
-            return web.Response(body=orjson.dumps(write_review(uid, answer)), content_type="application/json")
+            body = orjson.dumps(write_review(review.uid, answer))
+            return web.Response(body=body, content_type="application/json")
 
         return web.post(path, handle)
 
@@ -61,9 +62,15 @@ def routes(
 
 async def _body(request: web.Request) -> bytes:
     """The whole body. Raises ValueError for one that no API server sends."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"Content-Encoding {plain(encoding)[:40]} is not read; send the JSON as it is")
     found = bytearray()
-    async for chunk in request.content.iter_any():
-        found += chunk
-        if len(found) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
+    try:
+        async for chunk in request.content.iter_any():
+            found += chunk
+            if len(found) > _MOST_BYTES:
+                raise ValueError(f"more than {_MOST_BYTES} bytes")
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise ValueError("the body is not sent as its headers say") from error
     return bytes(found)

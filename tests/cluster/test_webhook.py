@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gigaslice.controller.web_servers import runner_of
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.webhook.rotation import WebhookCertificates
@@ -61,9 +62,7 @@ class Served:
             )
             certificates._host = "localhost"  # no address of a Service leads to this process
             await certificates.prepare()
-            app = web.Application()
-            app.add_routes(routes(facts, lambda path, allowed: self.asked.append((path, allowed))))
-            runner = web.AppRunner(app)
+            runner = runner_of(routes(facts, lambda path, allowed: self.asked.append((path, allowed))))
             await runner.setup()
             await web.TCPSite(runner, "localhost", self.port, ssl_context=certificates.context).start()
             self._ready.set()

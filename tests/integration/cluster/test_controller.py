@@ -29,6 +29,7 @@ from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.model import Gpu, Topology
 from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.pod_shape import pod_shape
 from tests.fakes.eventually import until
 from tests.fakes.kubeapi import ApiServer, Fault
 
@@ -325,7 +326,9 @@ def test_renamed_resources_count_and_stand_for_classes(api: ApiServer, tmp_path:
             await until(lambda: "nvidia.h100" in parts.facts().classes)
             assert {one.name for one in parts.feed.pods.values()} == {"slices", "whole"}
             asks = {"limits": {"gpuclass.gigaslice.io/nvidia.h100": "1"}}
-            patch = patch_of({"spec": {"containers": [{"name": "c", "resources": asks}]}}, parts.facts())
+            patch = patch_of(
+                pod_shape({"spec": {"containers": [{"name": "c", "resources": asks}]}}), parts.facts()
+            )
             path = "/spec/containers/0/resources/limits/example.com~1gpu"
             assert {"op": "add", "path": path, "value": "1"} in patch
 

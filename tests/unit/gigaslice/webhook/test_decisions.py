@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.webhook.complete import patch_of
+from gigaslice.webhook.complete import patch_of as patch_of_shape
 from gigaslice.webhook.mistakes import findings
+from gigaslice.webhook.pod_shape import pod_shape
 from gigaslice.webhook.reviews import (
     ReviewError,
     answer_mutate,
@@ -39,6 +40,10 @@ def applied(document, patch):
     return document
 
 
+def patch_of(document, known):
+    return patch_of_shape(pod_shape(document), known)
+
+
 def completed(document, known=FACTS):
     return applied(document, patch_of(document, known))
 
@@ -50,13 +55,13 @@ def units(document, field="containers", number=0):
 
 def said(document, known=FACTS):
     """Mistakes as the author sees them, at whichever of the two questions they come up first."""
-    first = answer_mutate(document, known)
-    return first.message or answer_validate(completed(document, known), known).message
+    first = answer_mutate(pod_shape(document), known)
+    return first.message or answer_validate(pod_shape(completed(document, known)), known).message
 
 
 def warned(document, known=FACTS):
     assert not said(document, known)
-    return answer_validate(completed(document, known), known).warnings
+    return answer_validate(pod_shape(completed(document, known)), known).warnings
 
 
 # --- what is added ----------------------------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ def test_a_class_cannot_go_past_our_scheduler(spec, sentence):
 
 def test_a_pod_that_was_not_completed_is_refused():
     """Our first question was not asked, or another webhook took away what was added."""
-    found = findings(pod(h100(2)), FACTS, completed=True).mistakes
+    found = findings(pod_shape(pod(h100(2))), FACTS, completed=True).mistakes
     assert [one for one in found if "needs gigaslice.io/gpu: 2 beside it" in one]
     assert [one for one in found if "default-scheduler" in one]
 
@@ -243,6 +248,19 @@ def test_all_mistakes_are_said_at_once():
 
 def test_what_a_name_says_cannot_act_on_a_terminal():
     assert "\x1b" not in said(pod(asks(limits={"gpuclass.gigaslice.io/\x1b[31m": 1})))
+
+
+def requested(limits, **requests):
+    return pod({"resources": {"requests": {**limits, **requests}, **({"limits": limits} if limits else {})}})
+
+
+@pytest.mark.parametrize("name", ["gpuclass.gigaslice.io/nvidia.h100", "gigaslice.io/gpu"])
+def test_what_stands_under_requests_alone_is_refused_with_what_to_write(name):
+    """There is no map of limits to add the unit to, and Kubernetes takes no such resource without a limit."""
+    sentence = f"container c0: {name} stands under requests alone; write it under limits"
+    assert said(requested({}, **{name: "1"})) == sentence
+    beside = requested({"gpuclass.gigaslice.io/nvidia.t4": "1"}, **{name: "1"})
+    assert sentence in said(beside) and patch_of(beside, FACTS)[:-1] == []
 
 
 # --- what no node has -------------------------------------------------------------------------------------------------
@@ -312,31 +330,43 @@ def test_a_part_is_no_larger_than_the_largest_gpu():
 # --- questions and answers --------------------------------------------------------------------------------------------
 
 
-def question(document, uid="u-1"):
-    return {
-        "request": {"uid": uid, "kind": {"group": "", "version": "v1", "kind": "Pod"}, "object": document}
-    }
+def question(document, uid="u-1", operation="CREATE"):
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    return {"request": {"uid": uid, "kind": kind, "operation": operation, "object": document}}
 
 
 def test_an_answer_carries_the_patch_or_the_sentence():
-    uid, document = read_review(question(pod(h100())))
-    response = write_review(uid, answer_mutate(document, FACTS))["response"]
+    document = pod(h100())
+    review = read_review(question(document))
+    assert review.shape is not None
+    response = write_review(review.uid, answer_mutate(review.shape, FACTS))["response"]
     assert (response["uid"], response["allowed"], response["patchType"]) == ("u-1", True, "JSONPatch")
     assert applied(document, json.loads(base64.b64decode(response["patch"]))) == completed(document)
-    refused = write_review(uid, answer_mutate(pod(h100(0)), FACTS))["response"]
+    refused = write_review("u-1", answer_mutate(pod_shape(pod(h100(0))), FACTS))["response"]
     assert not refused["allowed"] and "patch" not in refused and refused["status"]["code"] == 422
+
+
+@pytest.mark.parametrize("operation", ["UPDATE", "DELETE", "CONNECT"])
+def test_a_pod_that_is_there_already_is_left_alone(operation):
+    """Nothing that it asks for can be changed, and what our scheduler wrote on it would be a mistake in a new one."""
+    document = pod(h100(0), annotations={"gigaslice.io/assignment": "{}"})
+    assert read_review(question(document, operation=operation)).shape is None
+    assert read_review(question(None, operation=operation)).shape is None
 
 
 def test_warnings_are_bounded():
     many = pod(*(asks(limits={f"gigaslice.io/vgpu-memory.{'x' * 300}{n}": 1}) for n in range(40)))
-    response = write_review("u", answer_validate(many, FACTS))["response"]
+    response = write_review("u", answer_validate(pod_shape(many), FACTS))["response"]
     assert response["allowed"] and sum(map(len, response["warnings"])) < 4096
 
 
 @pytest.mark.parametrize("body", [
     None, [], {}, {"request": None}, {"request": {"uid": 3}}, {"request": {"uid": "u"}},
     {"request": {"uid": "u", "kind": {"kind": "Node"}, "object": {}}},
-    {"request": {"uid": "u", "kind": {"kind": "Pod"}}},
+    {"request": {"uid": "u", "kind": {"kind": "Pod"}}}, question(pod(), uid=""), question(pod(), uid="u" * 129),
+    question(pod(), operation="create"), question(pod(), operation=None), question(pod(), operation=["CREATE"]),
+    question(None), question([]), question({"spec": 3}),
+    {"request": {**question(pod())["request"], "kind": {"group": "example.com", "kind": "Pod"}}},
 ])  # fmt: skip
 def test_what_is_no_question_is_refused(body):
     with pytest.raises(ReviewError):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
+import zlib
 
 import aiohttp
+import pytest
 from aiohttp import web
 
+from gigaslice.controller.web_servers import runner_of
 from gigaslice.webhook.server import routes
 from tests.unit.gigaslice.webhook.pods import facts, h100, pod
 from tests.unit.gigaslice.webhook.test_decisions import question
@@ -19,9 +23,7 @@ def posted(known, *bodies):
     counted = []
 
     async def run():
-        app = web.Application()
-        app.add_routes(routes(lambda: known, lambda path, allowed: counted.append((path, allowed))))
-        runner = web.AppRunner(app)
+        runner = runner_of(routes(lambda: known, lambda path, allowed: counted.append((path, allowed))))
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -58,3 +60,86 @@ def test_nothing_is_decided_before_the_cluster_is_known():
 def test_nonsense_is_refused_whatever_its_size():
     found, _ = posted(facts(), b"{", b"[]", b"[" * 100_000, b" " * (9 << 20))
     assert {status for status, _ in found} == {400}
+
+
+def served(send, known=None):
+    """What SEND gets of a server, for which it is given the port."""
+
+    async def run():
+        runner = runner_of(routes(lambda: known or facts()))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            return await send(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+async def replied(port, request):
+    """The status line and the body of the reply to a request as it goes over the wire."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    reply = await reader.read()
+    writer.close()
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0], body
+
+
+def lines(capsys):
+    """What was logged."""
+    return "".join(capsys.readouterr())
+
+
+REVIEW = json.dumps(question(pod(h100()))).encode()
+_HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nConnection: close\r\n"
+_CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("encoding, body", [
+    (b"gzip", gzip.compress(REVIEW)), (b"gzip", REVIEW), (b"gzip", b""), (b"deflate", zlib.compress(REVIEW)),
+    (b"br", REVIEW), (b"identity, gzip", REVIEW), (b"\x1b[31m", REVIEW),
+])  # fmt: skip
+def test_a_packed_body_is_refused_with_a_sentence(encoding, body, capsys):
+    length = b"Content-Encoding: %s\r\nContent-Length: %d\r\n\r\n" % (encoding, len(body))
+    status, text = served(lambda port: replied(port, _HEAD + length + body))
+    assert b" 400 " in status and b"\x1b" not in text
+    assert b"is not read; send the JSON as it is" in text or encoding == b"\x1b[31m"
+    assert not lines(capsys)
+
+
+@pytest.mark.parametrize("request_", [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"POST /mutate\r\n\r\n", b"G\x00T / HTTP/1.1\r\n\r\n",
+    _HEAD + b"Content-Length: many\r\n\r\n", _HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n{}{}",
+    _HEAD + b"X: " + b"y" * 70000 + b"\r\n\r\n", _CHUNKED + b"\r\nzz\r\n{}\r\n0\r\n\r\n",
+    _CHUNKED + b"\r\n2\r\n{}oops\r\n0\r\n\r\n",
+])  # fmt: skip
+def test_what_is_no_http_is_refused_and_no_line_of_the_log(request_, capsys, caplog):
+    status, _ = served(lambda port: replied(port, request_))
+    assert b" 400 " in status and not lines(capsys) and not caplog.records
+
+
+def test_a_client_that_goes_in_the_middle_of_its_body_is_no_line_of_the_log(capsys, caplog):
+    async def leave(port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_HEAD + b"Content-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        return await replied(port, _HEAD + b"Content-Length: %d\r\n\r\n" % len(REVIEW) + REVIEW)
+
+    status, _ = served(leave)
+    assert status == b"HTTP/1.1 200 OK" and not lines(capsys) and not caplog.records
+
+
+def test_a_failure_of_ours_is_logged_and_answered(capsys):
+    class Broken:
+        @property
+        def synced(self):
+            raise RuntimeError("broken")
+
+    body = _HEAD + b"Content-Length: %d\r\n\r\n" % len(REVIEW) + REVIEW
+    status, text = served(lambda port: replied(port, body), Broken())
+    assert status.startswith(b"HTTP/1.1 500") and b"broken" not in text
+    assert "request failed" in lines(capsys)

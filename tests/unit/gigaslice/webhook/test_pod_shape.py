@@ -1,0 +1,60 @@
+"""A pod's document as admission reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gigaslice.webhook.pod_shape import ShapeError, pod_shape
+from tests.unit.gigaslice.webhook.pods import h100, pod
+
+
+def test_what_admission_decides_by_is_read():
+    document = pod(
+        h100(2), init=({**h100(), "restartPolicy": "Always"}, {}), annotations={"a": "b"}, nodeName="n"
+    )
+    shape = pod_shape(document)
+    assert [(one.name, one.kind.value, one.path) for one in shape.asking] == [
+        ("i0", "sidecar", "/spec/initContainers/0"),
+        ("c0", "app", "/spec/containers/0"),
+    ]
+    assert shape.asking[1].classes == {"nvidia.h100": 2} and not shape.asking[1].only_requested
+    assert shape.container_names == {"c0", "i0", "i1"} and shape.annotations == {"a": "b"}
+    assert (shape.scheduler, shape.node, shape.pod.name) == ("default-scheduler", "n", "p-")
+
+
+@pytest.mark.parametrize("document", [None, {}, {"metadata": None, "spec": {"containers": None}}])
+def test_what_is_missing_or_null_is_empty(document):
+    shape = pod_shape(document)
+    assert not shape.asking and not shape.annotations and shape.pod.namespace == "default"
+
+
+@pytest.mark.parametrize("document, sentence", [
+    ([], "the pod must be an object"),
+    ({"metadata": 3}, "metadata must be an object"),
+    ({"metadata": {"annotations": ["gigaslice.io/cores"]}}, "metadata.annotations must be an object"),
+    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a] must be a text"),
+    ({"metadata": {"namespace": {}}}, "metadata.namespace must be a text"),
+    ({"spec": "x"}, "spec must be an object"),
+    ({"spec": {"nodeName": 3}}, "spec.nodeName must be a text"),
+    ({"spec": {"schedulerName": ["x"]}}, "spec.schedulerName must be a text"),
+    ({"spec": {"containers": {}}}, "spec.containers must be a list"),
+    ({"spec": {"initContainers": ["x"]}}, "spec.initContainers[0] must be an object"),
+    ({"spec": {"containers": [{"name": 1}]}}, "spec.containers[0].name must be a text"),
+    ({"spec": {"initContainers": [{}, {"restartPolicy": 1}]}}, "spec.initContainers[1].restartPolicy must be a text"),
+    ({"spec": {"containers": [{"resources": 1}]}}, "spec.containers[0].resources must be an object"),
+    ({"spec": {"containers": [{"resources": {"limits": []}}]}},
+     "spec.containers[0].resources.limits must be an object"),
+    ({"spec": {"containers": [{"resources": {"requests": "1"}}]}},
+     "spec.containers[0].resources.requests must be an object"),
+])  # fmt: skip
+def test_a_field_of_another_type_is_refused_by_its_name(document, sentence):
+    with pytest.raises(ShapeError) as refused:
+        pod_shape(document)
+    assert str(refused.value) == sentence
+
+
+def test_a_value_that_is_no_quantity_counts_as_none():
+    values = ("2", 2, "many", None, True, {}, 1e300)
+    limits = {f"gigaslice.io/{number}": value for number, value in enumerate(values)}
+    (container,) = pod_shape(pod({"resources": {"limits": limits}})).asking
+    assert [count for count in container.counts.values() if count is not None] == [2, 2, 2**63 - 1]
