@@ -13,7 +13,7 @@ from gigaslice.cluster.demand import asks_for_gpus
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
-__all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units"]
+__all__ = ["DEFAULT_SCHEDULER", "patch_of", "raw_units", "shares_beside_others"]
 
 DEFAULT_SCHEDULER = "default-scheduler"
 """What the API server writes into pods that choose no scheduler."""
@@ -39,6 +39,8 @@ def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, i
     """Returns the raw units that the container's classes stand for; none where it has raw units, or a mistake."""
     if any(map(facts.counts_gpus, container.counts)) or container.only_requested:
         return {}
+    if shares_beside_others(container, facts):
+        return {}
     units: dict[str, int] = {}
     for name, count in container.classes.items():
         known = facts.classes.get(name)
@@ -48,3 +50,14 @@ def raw_units(container: ContainerRequest, facts: AdmissionFacts) -> dict[str, i
         unit = facts.units.memory_resource if share else facts.units.gpu_resource
         units[unit] = units.get(unit, 0) + count * (facts.slices(share) if share else 1)
     return units
+
+
+def shares_beside_others(container: ContainerRequest, facts: AdmissionFacts) -> list[str]:
+    """Returns the classes with a share that the container names, where it names other classes beside them.
+
+    The policy that completes pods looks at one class at a time, and cannot add several up. What it leaves to the
+    author is left to the author here: the same pod is taken, or refused, whichever of the two is installed.
+    """
+    names = sorted(container.classes)
+    shares = [name for name in names if name in facts.classes and facts.classes[name].share]
+    return shares if len(names) > 1 else []

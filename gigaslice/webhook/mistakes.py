@@ -17,16 +17,18 @@ from gigaslice.cluster.refusal import Refusal
 from gigaslice.model.options import ANNOTATIONS, PREFIX, RequestOptions, SliceUnit, parse_options
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
-from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units
+from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units, shares_beside_others
 from gigaslice.webhook.facts import AdmissionFacts
 from gigaslice.webhook.pod_shape import ContainerRequest, PodShape
 
-__all__ = ["Findings", "findings"]
+__all__ = ["SHARE_BESIDE_OTHERS", "Findings", "findings"]
 
 _ANNOTATIONS = frozenset(row.name for row in ANNOTATIONS)
 _OURS = frozenset({"allocation"})
 """Annotations under our prefix that the agent writes."""
 _NEAR = 0.7
+SHARE_BESIDE_OTHERS = "one with a share stands beside others: give it a container of its own"
+"""As the policy of the chart says it."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Finding
     for container in shape.asking:
         _names(container, facts, found)
         _counts(container, found)
+        _shares(container, facts, found)
     _annotations(shape, found)
     _route(shape, facts, completed, found)
     if not found.mistakes:
@@ -127,6 +130,19 @@ def _counts(container: ContainerRequest, found: Findings) -> None:
                 f"container {container.name}: {plain(name)} must be a whole number from 1 up; to ask for none, leave "
                 "the line out"
             )
+
+
+def _shares(container: ContainerRequest, facts: AdmissionFacts, found: Findings) -> None:
+    """Several classes with shares, whose sum nobody has written. Beside a class without one they are `_demand`'s."""
+    shares = shares_beside_others(container, facts)
+    if len(shares) < len(container.classes) or any(map(facts.counts_gpus, container.counts)):
+        return
+    if shares:
+        classes = " and ".join(shares)
+        found.mistakes.append(
+            f"container {container.name}: {classes} are classes of which {SHARE_BESIDE_OTHERS}, or write their sum as "
+            f"{facts.units.memory_resource} beside them"
+        )
 
 
 def _annotations(shape: PodShape, found: Findings) -> None:

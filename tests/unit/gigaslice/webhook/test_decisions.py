@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.webhook.complete import patch_of as patch_of_shape
-from gigaslice.webhook.mistakes import findings
+from gigaslice.webhook.mistakes import SHARE_BESIDE_OTHERS, findings
 from gigaslice.webhook.pod_shape import pod_shape
 from gigaslice.webhook.reviews import (
     ReviewError,
@@ -21,6 +21,7 @@ from gigaslice.webhook.reviews import (
     write_review,
 )
 from tests.unit.gigaslice.webhook.pods import asks, facts, h100, inventory, pod
+from tests.unit.manifests.test_chart import listed
 
 FACTS = facts()
 
@@ -72,7 +73,8 @@ def warned(document, known=FACTS):
     ({"gpuclass.gigaslice.io/h100.small": 2}, {"gigaslice.io/vgpu-memory": "16"}),
     ({"gpuclass.gigaslice.io/h100.odd": 3}, {"gigaslice.io/vgpu-memory": "6"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 1, "gpuclass.gigaslice.io/nvidia.t4": 1}, {"gigaslice.io/gpu": "2"}),
-    ({"gpuclass.gigaslice.io/h100.odd": 1, "gpuclass.gigaslice.io/h100.small": 1}, {"gigaslice.io/vgpu-memory": "10"}),
+    ({"gpuclass.gigaslice.io/h100.odd": 1, "gpuclass.gigaslice.io/h100.small": 1, "gigaslice.io/vgpu-memory": 10},
+     {"gigaslice.io/vgpu-memory": "10"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 2, "gigaslice.io/vgpu-memory": 24}, {"gigaslice.io/vgpu-memory": "24"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 2, "gigaslice.io/gpu": 2}, {"gigaslice.io/gpu": "2"}),
     ({"gigaslice.io/vgpu-memory": 8}, {"gigaslice.io/vgpu-memory": "8"}),
@@ -248,6 +250,23 @@ def test_all_mistakes_are_said_at_once():
 
 def test_what_a_name_says_cannot_act_on_a_terminal():
     assert "\x1b" not in said(pod(asks(limits={"gpuclass.gigaslice.io/\x1b[31m": 1})))
+
+
+def test_two_shares_without_their_sum_are_refused_by_the_sentence_of_the_policy():
+    """The policy sees one class at a time, so it adds nothing there, and refuses: modes do not differ."""
+    limits = {"gpuclass.gigaslice.io/h100.odd": 1, "gpuclass.gigaslice.io/h100.small": 1}
+    document = pod(asks(limits=limits))
+    assert said(document) == (
+        f"container c0: h100.odd and h100.small are classes of which {SHARE_BESIDE_OTHERS}, or write their sum as "
+        "gigaslice.io/vgpu-memory beside them"
+    )
+    assert units(completed(document)) == {}
+    (policy,) = [
+        found
+        for found in listed("--set", "cluster.enabled=true", "--kube-version", "1.36.0")
+        if found["kind"] == "ValidatingAdmissionPolicy" and found["metadata"]["name"].endswith("-classes")
+    ]
+    assert SHARE_BESIDE_OTHERS in policy["spec"]["validations"][0]["messageExpression"]
 
 
 def requested(limits, **requests):
