@@ -29,7 +29,7 @@ from gigaslice.model import (
     parse_options,
 )
 from gigaslice.placement import Policy, place, place_waiting
-from gigaslice.placement.same_gpu import beside_own, on_same_gpus
+from gigaslice.placement.own_gpus import apart_from_own, beside_own, on_same_gpus
 from gigaslice.text import plural
 
 __all__ = ["Choice", "Demand", "GpuChooser", "ImpossibleError", "gpu_name"]
@@ -121,11 +121,13 @@ class GpuChooser:
         )
         if found is None:
             return None
-        if (
-            options.exclusive and not options.cores
-        ):  # it has all of the compute anyway, without being throttled
-            return tuple(replace(share, cores=0) for share in found.shares)
-        return found.shares
+        if not options.exclusive:
+            return found.shares
+        # all of the compute of a GPU that no other pod has limits nothing, where it stands beside what is asked for
+        return tuple(
+            replace(share, cores=options.cores) if share.cores == CORES_PER_GPU else share
+            for share in found.shares
+        )
 
     def assigned_whole(self, requester: Requester, count: int) -> tuple[str, ...] | None:
         """Returns the whole GPUs that the requester of so many was assigned; otherwise as `assigned`."""
@@ -156,16 +158,16 @@ class GpuChooser:
             return allowed
         only = allowed if len(allowed) < len(node.gpus) else frozenset[str]()
         request = options.request(slices, only)
-        own = frozenset(gpu for allocation in table.of_pod(requester.pod.uid) for gpu in allocation.quota())
         if options.same_gpu:
             together = self._together(node, table, request, requester, slices)
             if isinstance(together, Infeasible):
                 return together
             request = together
-        if options.exclusive and own:
-            beside = replace(request, exclusive=False, only=own & only if only else own)
-            if beside.only and isinstance(place(node, beside, self.policy), Placement):
-                request = beside
+        if options.exclusive:
+            alone = self._exclusive(node, table, request, requester, slices)
+            if isinstance(alone, Infeasible):
+                return alone
+            request = alone
         return Demand(request, options, mistakes)
 
     def execute(self, node: NodeState, shares: tuple[Share, ...], *, exclusive: bool) -> Choice:
@@ -238,11 +240,31 @@ class GpuChooser:
         if not pod:
             most = max(slices, requester.pod.most_at_once(self.resource))
             return on_same_gpus(node, request, most, self.policy)
+        own = frozenset(gpu for allocation in pod for gpu in allocation.quota())
+        return beside_own(self._pod_alone(table, requester, slices), request, own, slices, self.policy)
+
+    def _exclusive(
+        self, node: NodeState, table: AllocationTable, request: Request, requester: Requester, slices: int
+    ) -> Request | Infeasible:
+        """Restricts an exclusive request to GPUs that its pod has alone, or to those that it can wait for."""
+        own = {gpu for allocation in table.of_pod(requester.pod.uid) for gpu in allocation.quota()}
+        if not own:
+            return request
+        for allocation in table.allocations:
+            if not allocation.is_of(requester.pod.uid):
+                own.difference_update(allocation.promised)
+        only = request.only.intersection(own) if request.only else frozenset(own)
+        beside = replace(request, exclusive=False, only=only)
+        if only and isinstance(place(node, beside, self.policy), Placement):
+            return beside
+        return apart_from_own(self._pod_alone(table, requester, slices), request)
+
+    def _pod_alone(self, table: AllocationTable, requester: Requester, slices: int) -> NodeState:
+        """Returns the node as the requester sees it, with those containers of its pod alone that run beside it."""
+        pod = table.of_pod(requester.pod.uid)
         staying = {allocation.id for allocation in pod if not (allocation.owner and allocation.owner.init)}
         others = [allocation.id for allocation in table.allocations if allocation.id not in staying]
-        alone = self.node(table.without(others), requester, slices)
-        own = frozenset(gpu for allocation in pod for gpu in allocation.quota())
-        return beside_own(alone, request, own, slices, self.policy)
+        return self.node(table.without(others), requester, slices)
 
     def _place_on(self, node: NodeState, gpus: frozenset[str], request: Request) -> Placement | None:
         """Returns the placement on the given GPUs (empty: any) that the request allows."""

@@ -8,6 +8,7 @@ So the container is allocated, and held back at its start, the one call that the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gigaslice import units
 from gigaslice.allocation.host_memory import others_bytes, own_view, real_part
@@ -29,8 +30,22 @@ def shortfall(
     the kubelet has taken back was promised nothing, and its memory counts until its processes are dead. One that waits
     itself and came later counts with its use only. So do a pod's own containers where one of the two is an init
     container, which has ended before a later one starts. A GPU that a pod has for itself is promised to it altogether,
-    and one that ALLOCATION's pod is to have for itself must be free of every other container.
+    and one that ALLOCATION's pod is to have for itself must be free of every other pod's containers, and hold its pod's
+    own together: as long as it has not started yet, since one that has is where it is.
     """
+    lacks = _shortfall_now(table, allocation, node, used)
+    if not (allocation.policy.exclusive and allocation.waiting):
+        return lacks
+    beside = replace(allocation, policy=replace(allocation.policy, exclusive=False))
+    strangers = [other.id for other in table.allocations if not _same_pod(allocation, other)]
+    gpus = {lack.gpu for lack in lacks}
+    within = _shortfall_now(table.without(strangers), beside, node, used)
+    return lacks + tuple(lack for lack in within if lack.gpu not in gpus)
+
+
+def _shortfall_now(
+    table: AllocationTable, allocation: Allocation, node: NodeState, used: Mapping[str, Mapping[str, int]]
+) -> tuple[Missing, ...]:
     others: dict[str, int] = {}
     real: dict[str, int] = {}
     cores: dict[str, int] = {}

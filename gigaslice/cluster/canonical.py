@@ -36,8 +36,7 @@ class Canonical:
             {unit.slices for one in block.alternatives for unit in one} for block in problem.blocks
         )
         self._cores = _sums(
-            {block.cores, *(unit.cores for one in block.alternatives for unit in one)}
-            for block in problem.blocks
+            {unit.cores for one in block.alternatives for unit in one} for block in problem.blocks
         )
         self._most = len(hardware.gpus)
         if self._cores == [0]:

@@ -25,10 +25,8 @@ Assigned = tuple[tuple[Taken, ...], ...]
 def take(hardware: Hardware, block: Block, room: NodeRoom, taken: Sequence[Taken]) -> NodeRoom:
     """Returns the room that is left for the pod's other containers."""
     left = list(room)
-    for gpu, slices, _ in taken:
+    for gpu, slices, cores in taken:
         one = left[gpu]
-        whole = slices >= hardware.view(block.host)[gpu].slices
-        cores = CORES_PER_GPU if whole else block.cores
         real = hardware.real_slices(gpu, slices, block.host)
         left[gpu] = GpuRoom(
             one.free - slices, one.own_free - real, max(0, one.cores - cores), one.foreign, own=True
@@ -124,6 +122,4 @@ class Matcher:
             return None if held else Taken(gpu, slices, CORES_PER_GPU)
         if block.exclusive and room.foreign:
             return None
-        if block.exclusive and not held:
-            return Taken(gpu, slices, CORES_PER_GPU)
         return Taken(gpu, slices, unit.cores) if unit.cores <= room.cores else None

@@ -25,7 +25,7 @@ class Request:
             on one more.
         only: UUIDs of the GPUs that may be chosen; empty for any GPU.
         cores: guaranteed compute share of each GPU in per cent, 0 for none.
-        exclusive: only GPUs without other holders may be chosen, and all of their compute is taken.
+        exclusive: only GPUs without other holders may be chosen. Their compute is promised by `cores` alone.
     """
 
     gpus: int | None = None

@@ -1,16 +1,15 @@
 """Where a request goes: the way into this package for every request.
 
 Requests that the Gaia paper has go to `dispatch`, or to `waiting` where there is no room. Two kinds that it has not
-are brought down to those here. An exclusive GPU is a whole GPU of which only a part is then taken. Different parts are
-placed one after the other, the largest first, each on a GPU that has none yet: a GPU that holds a large part holds a
-smaller one too, so the order cannot lead into a dead end.
+are brought down to those here. An exclusive GPU is a whole GPU of which only a part is then taken, memory and compute
+alike. Different parts are placed one after the other, the largest first, each on a GPU that has none yet: a GPU that
+holds a large part holds a smaller one too, so the order cannot lead into a dead end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gigaslice.model import (
-    CORES_PER_GPU,
     Infeasible,
     NodeState,
     Placement,
@@ -43,7 +42,7 @@ def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> P
     for plan in plans:
         if request.exclusive:
             whole = dispatch.place(state, _whole(plan, request), policy)
-            found = _shared_out(whole, plan.sizes) if isinstance(whole, Placement) else None
+            found = _shared_out(whole, plan.sizes, request.cores) if isinstance(whole, Placement) else None
         else:
             found = _one_by_one(state, plan, request, policy)
         if found is not None:
@@ -146,11 +145,11 @@ def _whole(plan: PoolPlan, request: Request) -> Request:
     return Request(gpus=len(plan.sizes), only=plan.only)
 
 
-def _shared_out(whole: Placement, sizes: Sequence[int]) -> Placement:
-    """Whole GPUs, of which only so much is taken, with all of their compute."""
+def _shared_out(whole: Placement, sizes: Sequence[int], cores: int) -> Placement:
+    """Whole GPUs, of which only so much is taken, with the compute that is asked for: its pod may use the rest, too."""
     return Placement(
         tuple(
-            Share(share.gpu, min(size, share.slices), CORES_PER_GPU)
+            share if size >= share.slices else Share(share.gpu, size, cores)
             for share, size in zip(whole.shares, sizes, strict=True)
         )
     )
@@ -176,7 +175,7 @@ def _wait(state: NodeState, plan: PoolPlan, request: Request, policy: Policy) ->
         whole = waiting.place_waiting(state, _whole(plan, request), policy)
         if isinstance(whole, Infeasible):  # the plan has enough GPUs
             raise AssertionError(whole.detail)
-        return Waiting(_shared_out(whole.placement, plan.sizes), whole.missing)
+        return Waiting(_shared_out(whole.placement, plan.sizes, request.cores), whole.missing)
     left, shares, missing = plan.only, list[Share](), list[Missing]()
     for size in plan.sizes:
         found = waiting.place_waiting(state, _part(size, left, request), policy)

@@ -32,8 +32,8 @@ GPUS, SLICES = 3, 8
 class Node:
     """A node with its kubelet's bookkeeping of device IDs, and a scheduler that assigns as RANDOM has it."""
 
-    def __init__(self, directory, chance):
-        self.directory, self.chance = directory, chance
+    def __init__(self, directory, chance, exclusive=0.0):
+        self.directory, self.chance, self.exclusive = directory, chance, exclusive
         self.library = directory / "libvcuda.so"
         self.library.write_bytes(b"\x7fELF library")
         self.ids, self.names = itertools.count(1), itertools.count(1)
@@ -79,6 +79,11 @@ class Node:
             containers.insert(0, PodContainer("i0", ContainerKind.INIT, {RESOURCE: count}))
         given = {one.name: self.shares(one.requests[RESOURCE]) for one in containers} if assign else {}
         annotations = {ASSIGNMENT: Assignment(given).encode()} if assign else {}
+        for one in containers:
+            if self.chance.random() < self.exclusive:
+                annotations[f"gigaslice.io/exclusive.{one.name}"] = "true"
+            if not assign and self.chance.random() < self.exclusive:
+                annotations[f"gigaslice.io/cores.{one.name}"] = self.chance.choice(("40", "70"))
         pod = Pod("default", name, f"uid-{name}", annotations, tuple(containers))
         lent = set()
         for one in containers:
@@ -126,7 +131,7 @@ class Node:
 
     def check(self):
         promised = dict.fromkeys((uuid(n) for n in range(GPUS)), 0)
-        cores = dict(promised)
+        cores, holders = {}, {}
         for one in self.store.table.allocations:
             page = vcuda.read_limits(self.store.dirs.path(one.id) / contract.LIMITS_FILE)
             said = {gpu.uuid: (gpu.memory_bytes // GIB, gpu.cores_percent) for gpu in page.gpus}
@@ -137,11 +142,17 @@ class Node:
             if one.id in self.running:
                 for gpu, count in one.promised.items():
                     promised[gpu] += count // GIB
-                    cores[gpu] += one.cores_of(gpu)
+                    init = one.owner.init and one.owner.uid
+                    cores.setdefault(gpu, {}).setdefault((one.owner.uid, init), []).append(one.cores_of(gpu))
+                    holders.setdefault(gpu, {}).setdefault(one.owner.uid, []).append(one.policy.exclusive)
         for uid in {uid for uid, _ in self.assigned}:
             self.check_lent(uid)
         assert max(promised.values()) <= SLICES, promised
-        assert max(cores.values()) <= 100, cores
+        for gpu, of_pods in holders.items():
+            compute = {key: sum(shares) for key, shares in cores[gpu].items()}
+            most = {uid: max(compute.get((uid, uid), 0), compute.get((uid, False), 0)) for uid in of_pods}
+            assert sum(most.values()) <= 100, most
+            assert len(of_pods) == 1 or not any(map(any, of_pods.values())), of_pods
         held = set().union(*self.held.values()) if self.held else set()
         assert held == set().union(*(one.device_ids for one in self.store.table.allocations))
 
@@ -156,12 +167,12 @@ class Node:
 
 
 @pytest.mark.parametrize("part", range(2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_limits_are_the_assignments_and_no_gpu_is_promised_twice(part, seed):
     chance = random.Random(f"{part} {seed}")
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as directory:
-        node = Node(Path(directory), chance)
+        node = Node(Path(directory), chance, exclusive=0.3 * part)
         for _ in range(18):
             step = chance.random()
             if step < 0.45:

@@ -131,6 +131,50 @@ def test_the_containers_of_an_exclusive_pod_are_no_strangers_to_each_other(node)
     assert [node.allocator.start_blocker(allocation) for allocation in (init, app)] == [None] * 2
 
 
+def test_an_exclusive_container_has_the_compute_that_it_asks_for_and_its_pod_the_rest(node):
+    alone, beside, last = node.admit(
+        node.pod("a", 2, 2, 2, exclusive="true", gpu_uuid=uuid(0), **{"cores.c0": "30", "cores.c1": "70"})
+    )
+    assert [one.cores_of(uuid(0)) for one in (alone, beside, last)] == [30, 70, 0]
+    assert [node.allocator.start_blocker(one) for one in (alone, beside, last)] == [None] * 3
+    with pytest.raises(ImpossibleError, match="and 60% of its compute to other containers of the pod"):
+        node.admit(node.pod("b", 2, 2, exclusive="true", cores="60", gpu_uuid=uuid(1)))
+
+
+@pytest.mark.parametrize("size, others, annotations", [
+    ((2, 2), 3, {"cores.c0": "80", "cores.c1": "40", "exclusive.c1": "true"}),
+    ((7, 2), 7, {"exclusive.c1": "true"}),
+    ((7, 4), 7, {"exclusive.c1": "true", "gpus.c1": "2"}),
+    ((7, 4), 7, {"exclusive.c1": "true", "memory.c1": "2,2"}),
+])  # fmt: skip
+def test_an_exclusive_container_waits_for_others_and_never_for_its_own_pod(node, size, others, annotations):
+    """Beside the first container of its pod is no room for it, and there never will be."""
+    strangers = [node.one(f"f{number}", others, gpu_uuid=uuid(number)) for number in range(1, GPUS)]
+    first, alone = node.admit(node.pod("a", *size, **annotations, **{"gpu_uuid.c0": uuid(0)}))
+    on = set(node.parts(alone))
+    assert uuid(0) not in on and "default/f" in node.allocator.start_blocker(alone)
+    node.store.update(node.store.table.counted_out([one.id for one in strangers]))
+    assert node.allocator.start_blocker(node.store.table.find(alone.id)) is None
+    assert node.allocator.start_blocker(first) is None
+
+
+def test_an_exclusive_container_is_not_beside_others_because_its_pod_is(node):
+    node.one("other", 2, gpu_uuid=uuid(1))
+    first, alone = node.admit(node.pod("a", 2, 2, **{"gpu_uuid.c0": uuid(1), "exclusive.c1": "true"}))
+    assert set(node.parts(first)) == {uuid(1)} and set(node.parts(alone)).isdisjoint({uuid(1)})
+    assert node.allocator.start_blocker(alone) is None
+
+
+def test_what_an_init_container_has_is_waited_for(node):
+    """It ends before the other container starts."""
+    for number in range(1, GPUS):
+        node.one(f"f{number}", 8, gpu_uuid=uuid(number))
+    said = {"cores.i0": "80", "cores.c0": "40", "exclusive.c0": "true", "exclusive.i0": "true"}
+    init, app = node.admit(node.pod("a", 4, init=(8,), **said))
+    assert set(node.parts(init)) == set(node.parts(app)) == {uuid(0)}
+    assert [node.allocator.start_blocker(one) for one in (init, app)] == [None, None]
+
+
 def test_all_containers_on_one_gpu(node):
     for number in range(GPUS):
         node.one(f"f{number}", 4 if number else 3, gpu_uuid=uuid(number))

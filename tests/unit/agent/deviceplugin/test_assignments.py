@@ -94,6 +94,21 @@ def test_annotations_go_on_meaning_what_they_mean_and_choose_nothing(call, clust
     assert (one.policy.cores, one.policy.elastic, one.given_cores) == (30, True, {})
 
 
+@pytest.mark.parametrize("cores", [
+    ({}, 0, 0), ({"cores": "30"}, 30, 30), ({}, 40, 40),  # the last from a class
+    ({}, 100, 0), ({"cores": "30"}, 100, 30),
+])  # fmt: skip
+def test_a_container_with_gpus_of_its_own_has_the_compute_that_was_asked_for(call, cluster, store, cores):
+    asked, assigned, limit = cores
+    cluster.put(pod("a", 8, assigned={"c0": (Share(uuid(0), 8, assigned),)}, exclusive="true", **asked))
+
+    async def story(stub):
+        await visible(stub, device_ids(0, *range(8)))
+
+    call(story)
+    assert pages(store) == [{uuid(0): (8, limit)}]
+
+
 @pytest.mark.parametrize(
     ("assigned", "says"),
     [

@@ -1,5 +1,9 @@
+from dataclasses import replace
+
+import pytest
+
 from gigaslice.allocation import start_decision
-from gigaslice.allocation.table import AllocationTable, ContainerRef
+from gigaslice.allocation.table import AllocationOptions, AllocationTable, ContainerRef, Owner
 from gigaslice.model import Gpu, NodeState, Share, Topology
 from gigaslice.placement import Missing
 from tests.fakes.nodes import GIB, allocation, device_ids, inventory, uuid
@@ -64,6 +68,28 @@ def test_an_init_container_that_starts_again_is_not_held_up_by_its_own_pod():
     assert lacking(found, init) == {}
     assert lacking(found, app) == {}
     assert lacking(found, app, {init.id: {uuid(0): GIB}}) == {uuid(0): GIB}
+
+
+def of_pod(number, slices, cores=0, *, exclusive=False, pod="u", **more):
+    policy = AllocationOptions(cores=cores, exclusive=exclusive)
+    owner = Owner(pod, "default", pod, f"c{number}")
+    return allocation(number, (0, range(slices)), owner=owner, policy=policy, **more)
+
+
+@pytest.mark.parametrize("first, second, lack", [
+    ((12, 60), (12, 40), (0, 0)), ((12, 60), (12, 60), (0, 20)), ((16, 0), (9, 0), (GIB, 0)),
+    ((12, 0), (12, 100), (0, 0)), ((12, 1), (12, 100), (0, 1)),
+])  # fmt: skip
+def test_a_gpu_of_a_pods_own_holds_its_containers_together(first, second, lack):
+    beside = of_pod(1, *first)
+    alone = of_pod(2, *second, exclusive=True, waiting=True)
+    missing = start_decision.shortfall(table(beside, alone), alone, node(), {})
+    assert [(one.bytes, one.cores) for one in missing] == ([lack] if any(lack) else [])
+    started = replace(alone, waiting=False)
+    assert start_decision.shortfall(table(beside, started), started, node(), {}) == ()
+    stranger = of_pod(3, 1, pod="other")
+    (missing,) = start_decision.shortfall(table(alone, stranger), alone, node(), {})
+    assert missing.bytes == GIB
 
 
 def test_an_unhealthy_or_vanished_gpu_holds_back():

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import NamedTuple
 
-Ways = dict[int, int]  # GPU -> slices
+
+class Amount(NamedTuple):
+    """Of one GPU: slices, and the compute that is promised."""
+
+    slices: int
+    cores: int
+
+
+Ways = dict[int, Amount]  # by GPU
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,15 @@ class OracleGpu:
 
 @dataclass(frozen=True)
 class OracleContainer:
-    """What a container asks for, in one of three ways: slices, whole gpus, or classes as (GPUs, count, slices or 0).
+    """What a container asks for, in one of three ways: slices, whole gpus, or classes as (GPUs, count, slices or
+    0, compute or 0).
 
     parts, gpus, whole_first: how slices are divided. lends: it is an init container. allowed: GPUs of annotations.
     """
 
     slices: int = 0
     gpus: int = 0
-    classes: tuple[tuple[frozenset[int], int, int], ...] = ()
+    classes: tuple[tuple[frozenset[int], int, int, int], ...] = ()
     divided: int = 0
     parts: tuple[int, ...] = ()
     whole_first: bool = False
@@ -51,7 +61,7 @@ def ways(gpus: Sequence[OracleGpu], one: OracleContainer) -> Iterator[Ways]:
     """Every division of a container over different GPUs, whether there is room or not."""
     everything = frozenset(range(len(gpus))) if one.allowed is None else one.allowed
     if one.classes:
-        yield from _of_classes(gpus, one.classes, everything)
+        yield from _of_classes(gpus, one.classes, everything, one.cores)
         return
     pools: dict[tuple[str, int], list[int]] = {}
     for number, gpu in enumerate(gpus):
@@ -67,7 +77,15 @@ def ways(gpus: Sequence[OracleGpu], one: OracleContainer) -> Iterator[Ways]:
     for members, sizes in sized:
         if len(sizes) == fewest:
             for chosen in permutations(members, len(sizes)):
-                yield dict(zip(chosen, sizes, strict=True))
+                yield {
+                    gpu: amount(gpus[gpu], slices, one.cores)
+                    for gpu, slices in zip(chosen, sizes, strict=True)
+                }
+
+
+def amount(gpu: OracleGpu, slices: int, cores: int) -> Amount:
+    """A whole GPU comes with all its compute; nothing else does, whoever else may be on it."""
+    return Amount(slices, 100 if slices == gpu.size else cores)
 
 
 def _sizes(one: OracleContainer, size: int) -> list[int]:
@@ -83,16 +101,20 @@ def _sizes(one: OracleContainer, size: int) -> list[int]:
 
 def _of_classes(
     gpus: Sequence[OracleGpu],
-    classes: Sequence[tuple[frozenset[int], int, int]],
+    classes: Sequence[tuple[frozenset[int], int, int, int]],
     allowed: frozenset[int],
+    cores: int,
 ) -> Iterator[Ways]:
     if not classes:
         yield {}
         return
-    (members, count, slices), rest = classes[0], classes[1:]
+    (members, count, slices, own_cores), rest = classes[0], classes[1:]
     for chosen in combinations(sorted(members & allowed), count):
-        for other in _of_classes(gpus, rest, allowed - set(chosen)):
-            yield {**other, **{gpu: slices or gpus[gpu].size for gpu in chosen}}
+        for other in _of_classes(gpus, rest, allowed - set(chosen), cores):
+            yield {
+                **other,
+                **{gpu: amount(gpus[gpu], slices or gpus[gpu].size, own_cores or cores) for gpu in chosen},
+            }
 
 
 @dataclass(frozen=True)
@@ -103,28 +125,29 @@ class Left:
     cores: tuple[int, ...]
 
 
-def fits_now(gpus: Sequence[OracleGpu], left: Left, one: OracleContainer, way: Mapping[int, int]) -> bool:
-    """Whether there is room for a division beside other pods and what the pod has already."""
-    for number, slices in way.items():
+def fits_now(gpus: Sequence[OracleGpu], left: Left, one: OracleContainer, way: Mapping[int, Amount]) -> bool:
+    """Whether there is room for a division beside other pods and what the pod has already.
+
+    No GPU's compute is promised beyond 100 per cent, by the containers of one pod or of several.
+    """
+    for number, (slices, cores) in way.items():
         gpu = gpus[number]
         if gpu.shut or slices > gpu.size - gpu.used - left.slices[number]:
             return False
         if one.exclusive and gpu.held:
             return False
-        alone = not gpu.held and not left.slices[number]
-        if slices == gpu.size:
-            if not alone:
-                return False
-        elif not (one.exclusive and alone) and one.cores > 100 - gpu.cores - left.cores[number]:
+        if slices == gpu.size and (gpu.held or left.slices[number]):
+            return False
+        if cores and slices < gpu.size and cores > 100 - gpu.cores - left.cores[number]:
             return False
     return True
 
 
-def taken(gpus: Sequence[OracleGpu], left: Left, one: OracleContainer, way: Mapping[int, int]) -> Left:
+def taken(left: Left, way: Mapping[int, Amount]) -> Left:
     slices, cores = list(left.slices), list(left.cores)
-    for number, count in way.items():
-        slices[number] += count
-        cores[number] += 100 if count == gpus[number].size else one.cores
+    for number, one in way.items():
+        slices[number] += one.slices
+        cores[number] += one.cores
     return Left(tuple(slices), tuple(cores))
 
 
@@ -146,20 +169,20 @@ def _feasible(
         return True
     one, rest = containers[0], containers[1:]
     return any(
-        _feasible(gpus, rest, left if one.lends else taken(gpus, left, one, way), within)
+        _feasible(gpus, rest, left if one.lends else taken(left, way), within)
         for way in ways(gpus, one)
         if within.issuperset(way) and fits_now(gpus, left, one, way)
     )
 
 
 def valid(
-    gpus: Sequence[OracleGpu], containers: Sequence[OracleContainer], found: Sequence[Mapping[int, int]]
+    gpus: Sequence[OracleGpu], containers: Sequence[OracleContainer], found: Sequence[Mapping[int, Amount]]
 ) -> bool:
-    """Whether an assignment keeps every rule."""
+    """Whether an assignment keeps every rule, and says of each share what it promises."""
     left = Left((0,) * len(gpus), (0,) * len(gpus))
     for one, way in zip(containers, found, strict=True):
         if dict(way) not in list(ways(gpus, one)) or not fits_now(gpus, left, one, way):
             return False
         if not one.lends:
-            left = taken(gpus, left, one, way)
+            left = taken(left, way)
     return True

@@ -47,15 +47,18 @@ CLASSES = {
     "any": list(MODELS),
     "share": list(MODELS),
     "part": ["NVIDIA A"],
+    "busy": ["NVIDIA B"],
 }
-SHARES = {"share": 2, "part": 1}
+SHARES = {"share": (2, 0), "part": (1, 0), "busy": (1, 30)}
+"""Slices and compute of the classes that are shares of a GPU."""
 
 
 def a_class(name: str) -> ResourceClass:
     selector = parse_selector(
         {"matchExpressions": [{"key": "model", "operator": "In", "values": CLASSES[name]}]}
     )
-    share = ClassShare(SHARES[name] * GIB) if name in SHARES else None
+    slices, cores = SHARES.get(name, (0, 0))
+    share = ClassShare(slices * GIB, cores) if slices else None
     return ResourceClass(name, selector, share)
 
 
@@ -152,15 +155,22 @@ def with_classes(found: list[OracleGpu], one: OracleContainer, counts: dict[str,
         name: frozenset(number for number, gpu in enumerate(found) if gpu.model in CLASSES[name])
         for name in counts
     }
-    rows = tuple((members[name], counts[name], SHARES.get(name, 0)) for name in sorted(counts))
+    rows = tuple((members[name], counts[name], *SHARES.get(name, (0, 0))) for name in sorted(counts))
     return OracleContainer(classes=rows, cores=one.cores, exclusive=one.exclusive, lends=one.lends)
 
 
-def as_ways(found: Assignment, number: int) -> list[dict[int, int]]:
+def as_ways(found: Assignment, number: int) -> list[oracle.Ways]:
     return [
-        {int(share.gpu.rpartition("-")[2]): share.slices for share in found.containers[f"c{one}"]}
+        {
+            int(share.gpu.rpartition("-")[2]): oracle.Amount(share.slices, share.cores)
+            for share in found.containers[f"c{one}"]
+        }
         for one in range(number)
     ]
+
+
+def as_slices(found: Assignment, number: int) -> list[dict[int, int]]:
+    return [{gpu: one.slices for gpu, one in way.items()} for way in as_ways(found, number)]
 
 
 @given(st.data())
@@ -288,11 +298,11 @@ def test_what_could_be_anywhere_leaves_what_others_need() -> None:
     demand = state.demand_of(a_pod([(OracleContainer(), {"any": 1}), (OracleContainer(), {"a": 2})]))
     assert isinstance(demand, PodDemand)
     answer = state.choose(demand, "n")
-    assert isinstance(answer, Assignment) and as_ways(answer, 2) == [{2: 4}, {0: 4, 1: 4}]
+    assert isinstance(answer, Assignment) and as_slices(answer, 2) == [{2: 4}, {0: 4, 1: 4}]
     one = state.demand_of(a_pod([(OracleContainer(), {"any": 1, "a": 2})]))
     assert isinstance(one, PodDemand)
     answer = state.choose(one, "n")
-    assert isinstance(answer, Assignment) and as_ways(answer, 1) == [{0: 4, 1: 4, 2: 4}]
+    assert isinstance(answer, Assignment) and as_slices(answer, 1) == [{0: 4, 1: 4, 2: 4}]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

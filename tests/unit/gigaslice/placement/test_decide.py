@@ -1,5 +1,7 @@
 """GPUs for one pod alone, and GPUs with different parts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ def test_alone_on_several_gpus_with_even_or_different_parts():
     even = place(node(0, 1), Request(total=7, gpus=2, exclusive=True))
     assert sorted(sizes(even).values()) == [3, 4] and uuid(1) not in sizes(even)
     assert sorted(sizes(place(node(), Request(parts=(1, 5), exclusive=True))).values()) == [1, 5]
-    assert {share.cores for share in even.shares} == {100}
+    assert {share.cores for share in even.shares} == {0}
 
 
 @pytest.mark.parametrize("request_, reason", [
@@ -79,7 +81,16 @@ def test_what_can_never_be(request_, reason):
 def test_alone_on_whole_gpus_and_on_a_part_of_one_more():
     found = place(node(0, 1), Request(total=20, whole_first=True, exclusive=True))
     assert sorted(sizes(found).values()) == [4, 8, 8] and uuid(1) not in sizes(found)
-    assert {share.cores for share in found.shares} == {100}
+    assert {(share.slices, share.cores) for share in found.shares} == {(8, 100), (4, 0)}
+
+
+@pytest.mark.parametrize("used, request_, cores", [
+    ((), Request(total=3), 0), ((), Request(total=3, cores=30), 30), ((), Request(total=8, cores=30), 100),
+    ((1, 1, 1, 1), Request(total=3, cores=30), 30), ((), Request(parts=(2, 3), cores=100), 100),
+])  # fmt: skip
+def test_alone_promises_the_compute_that_is_asked_for(used, request_, cores):
+    waiting = place_waiting(node(*used), replace(request_, exclusive=True))
+    assert {share.cores for share in waiting.placement.shares} == {cores}
 
 
 def test_waiting_where_the_least_is_missing():

@@ -1,4 +1,4 @@
-"""Where the containers of a pod with `same-gpu` can be, and when they never can. Pure.
+"""Where a container can be beside the others of its pod (`same-gpu`, `exclusive`), and when it never can. Pure.
 
 A pod that only its own end could make room for gets a refusal at once: it would wait for itself.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gigaslice.model import Infeasible, NodeState, Reason, Request
+from gigaslice.model import CORES_PER_GPU, Gpu, Infeasible, NodeState, Reason, Request
 from gigaslice.placement import Policy, place_waiting
+from gigaslice.placement.sizing import problem, size
 
-__all__ = ["beside_own", "on_same_gpus"]
+__all__ = ["apart_from_own", "beside_own", "on_same_gpus"]
 
 _NAME = "gigaslice.io/same-gpu"
 
@@ -44,3 +45,36 @@ def beside_own(
         detail = f" ({found.detail})" if isinstance(found, Infeasible) else ""
         return Infeasible(Reason.EXCEEDS_GPU, f"{why}{detail}; ask for less, or leave same-gpu out")
     return there
+
+
+def apart_from_own(alone: NodeState, request: Request) -> Request | Infeasible:
+    """The REQUEST of an exclusive container without the GPUs on which it never fits beside its pod's other containers.
+    ALONE: as for `beside_own`.
+    """
+    usage, tight, rest = alone.usage(), list[str](), list[str]()
+    for at, gpu in enumerate(alone.gpus):
+        if request.only and gpu.uuid not in request.only:
+            continue
+        full = usage.slices[at] + _least(request, gpu) > gpu.slices
+        busy = usage.cores[at] + request.cores > CORES_PER_GPU
+        if usage.holders[at] and (full or busy):
+            tight.append(
+                f"{gpu.uuid} gives {usage.slices[at]} of {gpu.slices} slices and {usage.cores[at]}% of its compute to "
+                "other containers of the pod"
+            )
+        else:
+            rest.append(gpu.uuid)
+    if tight and not rest:
+        why = f"gigaslice.io/exclusive: {', '.join(tight)}, and what is left is too little"
+        return Infeasible(Reason.EXCEEDS_GPU, f"{why}; ask for less, or allow other GPUs")
+    return replace(request, only=frozenset(rest)) if tight else request
+
+
+def _least(request: Request, gpu: Gpu) -> int:
+    """The slices that a request takes at least of a GPU where it takes any."""
+    if request.parts:
+        return min(request.parts)
+    if problem(request) or not gpu.slices:
+        return 0
+    need = size(request, gpu.slices)
+    return need.tail or need.slices
