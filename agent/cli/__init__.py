@@ -70,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log(error, "console" if "debug" in arguments else "")
         name = f"{error.filename}: " if error.filename else ""
         return report(FAILED, f"{name}{error.strerror or error}; {remedy(error)}")
+    except ModuleNotFoundError as error:
+        from agent.cli import _packages
+
+        lacking = _packages.remedy(error.name)
+        return report(MISSING, lacking) if lacking else _internal(error)
     except Exception as error:  # noqa: BLE001  (the outermost border: a user gets a line, a developer the stack)
-        _log(error, "console")
-        detail = " ".join(str(error).split())
-        return report(
-            FAILED,
-            f"internal error: {type(error).__name__}: {detail}; please report it with the lines above",
-        )
+        return _internal(error)
 
 
 def make_parser(command: str = "") -> argparse.ArgumentParser:
@@ -110,6 +110,14 @@ def _unknown(argument: str, flags: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, flags, n=1)
     hint = f"did you mean {near[0]}?" if near else "gigaslice --help shows what is possible"
     return f"unknown argument {argument!r}; {hint}"
+
+
+def _internal(error: Exception) -> int:
+    _log(error, "console")
+    detail = " ".join(str(error).split())
+    return report(
+        FAILED, f"internal error: {type(error).__name__}: {detail}; please report it with the lines above"
+    )
 
 
 def _log(error: Exception, style: str) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import pkgutil
 from typing import TYPE_CHECKING, cast
 
 import vcuda
-from agent.cli import _dataset
+from agent.cli import _dataset, _packages
 from agent.cli._shared import OK, SETTINGS_DESCRIPTION
-from gigaslice.errors import ConfigError, MissingError
+from gigaslice.errors import ConfigError
 from gigaslice.runtime import settings
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ DESCRIPTION = (
     + SETTINGS_DESCRIPTION
 )
 SETTINGS = True
-
-_LIBRARIES = ("blake3", "obstore")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +52,6 @@ def run(known: argparse.Namespace) -> int:
     command: Command | None = getattr(known, "subcommand_module", None)
     if command is not None and known.mistakes and not command.SETTINGS:
         raise ConfigError(known.mistakes)
-    needed = getattr(command, "LIBRARIES", _LIBRARIES)
-    if not all(map(importlib.util.find_spec, needed)):
-        raise MissingError("this command needs the libraries of datasets; pip install 'gigaslice[dataset]'")
     if command is not None:
         return command.run(known)
     from gigaslice.dataset_node.settings import DatasetSettings
@@ -67,5 +61,6 @@ def run(known: argparse.Namespace) -> int:
     from agent.config import kubernetes_service
     from gigaslice.dataset_node import service
 
+    _packages.need("obstore")  # loaded with the first bucket
     service.run(found, kubernetes_service(settings.environment()), vcuda.__version__)
     return OK

@@ -24,8 +24,6 @@ DESCRIPTION = (
     "there, and deletes the pods. What a node has already is compared with the source, and not fetched again."
 )
 SETTINGS = False
-LIBRARIES = ()
-"""None of the service's; those of the cluster are asked for by `cluster_target`."""
 
 _PARALLEL = 16
 

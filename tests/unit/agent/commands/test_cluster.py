@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -218,13 +217,6 @@ def test_a_server_that_is_not_there(capsys):
         url = gone.url
     assert main(["nodes", "--server", url]) == 1
     assert "127.0.0.1" in capsys.readouterr().err
-
-
-def test_without_the_libraries_it_is_one_line(api, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, _, err = run(api, capsys, "top")
-    assert code == 3
-    assert "pip install 'gigaslice[cluster]'" in err
 
 
 def kubeconfig(path, **contexts):

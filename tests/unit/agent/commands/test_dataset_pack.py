@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -91,15 +90,6 @@ def test_the_bar_is_for_terminals(
         line for line in lines if "100% packed 1 KiB of 1 KiB" in line
     ]
     assert len(lines) == 3
-
-
-def test_without_the_libraries(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: Path
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, _, err = run(capsys, "pack", source, source.parent / "pack")
-    assert code == 3
-    assert "pip install 'gigaslice[dataset]'" in err
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(
