@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "WordChoice",
     "absolute_path",
     "address",
     "auto_off",
@@ -50,15 +51,22 @@ def auto_off(text: str) -> str:
     return "off" if is_off(text) else "auto"
 
 
-def choice(*options: str) -> Callable[[str], str]:
-    """A parser that takes one of OPTIONS."""
+@dataclass(frozen=True, slots=True)
+class WordChoice:
+    """A parser that takes one of its options."""
 
-    def parse(text: str) -> str:
-        if text not in options:
-            raise ValueError(f"must be one of {', '.join(options)}")
+    options: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        """TEXT, where it is one of them."""
+        if text not in self.options:
+            raise ValueError(f"must be one of {', '.join(self.options)}")
         return text
 
-    return parse
+
+def choice(*options: str) -> WordChoice:
+    """A parser that takes one of OPTIONS."""
+    return WordChoice(options)
 
 
 def count(text: str) -> int:

@@ -16,7 +16,7 @@ __all__ = ["SchedulerSettings"]
 
 
 def _lease(text: str) -> tuple[str, str] | None:
-    if text == "off":
+    if values.is_off(text):
         return None
     found = re.fullmatch(r"([a-z0-9][-a-z0-9]{0,62})/([a-z0-9][-a-z0-9.]{0,252})", text)
     if found is None:

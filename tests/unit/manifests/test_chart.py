@@ -184,6 +184,21 @@ def test_the_agent_understands_the_flags_that_settings_become():
     assert settings.pod_resources == Path("/k/pod-resources/kubelet.sock")
 
 
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("stateDir", "write stateDir"),
+        ("kubeletDir", "write kubeletDir"),
+        ("podResources", "write kubeletDir"),
+        ("nodeName", "every node has a name of its own"),
+    ],
+)
+def test_a_setting_that_the_chart_must_know_is_refused_with_where_it_goes(key, instead):
+    value = "node-1" if key == "nodeName" else "/elsewhere"
+    done = helm("--set", f"settings.{key}={value}")
+    assert done.returncode != 0 and f"settings.{key}: " in done.stderr and instead in done.stderr
+
+
 def test_two_releases_do_not_share_names():
     one, other = rendered(), rendered(release="second")
     for kind, document in one.items():

@@ -73,6 +73,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* A setting's flag: stateDir is --state-dir. */ -}}
 {{- define "gigaslice.args" -}}
+{{- range $key, $instead := dict "stateDir" "stateDir" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" -}}
+{{- if hasKey $.Values.settings $key -}}
+{{- fail (printf "settings.%s: the chart mounts directories and names nodes itself; write %s" $key $instead) -}}
+{{- end -}}
+{{- end -}}
 - node
 {{- range $key, $value := .Values.settings }}
 - {{ printf "--%s=%s" (regexReplaceAll "([A-Z])" $key "-$1" | lower) (include "gigaslice.text" $value) | quote }}
