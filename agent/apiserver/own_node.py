@@ -4,6 +4,9 @@ The Node object belongs to the kubelet; the agent writes one annotation of it an
 pods that wait for a node, so nothing is written unless the text has changed, and changes in quick succession become
 one: a few may follow each other at once, then about one a second, and the last value wins. Now and then the same text
 is written again, which changes nothing where it is still there, and puts it back where another client removed it.
+
+Before the first write, and now and then, it is tried whether the agent's token is kept to annotations of ours; while
+it is not, nothing is written, so that nobody works with a cluster in which every agent's token changes any node.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agent.apiserver.node_trial import MERGE, REMEDY, UnboundedError, check_bounds
 from agent.apiserver.wire import Api, ApiError, path_of
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -20,7 +24,6 @@ from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["NodeAnnotation", "Publishing"]
 
-_MERGE = "application/merge-patch+json"
 _BURST, _REFILL = 3.0, 1.0  # writes at once; seconds for another one
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _REFUSED_PAUSE = 60.0  # after an answer that the same request gets again: no right, no such node
@@ -28,7 +31,7 @@ _AGAIN = 600.0  # seconds until the same text is written again
 _FOREVER = 3600.0
 _REMEDIES = {
     401: "the agent's credentials are not accepted",
-    403: 'the agent may not patch its node; daemonset.yaml and the chart grant "patch" of nodes',
+    403: "the agent may not patch its node; deploy/node-policy.yaml and the chart give it that right (Kubernetes 1.30)",
     404: "the cluster has no node of this name; see --node-name",
 }
 
@@ -42,12 +45,14 @@ class Publishing:
         failures: The others.
         written: When the last one was accepted, in Unix time; None before the first.
         outdated: Seconds for which another value has been due; 0 while the cluster has the present one.
+        withheld: Whether nothing is written because the agent's token is not kept to annotations of ours.
     """
 
     writes: int
     failures: int
     written: float | None
     outdated: float
+    withheld: bool = False
 
 
 class NodeAnnotation:
@@ -66,6 +71,8 @@ class NodeAnnotation:
         self._writes = self._failed_writes = 0
         self._accepted: float | None = None  # in Unix time
         self._outdated_since: float | None = None
+        self._tried_at: float | None = None  # when the token was seen to be kept to annotations of ours
+        self._withheld = False
         self._api = api
         self._node = node
         self._key = key
@@ -94,7 +101,7 @@ class NodeAnnotation:
         """How it went until now."""
         since = self._outdated_since
         outdated = 0.0 if since is None else max(0.0, self._clock() - since)
-        return Publishing(self._writes, self._failed_writes, self._accepted, outdated)
+        return Publishing(self._writes, self._failed_writes, self._accepted, outdated, self._withheld)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -121,9 +128,10 @@ class NodeAnnotation:
         text = self._text
         self._tokens -= 1
         try:
+            await self._try()
             body = {"metadata": {"annotations": {self._key: text}}}
             path = path_of("api", "v1", "nodes", self._node)
-            reply = await self._api.request("PATCH", path, None, body, _MERGE)
+            reply = await self._api.request("PATCH", path, None, body, MERGE)
             if reply.status >= 300:
                 raise reply.failure("node not annotated")
         except ApiError as error:
@@ -136,6 +144,13 @@ class NodeAnnotation:
         self._written, self._written_at, self._failures = text, self._clock(), 0
         if self._reported.over("failure"):
             self._log.info("node annotated again", node=self._node, annotation=self._key)
+
+    async def _try(self) -> None:
+        """Raises ApiError while the token is not known to be kept to annotations of ours."""
+        if self._tried_at is None or self._clock() - self._tried_at >= self._again:
+            self._tried_at = None
+            await check_bounds(self._api, self._node)
+            self._tried_at, self._withheld = self._clock(), False
 
     def _due(self) -> None:
         if self._outdated_since is None:
@@ -150,8 +165,14 @@ class NodeAnnotation:
         self._not_before = self._clock() + error.retry_after + pause * random.uniform(0.5, 1.0)
         self._written = None  # it may have been written, and the answer lost
         detail = _REMEDIES.get(error.status, "tried again")
-        if (lasting or self._failures >= 3) and self._reported.new("failure", str(error.status)):
-            self._log.warning(
+        if isinstance(error, UnboundedError):
+            self._withheld, detail = True, REMEDY
+        if (lasting or self._failures >= 3) and self._reported.new(
+            "failure", f"{error.status} {self._withheld}"
+        ):
+            # Without the right nothing is wrong where neither classes nor the scheduler are used.
+            say = self._log.info if error.status == 403 else self._log.warning
+            say(
                 "node not annotated; the cluster's parts do not see this node's GPUs",
                 node=self._node,
                 annotation=self._key,

@@ -19,6 +19,7 @@ import grpc
 
 import vcuda
 from agent.apiserver import find_access
+from agent.apiserver.node_trial import REMEDY, UnboundedError, check_bounds
 from agent.apiserver.wire import Api, ApiError, path_of
 from agent.config import Config
 from agent.inventory.page_faults import counters_are_on
@@ -37,8 +38,9 @@ _HOST_PID_NAMESPACE = (
 )
 _MAX_LIST_BYTES = 64 << 20  # an API server may leave the limit out of account
 _EVICT = ("create", "pods/eviction")
-_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), ("patch", "nodes"), _EVICT)
-_MISSED_LITTLE = ("events", "nodes")  # without these rights pods are served all the same
+_PUBLISH = ("patch", "nodes")
+_RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
+_MISSED_LITTLE = ("events",)  # without these rights pods are served all the same
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -50,7 +52,7 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield from _check_kubelet(config)
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
-    yield _check_api(config)
+    yield from _check_api(config)
     if config.host_memory:
         yield from _check_paging()
     if config.visible_devices == "cdi":
@@ -181,19 +183,27 @@ def _check_pid_namespace(path: Path) -> Finding:
     return Finding("ok", "PIDs", "these are the host's")
 
 
-def _check_api(config: Config) -> Finding:
+def _check_api(config: Config) -> Iterator[Finding]:
     if config.kube_api == "off":
-        return Finding("ok", "API server", "not to be asked (--kube-api=off)")
+        yield Finding("ok", "API server", "not to be asked (--kube-api=off)")
+        return
     try:
         access, whence = find_access(config.kubeconfig, config.kubernetes_service)
     except GigasliceError as error:
-        return Finding("fail", "API server", str(error))
+        yield Finding("fail", "API server", str(error))
+        return
     if access is None:
         remedy = "annotations are not read and pods get no events; --kubeconfig names credentials"
-        return Finding("warn", "API server", whence, remedy)
+        yield Finding("warn", "API server", whence, remedy)
+        return
     if not config.node_name:
-        return Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
-    return asyncio.run(_ask_api(Api(access), config, f"{access}, {whence}, node {config.node_name}"))
+        yield Finding("warn", "API server", f"{access}, {whence}", "name this node with --node-name")
+        return
+    api = Api(access)
+    answer = asyncio.run(_ask_api(api, config, f"{access}, {whence}, node {config.node_name}"))
+    yield answer
+    if answer.level != "fail":
+        yield asyncio.run(_try_publishing(api, config.node_name))
 
 
 async def _ask_api(api: Api, config: Config, where: str) -> Finding:
@@ -236,6 +246,21 @@ async def _ask_api(api: Api, config: Config, where: str) -> Finding:
         )
         return Finding(level, "API server", f"{where}: the agent may not {names}", remedy)
     return Finding("ok", "API server", f"{where}; it lets us in")
+
+
+async def _try_publishing(api: Api, node: str) -> Finding:
+    """Tries what the agent tries before it writes what its node has."""
+    try:
+        if not await _allowed(api, _PUBLISH):
+            remedy = "where those are used, apply deploy/node-policy.yaml (Kubernetes 1.30)"
+            text = "it may not patch its node: classes, the scheduler, explain, top and nodes do not see its GPUs"
+            return Finding("warn", "publishing", text, remedy)
+        await check_bounds(api, node)
+    except UnboundedError as error:
+        return Finding("fail", "publishing", f"withheld: {error}", REMEDY)
+    except ApiError as error:
+        return Finding("warn", "publishing", str(error), "the agent publishes nothing until it is answered")
+    return Finding("ok", "publishing", f"the API server keeps the agent to its own annotations of {node}")
 
 
 async def _allowed(api: Api, right: tuple[str, str]) -> bool:

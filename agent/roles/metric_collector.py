@@ -171,6 +171,7 @@ class MetricCollector:
             values.add("gigaslice_inventory_writes_total", publishing.writes)
             values.add("gigaslice_inventory_write_failures_total", publishing.failures)
             values.add("gigaslice_inventory_outdated_seconds", publishing.outdated)
+            values.add("gigaslice_inventory_withheld", int(publishing.withheld))
             if publishing.written is not None:
                 values.add("gigaslice_inventory_written_timestamp_seconds", publishing.written)
         values.add("gigaslice_build_info", 1, vcuda.__version__, self._resource)

@@ -109,12 +109,14 @@ METRICS = (
         "0 while the state directory is full, read-only or refuses writes, and nothing new is allocated"),
     Row("gigaslice_inventory_writes_total", "counter", (),
         "times that the node's annotation was written, by which the cluster sees its GPUs; missing without API server, "
-        "as the next three"),
+        "as the next four"),
     Row("gigaslice_inventory_write_failures_total", "counter", (), "times that it could not be written"),
     Row("gigaslice_inventory_written_timestamp_seconds", "gauge", (),
         "when it was last written, in Unix time; missing before the first time"),
     Row("gigaslice_inventory_outdated_seconds", "gauge", (),
         "for how long the cluster has seen another inventory than the node's; 0 while it sees the present one"),
+    Row("gigaslice_inventory_withheld", "gauge", (),
+        "1 while it is not written because the agent's token may change more of its node than annotations of ours"),
     Row("gigaslice_build_info", "gauge", ("version", "resource"), "1, with the agent's version and its resource"),
 )  # fmt: skip
 """In the order in which they are shown."""

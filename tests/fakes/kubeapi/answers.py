@@ -36,6 +36,8 @@ class Answers:
         """Whether the project's definitions are installed."""
         self.refused_rights: set[tuple[str, str]] = set()
         """Verb and resource ("pods/eviction") that access reviews answer with no."""
+        self.node_policy = True
+        """Whether a policy keeps who patches a Node to annotations and labels of ours."""
         self.behind: Snapshot | None = None
         """What lists of any version are shown, as by another server that is behind."""
 
@@ -115,12 +117,26 @@ class Answers:
             if request.method == "PUT"
             else merged(known, body, strategic=_PATCHES[content])
         )
+        if plural == "nodes" and self.node_policy:
+            _check_node(known, after)
+        if request.query.get("dryRun"):
+            return 200, after
         if target.resource.status and target.below == "status":
             after = {**known, "status": after.get("status", {})}
         elif target.resource.status:
             after.pop("status", None)
             after |= {"status": known["status"]} if "status" in known else {}
         return 200, self.store.replace(plural, known, after)
+
+
+def _check_node(known: Document, after: Document) -> None:
+    """Refuses what deploy/node-policy.yaml refuses of annotations and labels."""
+    for field in ("annotations", "labels"):
+        old, new = known["metadata"].get(field) or {}, after["metadata"].get(field) or {}
+        changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+        if any(not key.startswith("gigaslice.io/") for key in changed):
+            message = "a node agent of gigaslice changes annotations and labels under gigaslice.io/ only"
+            raise Refused(403, "Forbidden", message)
 
 
 def _compare(method: str, target: Target, known: Document, body: Document) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,46 @@ def node(documents: Documents) -> dict[str, Any]:
     return container
 
 
+def _by_name(found: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
 def test_the_chart_with_its_own_values_is_the_manifest_and_the_policy_beside_it():
     texts = [(ROOT / name).read_text() for name in ("daemonset.yaml", "deploy/node-policy.yaml")]
-    assert rendered() == {one["kind"]: one for text in texts for one in yaml.safe_load_all(text) if one}
+    plain = [one for text in texts for one in documents_of(text)]
+    assert _by_name(listed()) == _by_name(plain)
 
 
-def test_before_policies_there_were_none():
-    assert not [kind for kind in rendered("--kube-version", "1.29.0") if "Policy" in kind]
+@pytest.mark.parametrize("version", ["1.26.0", "1.29.9-gke.7"])
+def test_before_policies_no_agent_may_change_a_node(version):
+    """The right comes with the policy that bounds it, or not at all."""
+    found = listed("--kube-version", version)
+    assert _by_name(found) == _by_name(documents_of((ROOT / "daemonset.yaml").read_text()))
+    assert "nodes" not in {
+        one for each in found for rule in each.get("rules", ()) for one in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("--set", "serviceAccount.name=x"), ("--set", "cluster.enabled=true")])
+def test_whoever_may_change_nodes_is_bounded_by_the_policy(words):
+    """In every way to install: the subjects of roles that patch nodes are the users that the policy is about."""
+    found = listed(*words, "--kube-version", "1.36.0")
+    patching = {
+        one["metadata"]["name"]
+        for one in found
+        for rule in one.get("rules", ())
+        if "nodes" in rule["resources"] and {"patch", "update", "*"} & set(rule["verbs"])
+    }
+    users = {
+        f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+        for one in found
+        if one["kind"].endswith("RoleBinding") and one["roleRef"]["name"] in patching
+        for subject in one["subjects"]
+    }
+    (policy,) = [one for one in found if one["metadata"]["name"] == "gigaslice-node" and "Policy" in one["kind"]
+                 and "Binding" not in one["kind"]]  # fmt: skip
+    (condition,) = policy["spec"]["matchConditions"]
+    assert users == {condition["expression"].partition('"')[2].rstrip('"')}
 
 
 def test_the_chart_has_the_version_of_the_project():

@@ -21,10 +21,11 @@ from vcuda.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 EVICTION = ROOT / "deploy" / "eviction.yaml"
+NODE_POLICY = ROOT / "deploy" / "node-policy.yaml"
 MANIFESTS = [
     ROOT / "daemonset.yaml",
     EVICTION,
-    ROOT / "deploy" / "node-policy.yaml",
+    NODE_POLICY,
     *sorted((ROOT / "docs" / "examples").glob("*.yaml")),
 ]
 DEFAULTS = config.load({}, {})
@@ -177,7 +178,6 @@ def test_no_more_of_the_api_server_than_is_asked_of_it(pod: dict[str, Any]) -> N
     ]
     assert {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]} == {
         ("pods", "list", "watch"),
-        ("nodes", "patch"),
         ("events", "create", "patch"),
     }
     assert "automountServiceAccountToken" not in pod | account, "the token is what it gets in with"
@@ -189,6 +189,23 @@ def test_the_right_to_evict_is_a_manifest_of_its_own(pod: dict[str, Any]) -> Non
     assert binding["roleRef"]["name"] == role["metadata"]["name"] != "gigaslice-node"
     assert [one["name"] for one in binding["subjects"]] == [pod["serviceAccountName"]]
     assert DEFAULTS.overuse == "report", "else the right would have to come with the agent"
+
+
+def test_the_right_to_change_a_node_comes_behind_the_policy_that_bounds_it(pod: dict[str, Any]) -> None:
+    policy, bound, role, binding = documents(NODE_POLICY)
+    assert [policy["kind"], bound["kind"]] == [
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ]
+    assert bound["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] != "gigaslice-node"
+    (subject,) = binding["subjects"]
+    user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    assert subject["name"] == pod["serviceAccountName"]
+    (condition,) = policy["spec"]["matchConditions"]
+    assert condition["expression"] == f'request.userInfo.username == "{user}"'
 
 
 def test_an_agent_has_the_time_to_end_that_it_takes(pod: dict[str, Any]) -> None:

@@ -145,7 +145,7 @@ def test_a_right_that_is_missing_is_one_line_and_no_storm(server, writing, capsy
             await asyncio.sleep(0.02)
 
     writing(story)
-    assert server.asked("PATCH", "/nodes/") == 1
+    assert server.asked("PATCH", "/nodes/") == 2  # the trial, which is refused too, and the write
     said = [line for line in capsys.readouterr().out.splitlines() if "node not annotated" in line]
     assert len(said) == 1
     assert "may not patch its node" in said[0]
@@ -176,7 +176,7 @@ def test_a_server_that_does_not_answer_delays_nothing_but_the_write(server, writ
 
 
 def test_how_the_writes_went_is_counted_and_for_how_long_the_cluster_is_behind(server, writing):
-    server.faults.append(Fault("PATCH", "/nodes/", 403, count=1))
+    server.faults.append(Fault("PATCH", NODE, 403, count=1, when=lambda _, target: "dryRun" not in target))
     now = [100.0]
 
     async def story(annotation):
@@ -196,3 +196,80 @@ def test_how_the_writes_went_is_counted_and_for_how_long_the_cluster_is_behind(s
         assert annotation.publishing.outdated >= 0.0
 
     writing(story, clock=lambda: now[0])
+
+
+# --- the trial ---------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_write_it_is_tried_whether_another_annotation_is_refused(server, writing):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+        annotation.set("two")
+        await until(lambda: text(server) == "two")
+
+    writing(story)
+    targets = [target for method, target in server.requests if method == "PATCH"]
+    assert [target.endswith("?dryRun=All") for target in targets] == [True, False, False]
+    (tried,) = server.sent("PATCH", "/nodes/")[0]["metadata"]["annotations"]
+    assert not tried.startswith("gigaslice.io/")
+    assert tried not in server.get("nodes", NODE)["metadata"]["annotations"]
+
+
+def test_a_token_that_may_change_more_publishes_nothing_and_says_so(server, writing, capsys):
+    server.answers.node_policy = False
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: annotation.publishing.failures >= 4)
+        assert annotation.publishing.withheld and annotation.publishing.writes == 0
+        assert text(server) is None
+        server.answers.node_policy = True  # as a policy that acts a second after it was made
+        await until(lambda: text(server) == "one")
+        assert not annotation.publishing.withheld
+
+    writing(story)
+    said = [line for line in capsys.readouterr().out.splitlines() if "node not annotated" in line]
+    assert len(said) == 1 and "deploy/node-policy.yaml" in said[0]
+
+
+def test_a_policy_that_goes_away_later_ends_it(server, writing):
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: text(server) == "one")
+        server.answers.node_policy = False
+        await until(lambda: annotation.publishing.withheld)
+        annotation.set("two")
+        failures = annotation.publishing.failures
+        await until(lambda: annotation.publishing.failures > failures + 1)
+        assert text(server) == "one"
+
+    writing(story, again=0.1)
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+def test_an_answer_to_the_trial_that_says_nothing_is_no_yes(server, writing, status):
+    server.faults.append(Fault("PATCH", "dryRun", status))
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: annotation.publishing.failures)
+        await asyncio.sleep(0.1)
+        found = annotation.publishing
+        assert (found.writes, found.withheld) == (0, False) and found.outdated > 0
+
+    writing(story)
+    assert text(server) is None and server.asked("PATCH", "dryRun") == server.asked("PATCH", "/nodes/")
+
+
+def test_a_server_that_does_not_answer_the_trial_is_asked_again(server, writing):
+    server.hanging = True
+
+    async def story(annotation):
+        annotation.set("one")
+        await until(lambda: server.asked("PATCH", "dryRun"))
+        assert annotation.publishing.writes == 0
+        server.hanging = False
+        await until(lambda: text(server) == "one")
+
+    writing(story)

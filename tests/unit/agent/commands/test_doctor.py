@@ -12,7 +12,7 @@ from agent.commands import doctor
 from agent.inventory.source import Inventory
 from gigaslice.errors import MissingError
 from gigaslice.model import Gpu, Topology
-from tests.fakes.kubeapi import NODE, ApiServer
+from tests.fakes.kubeapi import NODE, ApiServer, Fault
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nodes import GIB, uuid
 
@@ -117,11 +117,9 @@ def api(settings, tmp_path):
     """The finding about an API server as the test leaves it."""
     with ApiServer(NODE) as server:
 
-        def find(**more):
+        def find(subject="API server", **more):
             path = str(server.kubeconfig(tmp_path))
-            return findings(settings(kube_api="auto", kubeconfig=path, node_name="node-a", **more))[
-                "API server"
-            ]
+            return findings(settings(kube_api="auto", kubeconfig=path, node_name="node-a", **more))[subject]
 
         yield server, find
 
@@ -168,6 +166,26 @@ def test_rights_that_are_missing_are_named(api, right, overuse, level):
     assert found.level == level
     assert level == "ok" or " ".join(right) in found.text
     assert ("eviction.yaml" in found.remedy) == (level != "ok" and "eviction" in right[1])
+
+
+def test_without_the_right_to_publish_little_is_missing_and_it_is_said_where_it_comes_from(api):
+    server, find = api
+    server.answers.refused_rights = {("patch", "nodes")}
+    assert find().level == "ok"
+    found = find("publishing")
+    assert found.level == "warn" and "deploy/node-policy.yaml" in found.remedy
+    assert server.asked("PATCH", "/nodes/") == 0
+
+
+def test_it_is_tried_whether_a_policy_keeps_the_agent_to_its_own_annotations(api):
+    server, find = api
+    assert find("publishing").level == "ok"
+    server.answers.node_policy = False
+    found = find("publishing")
+    assert found.level == "fail" and "deploy/node-policy.yaml" in found.remedy
+    server.faults.append(Fault("PATCH", "/nodes/", 500))
+    assert find("publishing").level == "warn"
+    assert "annotations" not in server.get("nodes", NODE)["metadata"], "tried and nothing else"
 
 
 def test_an_api_server_that_is_not_reached(settings, tmp_path):

@@ -148,6 +148,8 @@ def test_how_the_inventory_is_published_is_told_where_there_is_an_api_server(tmp
 
     assert told() == {}
     node.cluster.publishing = Publishing(0, 2, None, 7.5)
-    assert told() == {"writes_total": 0, "write_failures_total": 2, "outdated_seconds": 7.5}
+    assert told() == {"writes_total": 0, "write_failures_total": 2, "outdated_seconds": 7.5, "withheld": 0}
+    node.cluster.publishing = Publishing(0, 2, None, 7.5, withheld=True)
+    assert told()["withheld"] == 1
     node.cluster.publishing = Publishing(1, 2, 1700000000.0, 0.0)
     assert told()["written_timestamp_seconds"] == 1700000000.0
