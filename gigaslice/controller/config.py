@@ -69,9 +69,6 @@ class ControllerConfig(Settings):
     extended_resources: str = setting("on|off", values.on_off, "on",
         "whether an ExtendedResource object is kept for each GPU")
     pod_events: str = setting("on|off", values.on_off, "on", "whether waiting pods are told why by an event")
-    wake_scheduler: str = setting("on|off", values.on_off, "off",
-        "whether a label of a node is changed when a waiting pod fits it; for kube-scheduler before 1.26, which does "
-        "not retry pods when an annotation changes")
     writes_per_second: int = setting("COUNT", _writes, "50", "the most objects that are written in a second")
     page_address: tuple[str | None, int] | None = setting("HOST:PORT|off", values.address, "off",
         "where the read-only web page of the cluster is served; it names all pods with GPUs")

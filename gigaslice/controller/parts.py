@@ -22,17 +22,15 @@ from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.page_hosts import PageHosts
 from gigaslice.controller.pod_notices import Notices
 from gigaslice.controller.waiting_pods import WaitingPods
-from gigaslice.controller.wake_label import WAKE_LABEL, WakeUps
 from gigaslice.controller.web_page import page_routes
 from gigaslice.controller.web_servers import serve
 from gigaslice.controller.work_queue import RateLimit
 from gigaslice.kube.event import Regarding
-from gigaslice.kubeapi.client import ApiFailure, KubeClient, object_path
+from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
 from gigaslice.kubeapi.lease import Leader
 from gigaslice.model import Pod
 from gigaslice.runtime.http_server import Server
-from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
 from gigaslice.runtime.yielding import in_pieces
@@ -120,7 +118,6 @@ class ControllerParts:
         self._observe = observe
         self._event_limit = RateLimit(_EVENTS_PER_SECOND, _EVENT_BURST, clock=clock)
         self._node_notices = Notices()
-        self._wake_ups = WakeUps()
         self._types: frozenset[str] = frozenset()
         self._facts = AdmissionFacts(synced=False)
         self._facts_at = -1  # hardware_changes of which they are
@@ -129,7 +126,6 @@ class ControllerParts:
         self._gpus: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
-        self._reported = LogOnce()
         self._log = get_logger("controller")
         self.essential: Mapping[str, Part] = {"feed": self.feed.run, "leader": self.leader.run}
         self.restarted: Mapping[str, Part] = {
@@ -239,16 +235,13 @@ class ControllerParts:
             await asyncio.sleep(max(_MOVES_SECONDS, _SHARE * (self._clock() - begun)))
 
     async def _observer(self) -> None:
-        """Tells pods and nodes what is wrong with them, and wakes old schedulers."""
+        """Tells pods and nodes what is wrong with them."""
         await self.feed.wait()
         while True:
             begun = self._clock()
-            if self.leader.leading:
-                if self.config.pod_events == "on":
-                    self._tell_pods(begun)
-                    self._tell_nodes(begun)
-                if self.config.wake_scheduler == "on":
-                    await self._wake(begun)
+            if self.leader.leading and self.config.pod_events == "on":
+                self._tell_pods(begun)
+                self._tell_nodes(begun)
             await asyncio.sleep(max(self._observe, _SHARE * (self._clock() - begun)))
 
     def _tell_pods(self, now: float) -> None:
@@ -273,21 +266,6 @@ class ControllerParts:
                 )
                 self.counters.events["InventoryUnreadable",] += 1
                 self._node_notices.said(name, node.problem, now)
-
-    async def _wake(self, now: float) -> None:
-        node = self._wake_ups.node(self.waiting.waiting(), now)
-        if not node:
-            return
-        labels = {WAKE_LABEL: str(int(time.time()))}
-        try:
-            await self._client.patch(
-                object_path("api", "v1", "nodes", node), {"metadata": {"labels": labels}}
-            )
-        except ApiFailure as failure:
-            if self._reported.new("wake", str(failure)):
-                self._log.warning("label not changed", node=node, detail=str(failure))
-        else:
-            self._reported.over("wake")
 
     # --- what is served -----------------------------------------------------------------------------------------
 

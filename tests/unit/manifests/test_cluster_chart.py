@@ -138,7 +138,7 @@ def test_the_second_scheduler_is_of_the_clusters_version(version, tag):
 
 
 @pytest.mark.parametrize("sets, given", [
-    (("--kube-version", "1.28.0"), True),
+    (("--kube-version", "1.30.0"), True),
     (("--kube-version", "1.36.2-gke.1"), True),
     (("--kube-version", "1.37.0"), False),
     (("--kube-version", "1.40.0"), False),
@@ -400,13 +400,6 @@ def test_the_webhook_is_called_for_pods_that_ask_by_other_names():
         assert "k in" not in hook["matchConditions"][0]["expression"]
 
 
-def test_waking_old_schedulers_needs_a_right_of_its_own():
-    wake = chart("controller.settings.wakeScheduler=true")
-    assert rights(wake, "gigaslice-controller") - rights(chart(), "gigaslice-controller") == {
-        ("patch", "nodes")
-    }
-
-
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
@@ -416,7 +409,7 @@ def hooks(documents: list[Document]) -> dict[str, Document]:
 
 
 def test_the_api_server_calls_the_webhook_for_no_other_pods():
-    for version in ("1.28", "1.35", "1.36"):
+    for version in ("1.30", "1.35", "1.36"):
         for hook in hooks(chart(version=version)).values():
             assert 'contains("gigaslice")' in hook["matchConditions"][0]["expression"]
             (excluded,) = hook["namespaceSelector"]["matchExpressions"]
@@ -426,9 +419,6 @@ def test_the_api_server_calls_the_webhook_for_no_other_pods():
 def test_pods_fail_without_the_webhook_only_where_it_is_asked_for_ours_alone():
     assert {one["failurePolicy"] for one in hooks(chart(version="1.35")).values()} == {"Fail"}
     assert {kind: one["failurePolicy"] for kind, one in hooks(chart()).items()} == {"Validating": "Ignore"}
-    old = hooks(chart(version="1.27"))
-    assert {one["failurePolicy"] for one in old.values()} == {"Ignore"}, "it is called for every pod there"
-    assert not [one for one in old.values() if "matchConditions" in one]
 
 
 def test_the_webhook_is_where_its_configuration_says():

@@ -110,6 +110,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if semverCompare (printf ">=%s-0" (index . 1)) $root.Capabilities.KubeVersion.Version -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* What the cluster half and the dataset service rely on: the API server's policies, without which anybody's word counts as
+       theirs. The agents alone work on earlier ones. */ -}}
+{{- define "gigaslice.floor" -}}
+{{- range $value := list "cluster" "dataset" -}}
+{{- if and (get $.Values $value).enabled (not (include "gigaslice.since" (list $ "1.30"))) -}}
+{{- fail (printf "%s.enabled needs Kubernetes 1.30, and this is %s" $value $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* How pods are completed and checked: policy, webhook or none. */ -}}
 {{- define "gigaslice.admission" -}}
 {{- if not .Values.cluster.enabled -}}none

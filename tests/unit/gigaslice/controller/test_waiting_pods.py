@@ -1,9 +1,6 @@
-"""Which pods wait, what they are told, and for whom a node's label is changed."""
+"""Which pods wait, and what they are told."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 
@@ -11,7 +8,6 @@ from gigaslice.classes.resource_class import ResourceClass
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.controller.waiting_pods import WaitingPods
-from gigaslice.controller.wake_label import WakeUps
 from gigaslice.model import Gpu, Pod, PodContainer, Topology
 
 GIB = 1 << 30
@@ -127,20 +123,3 @@ def test_equal_pods_share_one_explanation():
         pods.put(pod(f"p{number:02}", slices=1000), 0.0)
     assert len(told(pods, 10.0)) == 50
     assert explained == ["p00"]
-
-
-def test_a_label_is_changed_for_one_pod_at_a_time_ever_more_rarely():
-    pods = WaitingPods(state("n1"))
-    pods.put(pod("fits", slices=8), 0.0)
-    pods.put(pod("large", slices=1000), 0.0)
-    wake_ups = WakeUps()
-    times = changed(lambda now: wake_ups.node(pods.waiting(), now))
-    assert times[:5] == [1, 2, 4, 8, 16]
-    assert {later - earlier for earlier, later in pairwise(times[6:])} == {60}
-    pods.drop("fits")
-    assert wake_ups.node(pods.waiting(), 1e6) == ""
-    assert wake_ups.pods == {}
-
-
-def changed(node: Callable[[float], str]) -> list[int]:
-    return [second for second in range(400) if node(float(second)) == "n1"]
