@@ -275,6 +275,9 @@ class LimitsManager:
                 )
                 return
             memory = _sizes(allocation, options.parts, self._unit.size)
+            if beyond := _beyond_request(allocation, memory):
+                self._report_annotation(pod, allocation, "InvalidAnnotation", beyond)
+                return
         cores = dict.fromkeys(allocation.quota(), options.cores) if options.cores != policy.cores else {}
         kept = (
             allocation
@@ -338,6 +341,21 @@ def _is_app(pod: Pod, allocation: Allocation) -> bool:
         one.name == allocation.ref.container and one.kind is not ContainerKind.INIT
         for one in pod.containers
         if allocation.ref
+    )
+
+
+def _beyond_request(allocation: Allocation, memory: Mapping[str, int]) -> str:
+    """Why MEMORY, bytes by GPU, is more than the pod of ALLOCATION was counted for; empty where it is not.
+
+    A ResourceQuota counts what a pod requests, and whoever may write the pod may write its annotations.
+    """
+    asked, counted = sum(memory.values()), sum(hold.memory_bytes for hold in allocation.holds)
+    if asked <= counted:
+        return ""
+    return (
+        f"gigaslice.io/memory: {units.format_bytes(asked)} are more than the {units.format_bytes(counted)} that the "
+        f"container requests; write {units.format_bytes(counted)} in all at most, or have an operator run gigaslice "
+        "resize"
     )
 
 

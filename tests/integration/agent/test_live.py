@@ -199,10 +199,12 @@ def test_killed_at_any_instant_of_a_change(node, agent, seed):
 def test_an_edited_annotation_reaches_the_running_program(elastic_node, agent, program):
     container = elastic_node.run_pod(pod("a", 8)).container("c0")
     cuda = program(container)
-    wait_until(lambda: cuda.do("alloc a", 10 * GIB).code == OUT_OF_MEMORY, "the quota")
-    elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "12GiB"})
-    wait_until(lambda: limit(container) == 12 * GIB, "the new limit")
-    assert cuda.do("alloc a", 10 * GIB).code == SUCCESS
-    elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "400GiB"})
-    wait_until(lambda: elastic_node.api.events("GPUResizeDeferred"), "the event")
-    assert limit(container) == 12 * GIB
+    elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "4GiB"})
+    wait_until(lambda: limit(container) == 4 * GIB, "the new limit")
+    wait_until(lambda: cuda.do("alloc a", 6 * GIB).code == OUT_OF_MEMORY, "the quota")
+    elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "8GiB"})
+    wait_until(lambda: limit(container) == 8 * GIB, "the limit that was requested")
+    assert cuda.do("alloc a", 6 * GIB).code == SUCCESS
+    elastic_node.api.annotate("default", "a", **{"gigaslice.io/memory": "9GiB"})
+    wait_until(lambda: elastic_node.api.events("InvalidAnnotation"), "the event")
+    assert limit(container) == 8 * GIB

@@ -194,11 +194,75 @@ def test_an_annotation_that_is_changed_changes_the_limit(node):
     one = node.admit("a", range(8))
     node.round()
     assert node.page(one) == (8, 0)
-    node.annotate("a", memory="12GiB", cores="30")
-    assert node.page(one) == (12, 30)
-    assert "12 GiB" in node.cluster.said("GPUResizeCompleted")[0]
+    node.annotate("a", memory="6GiB", cores="30")
+    assert node.page(one) == (6, 30)
+    assert "6 GiB" in node.cluster.said("GPUResizeCompleted")[0]
+    node.annotate("a", memory="8GiB", cores="30")
+    assert node.page(one) == (8, 30), "back up to what was requested"
+    node.annotate("a", memory="4GiB")
     node.annotate("a")
     assert node.page(one) == (8, 0), "without the annotation, what was asked for at first"
+
+
+@pytest.mark.parametrize("memory", ["9", "9GiB", "12GiB", " 16GiB ", "400GiB", "999999"])
+@pytest.mark.parametrize("key", ["gigaslice.io/memory", "gigaslice.io/memory.c0"])
+def test_an_annotation_gives_no_more_than_was_requested(node, key, memory):
+    """A ResourceQuota has counted eight slices, and whoever made the pod may write this."""
+    one = node.admit("a", range(8))
+    pod = node.cluster.pod("default", "a")
+    node.cluster.put(replace(pod, annotations={key: memory}))
+    node.round()
+    assert node.page(one) == (8, 0)
+    assert node.store.table.find(one).quota() == {uuid(0): 8 * GIB}
+    (said,) = node.cluster.said("InvalidAnnotation")
+    assert "the 8 GiB that the container requests" in said and "gigaslice resize" in said
+    assert not node.cluster.said("GPUResizeCompleted")
+
+
+def test_of_several_gpus_the_sum_is_what_was_requested(node):
+    pod = node.pod("a", 8, gpus="2")
+    ids = sorted(device_ids(0, *range(4)) | device_ids(1, *range(4)))
+    (made,) = node.allocator.allocate([ids], Identification(Requester(pod, pod.containers[0])))
+    assert sorted(made.quota().values()) == [4 * GIB, 4 * GIB]
+    node.annotate("a", gpus="2", memory="2,6")
+    assert sorted(node.store.table.find(made.id).quota().values()) == [2 * GIB, 6 * GIB]
+    node.annotate("a", gpus="2", memory="3,6")
+    assert sorted(node.store.table.find(made.id).quota().values()) == [2 * GIB, 6 * GIB]
+    assert "9 GiB are more than the 8 GiB" in node.cluster.said("InvalidAnnotation")[0]
+
+
+def test_what_an_operator_gave_stands_until_the_annotation_is_edited_within_the_request(node):
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB)
+    node.annotate("a", memory="11GiB")
+    assert node.page(one) == (12, 0), "neither taken nor a way to more"
+    node.store.close()
+    node.start()
+    node.round()
+    assert node.page(one) == (12, 0)
+    node.annotate("a", memory="8GiB")
+    assert node.page(one) == (8, 0)
+    node.resize("a", memory=12 * GIB)
+    assert node.page(one) == (12, 0)
+
+
+def test_a_limit_that_an_annotation_once_raised_stays_until_its_pod_ends(node):
+    """An agent from before this rule let annotations grow; its successor takes nothing away from a running pod."""
+    one = node.admit("a", range(8))
+    node.resize("a", memory=12 * GIB)
+    grown = node.store.table.find(one)
+    node.store.update(node.store.table.replaced([replace(grown, policy=replace(grown.policy, parts=(12,)))]))
+    node.store.close()
+    node.start()
+    node.annotate("a", memory="12GiB")
+    assert node.page(one) == (12, 0)
+    node.annotate("a", memory="12GiB", cores="30")
+    assert node.page(one) == (12, 30)
+    node.annotate("a", memory="13GiB")
+    node.annotate("a", memory="10GiB")
+    assert node.page(one) == (12, 30)
+    node.annotate("a", memory="8GiB")
+    assert node.page(one) == (8, 0)
 
 
 def test_an_annotation_that_was_there_at_first_changes_nothing_and_undoes_no_command(node):
@@ -209,19 +273,21 @@ def test_an_annotation_that_was_there_at_first_changes_nothing_and_undoes_no_com
     node.start()
     node.round()
     assert node.page(one) == (10, 0)
-    node.annotate("a", memory="9")
-    assert node.page(one) == (9, 0)
+    node.annotate("a", memory="7")
+    assert node.page(one) == (7, 0)
 
 
 def test_a_pod_is_told_what_cannot_be_done_and_gets_it_when_it_can(node):
     one = node.admit("a", range(8))
+    node.annotate("a", memory="4GiB")
     other = node.admit("b", range(8, 24))
-    node.annotate("a", memory="12GiB")
-    assert node.page(one) == (8, 0)
+    node.resize("b", memory=20 * GIB)
+    node.annotate("a", memory="8GiB")
+    assert node.page(one) == (4, 0)
     assert "0 B are free" in node.cluster.said("GPUResizeDeferred")[0]
     node.store.update(node.store.table.without([other]))
     node.round()
-    assert node.page(one) == (12, 0)
+    assert node.page(one) == (8, 0)
 
 
 @pytest.mark.parametrize(
