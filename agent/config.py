@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gigaslice import units
-from gigaslice.model import ResourceTypes
+from gigaslice.model import AnnotationRights, ResourceTypes, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
@@ -115,6 +115,9 @@ class Config(Settings):
     gpu_labels: Mapping[str, Mapping[str, str]] = setting("KEY=VALUE,…", _labels, "",
         "properties of this node's GPUs for the selectors of GPU classes, such as rack=r7, or of single ones "
         "(GPU-<uuid>/tier=gold)")
+    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
+        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
+        "only where the cluster's policy has compared them with labels of the Namespace")
     inventory: str = setting("FILE|nvml", _inventory, "nvml",
         "where GPUs come from: the NVIDIA driver, or a file that lists them")
     without_gpus: str = setting("wait|exit", values.choice("wait", "exit"), "wait",

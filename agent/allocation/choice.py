@@ -18,6 +18,7 @@ from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.errors import DeviceIdError
 from gigaslice.model import (
     CORES_PER_GPU,
+    AnnotationRights,
     Infeasible,
     NodeState,
     Placement,
@@ -72,6 +73,7 @@ class GpuChooser:
         *,
         whole_resource: str = "",
         slice_resources: tuple[str, ...] = (),
+        rights: AnnotationRights = AnnotationRights.REFUSE,
     ) -> None:
         self.resource = resource
         self.whole_resource = whole_resource
@@ -79,13 +81,15 @@ class GpuChooser:
         self.policy = policy
         self._gpus = gpus
         self._unit = unit
+        self._rights = rights
         self._parsed: tuple[Requester, RequestOptions] | None = None
 
     def options(self, requester: Requester) -> RequestOptions:
         """Returns what the annotations of a container's pod ask for."""
         known = self._parsed
         if known is None or known[0] is not requester:  # one admission needs them several times
-            options = parse_options(requester.pod.annotations, requester.container.name, self._unit)
+            annotations, container = requester.pod.annotations, requester.container.name
+            options = parse_options(annotations, container, self._unit, self._rights)
             known = self._parsed = (requester, options)
         return known[1]
 

@@ -18,7 +18,7 @@ from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import CORES_PER_GPU, Gpu, Occupant, Pod, Share
+from gigaslice.model import CORES_PER_GPU, AnnotationRights, Gpu, Occupant, Pod, Share
 from gigaslice.runtime.wakeup import Alarm
 
 __all__ = ["InventoryPublisher", "node_inventory"]
@@ -42,6 +42,7 @@ class InventoryPublisher:
         whole_resource: str,
         labels: Mapping[str, Mapping[str, str]],
         watch: Callable[[Callable[[], None]], Callable[[], None]],
+        rights: AnnotationRights = AnnotationRights.REFUSE,
     ) -> None:
         """Initializes the publisher.
 
@@ -54,6 +55,7 @@ class InventoryPublisher:
             whole_resource: The resource of whole GPUs, empty where none is offered.
             labels: Properties from the settings by UUID, of all GPUs under the empty name.
             watch: Has a function called when the GPUs may have changed, and returns a function that ends this.
+            rights: Which annotations of pods count here.
         """
         self._store = store
         self._gpus = gpus
@@ -63,6 +65,7 @@ class InventoryPublisher:
         self._whole_resource = whole_resource
         self._labels = labels
         self._watch = watch
+        self._rights = rights
         self._alarm = Alarm()
 
     async def run(self) -> None:
@@ -92,6 +95,7 @@ class InventoryPublisher:
                 gpu.uuid: {**everywhere, **self._labels.get(gpu.uuid.lower().replace("gpu", "GPU", 1), {})}
                 for gpu in found.gpus
             },
+            rights=self._rights,
         )
 
 
@@ -104,6 +108,7 @@ def node_inventory(
     resources: Mapping[str, str],
     whole_resource: str,
     labels: Mapping[str, Mapping[str, str]],
+    rights: AnnotationRights = AnnotationRights.REFUSE,
 ) -> NodeInventory:
     """Returns what a node has.
 
@@ -115,6 +120,7 @@ def node_inventory(
         resources: What slices of each GPU are requested by.
         whole_resource: What whole GPUs are requested by; empty where the node offers none.
         labels: Further properties, by UUID.
+        rights: Which annotations of pods count here.
     """
     taken: dict[str, int] = {}
     for occupant in table.occupants(found.gpus):
@@ -130,7 +136,7 @@ def node_inventory(
         )
         for gpu in found.gpus
     )
-    return NodeInventory(gpus, found.topology, _held(found.gpus, table, pods), whole_resource)
+    return NodeInventory(gpus, found.topology, _held(found.gpus, table, pods), whole_resource, rights)
 
 
 def _held(

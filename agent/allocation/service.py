@@ -42,7 +42,16 @@ from gigaslice.allocation.table import (
     assign_device_ids,
 )
 from gigaslice.errors import StorageError
-from gigaslice.model import Infeasible, NodeState, Placement, Pod, RequestOptions, Share, SliceUnit
+from gigaslice.model import (
+    AnnotationRights,
+    Infeasible,
+    NodeState,
+    Placement,
+    Pod,
+    RequestOptions,
+    Share,
+    SliceUnit,
+)
 from gigaslice.placement import Policy, preferred_device_ids
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plural
@@ -85,6 +94,7 @@ class AllocationService:
         whole_resource: str = "",
         slice_resources: tuple[str, ...] = (),
         slice_bytes: int = 1 << 30,
+        rights: AnnotationRights = AnnotationRights.REFUSE,
         host_left: Callable[[], int | None] = host_memory_left,
     ) -> None:
         """Initializes the service.
@@ -99,6 +109,7 @@ class AllocationService:
             whole_resource: The resource of whole GPUs, empty where none is offered.
             slice_resources: All resources of slices on this node, where there are several.
             slice_bytes: Memory of one device ID.
+            rights: Which annotations count.
             host_left: Returns how many bytes of memory the host has left, None where it does not say.
         """
         self.resource = resource
@@ -110,6 +121,7 @@ class AllocationService:
             unit,
             whole_resource=whole_resource,
             slice_resources=slice_resources,
+            rights=rights,
         )
         self._store = store
         self._gpus = gpus

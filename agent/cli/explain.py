@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from agent.cli._cluster import add_target, cluster_target, tell_notes
 from agent.cli._shared import FAILED, OK, report
+from gigaslice.errors import ConfigError
+from gigaslice.model import AnnotationRights, annotation_rights
+from gigaslice.runtime import settings
 
 if TYPE_CHECKING:
     from agent.commands.cluster import ClusterContent
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "say why a pod waits for GPUs, or which it has"
 DESCRIPTION = "gigaslice explain pod NAME: node by node and GPU by GPU, and what would help."
 SETTINGS = False
+_RIGHTS = "GIGASLICE_ANNOTATION_RIGHTS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the pod's name")
     parser.add_argument("--namespace", "-n", metavar="NS", default="", help="default: the context's")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text (default) or JSON")
+    parser.add_argument(
+        "--annotation-rights",
+        choices=[one.value for one in AnnotationRights],
+        help=f"which annotations count; default: ${_RIGHTS}, then as most agents are set",
+    )
     add_target(parser)
 
 
@@ -37,9 +46,14 @@ def run(known: argparse.Namespace) -> int:
     from gigaslice.views.move_lines import move_lines
 
     namespace = known.namespace or where.namespace
+    told = known.annotation_rights or settings.environment().get(_RIGHTS)
+    try:
+        rights = annotation_rights(told) if told else None
+    except ValueError as error:
+        raise ConfigError([f'environment {_RIGHTS} "{told}": {error}']) from None
 
     async def read(client: KubeClient) -> tuple[Pod | None, ClusterContent, str]:
-        content = await cluster.read_cluster(client)
+        content = await cluster.read_cluster(client, rights)
         pod = await cluster.read_pod(client, namespace, known.name)
         missing = "" if pod else await cluster.no_such_pod(client, content, namespace, known.name)
         return pod, content, missing

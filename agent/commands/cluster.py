@@ -10,7 +10,7 @@ import asyncio
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from gigaslice.kube.decode import parse_pod
 from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import CLASSES_PATH, NODES_PATH, PODS_PATH, PODS_QUERY, node_facts
-from gigaslice.model import Pod
+from gigaslice.model import AnnotationRights, Pod
 from gigaslice.text import plain
 from gigaslice.views.collect import WaitingSince
 
@@ -155,12 +155,16 @@ def _sentence(error: ApiFailure, where: Target) -> str:
     return f"{error} ({where.whence})" if error.status == 0 else str(error)
 
 
-async def read_cluster(client: KubeClient) -> ClusterContent:
-    """Reads all of it. Raises ApiFailure where not even nodes may be read."""
+async def read_cluster(client: KubeClient, rights: AnnotationRights | None = None) -> ClusterContent:
+    """Reads all of it. Raises ApiFailure where not even nodes may be read.
+
+    RIGHTS: which annotations of pods count; None: those that the agents say.
+    """
     found = ClusterContent(ClusterState())
     await asyncio.gather(_nodes(client, found), _pods(client, found), _classes(client, found))
     state = found.state
-    state.units = offered_units(filter(None, map(state.hardware, state.nodes)))
+    units = offered_units(filter(None, map(state.hardware, state.nodes)))
+    state.units = replace(units, rights=rights or state.agents_rights())
     found.pods = {
         uid: pod
         for uid, pod in found.pods.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import vcuda
 from agent.allocation.service import AllocationService
@@ -20,7 +20,7 @@ from gigaslice import units
 from gigaslice.allocation.table import Allocation, AllocationOptions, AllocationTable
 from gigaslice.errors import GigasliceError
 from gigaslice.limits import live_limits
-from gigaslice.model import ContainerKind, Pod, RequestOptions, SliceUnit, parse_options
+from gigaslice.model import AnnotationRights, ContainerKind, Pod, RequestOptions, SliceUnit, parse_options
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
@@ -60,6 +60,7 @@ class LimitsManager:
         cluster: Cluster,
         *,
         slice_bytes: int,
+        rights: AnnotationRights = AnnotationRights.REFUSE,
         interval: float,
         withhold: Callable[[frozenset[str]], Awaitable[None]],
     ) -> None:
@@ -67,6 +68,7 @@ class LimitsManager:
         self._allocator = allocator
         self._cluster = cluster
         self._unit = SliceUnit(slice_bytes, units.parse_bytes)
+        self._rights = rights
         self._interval = interval
         self._withhold = withhold
         self._reported = LogOnce()
@@ -246,7 +248,13 @@ class LimitsManager:
             seen = self._applied.get(allocation.id)
             if seen is not None and seen[0] is pod and seen[1] is allocation.policy:
                 continue  # applied already
-            options = parse_options(pod.annotations, allocation.ref.container, self._unit)
+            options = parse_options(
+                pod.annotations,
+                allocation.ref.container,
+                self._unit,
+                self._rights,
+                recorded=asdict(allocation.policy),
+            )
             if options.mistakes:
                 self._report_annotation(pod, allocation, "InvalidAnnotation", "; ".join(options.mistakes))
             else:

@@ -105,6 +105,7 @@ def build(
         service,
         cluster,
         slice_bytes=config.slice_bytes,
+        rights=config.annotation_rights,
         interval=config.measure_interval,
         withhold=devices.withhold,
     )
@@ -188,6 +189,7 @@ def build(
             whole_resource=config.whole_gpus,
             labels=config.gpu_labels,
             watch=devices.watch,
+            rights=config.annotation_rights,
         ).run
     if config.resource_per_type is not None:
         restarted["types"] = NewTypes(gpus, types, resources, config.type_contradictions, renew).run
@@ -255,6 +257,7 @@ def _service(
         whole_resource=config.whole_gpus,
         slice_resources=resources,
         slice_bytes=config.slice_bytes,
+        rights=config.annotation_rights,
     )
 
 

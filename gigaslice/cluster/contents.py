@@ -22,7 +22,7 @@ from gigaslice.cluster.pod_holdings import (
     traits_of_pod,
 )
 from gigaslice.cluster.summary import GpuHolder, GpuHolders
-from gigaslice.model import Pod
+from gigaslice.model import AnnotationRights, Pod
 
 __all__ = ["ClusterContents"]
 
@@ -62,6 +62,14 @@ class ClusterContents(ABC):
         """Returns what the API server says about a node; None for one that it does not know."""
         record = self._nodes.get(node)
         return record.facts if record is not None and record.known else None
+
+    def agents_rights(self) -> AnnotationRights:
+        """Returns which annotations of pods the agents of most GPUs take: for those who were not told."""
+        checked = total = 0
+        for record in self._nodes.values():
+            total += len(record.gpus)
+            checked += len(record.gpus) if record.rights is AnnotationRights.CHECKED else 0
+        return AnnotationRights.CHECKED if 2 * checked > total else AnnotationRights.REFUSE
 
     def holders(self, node: str) -> tuple[GpuHolders, ...]:
         """Returns the GPUs of a node by index with the pods on them; empty where they are not known."""
@@ -159,7 +167,7 @@ class ClusterContents(ABC):
         else:
             self._unassigned.pop(pod.uid, None)
             record.pending.pop(pod.uid, None)
-            shares = holdings_of(assignment, traits_of_pod(pod))
+            shares = holdings_of(assignment, traits_of_pod(pod, self.units.rights))
             held = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
             if record.bound.get(pod.uid) == held:
                 return

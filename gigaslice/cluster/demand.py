@@ -17,6 +17,7 @@ from gigaslice.cluster.names import CLASS_PREFIX, GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.model import (
     CORES_PER_GPU,
+    AnnotationRights,
     ContainerKind,
     Pod,
     PodContainer,
@@ -42,17 +43,19 @@ _DEFAULT = RequestOptions()
 
 @dataclass(frozen=True, slots=True)
 class ClusterUnits:
-    """What pods count in.
+    """What pods count in, and which of their annotations count.
 
     Attributes:
         slice_bytes: Of one unit of memory, as set on the agents.
         memory_resource: Slices; with ".<type>" after it, slices of GPUs that a node offers by type.
         gpu_resource: Whole GPUs.
+        rights: Which annotations of theirs count.
     """
 
     slice_bytes: int = 1 << 30
     memory_resource: str = MEMORY_RESOURCE
     gpu_resource: str = GPU_RESOURCE
+    rights: AnnotationRights = AnnotationRights.REFUSE
 
     def is_memory(self, resource: str) -> bool:
         """Whether a resource counts slices."""
@@ -170,7 +173,9 @@ def _container(
     resource = memory[0] if memory else ""
     slices = container.requests[resource] if resource else 0
     gpus = container.requests.get(units.gpu_resource, 0)
-    options = parse_options(pod.annotations, container.name, SliceUnit(units.slice_bytes, parse_bytes))
+    options = parse_options(
+        pod.annotations, container.name, SliceUnit(units.slice_bytes, parse_bytes), units.rights
+    )
     if options.mistakes:
         return _invalid(container, "; ".join(options.mistakes))
     counts = {

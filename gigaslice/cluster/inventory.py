@@ -18,7 +18,7 @@ from typing import Any
 
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.errors import GigasliceError
-from gigaslice.model import Gpu, NodeState, Occupant, Share, Topology
+from gigaslice.model import AnnotationRights, Gpu, NodeState, Occupant, Share, Topology
 
 __all__ = ["InventoryFormatError", "InventoryGpu", "NodeInventory"]
 
@@ -74,12 +74,14 @@ class NodeInventory:
         topology: One row per GPU.
         held: Allocations that no assignment explains; an occupant's name is its pod's UID, or what the agent calls it.
         whole_resource: The resource that whole GPUs are requested by; empty where the node offers none.
+        rights: Which annotations of pods its agent takes.
     """
 
     gpus: tuple[InventoryGpu, ...]
     topology: Topology
     held: tuple[Occupant, ...] = ()
     whole_resource: str = GPU_RESOURCE
+    rights: AnnotationRights = AnnotationRights.REFUSE
 
     def state(self, occupants: Sequence[Occupant] = ()) -> NodeState:
         """Returns the node for placement, with its own held allocations and the given ones."""
@@ -97,6 +99,8 @@ class NodeInventory:
         }
         if any(map(any, self.topology.nvlinks)):
             document["nvlinks"] = [[self.topology.nvlinks[i][j] for j in range(i)] for i in range(size)]
+        if self.rights is not AnnotationRights.REFUSE:
+            document["annotationRights"] = self.rights.value
         if self.held:
             document["held"] = {
                 one.name: [[index[share.gpu], share.slices, share.cores] for share in one.shares]
@@ -167,7 +171,8 @@ def _inventory(document: Mapping[str, Any]) -> NodeInventory:
         )
         for name, shares in document.get("held", {}).items()
     )
-    return NodeInventory(gpus, topology, held, str(document.get("wholeResource", "")))
+    rights = AnnotationRights(document.get("annotationRights", AnnotationRights.REFUSE.value))
+    return NodeInventory(gpus, topology, held, str(document.get("wholeResource", "")), rights)
 
 
 def _gpu(row: Mapping[str, Any]) -> InventoryGpu:

@@ -13,7 +13,7 @@ from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
 from gigaslice.cluster.pod_holdings import HeldShare, PodHoldings
 from gigaslice.cluster.refusal import RefusalReason
-from gigaslice.model import CORES_PER_GPU, Infeasible, Pod, RequestOptions
+from gigaslice.model import CORES_PER_GPU, AnnotationRights, Infeasible, Pod, RequestOptions
 
 __all__ = ["NodeFacts", "NodeRecord"]
 
@@ -47,6 +47,7 @@ class NodeRecord:
         problem: Why its GPUs are not known; None where they are.
         gpus: By index.
         kind: What it has in common with others.
+        rights: Which annotations of pods its agent takes.
         positions: Their numbers, by UUID.
         unhealthy: The set of those that get no containers.
         listed: What the agent says is held, of pods without an assignment.
@@ -64,6 +65,7 @@ class NodeRecord:
     problem: RefusalReason | None = RefusalReason.NO_INVENTORY
     gpus: tuple[InventoryGpu, ...] = ()
     kind: NodeKind | None = None
+    rights: AnnotationRights = AnnotationRights.REFUSE
     positions: Mapping[str, int] = field(default_factory=dict)
     unhealthy: int = 0
     listed: tuple[PodHoldings, ...] = ()
@@ -155,7 +157,7 @@ class NodeRecord:
             return
         order = sorted(range(len(inventory.gpus)), key=lambda number: inventory.gpus[number].gpu.index)
         self.gpus = tuple(inventory.gpus[number] for number in order)
-        self.problem = None
+        self.problem, self.rights = None, inventory.rights
         self.positions = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
         self.unhealthy = sum(1 << number for number, one in enumerate(self.gpus) if one.unhealthy)
         self.listed = tuple(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.demand import PodDemand
-from gigaslice.model import ContainerKind, Pod, SliceUnit, parse_options
+from gigaslice.model import AnnotationRights, ContainerKind, Pod, SliceUnit, parse_options
 
 __all__ = ["ContainerTraits", "HeldShare", "PodHoldings", "holdings_of", "traits_of_demand", "traits_of_pod"]
 
@@ -56,14 +56,14 @@ _FLAGS = ("gigaslice.io/exclusive", "gigaslice.io/oversubscribe")
 _NO_SIZES = SliceUnit(1, int)
 
 
-def traits_of_pod(pod: Pod) -> tuple[ContainerTraits, ...]:
-    """Returns the containers of a pod in the order of admission."""
+def traits_of_pod(pod: Pod, rights: AnnotationRights) -> tuple[ContainerTraits, ...]:
+    """Returns the containers of a pod in the order of admission, with the annotations that count."""
     flagged = any(key.startswith(_FLAGS) for key in pod.annotations)
     found = []
     for container in pod.containers:
         exclusive = host = False
         if flagged:
-            options = parse_options(pod.annotations, container.name, _NO_SIZES)
+            options = parse_options(pod.annotations, container.name, _NO_SIZES, rights)
             exclusive, host = options.exclusive, options.oversubscribe
         found.append(ContainerTraits(container.name, container.kind, exclusive, host))
     return tuple(found)

@@ -206,7 +206,7 @@ class ClusterState(ClusterContents):
             return
         listed = {one.uid: one for one in record.listed}
         for pod in sorted(record.pending.values(), key=lambda pod: (pod.created, pod.uid)):
-            traits = traits_of_pod(pod)
+            traits = traits_of_pod(pod, self.units.rights)
             if pod.uid in listed:
                 shares = tuple(
                     share._replace(
@@ -226,7 +226,7 @@ class ClusterState(ClusterContents):
         if record.problem is None and isinstance(demand, PodDemand):
             found = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
             if found is not None:
-                return holdings_of(_named(record, demand, found), traits_of_pod(pod))
+                return holdings_of(_named(record, demand, found), traits_of_pod(pod, self.units.rights))
         slices = pod.most_at_once(self.units.memory_resource)
         return record.wherever_there_is_room(slices)
 

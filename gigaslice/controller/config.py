@@ -11,6 +11,7 @@ from gigaslice import units
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE, SCHEDULER_NAME
 from gigaslice.controller.page_hosts import host_names
+from gigaslice.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime import settings
 from gigaslice.runtime.settings import Settings, setting
@@ -64,6 +65,9 @@ class ControllerConfig(Settings):
         "resources that agents offer beside those two and what inventories name; pods that ask for them are not warned")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB", "GPU memory of one unit, as set on the agents",
         flag="slice")
+    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
+        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
+        "only where the cluster's policy has compared them with labels of the Namespace; as set on the agents")
     automatic_classes: str = setting("on|off", values.on_off, "on",
         "whether a ResourceClass is made for each type of GPU that the cluster has")
     extended_resources: str = setting("on|off", values.on_off, "on",
@@ -100,7 +104,7 @@ class ControllerConfig(Settings):
     @property
     def units(self) -> ClusterUnits:
         """What pods count in."""
-        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus)
+        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
 
 
 SETTINGS = settings.table(ControllerConfig)

@@ -3,6 +3,7 @@
 Everything here is frozen; the decisions over these values are in `gigaslice.placement`.
 """
 
+from gigaslice.model.annotation_rights import AnnotationRights, annotation_rights
 from gigaslice.model.csi_volume import DATASET_DRIVER, CsiVolume
 from gigaslice.model.device_id import DeviceId, format_device_id, gpu_device_ids, parse_device_id
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, count_slices, matches_model
@@ -30,6 +31,7 @@ __all__ = [
     "DEFAULT_PRIORITY",
     "PRIORITIES",
     "Annotation",
+    "AnnotationRights",
     "ContainerKind",
     "CsiVolume",
     "DeviceId",
@@ -52,6 +54,7 @@ __all__ = [
     "TopoMatrix",
     "Topology",
     "Usage",
+    "annotation_rights",
     "count_slices",
     "format_device_id",
     "gpu_device_ids",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.gpu import CORES_PER_GPU, Gpu, matches_model
 from gigaslice.model.request import Infeasible, Reason, Request
 
@@ -166,8 +167,19 @@ class RequestOptions:
         return named + (f" other than {' and '.join(self.not_types)}" if self.not_types else "")
 
 
-def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUnit) -> RequestOptions:
-    """The options of CONTAINER in a pod with these annotations."""
+def parse_options(
+    annotations: Mapping[str, str],
+    container: str,
+    unit: SliceUnit,
+    rights: AnnotationRights,
+    *,
+    recorded: Mapping[str, object] | None = None,
+) -> RequestOptions:
+    """The options of CONTAINER in a pod with these annotations.
+
+    A text that needs a label of the pod's Namespace is a mistake, and left out, unless RIGHTS say that it was checked.
+    RECORDED: fields that the container has been given already, which no RIGHTS take away.
+    """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
     for row in ANNOTATIONS:
@@ -176,9 +188,14 @@ def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUni
             continue
         key, text = given
         try:
-            values.update(row.parse(text.strip(), unit))
+            fields = row.parse(text.strip(), unit)
         except ValueError as error:
             mistakes.append(f"{key}: {_quoted(text)} {error}")
+            continue
+        if rights is AnnotationRights.REFUSE and row.needs_label(text) and not _is_recorded(fields, recorded):
+            mistakes.append(f"{key}: {_quoted(text)} {row.refusal}")
+        else:
+            values.update(fields)
     gpus, parts = values.get("gpus"), values.get("parts", ())
     if gpus is not None and parts and gpus != len(parts):
         mistakes.append(
@@ -189,6 +206,10 @@ def parse_options(annotations: Mapping[str, str], container: str, unit: SliceUni
         mistakes += _split_twice(values)
     mistakes += _opposites(values)
     return RequestOptions(**values, mistakes=tuple(mistakes), notes=tuple(_unknown(annotations)))
+
+
+def _is_recorded(fields: Mapping[str, object], recorded: Mapping[str, object] | None) -> bool:
+    return recorded is not None and all(recorded.get(name) == value for name, value in fields.items())
 
 
 def _split_twice(values: dict[str, Any]) -> list[str]:
@@ -253,6 +274,25 @@ class Annotation:
     def namespace_label(self) -> str:
         """The label that, with the value "true", lets the pods of a Namespace write every value of it."""
         return f"{PREFIX}allow-{self.name}"
+
+    def needs_label(self, text: str) -> bool:
+        """Whether TEXT, which makes sense, is more than everybody may write. By the text, not by what it means: a
+        policy that knows no other spellings decides the same.
+        """
+        if self.free_up_to is not None:
+            return int(text) > self.free_up_to
+        return self.free_values is not None and text not in self.free_values
+
+    @property
+    def refusal(self) -> str:
+        """Why a text that needs the label is refused where nothing compares it with the label; after the text."""
+        free = [f'"{text}"' for text in self.free_values or ()]
+        free += [f"{self.free_up_to} at most"] if self.free_up_to is not None else []
+        return (
+            "takes more than is counted for the pod, and nothing here checks who may write it; leave it out, or write "
+            f"{' or '.join(free)}. To allow it, an operator installs the policy on annotations (chart: "
+            f'admission.rights=deny) and labels the Namespace {self.namespace_label}: "true"'
+        )
 
 
 def _flag(field: str) -> Callable[[str, SliceUnit], dict[str, object]]:
@@ -336,7 +376,7 @@ def _parts(text: str, unit: SliceUnit) -> dict[str, object]:
 
 def _elastic(text: str, unit: SliceUnit) -> dict[str, object]:
     if text.lower() in (*_TRUE, *_FALSE) and text not in ("0", "1"):
-        return {"elastic": text.lower() in _TRUE}
+        return {"elastic": text.lower() in _TRUE, "max_slices": None}
     try:
         return {"elastic": True, "max_slices": _slices(text, unit)}
     except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gigaslice import units
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
+from gigaslice.model import AnnotationRights, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime.settings import Settings, setting
 
@@ -54,6 +55,9 @@ class SchedulerSettings(Settings):
         "name of the resource of whole GPUs, as set on the agents")
     slice_bytes: int = setting("SIZE", units.parse_bytes, "1GiB",
         "GPU memory of one unit of the resource, as set on the agents", flag="slice")
+    annotation_rights: AnnotationRights = setting("refuse|checked", annotation_rights, "refuse",
+        "what becomes of annotations that take more than is counted for a pod, such as gigaslice.io/exclusive: checked "
+        "only where the cluster's policy has compared them with labels of the Namespace; as set on the agents")
     reserve: float = setting("TIME", values.seconds, "2s",
         "how long GPUs are kept for a pod between its scoring and its binding")
     bind_timeout: float = setting("TIME", values.seconds, "10s",
@@ -70,7 +74,7 @@ class SchedulerSettings(Settings):
     @property
     def units(self) -> ClusterUnits:
         """What pods count in."""
-        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus)
+        return ClusterUnits(self.slice_bytes, self.resource, self.whole_gpus, self.annotation_rights)
 
     def contradictions(self) -> list[str]:
         """A service that does not listen is none."""

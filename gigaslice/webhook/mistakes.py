@@ -195,7 +195,8 @@ def _route(shape: PodShape, facts: AdmissionFacts, completed: bool, found: Findi
 def _parsed(
     container: ContainerRequest, annotations: Mapping[str, str], facts: AdmissionFacts
 ) -> RequestOptions:
-    return parse_options(annotations, container.name, SliceUnit(facts.units.slice_bytes, parse_bytes))
+    unit = SliceUnit(facts.units.slice_bytes, parse_bytes)
+    return parse_options(annotations, container.name, unit, facts.units.rights)
 
 
 def _slices(container: ContainerRequest, facts: AdmissionFacts) -> int:

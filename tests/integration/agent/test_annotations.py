@@ -132,8 +132,18 @@ def test_init_containers_sidecars_and_several_containers_are_each_known_by_name(
     )
 
 
-def test_an_exclusive_gpu_is_no_other_pods_until_it_is_given_back(begin):
+def test_what_nobody_has_checked_is_held_back_until_it_is_taken_out(begin, api):
     kubelet, _ = begin(gpus=2)
+    alone = kubelet.run_pod(pod("alone", 2, annotations=said({"exclusive": "true"})))
+    wait_until(lambda: api.events("InvalidAnnotation"), "the event")
+    assert "gigaslice.io/allow-exclusive" in api.events("InvalidAnnotation")[0]["message"]
+    assert alone.phase == "Pending"
+    api.annotate("default", "alone", **{"gigaslice.io/exclusive": "false"})
+    alone.wait("Running", PATIENCE)
+
+
+def test_an_exclusive_gpu_is_no_other_pods_until_it_is_given_back(begin):
+    kubelet, _ = begin(gpus=2, annotation_rights="checked")
     alone = kubelet.run_pod(pod("alone", 2, annotations=said({"exclusive": "true"})))
     others = [kubelet.run_pod(pod(f"o{number}", 6)) for number in range(4)]
     assert {gpu_of(one.container("c0")) for one in others}.isdisjoint({gpu_of(alone.container("c0"))})
@@ -218,7 +228,7 @@ def test_an_api_server_that_dies_costs_no_pod(begin, api):
 
 
 def test_a_killed_agent_knows_whose_is_whose_when_it_is_back(begin):
-    kubelet, agent = begin()
+    kubelet, agent = begin(annotation_rights="checked")
     spec = PodSpec(
         "p",
         (asking(2, "c0"),),

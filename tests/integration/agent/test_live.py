@@ -111,6 +111,7 @@ def elastic_node(api, kubelet, agent, driver, directory):
     kubelet.api = api
     agent.driver = driver
     agent.flags |= {"--inventory": "nvml", "--kubeconfig": api.kubeconfig(directory), "--node-name": NODE}
+    agent.flags["--annotation-rights"] = "checked"
     kubelet.start()
     agent.start()
     wait_until(lambda: kubelet.allocatable().get(RESOURCE), "slices")

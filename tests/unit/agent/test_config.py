@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import config
+from gigaslice.controller.config import ControllerConfig
 from gigaslice.errors import ConfigError
+from gigaslice.model import AnnotationRights
+from gigaslice.runtime import settings
 from gigaslice.runtime.settings import ENV_PREFIX
+from gigaslice.scheduler.settings import SchedulerSettings
 
 
 def load(flags=None, environ=None, **more):
@@ -289,3 +293,18 @@ def test_what_could_mean_two_things_is_refused_with_its_key(tmp_path, line):
 def test_a_service_with_an_impossible_port_is_none(port):
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
     assert load({}, environ).kubernetes_service == ""
+
+
+@pytest.mark.parametrize("role", [config.Config, SchedulerSettings, ControllerConfig])
+def test_annotations_are_refused_in_every_role_unless_it_is_told_that_they_were_checked(role):
+    assert settings.load(role, {}, {}).annotation_rights is AnnotationRights.REFUSE
+    told = settings.load(role, {}, {"GIGASLICE_ANNOTATION_RIGHTS": "checked"})
+    assert told.annotation_rights is AnnotationRights.CHECKED
+    with pytest.raises(ConfigError, match="must be one of refuse, checked"):
+        settings.load(role, {"annotation-rights": "warn"}, {})
+
+
+@pytest.mark.parametrize("role", [SchedulerSettings, ControllerConfig])
+def test_what_a_role_is_told_reaches_what_it_judges_by(role):
+    told = settings.load(role, {"annotation-rights": "checked"}, {})
+    assert told.units.rights is AnnotationRights.CHECKED

@@ -69,6 +69,7 @@ def test_every_metric_that_is_named_exists() -> None:
 def test_every_name_of_ours_exists() -> None:
     """Annotations, labels and resources: names that users make, of classes and types, come after a known prefix."""
     known = {f"gigaslice.io/{row.name}" for row in ANNOTATIONS}
+    known |= {row.namespace_label for row in ANNOTATIONS if row.free_values or row.free_up_to}
     made = (cluster_names.CLASS_PREFIX, f"{cluster_names.MEMORY_RESOURCE}.")
     seen = 0
     for page in MANUAL:

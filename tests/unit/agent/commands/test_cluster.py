@@ -15,7 +15,7 @@ from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import INVENTORY
 from gigaslice.cluster.state import NodeFacts
 from gigaslice.errors import ConfigError
-from gigaslice.model import Occupant, Pod, PodContainer, Share, Topology
+from gigaslice.model import AnnotationRights, Occupant, Pod, PodContainer, Share, Topology
 from tests.fakes.kubeapi import ApiServer, Fault
 from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, pod, uuid
 
@@ -109,6 +109,23 @@ def test_a_pod_that_a_quota_refuses(api, capsys):
     _, _, err = run(api, capsys, "explain", "pod", "train-x7", "-n", "team")
     assert "a quota refuses it" in err
     assert "exceeded quota: gpus" in err
+
+
+def test_explain_judges_annotations_as_the_agents_do_or_as_it_is_told(api, capsys, monkeypatch):
+    put_pod(api, pod("alone", container(slices=8), annotations={"exclusive": "true"}))
+    arguments = ("explain", "pod", "pod-alone", "-n", "team")
+    assert "gigaslice.io/allow-exclusive" in run(api, capsys, *arguments)[1]
+    assert "allow-exclusive" not in run(api, capsys, *arguments, "--annotation-rights", "checked")[1]
+    monkeypatch.setenv("GIGASLICE_ANNOTATION_RIGHTS", "checked")
+    assert "allow-exclusive" not in run(api, capsys, *arguments)[1]
+    assert "allow-exclusive" in run(api, capsys, *arguments, "--annotation-rights", "refuse")[1]
+    monkeypatch.setenv("GIGASLICE_ANNOTATION_RIGHTS", "yes")
+    code, _, said = run(api, capsys, *arguments)
+    assert code == 2 and "must be one of refuse, checked" in said
+    monkeypatch.delenv("GIGASLICE_ANNOTATION_RIGHTS")
+    gpus = [inventory_gpu("node-c", index, 12) for index in range(8)]
+    put_node(api, facts("node-c", gpus, rights=AnnotationRights.CHECKED))
+    assert "allow-exclusive" not in run(api, capsys, *arguments)[1], "most agents take it"
 
 
 def test_nodes(api, capsys):

@@ -1,21 +1,27 @@
 """What reaches the pages of running containers: changes by command and by annotation, elastic limits, what is said."""
 
 import asyncio
+import contextlib
 import itertools
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import vcuda
 from agent.allocation.owner import Identification, Requester
-from agent.allocation.service import AllocationService
+from agent.allocation.service import AllocationService, ImpossibleError
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Inventory
 from agent.limits.manager import LimitChange, LimitsManager
 from agent.persistence.store import Store
+from gigaslice.allocation.table import AllocationOptions
 from gigaslice.kube.decode import parse_pod
 from gigaslice.limits.live_limits import ResizeRefusal
-from gigaslice.model import Gpu, Topology
+from gigaslice.model import ANNOTATIONS, AnnotationRights, Gpu, Topology
 from gigaslice.placement import Policy
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.kubeapi import pod_document
@@ -28,7 +34,8 @@ GPU = "gigaslice.io/vgpu-memory"
 class Node:
     """Store, allocator and manager as the agent joins them; the test is kubelet and API server."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, rights=AnnotationRights.CHECKED):
+        self.rights = rights
         self.directory = directory
         self.cluster = MemoryCluster()
         self.shown = frozenset()
@@ -42,10 +49,21 @@ class Node:
         self.store = Store(self.directory / "state", library, gpu_bytes=self.gpus.gpu_bytes)
         self.store.open()
         self.allocator = AllocationService(
-            self.store, self.gpus, Policy.GAIA, lambda: 1700000000.0, lambda: f"{next(self.numbers):032x}"
+            self.store,
+            self.gpus,
+            Policy.GAIA,
+            lambda: 1700000000.0,
+            lambda: f"{next(self.numbers):032x}",
+            rights=self.rights,
         )
         self.manager = LimitsManager(
-            self.store, self.allocator, self.cluster, slice_bytes=GIB, interval=0.01, withhold=self.withhold
+            self.store,
+            self.allocator,
+            self.cluster,
+            slice_bytes=GIB,
+            interval=0.01,
+            withhold=self.withhold,
+            rights=self.rights,
         )
         self.manager.refresh(every=True)
 
@@ -299,6 +317,134 @@ def test_mistakes_in_annotations_of_running_pods_are_told_and_change_nothing(nod
     node.annotate("a", **annotation)
     assert node.page(one) == (8, 0)
     assert node.cluster.said(reason)
+
+
+@pytest.fixture
+def refusing(tmp_path):
+    """A node on which nothing has compared annotations with labels."""
+    made = Node(tmp_path, AnnotationRights.REFUSE)
+    yield made
+    made.store.close()
+
+
+TAKING = [("exclusive", "true"), ("elastic", "true"), ("elastic", "16GiB"), ("priority", "guaranteed"),
+          ("time-slicing", "false"), ("memory", "16GiB")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), TAKING)
+@pytest.mark.parametrize("suffix", ["", ".c0"])
+def test_no_edit_of_a_running_pod_takes_more_than_was_counted(refusing, name, text, suffix):
+    one = refusing.admit("a", range(8), cores="20")
+    before = refusing.store.table.find(one)
+    pod = refusing.cluster.pod("default", "a")
+    key = f"gigaslice.io/{name}{suffix}"
+    refusing.cluster.put(replace(pod, annotations={**pod.annotations, key: text}))
+    refusing.round()
+    assert refusing.store.table.find(one) == before and refusing.page(one) == (8, 20)
+    assert key.removesuffix(".c0") in refusing.cluster.said("InvalidAnnotation")[0]
+
+
+@pytest.mark.parametrize(("name", "text"), TAKING)
+def test_nor_does_one_at_its_creation(refusing, name, text):
+    one = refusing.admit("a", range(8), **{name.replace("-", "_"): text})
+    refusing.round()
+    made = refusing.store.table.find(one)
+    assert made.undecided, "it is held back until the annotation is corrected"
+    assert made.policy == AllocationOptions() and refusing.page(one) == (8, 0)
+    pod = refusing.cluster.pod("default", "a")
+    reason = refusing.allocator.settle(made, Requester(pod, pod.containers[0])).reason
+    assert reason is not None and f"gigaslice.io/{name}" in reason
+    better = replace(pod, annotations={})
+    assert refusing.allocator.settle(made, Requester(better, better.containers[0])).reason is None
+
+
+def test_what_a_running_pod_was_given_stays_with_it(tmp_path):
+    """The agent before this one took these annotations from everybody."""
+    before = Node(tmp_path)
+    one = before.admit("a", range(8), elastic="16GiB", priority="guaranteed", exclusive="true", cores="30")
+    before.round()
+    assert before.page(one) == (16, 0)
+    given = before.store.table.find(one)
+    before.store.close()
+    before.rights = AnnotationRights.REFUSE
+    before.start()
+    try:
+        before.round()
+        assert before.store.table.find(one) == given and before.page(one) == (16, 0)
+        assert not before.cluster.said("InvalidAnnotation"), "nothing of it has been edited"
+        said = {"elastic": "16GiB", "priority": "guaranteed", "exclusive": "true"}
+        before.annotate("a", **said, cores="40")
+        assert before.store.table.find(one).cores_of(uuid(0)) == 40, "other edits work"
+        before.annotate("a", **{**said, "elastic": "true"}, cores="40")
+        assert before.page(one) == (16, 0) and before.cluster.said("InvalidAnnotation")
+        before.annotate("a", cores="40")
+        assert before.page(one) == (8, 40)
+        before.annotate("a", **said, cores="40")
+        assert before.page(one) == (8, 40), "given up is given up"
+        policy = before.store.table.find(one).policy
+        assert (policy.elastic, policy.priority, policy.exclusive) == (False, "burstable", True)
+    finally:
+        before.store.close()
+
+
+PLAUSIBLE = {
+    "gpus": ["1", "2", "9"],
+    "memory": ["1", "8", "9", "16GiB", "400GiB", "4,4", "2,6", "7,9", "24,24"],
+    "exclusive": ["true", "yes", " 1 ", "false"],
+    "cores": ["0", "30", "100", "101"],
+    "cores-policy": ["elastic", "hard"],
+    "priority": ["guaranteed", " Guaranteed", "burstable"],
+    "elastic": ["true", "16GiB", "24", "false"],
+    "oversubscribe": ["true"],
+    "time-slicing": ["false", "no", "true"],
+}
+
+
+@st.composite
+def annotated(draw):
+    """Annotations of a pod: mostly of those that are about amounts, with texts that make sense."""
+    names = draw(st.lists(st.sampled_from([*PLAUSIBLE, *(row.name for row in ANNOTATIONS)]), max_size=3))
+    return {
+        f"gigaslice.io/{name}{draw(st.sampled_from(['', '.c0']))}": draw(
+            st.sampled_from(PLAUSIBLE[name])
+            if name in PLAUSIBLE and draw(st.integers(0, 9))
+            else st.text(max_size=6)
+        )
+        for name in names
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(annotated(), min_size=1, max_size=5))
+def test_whatever_is_written_nothing_is_more_than_was_counted(written):
+    with tempfile.TemporaryDirectory() as directory:
+        node = Node(Path(directory), AnnotationRights.REFUSE)
+        try:
+            pod = node.cluster.put(replace(node.pod("a", 8), annotations=written[0]))
+            requester = Requester(pod, pod.containers[0])
+            with contextlib.suppress(ImpossibleError):
+                node.allocator.allocate([sorted(device_ids(0, *range(8)))], Identification(requester))
+            for annotations in written[1:]:
+                for allocation in node.store.table.allocations:
+                    if allocation.undecided:
+                        node.allocator.settle(allocation, Requester(pod, pod.containers[0]))
+                pod = node.cluster.put(replace(pod, annotations=annotations))
+                node.round()
+                for allocation in node.store.table.allocations:
+                    _counts_for_what_was_requested(node, allocation)
+        finally:
+            node.store.close()
+
+
+def _counts_for_what_was_requested(node, allocation):
+    assert sum(allocation.quota().values()) <= 8 * GIB >= sum(allocation.promised.values())
+    page = vcuda.read_limits(node.store.dirs.path(allocation.id) / contract.LIMITS_FILE)
+    assert sum(gpu.memory_bytes for gpu in page.gpus) <= 8 * GIB
+    policy = allocation.policy
+    assert not policy.exclusive and not policy.elastic and policy.max_slices is None and policy.time_slicing
+    assert policy.priority != "guaranteed"
+    assert all(allocation.cores_of(gpu) <= 100 for gpu in allocation.quota())
+    assert sum(share.slices for share in allocation.shares) <= 8
 
 
 def test_another_pod_of_the_same_name_changes_nothing(node):

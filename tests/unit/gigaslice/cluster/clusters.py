@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gigaslice.cluster.assignment import Assignment
-from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.demand import ClusterUnits, PodDemand
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.cluster.state import ClusterState
-from gigaslice.model import ContainerKind, Gpu, LinkLevel, Pod, PodContainer, Share, Topology
+from gigaslice.model import (
+    AnnotationRights,
+    ContainerKind,
+    Gpu,
+    LinkLevel,
+    Pod,
+    PodContainer,
+    Share,
+    Topology,
+)
 
 GIB = 1 << 30
+CHECKED = ClusterUnits(rights=AnnotationRights.CHECKED)
+"""Of a cluster whose policy lets its pods write every annotation."""
 
 
 def uuid(node: str, gpu: int) -> str:
@@ -47,7 +58,7 @@ def facts(
     found = (
         tuple(inventory_gpu(name, index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
     )
-    inventory_fields = {key: fields.pop(key) for key in ("held", "whole_resource") if key in fields}
+    inventory_fields = {key: fields.pop(key) for key in ("held", "whole_resource", "rights") if key in fields}
     inventory = NodeInventory(found, topology or pairs_topology(len(found)), **inventory_fields)
     return NodeFacts(name, inventory.encode(), **fields)
 

@@ -29,6 +29,7 @@ from gigaslice.placement import Policy, place
 from gigaslice.units import parse_bytes
 from tests.unit.gigaslice.cluster import oracle
 from tests.unit.gigaslice.cluster.clusters import (
+    CHECKED,
     GIB,
     bound,
     container,
@@ -108,7 +109,7 @@ def containers(draw: st.DrawFn, number: int) -> tuple[OracleContainer, dict[str,
 
 
 def a_node(found: list[OracleGpu]) -> ClusterState:
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     for name in CLASSES:
         state.put_class(a_class(name))
     state.put_node(
@@ -229,7 +230,7 @@ def test_one_container_is_placed_as_its_agent_would(data: st.DataObject) -> None
     demand = state.demand_of(asked)
     assume(isinstance(demand, PodDemand))
     assert isinstance(demand, PodDemand)
-    options = parse_options(asked.annotations, "c0", SliceUnit(GIB, parse_bytes))
+    options = parse_options(asked.annotations, "c0", SliceUnit(GIB, parse_bytes), CHECKED.rights)
     occupants = [
         Occupant(f"other-{number}", (Share(uuid("n", number), gpu.used, gpu.cores),))
         for number, gpu in enumerate(found)
@@ -308,7 +309,7 @@ def test_what_could_be_anywhere_leaves_what_others_need() -> None:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_search_gives_up_no_pod_that_people_write(number: int) -> None:
     """Sixteen GPUs of eight slices, and containers that fill them to the last slice in only a few ways."""
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     state.put_node(facts("n", [inventory_gpu("n", gpu, 8) for gpu in range(16)]))
     sizes = [5, 3] * (6 * number)
     one = pod("new", *(container(f"c{index}", size) for index, size in enumerate(sizes[:30])))

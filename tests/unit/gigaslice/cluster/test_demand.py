@@ -8,7 +8,7 @@ from gigaslice.classes.resource_class import ClassShare, ResourceClass
 from gigaslice.cluster.demand import ClassUnits, ClusterUnits, PodDemand, asks_for_gpus, demand_of
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.model import ContainerKind, Pod, PodContainer
-from tests.unit.gigaslice.cluster.clusters import GIB, container, pod
+from tests.unit.gigaslice.cluster.clusters import CHECKED, GIB, container, pod
 
 CLASSES = {
     "h100": ResourceClass("h100"),
@@ -19,7 +19,7 @@ CLASSES = {
 
 
 def of(one: Pod, units: ClusterUnits | None = None) -> PodDemand:
-    found = demand_of(one, CLASSES, units or ClusterUnits())
+    found = demand_of(one, CLASSES, units or CHECKED)
     assert isinstance(found, PodDemand), found
     return found
 
@@ -61,6 +61,19 @@ def test_units(one: PodContainer, units: list[tuple[str, int, int, int]]) -> Non
 def test_a_compute_share_beside_a_class() -> None:
     assert units_of(container(classes={"h100": 1}, slices=8), cores="50") == (ClassUnits("h100", 1, 8, 50),)
     assert units_of(container(classes={"eighth": 1}), cores="30") == (ClassUnits("eighth", 1, 8, 30),)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("exclusive", "true"), ("elastic", "16GiB"), ("priority", "guaranteed"), ("time-slicing", "false")],
+)
+def test_what_nobody_has_checked_is_refused(name: str, text: str) -> None:
+    """By the scheduler as by the agent: a pod that the one took and the other held back would wait for ever."""
+    one = pod("x", container(slices=8), annotations={name: text})
+    found = demand_of(one, CLASSES)
+    assert isinstance(found, Refusal) and found.reason is RefusalReason.INVALID
+    assert f"gigaslice.io/allow-{name}" in found.text and "container main" in found.text
+    assert isinstance(demand_of(one, CLASSES, CHECKED), PodDemand)
 
 
 def test_slices_by_type() -> None:

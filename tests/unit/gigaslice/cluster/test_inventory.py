@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
-from gigaslice.model import Gpu, LinkLevel, Occupant, Share, Topology
+from gigaslice.model import AnnotationRights, Gpu, LinkLevel, Occupant, Share, Topology
 
 GIB = 1 << 30
 
@@ -38,7 +38,11 @@ def inventories(draw):
     if size:
         held = (Occupant("uid-1", (Share("GPU-0", draw(st.integers(0, 9)), draw(st.integers(0, 50))),)),)
     return NodeInventory(
-        tuple(gpus), Topology.build(levels, links), held, draw(st.sampled_from(["", "gigaslice.io/gpu"]))
+        tuple(gpus),
+        Topology.build(levels, links),
+        held,
+        draw(st.sampled_from(["", "gigaslice.io/gpu"])),
+        draw(st.sampled_from(AnnotationRights)),
     )
 
 

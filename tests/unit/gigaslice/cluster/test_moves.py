@@ -7,7 +7,7 @@ from gigaslice.cluster.moves import freeing_plans, freeing_steps, may_be_moved
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Pod, Share
 from gigaslice.views.move_lines import move_lines
-from tests.unit.gigaslice.cluster.clusters import bound, container, facts, inventory_gpu, uuid
+from tests.unit.gigaslice.cluster.clusters import CHECKED, bound, container, facts, inventory_gpu, uuid
 
 
 def held(uid: str, node: str, gpu: int, slices: int, **fields) -> Pod:
@@ -17,7 +17,7 @@ def held(uid: str, node: str, gpu: int, slices: int, **fields) -> Pod:
 
 def cluster(*pods: Pod, **more) -> tuple[ClusterState, dict[str, Pod]]:
     """Two nodes of two GPUs of 16 slices."""
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     state.put_node(facts("node-a", **more))
     state.put_node(facts("node-b"))
     for one in pods:
@@ -69,7 +69,7 @@ def test_a_gpu_that_is_one_pods_alone_takes_no_other() -> None:
 
 
 def test_of_a_large_cluster_the_cheapest_moves_are_found() -> None:
-    state, pods = ClusterState(), {}
+    state, pods = ClusterState(CHECKED), {}
     for number in range(400):
         name = f"n{number:03}"
         state.put_node(facts(name))

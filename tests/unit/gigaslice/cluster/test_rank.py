@@ -5,12 +5,12 @@ from __future__ import annotations
 from gigaslice.cluster.refusal import RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import Topology
-from tests.unit.gigaslice.cluster.clusters import bound, container, demand, facts, inventory_gpu, pod
+from tests.unit.gigaslice.cluster.clusters import CHECKED, bound, container, demand, facts, inventory_gpu, pod
 
 
 def a_cluster(*, spread: bool = False, **nodes: list[tuple[int, int]]) -> ClusterState:
     """Nodes of four GPUs of 16 slices, in two pairs; per node what is used, as (GPU, slices)."""
-    state = ClusterState(spread=spread)
+    state = ClusterState(CHECKED, spread=spread)
     for name, used in nodes.items():
         state.put_node(facts(name, 4))
         for number, share in enumerate(used):
@@ -44,7 +44,7 @@ def test_several_gpus_where_they_are_close() -> None:
 
 
 def test_of_equal_worst_links_the_node_with_the_fewest_idle_gpus() -> None:
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     far, near = (Topology.build([[0 if i == j else level for j in range(4)] for i in range(4)],
                                 [[0 if i == j else links for j in range(4)] for i in range(4)])
                  for level, links in ((50, 0), (50, 4)))  # fmt: skip

@@ -15,6 +15,7 @@ from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
 from gigaslice.model import ContainerKind, Occupant, Share
 from tests.unit.gigaslice.cluster.clusters import (
+    CHECKED,
     GIB,
     bound,
     chosen,
@@ -36,7 +37,7 @@ def a_class(name: str, model: str, share: ClassShare | None = None) -> ResourceC
 
 @pytest.fixture
 def state() -> ClusterState:
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     state.put_node(facts("a"))
     return state
 
@@ -66,7 +67,7 @@ def test_a_pod_counts_until_it_has_ended(state: ClusterState) -> None:
 
 
 def test_a_pod_may_come_before_its_node() -> None:
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     state.put_pod(bound("1", "a", (0, 16), (1, 16)))
     assert reason(state) is RefusalReason.NO_INVENTORY and not state.nodes
     state.put_node(facts("a"))
@@ -226,7 +227,7 @@ def test_nothing_changes_without_a_change(state: ClusterState) -> None:
 
 
 def test_the_best_nodes_are_the_first_of_the_ranking() -> None:
-    state = ClusterState()
+    state = ClusterState(CHECKED)
     for number in range(20):
         state.put_node(facts(f"n{number:02}"))
         if number % 3:

@@ -5,25 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigaslice import units
-from gigaslice.model import ANNOTATIONS, Infeasible, RequestOptions, SliceUnit, parse_options
+from gigaslice.model import (
+    ANNOTATIONS,
+    AnnotationRights,
+    Infeasible,
+    RequestOptions,
+    SliceUnit,
+    parse_options,
+)
 from tests.fakes.nodes import GIB, inventory, uuid
 
 UNIT = SliceUnit(GIB, units.parse_bytes)
 
 
-def options(container="main", unit=UNIT, **annotations):
+def options(container="main", unit=UNIT, rights=AnnotationRights.CHECKED, recorded=None, **annotations):
     """Names with "_" for "-"; those without "/" get our prefix."""
     full = {
         name if "/" in name else "gigaslice.io/" + name.replace("_", "-"): text
         for name, text in annotations.items()
     }
-    return parse_options(full, container, unit)
+    return parse_options(full, container, unit, rights, recorded=recorded)
 
 
 def test_nothing_said_is_nothing_asked():
     assert options() == RequestOptions()
     assert (
-        parse_options({"example.com/gpus": "x", "hami.io/vgpu-node": "n"}, "main", UNIT) == RequestOptions()
+        parse_options(
+            {"example.com/gpus": "x", "hami.io/vgpu-node": "n"}, "main", UNIT, AnnotationRights.CHECKED
+        )
+        == RequestOptions()
     )
 
 
@@ -96,8 +106,8 @@ def test_names_of_others_are_taken_and_ours_win():
 
 def test_a_container_of_its_own():
     annotations = {"gigaslice.io/gpus": "2", "gigaslice.io/gpus.side": "1"}
-    assert parse_options(annotations, "main", UNIT).gpus == 2
-    assert parse_options(annotations, "side", UNIT).gpus == 1
+    assert parse_options(annotations, "main", UNIT, AnnotationRights.CHECKED).gpus == 2
+    assert parse_options(annotations, "side", UNIT, AnnotationRights.CHECKED).gpus == 1
 
 
 def test_a_name_that_is_nearly_one_is_mentioned_and_others_are_left_alone():
@@ -215,7 +225,7 @@ def test_which_gpus_are_allowed():
     )
 )
 def test_no_text_breaks_it(annotations):
-    found = parse_options(annotations, "main", UNIT)
+    found = parse_options(annotations, "main", UNIT, AnnotationRights.CHECKED)
     assert all("\n" not in sentence for sentence in found.mistakes)
     found.contradictions(8)
     found.allowed_gpus(inventory().gpus)

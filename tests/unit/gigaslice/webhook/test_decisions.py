@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigaslice.cluster.demand import ClusterUnits
+from gigaslice.model import AnnotationRights
 from gigaslice.webhook.complete import patch_of as patch_of_shape
 from gigaslice.webhook.mistakes import SHARE_BESIDE_OTHERS, findings
 from gigaslice.webhook.pod_shape import pod_shape
@@ -63,6 +65,14 @@ def said(document, known=FACTS):
 def warned(document, known=FACTS):
     assert not said(document, known)
     return answer_validate(pod_shape(completed(document, known)), known).warnings
+
+
+def test_annotations_that_nobody_has_checked_are_refused_with_a_sentence():
+    document = pod(
+        asks(limits={"gigaslice.io/vgpu-memory": 8}), annotations={"gigaslice.io/exclusive": "true"}
+    )
+    assert 'gigaslice.io/allow-exclusive: "true"' in said(document)
+    assert not said(document, facts(units=ClusterUnits(rights=AnnotationRights.CHECKED)))
 
 
 # --- what is added ----------------------------------------------------------------------------------------------------
