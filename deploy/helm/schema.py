@@ -25,6 +25,7 @@ from gigaslice.controller import config as controller
 from gigaslice.controller.page_hosts import host_names
 from gigaslice.dataset.source_spec import KINDS
 from gigaslice.dataset_node import settings as dataset
+from gigaslice.model.annotation_rights import AnnotationRights, annotation_rights
 from gigaslice.runtime import setting_values as values
 from gigaslice.runtime.settings import CONFIG_VARIABLE, ENV_PREFIX, Setting, Settings, table
 from gigaslice.scheduler import settings as scheduler
@@ -140,6 +141,7 @@ PARSERS: dict[Callable[[str], object], Schema] = {
     dataset._quotas: text(listed(f"[^,=]*[^,= ][^,=]*= *{SIZE}")),
     dataset._size_or_off: size(off=True),
     dataset._size_or_zero: size(off=True),
+    annotation_rights: {"enum": [rights.value for rights in AnnotationRights]},
     host_names: text(listed(HOST)),
     scheduler._lease: text("[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-a-z0-9.]{0,252}", off=True),
 }

@@ -171,7 +171,7 @@ def test_a_number_is_taken_where_the_role_takes_what_becomes_of_it(path: str) ->
 def test_a_default_and_a_variable_are_taken(path: str) -> None:
     one = SETTINGS[path]
     assert mistakes(nested(path, one.default)) == []
-    if not isinstance(one.parse, setting_values.WordChoice) and one.parse is not setting_values.on_off:
+    if "enum" not in schema.taken(one) and one.parse is not setting_values.on_off:
         assert mistakes(nested(path, "$(POD_IP):9445")) == []
         assert bool(mistakes(nested(path, "$POD IP"))) != takes(one, "$POD IP")
 
