@@ -1,7 +1,8 @@
 """Amounts in properties and selectors: "11441MiB", "10Gi", "10GiB", "875". Pure.
 
-Kubernetes' quantities and the spellings that people use beside them: KiB to EiB are Ki to Ei, KB to EB are powers of a
-thousand. Compared exactly, as fractions. A text that is no amount is None: a property may be anything.
+Numbers, with an exponent or with a unit that means what it means everywhere else (`gigaslice.units`): K, Ki and KiB to
+E, Ei and EiB are powers of 1024; KB to EB, which are two numbers to people, are none. The letters n, u and m are those
+of Kubernetes' quantities. Compared exactly, as fractions. A text that is no amount is None: a property may be anything.
 """
 
 from __future__ import annotations
@@ -20,19 +21,12 @@ _SUFFIXES: dict[str, Fraction] = {
     "n": Fraction(1, 10**9),
     "u": Fraction(1, 10**6),
     "m": Fraction(1, 1000),
-    "k": Fraction(1000),
-    "kB": Fraction(1000),
-    "KB": Fraction(1000),
-}
-_SUFFIXES |= {
-    letter + rest: Fraction(1000**power)
-    for power, letter in enumerate("MGTPE", start=2)
-    for rest in ("", "B")
+    "k": Fraction(1024),
 }
 _SUFFIXES |= {
     letter + rest: Fraction(1 << 10 * power)
     for power, letter in enumerate("KMGTPE", start=1)
-    for rest in ("i", "iB")
+    for rest in ("", "i", "iB")
 }
 
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gigaslice.classes.amounts import amount_of
 from gigaslice.classes.selector import ClassError, Selector, parse_selector
+from gigaslice.errors import SizeError
 from gigaslice.model import CORES_PER_GPU
+from gigaslice.units import parse_bytes
 
 __all__ = ["MANAGED_BY", "MANAGER", "ClassError", "ClassShare", "ResourceClass", "parse_resource_class"]
 
@@ -22,7 +23,6 @@ MANAGER = "gigaslice-controller"
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_NAME = 63  # of what follows the "/" in a resource's name
-_MOST_BYTES = 1 << 50
 _EVERYTHING = Selector()
 
 
@@ -75,12 +75,15 @@ def _share(document: object) -> ClassShare | None:
     if not isinstance(document, Mapping):
         raise ClassError("spec.share: write an object with memory, and cores where compute is shared too")
     memory = document.get("memory")
-    size = amount_of(str(memory)) if isinstance(memory, str | int) and not isinstance(memory, bool) else None
-    if size is None or size.denominator != 1 or not 0 < size <= _MOST_BYTES:
-        raise ClassError("spec.share.memory: write a size above 0, such as 8Gi")
+    try:
+        size = parse_bytes(str(memory) if isinstance(memory, str | int) else "")
+    except SizeError:
+        raise ClassError(
+            "spec.share.memory: write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused"
+        ) from None
     cores = document.get("cores", 0)
     if cores is None:
         cores = 0
     if not isinstance(cores, int) or isinstance(cores, bool) or not 0 <= cores <= CORES_PER_GPU:
         raise ClassError(f"spec.share.cores: write per cent of a GPU's compute, from 0 to {CORES_PER_GPU}")
-    return ClassShare(int(size), cores)
+    return ClassShare(size, cores)

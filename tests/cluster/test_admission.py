@@ -15,12 +15,14 @@ import yaml
 
 from tests.cluster.control_plane import Api, ControlPlane, Refused, free_port, path_of, until
 from tests.unit.docs.test_cluster_page import EXAMPLES
+from tests.unit.gigaslice.controller.crd_schema import definition
 from tests.unit.gigaslice.webhook.pods import inventory
 from tests.unit.manifests.test_chart import ROOT, listed
 
 NAMESPACE = "gigaslice"
 TEAM = "team"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
+CLASSES = "/apis/gigaslice.io/v1alpha1/resourceclasses"
 Document = dict[str, Any]
 _numbers = itertools.count()
 
@@ -48,7 +50,10 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
     for document in sorted(documents, key=lambda one: one["kind"] not in first):
         api.apply(document)
     until(lambda: _served(api))
-    for one in (klass("nvidia.h100"), klass("small", memory="8GiB"), klass("odd", memory="1.5Gi", cores=30)):
+    for one in (
+        klass("nvidia.h100"), klass("small", memory="8GiB"), klass("odd", memory="1.5Gi", cores=30),
+        klass("kilo", memory="2000000K"), klass("letter", memory="8g"), klass("bytes", memory=3 << 30),
+    ):  # fmt: skip
         api.apply(one)
     until(lambda: _acts(api))
     return control_plane
@@ -101,6 +106,9 @@ def limits_of(document: Document, field: str = "containers", number: int = 0) ->
     ({"gpuclass.gigaslice.io/nvidia.h100": 2}, {"gigaslice.io/gpu": "2"}),
     ({"gpuclass.gigaslice.io/small": 2}, {"gigaslice.io/vgpu-memory": "16"}),
     ({"gpuclass.gigaslice.io/odd": 3}, {"gigaslice.io/vgpu-memory": "6"}),
+    ({"gpuclass.gigaslice.io/kilo": 1}, {"gigaslice.io/vgpu-memory": "2"}),
+    ({"gpuclass.gigaslice.io/letter": 1}, {"gigaslice.io/vgpu-memory": "8"}),
+    ({"gpuclass.gigaslice.io/bytes": 2}, {"gigaslice.io/vgpu-memory": "6"}),
     ({"gpuclass.gigaslice.io/nvidia.h100": 1, "gigaslice.io/vgpu-memory": 5}, {"gigaslice.io/vgpu-memory": "5"}),
     ({"gigaslice.io/vgpu-memory": 8}, {"gigaslice.io/vgpu-memory": "8"}),
 ])  # fmt: skip
@@ -150,6 +158,32 @@ def test_a_mistake_is_refused_with_what_to_write(installed, given, sentence):
     with pytest.raises(Refused) as refused:
         installed.admin.post(PODS, given)
     assert refused.value.status in (403, 422) and sentence in refused.value.message
+
+
+def test_a_share_of_an_older_version_that_is_no_size_is_as_no_class(installed):
+    """The definition took "8GB" once. What is stored so gets no units, and no raw error of an expression."""
+    api = installed.admin
+    with pytest.raises(Refused, match="8G is 8GiB, and 8GB is refused"):
+        api.post(CLASSES, klass("old", memory="8GB"))
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/resourceclasses.gigaslice.io"
+    rules = (
+        "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/share/x-kubernetes-validations"
+    )
+    api.request("PATCH", path, [{"op": "remove", "path": rules}], "application/json-patch+json")
+    try:
+        until(lambda: _stored(api, klass("old", memory="8GB")))
+    finally:
+        api.apply(definition("resourceclasses"))
+    with pytest.raises(Refused, match="container c0: there is no class old"):
+        api.post(PODS, pod({"gpuclass.gigaslice.io/old": 1}))
+
+
+def _stored(api: Api, document: Document) -> bool:
+    try:
+        api.post(CLASSES, document)
+    except Refused:
+        return False
+    return True
 
 
 # --- assignments ------------------------------------------------------------------------------------------------------

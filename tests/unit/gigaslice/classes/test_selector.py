@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gigaslice.classes.amounts import amount_of
 from gigaslice.classes.resource_class import ClassShare, parse_resource_class
 from gigaslice.classes.selector import ClassError, parse_selector
+from gigaslice.errors import SizeError
+from gigaslice.units import parse_bytes
 
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "vectors.json").read_text(encoding="utf-8")
@@ -29,14 +33,26 @@ def test_vectors(vector: dict[str, Any]) -> None:
     ("text", "amount"),
     [
         ("0", 0), ("875", 875), ("10Gi", 10 * GIB), ("10GiB", 10 * GIB), ("11441MiB", 11441 << 20), ("1.5KiB", 1536),
-        ("10GB", 10**10), ("10G", 10**10), ("1kB", 1000), ("1k", 1000), ("100m", Fraction(1, 10)), ("-1", -1),
-        ("1e3", 1000), ("1E-1", Fraction(1, 10)), ("2E", 2 * 10**18), ("1Ei", 1 << 60), (".5", Fraction(1, 2)),
-        ("", None), ("Gi", None), ("10 GiB", None), ("10gib", None), ("1K", None), ("0x10", None), ("1/2", None),
-        ("٣", None), ("nan", None), ("1" * 65, None),
+        ("10GB", None), ("10G", 10 * GIB), ("1kB", None), ("1k", 1024), ("100m", Fraction(1, 10)), ("-1", -1),
+        ("1e3", 1000), ("1E-1", Fraction(1, 10)), ("2E", 2 << 60), ("1Ei", 1 << 60), (".5", Fraction(1, 2)),
+        ("", None), ("Gi", None), ("10 GiB", None), ("10gib", None), ("0x10", None), ("1/2", None),
+        ("1K", 1024), ("1KB", None), ("٣", None), ("nan", None), ("1" * 65, None),
     ],
 )  # fmt: skip
 def test_amounts(text: str, amount: Fraction | int | None) -> None:
     assert amount_of(text) == amount
+
+
+@given(st.from_regex(r"[0-9]{1,6}([.][0-9]{1,4})?([KMGTk]i?B?|B)?", fullmatch=True))
+def test_an_amount_is_no_other_size_than_an_annotations(text: str) -> None:
+    """What is a size in both is the same number in both, and what is refused for being two numbers is none here."""
+    try:
+        size = parse_bytes(text)
+    except SizeError:
+        assert text[-2:] not in ("KB", "kB", "MB", "GB", "TB") or amount_of(text) is None
+    else:
+        assert amount_of(text) in (size, None)
+        assert amount_of(text) is not None or text.endswith(("B", "ki")), "kiB, kB and B are sizes alone"
 
 
 def holds(operator: str, values: list[str], **properties: str) -> bool:
@@ -106,7 +122,15 @@ def test_a_class_with_a_share() -> None:
         (a_class(share={"memory": "0"}), "spec.share.memory"),
         (a_class(share={"memory": "much"}), "spec.share.memory"),
         (a_class(share={"memory": True}), "spec.share.memory"),
-        (a_class(share={"memory": "100m"}), "spec.share.memory"),
+        (
+            a_class(share={"memory": "2000000KB"}),
+            "spec.share.memory: write a size above 0, such as 8GiB; 8G is 8GiB, and",
+        ),
+        (a_class(share={"memory": "8GB"}), "spec.share.memory"),
+        (a_class(share={"memory": "8e9"}), "spec.share.memory"),
+        (a_class(share={"memory": -1}), "spec.share.memory"),
+        (a_class(share={"memory": 1.5}), "spec.share.memory"),
+        (a_class(share={"memory": "128T"}), "spec.share.memory"),
         (a_class(share={"memory": "8Gi", "cores": 101}), "spec.share.cores"),
         (a_class(share={"memory": "8Gi", "cores": "30"}), "spec.share.cores"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import kubernetes_validate
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigaslice.classes.amounts import amount_of
 from gigaslice.classes.resource_class import ClassError, parse_resource_class
 from gigaslice.cluster import names
+from gigaslice.errors import SizeError
+from gigaslice.units import parse_bytes
 from tests.unit.gigaslice.controller.crd_schema import FOLDER, definition, evaluate, mistakes, schema
 
+POLICIES = (FOLDER.parents[1] / "templates" / "policies.yaml").read_text()
 PLURALS = (names.RESOURCE_CLASSES, names.EXTENDED_RESOURCES)
 
 
@@ -84,7 +87,7 @@ def test_lists_and_texts_with_rules_are_bounded(plural: str):
         class_of({"matchLabels": {"vendor": "NVIDIA"}, **expression("Gt", "10GiB")}),
         class_of({"terms": [{"matchLabels": {"model": "Tesla T4"}}, expression("Gt", "15GiB")]}),
         class_of(expression("Lt", "1.5e3")),
-        class_of(expression("Gt", "10GB")),
+        class_of(expression("Gt", "10G")),
         class_of(expression("In", "a", "b")),
         class_of(expression("NotIn", "a")),
         class_of(expression("Exists")),
@@ -124,9 +127,20 @@ def test_valid_classes_are_taken(document: dict[str, Any]):
             class_of(expression("Lt", "10 GiB")),
             "Lt takes exactly one amount, such as 10GiB",
         ),
-        (class_of(share={"memory": "much"}), "write a size above 0, such as 8Gi"),
-        (class_of(share={"memory": "0Gi"}), "write a size above 0, such as 8Gi"),
-        (class_of(share={"memory": 0}), "write a size above 0, such as 8Gi"),
+        (
+            class_of(share={"memory": "much"}),
+            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+        ),
+        (
+            class_of(share={"memory": "0Gi"}),
+            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+        ),
+        (
+            class_of(share={"memory": "2000000KB"}),
+            "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused",
+        ),
+        (class_of(expression("Gt", "10GB")), "Gt takes exactly one amount, such as 10GiB"),
+        (class_of(share={"memory": 0}), "write a size above 0, such as 8GiB; 8G is 8GiB, and 8GB is refused"),
         (
             class_of(name="x" * 64),
             "the name is what pods write after gpuclass.gigaslice.io/, so it can have 63 characters at most",
@@ -156,6 +170,26 @@ def test_the_schema_refuses_what_is_no_class(document: dict[str, Any]):
     assert mistakes("resourceclasses", document)
 
 
+@given(st.from_regex(r"[0-9]{1,9}([.][0-9]{0,4})?[kKmMgGtTpP]?[iI]?[bB]?", fullmatch=True))
+def test_a_share_is_a_size_to_the_definition_the_policy_and_the_parser(text: str):
+    """The policy's expression is the pattern of the definition, so what it cannot read is never stored."""
+    (taken,) = [
+        rule["rule"]
+        for rule in schema("resourceclasses")["properties"]["spec"]["properties"]["share"][
+            "x-kubernetes-validations"
+        ]
+    ]
+    pattern = taken.split('matches("')[-1].partition('"))')[0]
+    assert f'matches("{pattern}")' in POLICIES
+    try:
+        parse_bytes(text)
+    except SizeError:
+        # Nothing, parts of a byte and more than 128 TiB are sizes to a pattern.
+        assert not re.search(pattern, text) or not re.fullmatch(r"[1-9][0-9]?[a-zA-Z]*", text)
+    else:
+        assert re.search(pattern, text)
+
+
 def test_the_evaluator_tells_true_from_false():
     assert evaluate('!has(self.a) || size(self.a) == 2 && self.a[1].matches("^x$")', {"a": ["", "x"]})
     assert not evaluate('has(self.b) || self.a in ["p", "q"]', {"a": "r"})
@@ -167,6 +201,11 @@ _VALUES = st.sampled_from(
         "a",
         "10GiB",
         "10Gi",
+        "10G",
+        "8gb",
+        "8g",
+        "1.5Ki",
+        "1.3Ki",
         "1.5e3",
         "10KB",
         "1kB",
@@ -210,8 +249,7 @@ def test_the_definition_takes_what_the_parser_takes(selector: dict[str, Any], sh
     try:
         parse_resource_class(document)
     except ClassError as error:
-        size = amount_of(str((share or {}).get("memory", "")))
-        if size is not None and size.denominator != 1:
+        if re.fullmatch(r"[0-9]+[.][0-9]+[a-zA-Z]*", str((share or {}).get("memory", ""))):
             return  # parts of a byte, which no pattern finds: the class is not valid then by its status
         found = mistakes("resourceclasses", document)
         assert found, str(error)
