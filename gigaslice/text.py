@@ -7,7 +7,11 @@ calls and the output of commands.
 
 from __future__ import annotations
 
-__all__ = ["plain", "plural"]
+import re
+
+__all__ = ["plain", "plural", "whole_characters"]
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
@@ -20,6 +24,15 @@ def plain(text: str) -> str:
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+
+
+def whole_characters(text: str) -> str:
+    """TEXT with U+FFFD for every half of a surrogate pair, which no encoding takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _HALVES.sub("\ufffd", text)
+    return text
 
 
 def plural(count: int, what: str) -> str:

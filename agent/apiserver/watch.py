@@ -21,6 +21,7 @@ from gigaslice.model import Pod
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.time_limit import set_within
+from gigaslice.text import plain
 
 __all__ = ["PodWatch"]
 
@@ -123,7 +124,7 @@ class PodWatch:
             if reply.status != 200:
                 raise reply.failure("list of pods")
             page = await asyncio.to_thread(parse_list, reply.body)
-            pods.update({(pod.namespace, pod.name): pod for pod in page.pods})
+            pods.update({(pod.namespace, pod.name): self._readable(pod) for pod in page.pods})
             if not page.more:
                 return pods, page.version
             query = {**self._query, "limit": str(_PAGE), "continue": page.more}
@@ -152,15 +153,25 @@ class PodWatch:
                 self._version = change.version
                 if change.pod is not None:
                     self._apply(change.kind, change.pod)
-                elif change.key in self._pods:  # it has changed into what cannot be decoded
+                elif change.kind == "DELETED" and change.key in self._pods:
                     del self._pods[change.key]
                     self._changed()
+
+    def _readable(self, pod: Pod) -> Pod:
+        """A pod that cannot be read stays as it was last: it has its GPUs until it is gone."""
+        if pod.readable:
+            self._reported.over(str(pod))
+            return pod
+        if self._reported.new(str(pod)):
+            self._log.warning("pod cannot be read", pod=plain(str(pod)))
+        last = self._pods.get((pod.namespace, pod.name))
+        return pod if last is None or last.uid != pod.uid or pod.terminal else last
 
     def _apply(self, kind: str, pod: Pod) -> None:
         key = (pod.namespace, pod.name)
         known = self._pods.get(key)
         if kind != "DELETED":
-            self._pods[key] = pod
+            pod = self._pods[key] = self._readable(pod)
         elif known is not None and known.uid == pod.uid:
             del self._pods[key]
         if kind == "DELETED" or known != pod:

@@ -24,9 +24,17 @@ from gigaslice.cluster.offered_units import offered_units
 from gigaslice.cluster.state import ClusterState
 from gigaslice.errors import ConfigError, GigasliceError
 from gigaslice.kube.decode import parse_pod
+from gigaslice.kube.fields import object_at, objects_at, text_at
 from gigaslice.kubeapi.access import Access, find_access
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient, object_path
-from gigaslice.kubeapi.cluster_objects import CLASSES_PATH, NODES_PATH, PODS_PATH, PODS_QUERY, node_facts
+from gigaslice.kubeapi.cluster_objects import (
+    CLASSES_PATH,
+    NODES_PATH,
+    PODS_PATH,
+    PODS_QUERY,
+    node_facts,
+    unread_gpu_pod,
+)
 from gigaslice.model import AnnotationRights, Pod
 from gigaslice.text import plain
 from gigaslice.views.collect import WaitingSince
@@ -177,7 +185,12 @@ async def read_cluster(client: KubeClient, rights: AnnotationRights | None = Non
 
 async def _nodes(client: KubeClient, found: ClusterContent) -> None:
     async for document in listed(client, NODES_PATH, {}):
-        found.state.put_node(node_facts(document))
+        try:
+            facts = node_facts(document)
+        except ValueError as error:
+            found.notes.append(plain(f"node {_name(document)} cannot be read: {error}"))
+            continue
+        found.state.put_node(facts)
 
 
 async def _pods(client: KubeClient, found: ClusterContent) -> None:
@@ -185,12 +198,18 @@ async def _pods(client: KubeClient, found: ClusterContent) -> None:
         async for document in listed(client, PODS_PATH, PODS_QUERY):
             try:
                 pod = parse_pod(document)
-            except ValueError:
+            except ValueError as error:
+                unread = unread_gpu_pod(document)
+                if unread is not None:
+                    found.state.put_pod(unread)
+                    found.notes.append(
+                        plain(f"pod {unread} cannot be read, so node {unread.node} gets nothing new: {error}")
+                    )
                 continue
             found.names[pod.uid] = str(pod)
             if ASSIGNMENT in pod.annotations or any(one.requests for one in pod.containers):
                 found.pods[pod.uid] = pod
-                found.created[pod.uid] = str((document.get("metadata") or {}).get("creationTimestamp") or "")
+                found.created[pod.uid] = pod.created
     except ApiFailure as error:
         _unless_forbidden(error, found, "pods may not be listed, so what is free is what agents say")
 
@@ -201,11 +220,14 @@ async def _classes(client: KubeClient, found: ClusterContent) -> None:
             try:
                 found.state.put_class(parse_resource_class(document))
             except ClassError as error:
-                name = str((document.get("metadata") or {}).get("name"))
-                found.notes.append(plain(f"class {name} cannot be used: {error}"))
+                found.notes.append(plain(f"class {_name(document)} cannot be used: {error}"))
     except ApiFailure as error:
         if error.status != NOT_FOUND:  # not installed: no classes
             _unless_forbidden(error, found, "classes may not be listed, so those that pods name seem unknown")
+
+
+def _name(document: Mapping[str, Any]) -> str:
+    return text_at(object_at(document, "metadata"), "name")
 
 
 def _unless_forbidden(error: ApiFailure, found: ClusterContent, note: str) -> None:
@@ -221,10 +243,9 @@ async def listed(client: KubeClient, path: str, query: Mapping[str, str]) -> Any
         page = {"continue": more} if more else {"resourceVersion": "0"}
         answer = await client.request("GET", path, {**query, **page, "limit": _PAGE}, most=_MOST_BYTES)
         document = answer.document()
-        for item in document.get("items") or ():
-            if isinstance(item, dict):
-                yield item
-        more = str((document.get("metadata") or {}).get("continue") or "")
+        for item in objects_at(document, "items"):
+            yield item
+        more = text_at(object_at(document, "metadata"), "continue")
         if not more:
             return
 
@@ -249,8 +270,7 @@ async def no_such_pod(client: KubeClient, content: ClusterContent, namespace: st
     except ApiFailure:
         events = []
     for event in reversed(events):
-        message = str(event.get("message") or "")
-        owner = str((event.get("involvedObject") or {}).get("name") or "")
+        message, owner = text_at(event, "message"), text_at(object_at(event, "involvedObject"), "name")
         if "exceeded quota" in message and owner and (name == owner or name.startswith(f"{owner}-")):
             return plain(f"there is no pod {namespace}/{name}: a quota refuses it. {message}")
     here = [one.partition("/")[2] for one in content.names.values() if one.startswith(f"{namespace}/")]

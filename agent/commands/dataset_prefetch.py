@@ -32,6 +32,7 @@ from gigaslice.dataset.prefetch import (
 )
 from gigaslice.dataset.request import VolumeRequest, parse_attributes
 from gigaslice.errors import ConfigError, GigasliceError
+from gigaslice.kube.fields import object_at, objects_at, text_at
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import NODES_PATH, node_facts
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH
@@ -43,6 +44,7 @@ _POLL_SECONDS = 1.0
 _TELL_SECONDS = 5.0  # between two readings of events and progress
 _SPARE_SECONDS = 60  # that a pod may live longer than the run that made it
 _ABANDONED_SECONDS = 600  # after which no run waits for it: clocks differ
+_MOST_DIGITS = 20  # of such a time
 _TOLD = ("DatasetFetching", "DatasetNotReady", "DatasetReady", "FailedMount", "FailedCreatePodSandBox")
 _VAGUE = "Unable to attach or mount volumes"  # follows what says why
 _DENIED = (401, 403)
@@ -236,7 +238,7 @@ class PrefetchRun:
         query = {"labelSelector": f"{RUN_LABEL}={self._pod.run}"}
         try:
             answer = await self._client.request("GET", self._pods, query)
-            items = answer.document().get("items")
+            pods = objects_at(answer.document(), "items")
         except ApiFailure as failure:
             if failure.status in _DENIED:
                 raise GigasliceError(
@@ -245,7 +247,7 @@ class PrefetchRun:
             self._told["API server"] = str(failure)
             return
         self._told.pop("API server", None)
-        found = {one["metadata"]["name"]: one for one in items or () if isinstance(one, dict)}
+        found = {text_at(object_at(one, "metadata"), "name"): one for one in pods}
         for node in list(self._waiting):
             document = found.get(self._pod.name(node))
             if document is None:
@@ -273,8 +275,9 @@ class PrefetchRun:
         if events is not None and (text := _newest(events.get("items"))):
             self._told[node] = text
         document = await self._optional("nodes", NODES_PATH + object_path(node), {})
-        if document is not None and not node_facts(document).ready:
-            self._told[node] = "the node is not Ready any more; kubectl describe node says why"
+        with contextlib.suppress(ValueError):
+            if document is not None and not node_facts(document).ready:
+                self._told[node] = "the node is not Ready any more; kubectl describe node says why"
         if not self._sources:
             return
         cache = await self._optional("datasetnodes", DATASET_NODES_PATH + object_path(node), {})
@@ -326,12 +329,16 @@ class PrefetchRun:
         """Deletes the pods of earlier runs that were killed."""
         with contextlib.suppress(ApiFailure):
             async for one in listed(self._client, self._pods, {"labelSelector": f"{MANAGED_BY}={MANAGER}"}):
-                metadata = one.get("metadata") or {}
-                until = str((metadata.get("annotations") or {}).get(UNTIL) or "")
-                if until.isdecimal() and int(until) + _ABANDONED_SECONDS < time.time():
+                metadata = object_at(one, "metadata")
+                until = text_at(object_at(metadata, "annotations"), UNTIL)
+                if (
+                    until.isdecimal()
+                    and len(until) <= _MOST_DIGITS
+                    and int(until) + _ABANDONED_SECONDS < time.time()
+                ):
                     only = {"preconditions": {"uid": metadata.get("uid")}}
                     with contextlib.suppress(ApiFailure):
-                        await self._client.delete(self._pods + object_path(str(metadata.get("name"))), only)
+                        await self._client.delete(self._pods + object_path(text_at(metadata, "name")), only)
 
 
 def _refused(failure: ApiFailure) -> str:
@@ -350,7 +357,7 @@ def _newest(items: object) -> str:
         (_time(one), str(one["message"]))
         for one in (items if isinstance(items, list) else ())
         if isinstance(one, dict)
-        and one.get("reason") in _TOLD
+        and text_at(one, "reason") in _TOLD
         and _VAGUE not in str(one.setdefault("message", ""))
     ]
     return plain(max(told)[1].rpartition(" desc = ")[2]) if told else ""

@@ -20,6 +20,7 @@ from gigaslice.dataset.prefetch import Candidate, choose
 from gigaslice.dataset.renewals import is_stale
 from gigaslice.dataset.request import VolumeRequest
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.fields import object_at, objects_at, text_at
 from gigaslice.kubeapi.client import NOT_FOUND, ApiFailure, KubeClient
 from gigaslice.kubeapi.cluster_objects import NODES_PATH, node_facts
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
@@ -211,9 +212,9 @@ def _with_driver(
     """The nodes whose kubelets know the driver; None where that cannot be read."""
     if drivers is not None:
         return {
-            str((one.get("metadata") or {}).get("name"))
+            text_at(object_at(one, "metadata"), "name")
             for one in drivers
-            if any(entry.get("name") == DRIVER for entry in (one.get("spec") or {}).get("drivers") or ())
+            if any(entry.get("name") == DRIVER for entry in objects_at(object_at(one, "spec"), "drivers"))
         }
     if caches is not None:
         return {node.node for node in _kept_up(caches)}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.json_text import read_json
 from gigaslice.model import CORES_PER_GPU, Share
 
 __all__ = ["Assignment", "AssignmentError"]
@@ -42,8 +43,8 @@ class Assignment:
             AssignmentError: It is not one.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
+            document = read_json(text)
+        except ValueError:
             raise AssignmentError("the assignment is not JSON") from None
         if not isinstance(document, dict):
             raise AssignmentError("the assignment has no containers")
@@ -74,6 +75,11 @@ def _share(name: str, row: object) -> Share:
             share = Share(gpu, slices, cores)
         case _:
             raise AssignmentError(f"the assignment of container {name} has a GPU without UUID and slices")
-    if not share.gpu or isinstance(row[1], bool) or share.slices < 1 or not 0 <= share.cores <= CORES_PER_GPU:
+    if (
+        not share.gpu
+        or any(isinstance(number, bool) for number in row)
+        or share.slices < 1
+        or not 0 <= share.cores <= CORES_PER_GPU
+    ):
         raise AssignmentError(f"the assignment of container {name} has a GPU with impossible numbers")
     return share

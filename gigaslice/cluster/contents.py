@@ -150,15 +150,20 @@ class ClusterContents(ABC):
         if not pod.node:
             return
         assignment = _assignment(pod)
-        counts = assignment is not None or asks_for_gpus(pod, self.units)
+        counts = assignment is not None or not pod.readable or asks_for_gpus(pod, self.units)
         before = self._node_of.get(pod.uid)
         if before is not None and (before != pod.node or not counts):
             self._take_off(pod.uid, before)
-        self._drop_reservation(pod.uid)
+        if pod.readable:
+            self._drop_reservation(pod.uid)
         if not counts:
             return
         record = self._record(pod.node)
         self._node_of[pod.uid] = pod.node
+        if not pod.readable:
+            self._put_unread(record, pod.uid)
+            return
+        record.unread.discard(pod.uid)
         if assignment is None:
             if self._unassigned.get(pod.uid) == pod or pod.uid in record.bound:
                 return  # one that has lost its assignment keeps what its agent gave it by that
@@ -173,6 +178,12 @@ class ClusterContents(ABC):
                 return
             record.bound[pod.uid] = held
         self._changed(record)
+
+    def _put_unread(self, record: NodeRecord, uid: str) -> None:
+        """Counts a bound pod that cannot be read: as it was, and where that is not known the node gets nothing new."""
+        if uid not in record.bound and uid not in record.pending and uid not in record.unread:
+            record.unread.add(uid)
+            self._changed(record)
 
     def drop_pod(self, uid: str) -> None:
         """Takes a pod away."""
@@ -237,7 +248,8 @@ class ClusterContents(ABC):
         return record
 
     def _forget_if_empty(self, record: NodeRecord) -> None:
-        if not record.known and not record.bound and not record.pending and not record.reserved:
+        counted = record.bound or record.pending or record.unread or record.reserved
+        if not record.known and not counted:
             self._nodes.pop(record.facts.name, None)
 
     def _take_off(self, uid: str, node: str) -> None:
@@ -245,7 +257,8 @@ class ClusterContents(ABC):
         self._node_of.pop(uid, None)
         record = self._nodes[node]
         held = record.bound.pop(uid, None) or record.pending.pop(uid, None)
-        if held is not None:
+        if held is not None or uid in record.unread:
+            record.unread.discard(uid)
             self._changed(record)
         self._forget_if_empty(record)
 

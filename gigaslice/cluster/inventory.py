@@ -18,13 +18,17 @@ from typing import Any
 
 from gigaslice.cluster.names import GPU_RESOURCE, MEMORY_RESOURCE
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.json_text import read_json
 from gigaslice.model import AnnotationRights, Gpu, NodeState, Occupant, Share, Topology
+from gigaslice.text import plain
 
 __all__ = ["InventoryFormatError", "InventoryGpu", "NodeInventory"]
 
 SCHEMA = 1
 _MIB = 1 << 20
 _MOST_GPUS = 256
+_MOST_SLICES = 1 << 24  # of one GPU
+_MOST_BYTES = 1 << 50  # of one GPU
 _Triangle = tuple[tuple[int, ...], ...]
 
 
@@ -116,19 +120,20 @@ class NodeInventory:
             InventoryFormatError: It is none, or of a schema that is not known here.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
+            document = read_json(text)
+        except ValueError:
             raise InventoryFormatError("the inventory is not JSON") from None
         if not isinstance(document, dict) or not isinstance(document.get("gpus"), list):
             raise InventoryFormatError("the inventory has no GPUs")
         if document.get("schema") != SCHEMA:
+            schema = plain(repr(document.get("schema")))[:40]
             raise InventoryFormatError(
-                f"the inventory has schema {document.get('schema')!r}, and {SCHEMA} is known here; run the same "
+                f"the inventory has schema {schema}, and {SCHEMA} is known here; run the same "
                 "version of gigaslice on nodes and in the cluster"
             )
         try:
             return _inventory(document)
-        except (KeyError, TypeError, ValueError, IndexError, GigasliceError) as error:
+        except GigasliceError as error:
             raise InventoryFormatError(f"the inventory makes no sense: {error}") from None
 
 
@@ -156,48 +161,63 @@ def _gpu_row(one: InventoryGpu) -> dict[str, Any]:
 
 
 def _inventory(document: Mapping[str, Any]) -> NodeInventory:
-    if len(document["gpus"]) > _MOST_GPUS:
+    rows = _list("gpus", document["gpus"])
+    if len(rows) > _MOST_GPUS:
         raise InventoryFormatError(f"more than {_MOST_GPUS} GPUs")
-    gpus = tuple(_gpu(row) for row in document["gpus"])
+    gpus = tuple(_gpu(_object("a GPU", row)) for row in rows)
     size = len(gpus)
     if len({one.gpu.uuid for one in gpus}) != size:
         raise InventoryFormatError("two GPUs have the same UUID")
-    topology = _topology(
-        size, _rows(document["levels"]), _rows(document.get("nvlinks") or [[0] * i for i in range(size)])
-    )
+    levels = _triangle("levels", document.get("levels"), size)
+    nvlinks = document.get("nvlinks")
+    none = tuple((0,) * number for number in range(size))
+    topology = _topology(size, levels, _triangle("nvlinks", nvlinks, size) if nvlinks else none)
     held = tuple(
-        Occupant(
-            str(name), tuple(Share(gpus[_count(at)].gpu.uuid, _count(n), _count(c)) for at, n, c in shares)
-        )
-        for name, shares in document.get("held", {}).items()
+        Occupant(name, tuple(_share(gpus, share) for share in _list("held", shares)))
+        for name, shares in _object("held", document.get("held")).items()
     )
-    rights = AnnotationRights(document.get("annotationRights", AnnotationRights.REFUSE.value))
-    return NodeInventory(gpus, topology, held, str(document.get("wholeResource", "")), rights)
+    checked = document.get("annotationRights") == AnnotationRights.CHECKED.value
+    rights = AnnotationRights.CHECKED if checked else AnnotationRights.REFUSE
+    whole = _text_or_empty("wholeResource", document.get("wholeResource"))
+    return NodeInventory(gpus, topology, held, whole, rights)
 
 
 def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
-    unhealthy = str(row.get("unhealthy", ""))
-    numa = row.get("numa")
+    unhealthy = _text_or_empty("unhealthy", row.get("unhealthy"))
     gpu = Gpu(
-        uuid=_text(row["uuid"]),
-        index=_count(row["index"]),
-        model=intern(_text(row["model"])),
-        memory_bytes=_count(row["memoryBytes"]),
-        slices=_count(row["slices"]),
-        slice_bytes=_count(row["sliceBytes"]),
-        host_bytes=_count(row.get("hostBytes", 0)),
-        numa_node=None if numa is None else _count(numa),
-        pci_bus_id=str(row.get("pciBusId", "")),
+        uuid=_text(row, "uuid"),
+        index=_count("index", row.get("index")),
+        model=intern(_text(row, "model")),
+        memory_bytes=_count("memoryBytes", row.get("memoryBytes"), _MOST_BYTES),
+        slices=_count("slices", row.get("slices"), _MOST_SLICES),
+        slice_bytes=_count("sliceBytes", row.get("sliceBytes"), _MOST_BYTES),
+        host_bytes=_count("hostBytes", row.get("hostBytes", 0), _MOST_BYTES),
+        numa_node=None if row.get("numa") is None else _count("numa", row["numa"]),
+        pci_bus_id=_text_or_empty("pciBusId", row.get("pciBusId")),
         healthy=not unhealthy,
     )
     if gpu.slice_bytes < 1:
         raise InventoryFormatError("a slice of no bytes")
     properties = _properties(
-        tuple((str(key), str(value)) for key, value in dict(row.get("properties", {})).items())
+        tuple(
+            (key, _text_or_empty(key, value))
+            for key, value in _object("properties", row.get("properties")).items()
+        )
     )
-    return InventoryGpu(
-        gpu, unhealthy, _count(row.get("free", 0)), intern(_text(row["resource"])), properties
-    )
+    free = _count("free", row.get("free", 0))
+    return InventoryGpu(gpu, unhealthy, free, intern(_text(row, "resource")), properties)
+
+
+def _share(gpus: Sequence[InventoryGpu], share: object) -> Share:
+    match share:
+        case [at, slices, cores]:
+            number = _count("a GPU", at)
+            if number >= len(gpus):
+                raise InventoryFormatError(f"there is no GPU {number}")
+            gpu = gpus[number].gpu
+            return Share(gpu.uuid, _count("slices", slices, _MOST_SLICES), _count("cores", cores))
+        case _:
+            raise InventoryFormatError("what is held is not GPU, slices and cores")
 
 
 @lru_cache(maxsize=1024)  # thousands of GPUs have the same ones
@@ -210,24 +230,45 @@ def _topology(size: int, levels: _Triangle, nvlinks: _Triangle) -> Topology:
     return Topology.build(_square(levels, size), _square(nvlinks, size))
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> _Triangle:
-    return tuple(tuple(_count(one) for one in row) for row in rows)
+def _triangle(name: str, value: object, size: int) -> _Triangle:
+    """A matrix below its diagonal: as many rows as GPUs, each as long as its number."""
+    rows = tuple(tuple(_count(name, one) for one in _list(name, row)) for row in _list(name, value))
+    if [len(row) for row in rows] != list(range(size)):
+        raise InventoryFormatError(f"{name} do not fit the GPUs")
+    return rows
 
 
-def _square(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+def _square(rows: _Triangle, size: int) -> list[list[int]]:
     """Returns the whole matrix of a triangle without its diagonal."""
-    if len(rows) != size or any(len(row) != number for number, row in enumerate(rows)):
-        raise InventoryFormatError("the links do not fit the GPUs")
     return [[0 if i == j else rows[max(i, j)][min(i, j)] for j in range(size)] for i in range(size)]
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise InventoryFormatError(f"{value!r} is no count")
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise InventoryFormatError(f"{name} is no object")
+    return value or {}
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise InventoryFormatError(f"{name} is no list")
     return value
 
 
-def _text(value: object) -> str:
+def _count(name: str, value: object, most: int = (1 << 63) - 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise InventoryFormatError(f"{name} is no count")
+    return value
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
     if not isinstance(value, str) or not value:
-        raise InventoryFormatError(f"{value!r} is no text")
+        raise InventoryFormatError(f"{name} is no text")
     return value
+
+
+def _text_or_empty(name: str, value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise InventoryFormatError(f"{name} is no text")
+    return value or ""

@@ -25,6 +25,8 @@ class NodeFacts:
     Attributes:
         name: Its name.
         inventory_text: The annotation of its agent; None where there is none.
+        inventory: What it says; None where there is none or it cannot be read.
+        mistake: Why it cannot be read; empty where it can be.
         schedulable: False while it is cordoned.
         ready: Whether its kubelet says so.
         labels: Of the Node object.
@@ -35,6 +37,16 @@ class NodeFacts:
     schedulable: bool = True
     ready: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
+    inventory: NodeInventory | None = field(init=False, compare=False, default=None)
+    mistake: str = field(init=False, compare=False, default="")
+
+    def __post_init__(self) -> None:
+        if self.inventory_text is None:
+            return
+        try:
+            object.__setattr__(self, "inventory", NodeInventory.decode(self.inventory_text))
+        except InventoryFormatError as error:
+            object.__setattr__(self, "mistake", str(error))
 
 
 @dataclass(slots=True)
@@ -55,6 +67,7 @@ class NodeRecord:
         pending: Bound pods without an assignment, by UID.
         unplaced: What is counted for them, by UID.
         reserved: What is chosen for pods that are not bound yet, by UID.
+        unread: Bound pods that cannot be read, by UID: they may hold anything here.
         masks: The GPUs of each class that has been looked at and tells nodes of one kind apart.
         room: What all of them leave; None while it has to be counted anew.
         tally: The same counted; None while the room has to be counted anew.
@@ -73,6 +86,7 @@ class NodeRecord:
     pending: dict[str, Pod] = field(default_factory=dict)
     unplaced: dict[str, PodHoldings] = field(default_factory=dict)
     reserved: dict[str, PodHoldings] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
     masks: dict[str, int] = field(default_factory=dict)
     room: NodeRoom | None = None
     tally: Tally | None = None
@@ -90,6 +104,16 @@ class NodeRecord:
         found.update(self.unplaced)
         found.update(self.bound)
         return list(found.values())
+
+    def closed(self, without: Collection[str] = ()) -> bool:
+        """Whether a pod is on it of which neither an assignment nor the agent says what it holds.
+
+        Args:
+            without: UIDs of pods to be left out of account.
+        """
+        if not self.unread:
+            return False
+        return bool(self.unread.difference(without, (one.uid for one in self.listed)))
 
     def current_room(self) -> NodeRoom:
         """Returns what is left on its GPUs."""
@@ -112,7 +136,7 @@ class NodeRecord:
             return ()
         size = len(hardware.gpus)
         used, real, cores = [0] * size, [0] * size, [0] * size
-        held, shut = 0, self.unhealthy
+        held, shut = 0, hardware.all_gpus if self.closed(uids) else self.unhealthy
         positions, lends = self.positions, hardware.lends
         for holdings in self.holdings():
             if holdings.uid in uids:
@@ -144,16 +168,10 @@ class NodeRecord:
         """Takes its GPUs from its annotation."""
         self.gpus, self.positions, self.listed, self.unhealthy, self.kind = (), {}, (), 0, None
         self.masks.clear()
-        if self.facts.inventory_text is None:
-            self.problem = RefusalReason.NO_INVENTORY
-            return
-        try:
-            inventory = NodeInventory.decode(self.facts.inventory_text)
-        except InventoryFormatError:
-            self.problem = RefusalReason.UNREADABLE_INVENTORY
-            return
-        if not inventory.gpus:
-            self.problem = RefusalReason.NO_INVENTORY
+        inventory = self.facts.inventory
+        if inventory is None or not inventory.gpus:
+            unreadable = bool(self.facts.mistake)
+            self.problem = RefusalReason.UNREADABLE_INVENTORY if unreadable else RefusalReason.NO_INVENTORY
             return
         order = sorted(range(len(inventory.gpus)), key=lambda number: inventory.gpus[number].gpu.index)
         self.gpus = tuple(inventory.gpus[number] for number in order)

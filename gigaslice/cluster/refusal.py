@@ -20,6 +20,7 @@ class RefusalReason(Enum):
     UNKNOWN_CLASS = "unknown-class"
     NO_INVENTORY = "no-inventory"
     UNREADABLE_INVENTORY = "unreadable-inventory"
+    UNREADABLE_POD = "unreadable-pod"
     NO_RESOURCE = "no-resource"
     NO_CLASS = "no-class"
     NO_MATCH = "no-match"
@@ -48,6 +49,7 @@ _SENTENCES = {
     RefusalReason.UNKNOWN_CLASS: "there is no such GPU class",
     RefusalReason.NO_INVENTORY: "no gigaslice agent has published GPUs of this node",
     RefusalReason.UNREADABLE_INVENTORY: "the GPU inventory cannot be read; run one version of gigaslice everywhere",
+    RefusalReason.UNREADABLE_POD: "a pod on the node cannot be read, so nobody knows which GPUs it has",
     RefusalReason.NO_RESOURCE: "the node offers no GPU under the resource asked for",
     RefusalReason.NO_CLASS: "no GPU of the class asked for",
     RefusalReason.NO_MATCH: "no GPU that the pod's annotations allow",

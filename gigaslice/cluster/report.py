@@ -85,6 +85,7 @@ def _why(
 _HELP = {
     RefusalReason.NO_INVENTORY: "run gigaslice on the node, with --inventory-annotation on",
     RefusalReason.UNREADABLE_INVENTORY: "upgrade gigaslice on the node or in the cluster",
+    RefusalReason.UNREADABLE_POD: "the end of that pod; the scheduler's log names it, and what is wrong with it",
     RefusalReason.NO_RESOURCE: "ask for a resource that the node offers",
     RefusalReason.NO_CLASS: "another class, or a selector that matches these GPUs",
     RefusalReason.NO_MATCH: "annotations that allow one of these GPUs",

@@ -15,6 +15,7 @@ from gigaslice.cluster.contents import ClusterContents
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, demand_of, names_class
 from gigaslice.cluster.hardware import NodeRoom, Tally
 from gigaslice.cluster.judge import Judge
+from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
     HeldShare,
@@ -220,7 +221,7 @@ class ClusterState(ClusterContents):
             record.unplaced[pod.uid] = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
 
     def _as_the_agent(self, record: NodeRecord, pod: Pod) -> tuple[HeldShare, ...]:
-        if names_class(pod):
+        if names_class(pod) and ASSIGNMENT not in pod.annotations:
             return ()  # no agent gives it a GPU without an assignment: it fails, or was never asked
         demand = self.demand_of(pod)
         if record.problem is None and isinstance(demand, PodDemand):
@@ -268,6 +269,8 @@ class ClusterState(ClusterContents):
         record = self._nodes.get(node)
         if record is None or record.problem is not None:
             return (RefusalReason.NO_INVENTORY if record is None else record.problem or _NONE).refusal
+        if record.unread and record.closed(without):
+            return RefusalReason.UNREADABLE_POD.refusal
         judge = self._judge(shape, record)
         if without:
             room = record.room_without(without)

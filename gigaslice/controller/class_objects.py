@@ -19,6 +19,7 @@ from gigaslice.controller.object_plan import (
     plan_object,
     plan_status,
 )
+from gigaslice.kube.fields import objects_at
 
 __all__ = ["API_VERSION", "KIND", "ClassFigures", "plan_class", "plan_class_status", "quota_classes"]
 
@@ -96,10 +97,8 @@ def _condition(
 ) -> dict[str, Any]:
     """A condition as metav1.Condition has it: its time is that of the last change from true to false or back."""
     status = "True" if holds else "False"
-    known = present.status.get("conditions")
-    before: Mapping[str, Any] = next(
-        (one for one in known if one.get("type") == kind) if isinstance(known, list) else iter(()), {}
-    )
+    known = objects_at(present.status, "conditions")
+    before: Mapping[str, Any] = next((one for one in known if one.get("type") == kind), {})
     since = before.get("lastTransitionTime") if before.get("status") == status else None
     return {
         "type": kind,

@@ -11,16 +11,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gigaslice.classes.resource_class import MANAGED_BY, MANAGER, ClassError, parse_resource_class
+from gigaslice.classes.resource_class import (
+    MANAGED_BY,
+    MANAGER,
+    ClassError,
+    ResourceClass,
+    parse_resource_class,
+)
 from gigaslice.cluster.demand import asks_for_gpus
-from gigaslice.cluster.inventory import InventoryFormatError, NodeInventory
+from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT, EXTENDED_RESOURCES, RESOURCE_CLASSES
 from gigaslice.cluster.state import ClusterState, NodeFacts
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.object_table import ObjectTable, PackedObject
 from gigaslice.kube.decode import parse_pod
+from gigaslice.kube.fields import object_at, text_at
 from gigaslice.kubeapi.client import KubeClient
-from gigaslice.kubeapi.cluster_objects import NODES_PATH, PODS_PATH, PODS_QUERY, node_facts
+from gigaslice.kubeapi.cluster_objects import NODES_PATH, PODS_PATH, PODS_QUERY, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.informer import Informer
 from gigaslice.model import Gpu, Pod
 from gigaslice.runtime.tasks import all_of
@@ -30,12 +37,20 @@ __all__ = ["ClusterFeed", "WatchedNode"]
 
 @dataclass(frozen=True, slots=True)
 class WatchedNode:
-    """A node as the API server shows it. problem: why its inventory cannot be read, or empty."""
+    """A node as the API server shows it."""
 
     uid: str
     facts: NodeFacts
-    inventory: NodeInventory | None = None
-    problem: str = ""
+
+    @property
+    def inventory(self) -> NodeInventory | None:
+        """What its agent says; None where it says nothing, or nothing that can be read."""
+        return self.facts.inventory
+
+    @property
+    def problem(self) -> str:
+        """Why its inventory cannot be read, or empty."""
+        return self.facts.mistake
 
     @property
     def hardware(self) -> tuple[str, tuple[tuple[Gpu, str, Mapping[str, str]], ...]]:
@@ -47,9 +62,12 @@ class WatchedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class _WatchedObject:
+class _WatchedClass:
+    """A class as the API server shows it. found: None where it is invalid; mistake: why."""
+
     packed: PackedObject
-    document: Mapping[str, Any]
+    found: ResourceClass | None
+    mistake: str = ""
 
 
 class ClusterFeed:
@@ -102,7 +120,14 @@ class ClusterFeed:
         )
         self._nodes = Informer(client, NODES_PATH, _parse_node, self._node_seen, self._node_gone, pause=pause)
         self._pods = Informer(
-            client, PODS_PATH, self._parse_pod, self._pod_seen, self._pod_gone, query=PODS_QUERY, pause=pause
+            client,
+            PODS_PATH,
+            self._parse_pod,
+            self._pod_seen,
+            self._pod_gone,
+            query=PODS_QUERY,
+            unread=unread_gpu_pod,
+            pause=pause,
         )
         self._classes = Informer(
             client,
@@ -213,26 +238,27 @@ class ClusterFeed:
 
     # --- classes ------------------------------------------------------------------------------------------------
 
-    def _parse_class(self, document: Mapping[str, Any]) -> _WatchedObject:
-        wanted = {key: document[key] for key in ("metadata", "spec") if key in document}
-        return _WatchedObject(self.classes.parse(document), wanted)
+    def _parse_class(self, document: Mapping[str, Any]) -> _WatchedClass:
+        packed = self.classes.parse(document)
+        try:
+            return _WatchedClass(packed, parse_resource_class(document))
+        except ClassError as error:
+            return _WatchedClass(packed, None, str(error))
 
-    def _class_seen(self, one: _WatchedObject) -> None:
+    def _class_seen(self, one: _WatchedClass) -> None:
         self.changes += 1
         name = one.packed.name
         self.classes.put(one.packed)
-        try:
-            found = parse_resource_class(one.document)
-        except ClassError as error:
-            self.class_mistakes[name] = str(error)
+        if one.found is None:
+            self.class_mistakes[name] = one.mistake
             self.state.drop_class(name)
         else:
             self.class_mistakes.pop(name, None)
-            self.state.put_class(found)
+            self.state.put_class(one.found)
         self.hardware_changes += 1
         self._on_class(name)
 
-    def _class_gone(self, one: _WatchedObject) -> None:
+    def _class_gone(self, one: _WatchedClass) -> None:
         self.changes += 1
         self.classes.drop(one.packed)
         self.class_mistakes.pop(one.packed.name, None)
@@ -255,14 +281,9 @@ class ClusterFeed:
             self._on_node(name)
 
 
-def _parse_node(document: Mapping[str, Any]) -> WatchedNode | None:
+def _parse_node(document: Mapping[str, Any]) -> WatchedNode:
     facts = node_facts(document)
-    uid = document["metadata"].get("uid")
-    if not isinstance(uid, str):
-        return None
-    if facts.inventory_text is None:
-        return WatchedNode(uid, facts)
-    try:
-        return WatchedNode(uid, facts, NodeInventory.decode(facts.inventory_text))
-    except InventoryFormatError as error:
-        return WatchedNode(uid, facts, None, str(error))
+    uid = text_at(object_at(document, "metadata"), "uid")
+    if not uid:
+        raise ValueError("a node has no uid")
+    return WatchedNode(uid, facts)

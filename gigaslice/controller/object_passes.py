@@ -23,6 +23,7 @@ from gigaslice.controller.cluster_feed import ClusterFeed
 from gigaslice.controller.gpu_objects import PodOnGpu, ReportingNode, plan_node
 from gigaslice.controller.object_plan import WriteKind
 from gigaslice.controller.work_queue import RateLimit, WorkQueue
+from gigaslice.kube.fields import objects_at
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -205,8 +206,7 @@ class ObjectPasses:
             for container in pod.containers
         ):
             return True
-        quotas = (await self._client.get(_QUOTAS)).get("items")
-        return name in quota_classes(quotas if isinstance(quotas, list) else [])
+        return name in quota_classes(objects_at(await self._client.get(_QUOTAS), "items"))
 
     def _figures(self, name: str) -> ClassFigures:
         mistake = self._feed.class_mistakes.get(name, "")

@@ -16,6 +16,7 @@ from gigaslice.dataset.affinity import Held, NodeDatasets
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.kube.fields import object_at, objects_at, strings_at, text_at
+from gigaslice.text import plain
 
 __all__ = [
     "CHECKS",
@@ -189,7 +190,9 @@ def parse_dataset(document: Mapping[str, Any]) -> DatasetObject:
         raise RequestError(f"{who}: {error}") from None
     check = text_at(spec, "check") or "listing"
     if check not in CHECKS:
-        raise RequestError(f"{who}: check is {check!r}; write {', '.join(CHECKS[:-1])} or {CHECKS[-1]}")
+        raise RequestError(
+            f'{who}: check is "{plain(check)[:80]}"; write {", ".join(CHECKS[:-1])} or {CHECKS[-1]}'
+        )
     digest = _digest(who, spec, "digest")
     if check == "pinned" and not digest:
         raise RequestError(
@@ -297,4 +300,4 @@ def _texts(document: Mapping[str, Any], key: str) -> dict[str, str]:
 
 def _whole(document: Mapping[str, Any], key: str) -> int:
     found = document.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0

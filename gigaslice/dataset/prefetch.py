@@ -243,7 +243,7 @@ def _after_volumes(container: Mapping[str, Any]) -> bool:
     state = object_at(container, "state")
     waiting = state.get("waiting")
     if isinstance(waiting, dict):
-        return waiting.get("reason", "") not in _BEFORE_VOLUMES
+        return text_at(waiting, "reason") not in _BEFORE_VOLUMES
     ended = state.get("terminated")
     if isinstance(ended, dict):  # of a container that was lost, nothing tells whether it ever ran
         return ended.get("reason") != "ContainerStatusUnknown"

@@ -2,28 +2,28 @@
 
 A pod's document is some ten kilobytes of which a few dozen bytes matter: each is cut down as soon as it is complete, so
 that a list of hundreds never exists in full beside its text. Nothing is taken for what it ought to be: every value that
-goes on from here has been checked, and anything else in an answer ends in ValueError or in a pod left out.
+goes on from here has been checked, and anything else in an answer ends in ValueError or in a pod that says so.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gigaslice.kube.fields import object_at
+from gigaslice.kube.json_text import read_json
 from gigaslice.kube.quantity import whole
 from gigaslice.model import ContainerKind, CsiVolume, Pod, PodContainer
 
-__all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod"]
+__all__ = ["Change", "Gone", "PodList", "parse_change", "parse_list", "parse_pod", "unread_pod"]
 
 _NOISE = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_ANNOTATION = 4096  # characters; nothing that is meant for the agent is longer
 _OURS, _MAX_OURS = "gigaslice.io/", 65536  # but an assignment of many containers and GPUs
 _MAX_TEXT = 253
 _MAX_ATTRIBUTES = 64  # of one volume
-_MAX_DIGITS = 20  # of a 64-bit number with its sign
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as of namespaces and containers
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UID = re.compile(r"[!-~]{1,128}")
@@ -49,7 +49,7 @@ class Change:
     """One line of a watch. kind: "ADDED", "MODIFIED", "DELETED" or "BOOKMARK".
 
     key: namespace and name of the pod it is about, None for a bookmark or where it has none. pod: None for a bookmark,
-    and for a pod that cannot be understood.
+    and for a pod without names or UID; see `unread_pod`.
     """
 
     kind: str
@@ -82,7 +82,7 @@ def parse_change(line: bytes) -> Change:
     version = _version(content.get("metadata"))
     if kind not in ("ADDED", "MODIFIED", "DELETED"):
         return Change(kind, version, None)
-    return Change(kind, version, _pod_or_none(content), _key(content["metadata"]))
+    return Change(kind, version, _pod_or_unread(content), _key(content["metadata"]))
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
@@ -118,21 +118,30 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
     )
 
 
-def _loaded(text: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The JSON of TEXT. Raises ValueError for what is none, nested deeper than Python goes, or no number."""
+def unread_pod(document: Mapping[str, Any]) -> Pod | None:
+    """What stands for a pod that `parse_pod` refuses: its names and its node, and `readable` is False.
+
+    It may have GPUs, so it must not be as if it were not there. None for a pod that does not even have names and a UID.
+    """
+    metadata, spec = object_at(document, "metadata"), object_at(document, "spec")
     try:
-        return json.loads(text, object_hook=hook, parse_int=_whole, parse_constant=_no_number)
-    except RecursionError:
-        raise ValueError("the API server's answer is nested too deeply") from None
+        return Pod(
+            namespace=_matched(metadata, "namespace", _LABEL),
+            name=_matched(metadata, "name", _NAME),
+            uid=_matched(metadata, "uid", _UID),
+            phase=_short(object_at(document, "status"), "phase") or "Unknown",
+            node=_short(spec, "nodeName"),
+            readable=False,
+        )
+    except ValueError:
+        return None
 
 
-def _whole(text: str) -> int | None:
-    """What fits 64 bits, as all numbers of the API do; anything else is no number that could be meant."""
-    return int(text) if len(text) <= _MAX_DIGITS else None
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"the API server's answer has {text} in it, which JSON does not know")
+def _loaded(text: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    try:
+        return read_json(text, hook)
+    except ValueError as error:
+        raise ValueError(f"the API server's answer cannot be read: {error}") from None
 
 
 def _ended(status: object) -> NoReturn:
@@ -203,16 +212,16 @@ def _cut(document: dict[str, Any]) -> Any:
     document.pop("managedFields", None)
     metadata = document.get("metadata")
     if "spec" in document and isinstance(metadata, dict) and "uid" in metadata:
-        return _pod_or_none(document)
+        return _pod_or_unread(document)
     return document
 
 
-def _pod_or_none(document: dict[str, Any]) -> Pod | None:
-    """A pod that cannot be understood is left out: the others must not be lost for it."""
+def _pod_or_unread(document: dict[str, Any]) -> Pod | None:
+    """The others must not be lost for a pod that cannot be understood."""
     try:
         return parse_pod(document)
     except ValueError:
-        return None
+        return unread_pod(document)
 
 
 def _container(document: Mapping[str, Any], kind: ContainerKind) -> PodContainer:

@@ -28,7 +28,9 @@ import orjson
 from yarl import URL
 
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.fields import text_at
 from gigaslice.kubeapi.access import Access
+from gigaslice.kubeapi.documents import read_document
 
 __all__ = [
     "APPLY_PATCH",
@@ -109,20 +111,16 @@ class KubeAnswer:
             ApiFailure: The body is none.
         """
         try:
-            found = orjson.loads(self.body)
-        except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict):
-            raise ApiFailure("the API server's answer is no JSON object", self.status)
-        return found
+            return read_document(self.body)
+        except ValueError:
+            raise ApiFailure("the API server's answer is no JSON object", self.status) from None
 
     def failure(self, what: str) -> ApiFailure:
         """Returns the error that this answer to WHAT is."""
         message, reason = "", ""
-        with contextlib.suppress(orjson.JSONDecodeError, ValueError):
-            found = orjson.loads(self.body)
-            if isinstance(found, dict):
-                message, reason = str(found.get("message") or "")[:500], str(found.get("reason") or "")
+        with contextlib.suppress(ValueError):
+            found = read_document(self.body)
+            message, reason = text_at(found, "message")[:500], text_at(found, "reason")
         text = message or self.body[:200].decode("utf-8", "replace").strip()
         return ApiFailure(
             f"{what}: {self.status} {text}", self.status, reason=reason, retry_after=self.retry_after

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gigaslice.classes.resource_class import ClassError, ResourceClass, parse_resource_class
 from gigaslice.cluster.demand import ClusterUnits, asks_for_gpus
 from gigaslice.cluster.names import ASSIGNMENT, GROUP, INVENTORY, RESOURCE_CLASSES, VERSION
 from gigaslice.cluster.node_record import NodeFacts
-from gigaslice.kube.decode import parse_pod
-from gigaslice.kube.fields import object_at, objects_at
+from gigaslice.kube.decode import parse_pod, unread_pod
+from gigaslice.kube.fields import object_at, objects_at, text_at
 from gigaslice.model import DATASET_DRIVER, Pod, PodContainer
+from gigaslice.text import plain
 
 __all__ = [
     "CLASSES_PATH",
@@ -26,7 +26,7 @@ __all__ = [
     "PODS_QUERY",
     "gpu_pod",
     "node_facts",
-    "resource_class",
+    "unread_gpu_pod",
 ]
 
 NODES_PATH = "/api/v1/nodes"
@@ -36,13 +36,14 @@ CLASSES_PATH = f"/apis/{GROUP}/{VERSION}/{RESOURCE_CLASSES}"
 
 _OURS = f"{GROUP}/"
 _UNITS = ClusterUnits()
+_LONGEST = 512  # characters of what an unreadable pod without a UID goes by
 
 
 def node_facts(document: Mapping[str, Any]) -> NodeFacts:
     """Returns what matters of a Node. Raises ValueError for what is none."""
     metadata = object_at(document, "metadata")
     name = metadata.get("name")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         raise ValueError("a node has no name")
     inventory = object_at(metadata, "annotations").get(INVENTORY)
     conditions = objects_at(object_at(document, "status"), "conditions")
@@ -79,12 +80,17 @@ def gpu_pod(document: Mapping[str, Any], units: ClusterUnits = _UNITS) -> Pod | 
     )
 
 
-def resource_class(document: Mapping[str, Any]) -> ResourceClass:
-    """Returns the class. Raises ValueError for an invalid one, which the API server should have refused."""
-    try:
-        return parse_resource_class(document)
-    except ClassError as error:
-        raise ValueError(str(error)) from None
+def unread_gpu_pod(document: Mapping[str, Any], last: Pod | None = None) -> Pod | None:
+    """Returns what stands for a pod that cannot be read: where it is bound, its last value, or that it is there.
+
+    One that is bound may hold GPUs, which nobody else may get for a mistake in it. One that only asks is left out.
+    """
+    if last is not None and last.node:
+        return last
+    metadata, node = object_at(document, "metadata"), text_at(object_at(document, "spec"), "nodeName")
+    who = plain(f"{text_at(metadata, 'namespace')}/{text_at(metadata, 'name')}")[:_LONGEST]
+    pod = unread_pod(document) or Pod("", "", who, node=node, readable=False)
+    return pod if pod.node and not pod.terminal else None
 
 
 def _container(one: PodContainer) -> PodContainer:

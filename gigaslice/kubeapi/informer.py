@@ -8,6 +8,9 @@ or as an event in an answer 200), falls silent without closing, is replaced by o
 what makes no sense. Each has its answer here; meanwhile the last known values stay. After every list the values are
 compared with those before, so a deletion that no watch has shown is reported as one. A watch that ends is followed by
 the next at once if it lived, else after pauses that grow, and never sooner than the server has asked for.
+
+Objects are decoded in one place, by the parser that is given: what is called with them gets values only. Whatever a
+parser makes of one object, the others and the program go on (docs/adr/0098).
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import orjson
-
+from gigaslice.errors import GigasliceError
 from gigaslice.kubeapi.client import GONE, NOT_FOUND, ApiFailure, KubeClient
+from gigaslice.kubeapi.documents import read_document
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
@@ -58,11 +61,14 @@ class Informer(Generic[T]):
     Args:
         client: The API server.
         path: Path of the resource, such as "/api/v1/pods".
-        parse: Makes the value of an object; None for one that does not matter. A ValueError counts as None.
+        parse: Makes the value of an object; None for one that does not matter. Raises ValueError or a GigasliceError
+            for one that cannot be read, with the sentence for the log.
         on_change: Called for each value that is new or differs from the one before.
         on_drop: Called for the last value of each object that is gone, or that has become another one of its name.
         on_list: Called after every complete list, when its changes have been reported.
         query: Selectors.
+        unread: Makes the value of an object that cannot be read, from its last value where it had one; None, which is
+            the default, leaves it out.
         optional: Whether the resource may not be installed: no object exists then, and that counts as synced.
         page: Objects of one page.
         watch_seconds: How long one watch lasts.
@@ -79,6 +85,7 @@ class Informer(Generic[T]):
         *,
         on_list: Callable[[], None] = lambda: None,
         query: Mapping[str, str] | None = None,
+        unread: Callable[[Mapping[str, Any], T | None], T | None] = lambda document, last: None,
         optional: bool = False,
         page: int = _PAGE,
         watch_seconds: int = _WATCH_SECONDS,
@@ -92,6 +99,7 @@ class Informer(Generic[T]):
         self._client = client
         self._path = path
         self._parse = parse
+        self._unread = unread
         self._on_change = on_change
         self._on_drop = on_drop
         self._on_list = on_list
@@ -110,6 +118,7 @@ class Informer(Generic[T]):
         self._stream: asyncio.Task[None] | None = None
         self._short = 0  # attempts in a row that came to nothing, however they ended
         self._reported = LogOnce()
+        self._unreadable: set[Key] = set()
         self._log = get_logger("kube")
 
     @property
@@ -169,6 +178,7 @@ class Informer(Generic[T]):
         self._begun_lists += 1
         query = {**self._query, "limit": str(self._page)}
         found: dict[Key, _Entry[T]] = {}
+        self._unreadable = set()
         for _ in range(_MOST_PAGES):
             answer = await self._client.request(
                 "GET", self._path, query, seconds=_LIST_SECONDS, most=_MOST_PAGE_BYTES
@@ -181,6 +191,7 @@ class Informer(Generic[T]):
         else:
             raise ApiFailure(f"list of {self._path}: more than {_MOST_PAGES} pages", 200)
         self._replace(found)
+        self._reported.keep(lambda subject: subject == "unreachable" or subject in self._unreadable)
         self._version = version
         self.lists += 1
         self._on_list()
@@ -201,9 +212,9 @@ class Informer(Generic[T]):
             if not isinstance(item, dict):
                 continue
             key = _key(item)
-            value = self._value(item)
-            if key is not None and value is not None:
-                found[key] = _Entry(_uid(item), value)
+            entry = None if key is None else self._entry(key, item)
+            if key is not None and entry is not None:
+                found[key] = entry
         more = metadata.get("continue")
         return _version(metadata), more if isinstance(more, str) else ""
 
@@ -283,30 +294,50 @@ class Informer(Generic[T]):
         self._version = version
 
     def _one(self, kind: str, content: dict[str, Any]) -> None:
-        key, uid = _key(content), _uid(content)
+        key = _key(content)
         if key is None:
             return
         known = self._entries.get(key)
-        value = None if kind == "DELETED" else self._value(content)
-        if known is not None and (value is None or known.uid != uid):
-            if kind == "DELETED" and known.uid != uid:
+        if kind == "DELETED":
+            if known is not None and known.uid != _uid(content):
                 return  # of an object that had the name before
+            self._reported.over(key)
+            entry = None
+        else:
+            entry = self._entry(key, content)
+        if known is not None and (entry is None or known.uid != entry.uid):
             del self._entries[key]
             self._on_drop(known.value)
             known = None
-        if value is not None:
-            self._entries[key] = _Entry(uid, value)
-            if known is None or known.value != value:
-                self._on_change(value)
+        if entry is not None:
+            self._entries[key] = entry
+            if known is None or known.value != entry.value:
+                self._on_change(entry.value)
 
-    def _value(self, document: Mapping[str, Any]) -> T | None:
-        """An object that cannot be understood is left out: the others must not be lost for it."""
+    def _entry(self, key: Key, document: Mapping[str, Any]) -> _Entry[T] | None:
+        """Reads one object. Whatever is wrong with it, the others must not be lost for it."""
+        uid = _uid(document)
         try:
-            return self._parse(document)
-        except ValueError as error:
-            if self._reported.new("object", str(error)):
-                self._log.warning("object left out", path=self._path, key=_key(document), detail=str(error))
-            return None
+            value = self._parse(document)
+        except (ValueError, GigasliceError) as error:
+            self._note_unreadable(key, str(error), None)
+        except Exception as error:  # noqa: BLE001  (a mistake in the parser, which one object must not end a role by)
+            self._note_unreadable(key, "internal error", error)
+        else:
+            self._reported.over(key)
+            return None if value is None else _Entry(uid, value)
+        last = self._entries.get(key)
+        if last is not None and uid not in ("", last.uid):
+            last = None  # of an object that had the name before
+        value = self._unread(document, None if last is None else last.value)
+        return None if value is None else _Entry(uid if last is None else last.uid, value)
+
+    def _note_unreadable(self, key: Key, sentence: str, error: Exception | None) -> None:
+        self._unreadable.add(key)
+        if self._reported.new(key, sentence):
+            self._log.warning(
+                "object cannot be read", path=self._path, key=key, detail=sentence, exc_info=error
+            )
 
     # --- failures -----------------------------------------------------------------------------------------------
 
@@ -332,12 +363,9 @@ class Informer(Generic[T]):
 
 def _loaded(text: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise ApiFailure("the API server sent what is no JSON object", 200)
-    return found
+        return read_document(text)
+    except ValueError:
+        raise ApiFailure("the API server sent what is no JSON object", 200) from None
 
 
 def _version(metadata: object) -> str:
@@ -357,4 +385,5 @@ def _key(document: Mapping[str, Any]) -> Key | None:
 
 def _uid(document: Mapping[str, Any]) -> str:
     metadata = document.get("metadata")
-    return str(metadata.get("uid", "")) if isinstance(metadata, dict) else ""
+    uid = metadata.get("uid") if isinstance(metadata, dict) else None
+    return uid if isinstance(uid, str) else ""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from gigaslice.kube.fields import object_at
+from gigaslice.kube.fields import object_at, text_at
 from gigaslice.kubeapi.client import CONFLICT, NOT_FOUND, ApiFailure, KubeAnswer, KubeClient, object_path
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
@@ -188,7 +188,7 @@ class Leader:
                 begun = self._clock()
                 found = await self._write(seconds)
             self._note(found.document())
-            self._sent &= {object_at(self._seen or {}, "spec").get("renewTime")}
+            self._sent &= {text_at(object_at(self._seen or {}, "spec"), "renewTime")}
         except ApiFailure as failure:
             if self._reported.new("lease", str(failure)):
                 self._log.warning("lease not read or renewed", lease=self._name, detail=str(failure))
@@ -221,7 +221,7 @@ class Leader:
         if self._seen is None or _version(self._seen) != _version(lease):
             self._seen_at = self._clock()
         self._seen = lease
-        self.holder = str(object_at(lease, "spec").get("holderIdentity") or "")
+        self.holder = text_at(object_at(lease, "spec"), "holderIdentity")
 
     def _free(self) -> bool:
         """Whether the lease may be taken: given back, ours from before, or not renewed for its duration."""
@@ -233,7 +233,7 @@ class Leader:
 
     def _inherit(self) -> None:
         """Notes, before the lease is taken, what its last version says of the holder before us."""
-        if self._seen is not None and object_at(self._seen, "spec").get("renewTime") in self._sent:
+        if self._seen is not None and text_at(object_at(self._seen, "spec"), "renewTime") in self._sent:
             return
         given_back = self._seen is not None and not self.holder
         self.takeovers += 1

@@ -14,6 +14,7 @@ import orjson
 
 from gigaslice.errors import InputError
 from gigaslice.kube.decode import parse_pod
+from gigaslice.kubeapi.documents import read_document
 from gigaslice.model import Pod
 
 __all__ = ["BindRequest", "ExtenderRequestError", "PodRequest", "PreemptRequest", "encode", "scores_reply"]
@@ -43,11 +44,13 @@ class PodRequest:
         pod = _pod(document.get("Pod"))
         names = document.get("NodeNames")
         if names is not None:
-            if not isinstance(names, list):
-                raise ExtenderRequestError("NodeNames is no list")
+            if not isinstance(names, list) or not set(map(type, names)) <= {str}:
+                raise ExtenderRequestError("NodeNames is no list of names")
             return cls(pod, names)
         listed = document.get("Nodes")
         items = (listed.get("items") if isinstance(listed, dict) else None) or []
+        if not isinstance(items, list):
+            raise ExtenderRequestError("the nodes are no list")
         nodes = {_name(item): item for item in items}
         return cls(pod, tuple(nodes), nodes)
 
@@ -126,12 +129,9 @@ class BindRequest:
 
 def _loaded(body: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise ExtenderRequestError("the request is no JSON object")
-    return found
+        return read_document(body)
+    except ValueError:
+        raise ExtenderRequestError("the request is no JSON object") from None
 
 
 def _pod(document: object) -> Pod:

@@ -14,6 +14,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
+from gigaslice.classes.resource_class import parse_resource_class
 from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.state import ClusterState
 from gigaslice.dataset.objects import parse_dataset, parse_dataset_node
@@ -27,7 +28,7 @@ from gigaslice.kubeapi.cluster_objects import (
     PODS_QUERY,
     gpu_pod,
     node_facts,
-    resource_class,
+    unread_gpu_pod,
 )
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH
 from gigaslice.kubeapi.informer import Informer
@@ -102,11 +103,12 @@ class SchedulerService:
             lambda pod: placer.put_pod(pod, clock()),
             lambda pod: placer.drop_pod(pod, clock()),
             query=PODS_QUERY,
+            unread=unread_gpu_pod,
         )
         self.classes = Informer(
             client,
             CLASSES_PATH,
-            resource_class,
+            parse_resource_class,
             lambda one: placer.put_class(one, clock()),
             lambda one: placer.drop_class(one, clock()),
             optional=True,
@@ -138,7 +140,10 @@ class SchedulerService:
         placer, binder = self.placer, self.binder
 
         def put(document: dict[str, Any]) -> None:
-            pod = gpu_pod(document, units)
+            try:
+                pod = gpu_pod(document, units)
+            except ValueError:
+                return  # the watch shows it, too, and has what stands for it
             if pod is not None:
                 placer.put_pod(pod, time.monotonic())
 

@@ -19,7 +19,7 @@ from agent.apiserver import watch as watch_module
 from agent.apiserver.events import EventSender
 from agent.apiserver.watch import PodWatch
 from agent.apiserver.wire import Api, ApiError, path_of
-from gigaslice.kube.decode import Gone, parse_change, parse_list
+from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod
 from gigaslice.model import ContainerKind, Pod, PodContainer
 from tests.fakes.kubeapi import pod_document
 
@@ -282,7 +282,6 @@ def test_no_answer_to_a_list_ends_it(body, monkeypatch):
     ("uid", []), ("uid", ""), ("uid", None), ("uid", 7), ("uid", "a b"), ("uid", "\x1b[31m"),
     ("name", "../../nodes/x"), ("name", ".."), ("name", ""), ("name", "a/b"), ("name", {}), ("name", "A"),
     ("namespace", "a/b"), ("namespace", ["x"]), ("namespace", "a?b"), ("namespace", None),
-    ("annotations", []), ("ownerReferences", [None]), ("ownerReferences", 1),
 ])  # fmt: skip
 def test_a_pod_of_the_wrong_types_is_left_out_and_the_others_are_not(where, value):
     bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
@@ -298,14 +297,32 @@ def test_annotations_that_are_no_text_are_left_out():
     assert pod.annotations == {"a": "1"}
 
 
-def test_a_pod_that_is_understood_no_longer_is_known_no_longer(monkeypatch):
-    first = pod_document("p", uid="u-1")
+@pytest.mark.parametrize("where, value", [
+    (("metadata", "uid"), [1]), (("metadata", "annotations"), []), (("spec",), 7), (("spec", "containers"), {}),
+    (("status", "phase"), {}),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", ["MODIFIED", "DELETED"])
+def test_a_pod_that_is_understood_no_longer_stays_as_it_was_until_it_is_gone(kind, where, value, monkeypatch):
+    first = pod_document("p", {GPU: 1}, uid="u-1")
     second = json.loads(json.dumps(first))
-    second["metadata"] |= {"resourceVersion": "8", "uid": [1]}
-    line = json.dumps({"type": "MODIFIED", "object": second}).encode() + b"\n"
+    second["metadata"] |= {"resourceVersion": "8"}
+    changed(second, where, value)
+    line = json.dumps({"type": kind, "object": second}).encode() + b"\n"
     with serving(listed(CHUNKED + chunk(line) + END, [first])) as server:
         _, watch = rests_of(server, monkeypatch, 1)
-    assert not watch.pods
+    assert list(watch.pods.values()) == ([parse_pod(first)] if kind == "MODIFIED" else [])
+
+
+@pytest.mark.parametrize(
+    "where, value", [("annotations", []), ("ownerReferences", [None]), ("ownerReferences", 1)]
+)
+def test_a_pod_that_is_listed_and_cannot_be_read_is_there(where, value):
+    bad, good = pod_document("bad", {GPU: 1}), pod_document("good", {GPU: 1})
+    bad["metadata"][where] = value
+    found = parse_list(json.dumps({**LIST, "items": [bad, good]}).encode())
+    assert [(pod.name, pod.readable, pod.asking(GPU) != ()) for pod in found.pods] == [
+        ("bad", False, False), ("good", True, True),
+    ]  # fmt: skip
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------

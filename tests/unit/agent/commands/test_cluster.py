@@ -137,6 +137,18 @@ def test_nodes(api, capsys):
     assert "4 GPUs: 12 GiB held" in out
 
 
+@pytest.mark.parametrize("gpus", ['["x"]', "[null]", "[]", '[{"uuid":1}]'])
+def test_a_node_and_a_pod_that_cannot_be_read_end_no_command(gpus, api, capsys):
+    put_node(api, NodeFacts("node-c", f'{{"schema":1,"gpus":{gpus},"levels":[[]],"held":"x"}}'))
+    odd = {"metadata": {"name": "odd", "annotations": [1]}, "spec": {"nodeName": "node-a"}}
+    api.create("pods", odd, "team")
+    for words in (("nodes",), ("top",), ("explain", "pod", "pod-waits", "-n", "team")):
+        code, out, err = run(api, capsys, *words)
+        assert code == 0, err
+        assert "pod team/odd cannot be read, so node node-a gets nothing new: annotations is no object" in err
+    assert "node-a: a pod on the node cannot be read" in out
+
+
 def test_a_cluster_whose_resources_have_other_names(api, capsys):
     gpus = [replace(inventory_gpu("node-c", index, 16), resource="example.com/gib") for index in range(8)]
     flat = [[0] * 8 for _ in gpus]

@@ -113,9 +113,62 @@ def mutations():
     yield json.dumps(whole | {"held": {"uid": [[8, 1, 0]]}})
     yield json.dumps(whole | {"held": {"uid": [[-1, 1, 0]]}})
     yield json.dumps(whole | {"held": {"uid": [[0, 1]]}})
+    for value in (
+        "x",
+        1,
+        True,
+        [1],
+        [None],
+        [[]],
+        {"uid": None},
+        {"uid": "x"},
+        {"uid": [None]},
+        {"uid": ["abc"]},
+    ):
+        yield json.dumps(whole | {"held": value})
+    for value in ("x", None, ["x"], [None], [[]], [1], {"0": whole["gpus"][0]}):
+        yield json.dumps(whole | {"gpus": value})
+    for value in (None, "x", {}, [None], ["x"], [[0]], [[], [None], *whole["levels"][2:]]):
+        yield json.dumps(whole | {"levels": value})
+    for value in ("x", True, [1], {"a": 1}):
+        yield json.dumps(whole | {"nvlinks": value})
+    for key, values in {
+        "properties": ("x", [1], {"rack": 1}, {"rack": ["a"]}), "unhealthy": (1, ["x"], {}), "pciBusId": (1, []),
+        "numa": ("0", -1, [0]), "free": ("1", -1), "hostBytes": ("1", 1 << 62), "slices": (1 << 40,),
+        "memoryBytes": (1 << 60,), "index": (1.5, "0"),
+    }.items():  # fmt: skip
+        for value in values:
+            yield json.dumps(whole | {"gpus": [whole["gpus"][0] | {key: value}, *whole["gpus"][1:]]})
+    yield json.dumps(whole | {"wholeResource": 1})
+    yield json.dumps(whole | {"schema": {"x" * 10_000: float("inf")}})
+    yield json.dumps(whole)[:-1] + ',"later":NaN}'
 
 
 @pytest.mark.parametrize("text", list(mutations()))
 def test_what_makes_no_sense_is_refused(text):
-    with pytest.raises(InventoryFormatError):
+    with pytest.raises(InventoryFormatError) as refusal:
         NodeInventory.decode(text)
+    assert len(str(refusal.value)) < 300 and str(refusal.value).isprintable()
+
+
+def test_halves_of_surrogate_pairs_are_made_clean():
+    document = json.loads(eight().encode())
+    document["gpus"][0] |= {
+        "model": "\ud800",
+        "unhealthy": "x\udfff",
+        "properties": {"\udc00": "\ud83d\ude00"},
+    }
+    document["held"] = {"\ud900": [[0, 1, 0]]}
+    for text in (json.dumps(document), json.dumps(document, ensure_ascii=False)):
+        found = NodeInventory.decode(text)
+        assert (found.gpus[0].gpu.model, found.gpus[0].unhealthy) == ("\ufffd", "x\ufffd")
+        assert found.held[0].name == "\ufffd"
+        found.encode().encode()
+
+
+def test_what_is_null_is_what_is_missing():
+    document = json.loads(eight().encode())
+    document["gpus"][0] |= {"unhealthy": None, "pciBusId": None, "properties": None, "numa": None}
+    document |= {"held": None, "nvlinks": None, "wholeResource": None}
+    found = NodeInventory.decode(json.dumps(document))
+    assert found.gpus[0].gpu.healthy and found.gpus[0].properties == {} and found.whole_resource == ""

@@ -13,7 +13,7 @@ from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts
 from gigaslice.cluster.refusal import Refusal, RefusalReason
 from gigaslice.cluster.state import ClusterState
-from gigaslice.model import ContainerKind, Occupant, Share
+from gigaslice.model import ContainerKind, Occupant, Pod, Share
 from tests.unit.gigaslice.cluster.clusters import (
     CHECKED,
     GIB,
@@ -134,6 +134,66 @@ def test_a_pod_that_has_lost_its_assignment_keeps_its_gpus_until_it_ends(state: 
         assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
         state.put_pod(replace(stripped, phase="Succeeded"))
         assert reason(state, one=ALL) is None
+
+
+def unread(uid: str, node: str = "a") -> Pod:
+    return Pod("team", f"pod-{uid}", uid, node=node, phase="Running", readable=False)
+
+
+def test_a_bound_pod_that_cannot_be_read_closes_its_node_until_it_is_read_or_gone(
+    state: ClusterState,
+) -> None:
+    state.put_node(facts("b"))
+    state.put_pod(unread("1"))
+    assert reason(state) is RefusalReason.UNREADABLE_POD and reason(state, "b") is None
+    assert state.class_status("any").free == 0 and not any(one.free for one in state.room("a"))
+    state.put_pod(bound("1", "a", (0, 16)))
+    assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
+    state.drop_pod("1")
+    for end in (
+        lambda: state.drop_pod("1"),
+        lambda: state.put_pod(pod("1", container(), node="a")),
+        lambda: state.put_pod(unread("1", "b")),
+    ):
+        state.put_pod(unread("1"))
+        assert reason(state, one=ALL) is RefusalReason.UNREADABLE_POD
+        end()
+        assert reason(state, one=ALL) is None
+    assert reason(state, "b") is RefusalReason.UNREADABLE_POD
+    state.drop_node("b")
+    state.put_node(facts("b"))
+    assert reason(state, "b") is RefusalReason.UNREADABLE_POD, "nor does a node that comes back forget it"
+
+
+def test_a_bound_pod_that_cannot_be_read_any_more_keeps_its_gpus(state: ClusterState) -> None:
+    for before in (bound("1", "a", (0, 16)), pod("1", container(slices=16), node="a")):
+        state.put_pod(before)
+        state.put_pod(unread("1"))
+        assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
+        state.drop_pod("1")
+        assert reason(state, one=ALL) is None
+
+
+def test_a_pod_that_cannot_be_read_has_what_its_agent_says(state: ClusterState) -> None:
+    state.put_pod(unread("1"))
+    state.put_node(facts("a", held=(Occupant("1", (Share(uuid("a", 0), 16),)),)))
+    assert chosen(state, pod("x", container(slices=16)), "a") == {"main": [(1, 16, 100)]}
+    state.put_node(facts("a"))
+    assert reason(state) is RefusalReason.UNREADABLE_POD
+
+
+def test_a_pod_that_cannot_be_read_and_is_evicted_is_left_out_of_account(state: ClusterState) -> None:
+    state.put_pod(unread("1"))
+    assert state.refusal(demand(state, ALL), "a", without={"1"}) is None
+
+
+def test_an_unreadable_assignment_frees_nothing(state: ClusterState) -> None:
+    """As much as its pod asks for counts, and no more."""
+    state.put_class(a_class("any", "NVIDIA A"))
+    damaged = pod("1", container(classes={"any": 1}), node="a")
+    state.put_pod(replace(damaged, annotations={ASSIGNMENT: "[]"}))
+    assert reason(state, one=ALL) is RefusalReason.NO_GPU
+    assert reason(state, one=pod("x", container(slices=16))) is None
 
 
 def test_an_exclusive_pod_shuts_its_gpus(state: ClusterState) -> None:

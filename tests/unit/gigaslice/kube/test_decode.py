@@ -90,7 +90,8 @@ def test_a_pod_that_cannot_be_understood_does_not_hide_the_others():
     bad["spec"]["containers"][0]["resources"]["limits"] = "much"
     body = json.dumps({"metadata": {"resourceVersion": "7"}, "items": [bad, good]}).encode()
     found = parse_list(body)
-    assert ([pod.name for pod in found.pods], found.version) == (["good"], "7")
+    assert [(pod.name, pod.readable) for pod in found.pods] == [("bad", False), ("good", True)]
+    assert found.version == "7" and found.pods[0].containers == ()
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b'{"items": 3, "metadata": {}}', b""])

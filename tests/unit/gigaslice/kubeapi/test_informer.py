@@ -3,6 +3,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from gigaslice.dataset.errors import RequestError
+from gigaslice.dataset.objects import parse_dataset
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.informer import Informer
 from tests.fakes.kubeapi import ApiServer, Fault
@@ -193,14 +195,85 @@ def test_what_does_not_matter_any_more_is_dropped():
     assert told.short() == [("change", "a", "u"), ("drop", "a", "u")]
 
 
-def test_an_object_that_makes_no_sense_hides_no_other():
+MISTAKES = [
+    ValueError("no such thing"),
+    RequestError("no such option"),
+    AttributeError("a mistake"),
+    KeyError("k"),
+]
+
+
+def unless_bad(mistake):
     def parse(document):
-        if document["metadata"]["name"] == "bad":
-            raise ValueError("no such thing")
+        if document["spec"].get("bad"):
+            raise mistake
         return seen(document)
 
-    _, told, _ = run([got("/pods", page([pod("bad"), pod("a")]))], lambda i, t, s: t, parse=parse)
-    assert told.short() == [("change", "a", "u")]
+    return parse
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=repr)
+def test_an_object_that_makes_no_sense_hides_no_other_and_ends_nothing(mistake):
+    lines = [
+        got("/pods", page([pod("bad", bad=True), pod("a")])),
+        *watch("/pods", "one", event("ADDED", pod("bad-too", bad=True)), event("ADDED", pod("b"))),
+    ]
+    _, told, _ = run(lines, lambda i, t, s: len(t) == 2, parse=unless_bad(mistake))
+    assert told.short() == [("change", "a", "u"), ("change", "b", "u")]
+
+
+def test_a_misspelt_dataset_is_left_out_with_its_sentence(capsys):
+    good = pod("good") | {"spec": {"source": "s3://bucket"}}
+    bad = [
+        pod("option") | {"spec": {"source": "s3://bucket", "options": {"endpoin": "http://minio"}}},
+        pod("empty") | {"spec": {"source": "s3://"}},
+    ]
+    lines = [
+        got("/x", page([*bad, good])),
+        *watch("/x", "one", event("MODIFIED", bad[0])),
+        got("/x", page([good])),
+    ]
+    informer, told, _ = run(
+        lines, lambda i, t, s: i.lists == 2, path="/x", parse=lambda one: seen(one) and parse_dataset(one)
+    )
+    assert [str(one) for _, one in told] == ["n/good"]
+    log = capsys.readouterr().out
+    assert log.count("did you mean endpoint") == 1 and log.count("names no bucket") == 1, log
+
+
+@pytest.mark.parametrize("how", ["watch", "list"])
+@pytest.mark.parametrize("uid", ["u", 7])
+def test_an_object_that_cannot_be_read_any_more_may_keep_its_last_value(how, uid):
+    def unread(document, last):
+        return last or Seen(document["metadata"]["name"], "unread", "", False)
+
+    bad = [pod("a", uid, bad=True), pod("new", bad=True)]
+    if how == "watch":
+        later = watch("/pods", "one", *(event("MODIFIED", one) for one in bad), event("ADDED", pod("end")))
+    else:
+        later = [*watch("/pods", "silent"), got("/pods", page([*bad, pod("end")]))]
+    informer, told, _ = run(
+        [got("/pods", page([pod("a", nodeName="n")])), *later],
+        lambda i, t, s: t and t[-1][1].name == "end",
+        parse=unless_bad(ValueError("bad")),
+        unread=unread,
+    )
+    assert told.short() == [("change", "a", "u"), ("change", "new", "unread"), ("change", "end", "u")]
+    assert informer.get("n", "a").node == "n"
+
+
+def test_another_object_of_the_name_has_no_last_value():
+    lines = [
+        got("/pods", page([pod("a", "1", nodeName="n")])),
+        *watch("/pods", "one", event("ADDED", pod("a", "2", bad=True)), event("ADDED", pod("end"))),
+    ]
+    _, told, _ = run(
+        lines,
+        lambda i, t, s: t and t[-1][1].name == "end",
+        parse=unless_bad(ValueError("bad")),
+        unread=lambda document, last: last,
+    )
+    assert told.short() == [("change", "a", "1"), ("drop", "a", "1"), ("change", "end", "u")]
 
 
 def test_a_resource_that_is_not_installed_is_empty():

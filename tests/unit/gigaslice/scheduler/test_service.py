@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.names import INVENTORY
+from gigaslice.cluster.refusal import RefusalReason
+from gigaslice.kubeapi.client import KubeClient
 from gigaslice.scheduler import service as service_module
 from gigaslice.scheduler.service import SchedulerService
 from gigaslice.scheduler.settings import SchedulerSettings
-from tests.unit.gigaslice.cluster.clusters import container, pod
+from tests.fakes.kubeapi import ApiServer
+from tests.unit.gigaslice.cluster.clusters import container, facts, pod
 
 
 @pytest.fixture
@@ -86,3 +91,58 @@ def test_at_its_end_it_waits_for_bindings_that_are_being_written(
 
     asyncio.run(story())
     assert waited == [5.0]
+
+
+INVENTORIES = [
+    '{"schema":1,"gpus":["x"],"levels":[]}',
+    '{"schema":1,"gpus":[],"levels":[],"held":"x"}',
+    "\ud800",
+    "7",
+]
+
+
+def test_no_object_of_anybody_ends_it():
+    """Whatever objects say: it goes on, and the others are served."""
+    datasets = {
+        "option": {"source": "s3://bucket", "options": {"endpoin": "http://minio"}},
+        "empty": {"source": "s3://"},
+        "good": {"source": "s3://bucket"},
+    }
+
+    async def story(api: ApiServer) -> None:
+        async with KubeClient(api.access, "t") as client:
+            found = SchedulerService(SchedulerSettings(listen_address=("127.0.0.1", 0)), client)
+            stop = asyncio.Event()
+            work = asyncio.create_task(found.run(stop))
+            informers = (found.nodes, found.pods, found.classes, found.datasets, found.dataset_nodes)
+            while not work.done() and not all(one.synced.is_set() for one in informers):
+                await asyncio.sleep(0.01)
+            api.create("datasets", {"metadata": {"name": "late"}, "spec": {"source": "ftp"}}, "team")
+            api.create("datasets", {"metadata": {"name": "later"}, "spec": datasets["good"]}, "team")
+            while not work.done() and found.datasets.get("team", "later") is None:
+                await asyncio.sleep(0.01)
+            assert not work.done() and found.unready() is None
+            assert sorted(str(one) for one in found.datasets.values) == ["team/good", "team/later"]
+            state = found.placer.state
+            demand = state.demand_of(pod("new", container(slices=1)))
+            assert isinstance(demand, PodDemand)
+            fitting, refused = state.filter(demand, state.nodes)
+            assert fitting == ["good"]
+            assert refused["held"].reason is RefusalReason.UNREADABLE_POD
+            stop.set()
+            await work
+
+    with ApiServer() as api:
+        for number, text in enumerate(INVENTORIES):
+            node = {"name": f"odd-{number}", "annotations": {INVENTORY: text}}
+            api.create("nodes", {"metadata": node, "spec": [], "status": 7})
+        for name in ("good", "held"):
+            text = facts(name).inventory_text
+            api.create("nodes", {"metadata": {"name": name, "annotations": {INVENTORY: text}}})
+        api.create("pods", {"metadata": {"name": "p"}, "spec": {"nodeName": "held", "containers": 7}}, "team")
+        api.create("pods", {"metadata": {"name": "asks"}, "spec": {"containers": 7}}, "team")
+        api.create("resourceclasses", {"metadata": {"name": "c"}, "spec": {"share": {"memory": "much"}}})
+        api.create("datasetnodes", {"metadata": {"name": "good"}, "status": {"datasets": [7, {"key": 7}]}})
+        for name, spec in datasets.items():
+            api.create("datasets", {"metadata": {"name": name}, "spec": spec}, "team")
+        asyncio.run(asyncio.wait_for(story(api), 60))
