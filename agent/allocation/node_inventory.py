@@ -18,6 +18,7 @@ from agent.persistence.store import Store
 from gigaslice.allocation.table import Allocation, AllocationTable
 from gigaslice.cluster.inventory import InventoryGpu, NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
+from gigaslice.cluster.pod_holdings import EXCLUSIVE, OVERSUBSCRIBE
 from gigaslice.model import CORES_PER_GPU, AnnotationRights, Gpu, Occupant, Pod, Share
 from gigaslice.runtime.wakeup import Alarm
 
@@ -136,7 +137,14 @@ def node_inventory(
         )
         for gpu in found.gpus
     )
-    return NodeInventory(gpus, found.topology, _held(found.gpus, table, pods), whole_resource, rights)
+    return NodeInventory(
+        gpus,
+        found.topology,
+        _held(found.gpus, table, pods),
+        whole_resource,
+        rights,
+        *_recorded(found.gpus, table, pods),
+    )
 
 
 def _held(
@@ -146,12 +154,19 @@ def _held(
     size = {gpu.uuid: gpu.slices for gpu in gpus}
     unit = {gpu.uuid: gpu.slice_bytes for gpu in gpus}
     allocations = {one.id: one for one in table.allocations}
+    occupants = table.occupants(gpus)
+    # of a pod whose assignment says something else in part, all counts as it is
+    unexplained = {
+        _pod(allocation, pods)
+        for allocation in map(allocations.__getitem__, (one.name for one in occupants))
+        if not _explained(allocation, pods)
+    }
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    for occupant in table.occupants(gpus):
+    for occupant in occupants:
         allocation = allocations[occupant.name]
         shares = [share for share in occupant.shares if share.gpu in size]
         name = _pod(allocation, pods)
-        if _explained(allocation, pods):
+        if name not in unexplained:
             given = {
                 hold.gpu: -(-hold.memory_bytes // unit[hold.gpu])
                 for hold in allocation.holds
@@ -159,7 +174,7 @@ def _held(
             }
             shares = (
                 []
-                if allocation.policy.exclusive  # the scheduler reads that off the pod, too
+                if allocation.policy.exclusive  # said beside: see `_recorded`
                 else [
                     Share(share.gpu, share.slices - given.get(share.gpu, 0))
                     for share in shares
@@ -179,6 +194,39 @@ def _held(
         Occupant(name, tuple(Share(gpu, *held[gpu]) for gpu in sorted(held, key=order.index)))
         for name, held in sorted(found.items())
     )
+
+
+def _recorded(
+    gpus: Sequence[Gpu], table: AllocationTable, pods: Mapping[tuple[str, str], Pod] | None
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Returns the GPUs that pods were given for themselves, and those whose lent memory they may use, by UID.
+
+    Annotations can be edited, and these two are decided with the GPUs: so a pod is named, too, that has none of them
+    and whose annotations say by now that it has. One that is still undecided is not recorded yet.
+    """
+    of_pod: dict[str, list[Allocation]] = {}
+    for allocation in table.allocations:
+        if allocation.ref is not None and not allocation.whole and not allocation.gone:
+            of_pod.setdefault(_pod(allocation, pods), []).append(allocation)
+    exclusive, lent = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
+    for uid, allocations in of_pod.items():
+        if any(one.undecided for one in allocations):
+            continue
+        said = _annotations(allocations[0], pods)
+        on = [(gpu.uuid, [one for one in allocations if gpu.uuid in one.quota()]) for gpu in gpus]
+        alone = tuple(gpu for gpu, here in on if any(one.policy.exclusive for one in here))
+        if alone or any(key.startswith(EXCLUSIVE) for key in said):
+            exclusive[uid] = alone
+        host = tuple(gpu for gpu, here in on if here and all(one.policy.oversubscribe for one in here))
+        if host or any(key.startswith(OVERSUBSCRIBE) for key in said):
+            lent[uid] = host
+    return exclusive, lent
+
+
+def _annotations(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> Mapping[str, str]:
+    ref = allocation.ref
+    pod = (pods or {}).get((ref.namespace, ref.pod)) if ref else None
+    return pod.annotations if pod is not None else {}
 
 
 def _explained(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> bool:

@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from gigaslice.classes.resource_class import ResourceClass
+from gigaslice.cluster.asked_part import asked_part
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.demand import ClusterUnits, PodDemand, asks_for_gpus
 from gigaslice.cluster.hardware import Hardware, HardwareKinds, NodeRoom, Tally
 from gigaslice.cluster.names import ASSIGNMENT
 from gigaslice.cluster.node_record import NodeFacts, NodeRecord
 from gigaslice.cluster.pod_holdings import (
+    ContainerTraits,
     PodHoldings,
     holdings_of,
     traits_of_demand,
@@ -40,6 +42,7 @@ class ClusterContents(ABC):
         self._classes: dict[str, ResourceClass] = {}
         self._node_of: dict[str, str] = {}
         self._unassigned: dict[str, Pod] = {}
+        self._traits: dict[str, tuple[ContainerTraits, ...]] = {}
         self._reserved_on: dict[str, str] = {}
         self._kinds = HardwareKinds()
         self._sorted: tuple[str, ...] | None = None
@@ -149,14 +152,15 @@ class ClusterContents(ABC):
             return
         if not pod.node:
             return
-        assignment = _assignment(pod)
+        assignment = self._assignment(pod) if pod.readable else None
         counts = assignment is not None or not pod.readable or asks_for_gpus(pod, self.units)
         before = self._node_of.get(pod.uid)
         if before is not None and (before != pod.node or not counts):
             self._take_off(pod.uid, before)
         if pod.readable:
-            self._drop_reservation(pod.uid)
+            self._drop_reservation(pod.uid, bound=True)
         if not counts:
+            self._traits.pop(pod.uid, None)
             return
         record = self._record(pod.node)
         self._node_of[pod.uid] = pod.node
@@ -172,7 +176,7 @@ class ClusterContents(ABC):
         else:
             self._unassigned.pop(pod.uid, None)
             record.pending.pop(pod.uid, None)
-            shares = holdings_of(assignment, traits_of_pod(pod, self.units.rights))
+            shares = holdings_of(assignment, self.traits_of(pod))
             held = PodHoldings(pod.uid, shares, pod.namespace, pod.name, pod.priority)
             if record.bound.get(pod.uid) == held:
                 return
@@ -219,6 +223,8 @@ class ClusterContents(ABC):
         self._drop_reservation(uid)
         record = self._record(node)
         traits = traits_of_demand(demand) if demand is not None else ()
+        if demand is not None:
+            self._traits[uid] = traits
         record.reserved[uid] = PodHoldings(uid, holdings_of(assignment, traits), reserved=True)
         self._reserved_on[uid] = node
         self._changed(record)
@@ -255,6 +261,7 @@ class ClusterContents(ABC):
     def _take_off(self, uid: str, node: str) -> None:
         self._unassigned.pop(uid, None)
         self._node_of.pop(uid, None)
+        self._traits.pop(uid, None)
         record = self._nodes[node]
         held = record.bound.pop(uid, None) or record.pending.pop(uid, None)
         if held is not None or uid in record.unread:
@@ -262,20 +269,31 @@ class ClusterContents(ABC):
             self._changed(record)
         self._forget_if_empty(record)
 
-    def _drop_reservation(self, uid: str) -> None:
+    def _drop_reservation(self, uid: str, *, bound: bool = False) -> None:
         node = self._reserved_on.pop(uid, None)
         if node is not None:
+            if not bound:
+                self._traits.pop(uid, None)
             record = self._nodes[node]
             record.reserved.pop(uid, None)
             self._changed(record)
             self._forget_if_empty(record)
 
+    def traits_of(self, pod: Pod) -> tuple[ContainerTraits, ...]:
+        """Returns the containers of a bound pod as they were decided: by what it was chosen for or, where that is not
+        known here, by how it was seen first. What its annotations say later has no effect on the GPUs that it has.
+        """
+        found = self._traits.get(pod.uid)
+        if found is None:
+            found = self._traits[pod.uid] = traits_of_pod(pod, self.units.rights)
+        return found
 
-def _assignment(pod: Pod) -> Assignment | None:
-    text = pod.annotations.get(ASSIGNMENT)
-    if text is None:
-        return None
-    try:
-        return Assignment.decode(text)
-    except AssignmentError:
-        return None
+    def _assignment(self, pod: Pod) -> Assignment | None:
+        """Returns what a pod was assigned, as far as it asks for that; None where it was not, or asks for nothing."""
+        text = pod.annotations.get(ASSIGNMENT)
+        if text is None:
+            return None
+        try:
+            return asked_part(Assignment.decode(text), pod, self._classes, self.units)
+        except AssignmentError:
+            return None

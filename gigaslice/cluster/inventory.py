@@ -79,6 +79,9 @@ class NodeInventory:
         held: Allocations that no assignment explains; an occupant's name is its pod's UID, or what the agent calls it.
         whole_resource: The resource that whole GPUs are requested by; empty where the node offers none.
         rights: Which annotations of pods its agent takes.
+        exclusive: UUIDs of the GPUs that a pod was given for itself, by the pod's UID. None of them: its annotations
+            say by now that it has some, and it has not. A pod that is not named has none by either, or no GPUs yet.
+        lent: The same for GPUs whose lent host memory a pod may use.
     """
 
     gpus: tuple[InventoryGpu, ...]
@@ -86,6 +89,8 @@ class NodeInventory:
     held: tuple[Occupant, ...] = ()
     whole_resource: str = GPU_RESOURCE
     rights: AnnotationRights = AnnotationRights.REFUSE
+    exclusive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def state(self, occupants: Sequence[Occupant] = ()) -> NodeState:
         """Returns the node for placement, with its own held allocations and the given ones."""
@@ -105,6 +110,9 @@ class NodeInventory:
             document["nvlinks"] = [[self.topology.nvlinks[i][j] for j in range(i)] for i in range(size)]
         if self.rights is not AnnotationRights.REFUSE:
             document["annotationRights"] = self.rights.value
+        for name, recorded in (("exclusive", self.exclusive), ("lent", self.lent)):
+            if recorded:
+                document[name] = {uid: [index[gpu] for gpu in recorded[uid]] for uid in sorted(recorded)}
         if self.held:
             document["held"] = {
                 one.name: [[index[share.gpu], share.slices, share.cores] for share in one.shares]
@@ -177,9 +185,23 @@ def _inventory(document: Mapping[str, Any]) -> NodeInventory:
         for name, shares in _object("held", document.get("held")).items()
     )
     checked = document.get("annotationRights") == AnnotationRights.CHECKED.value
-    rights = AnnotationRights.CHECKED if checked else AnnotationRights.REFUSE
-    whole = _text_or_empty("wholeResource", document.get("wholeResource"))
-    return NodeInventory(gpus, topology, held, whole, rights)
+    return NodeInventory(
+        gpus,
+        topology,
+        held,
+        _text_or_empty("wholeResource", document.get("wholeResource")),
+        AnnotationRights.CHECKED if checked else AnnotationRights.REFUSE,
+        _recorded(document, "exclusive", gpus),
+        _recorded(document, "lent", gpus),
+    )
+
+
+def _recorded(
+    document: Mapping[str, Any], name: str, gpus: Sequence[InventoryGpu]
+) -> dict[str, tuple[str, ...]]:
+    """Which pods have which of GPUS by what is recorded under NAME."""
+    rows = _object(name, document.get(name)).items()
+    return {uid: tuple(_uuid(gpus, number) for number in _list(name, row)) for uid, row in rows}
 
 
 def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
@@ -208,14 +230,18 @@ def _gpu(row: Mapping[str, Any]) -> InventoryGpu:
     return InventoryGpu(gpu, unhealthy, free, intern(_text(row, "resource")), properties)
 
 
+def _uuid(gpus: Sequence[InventoryGpu], number: object) -> str:
+    at = _count("a GPU", number)
+    if at >= len(gpus):
+        raise InventoryFormatError(f"there is no GPU {at}")
+    return gpus[at].gpu.uuid
+
+
 def _share(gpus: Sequence[InventoryGpu], share: object) -> Share:
     match share:
-        case [at, slices, cores]:
-            number = _count("a GPU", at)
-            if number >= len(gpus):
-                raise InventoryFormatError(f"there is no GPU {number}")
-            gpu = gpus[number].gpu
-            return Share(gpu.uuid, _count("slices", slices, _MOST_SLICES), _count("cores", cores))
+        case [number, slices, cores]:
+            uuid = _uuid(gpus, number)
+            return Share(uuid, _count("slices", slices, _MOST_SLICES), _count("cores", cores))
         case _:
             raise InventoryFormatError("what is held is not GPU, slices and cores")
 

@@ -7,7 +7,7 @@ so nothing can drift. Of a pod that came without an assignment the agent says wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom, Tally
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
@@ -63,6 +63,8 @@ class NodeRecord:
         positions: Their numbers, by UUID.
         unhealthy: The set of those that get no containers.
         listed: What the agent says is held, of pods without an assignment.
+        exclusive: The GPUs that a pod was given for itself, by UID, where its agent says so of a pod.
+        lent: The same for GPUs whose lent host memory it may use.
         bound: What bound pods hold by their assignments, by UID.
         pending: Bound pods without an assignment, by UID.
         unplaced: What is counted for them, by UID.
@@ -82,6 +84,8 @@ class NodeRecord:
     positions: Mapping[str, int] = field(default_factory=dict)
     unhealthy: int = 0
     listed: tuple[PodHoldings, ...] = ()
+    exclusive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bound: dict[str, PodHoldings] = field(default_factory=dict)
     pending: dict[str, Pod] = field(default_factory=dict)
     unplaced: dict[str, PodHoldings] = field(default_factory=dict)
@@ -97,12 +101,20 @@ class NodeRecord:
         return self.kind.hardware if self.kind is not None else None
 
     def holdings(self) -> list[PodHoldings]:
-        """Returns everything that counts, each pod once: by its assignment before what the agent lists."""
+        """Returns everything that counts, each pod once.
+
+        A pod counts by its assignment, and by what its agent lists where that is not what it was assigned: then its
+        annotation says something else than its agent has recorded.
+        """
         found = dict(self.reserved)
-        for one in self.listed:
-            found[one.uid] = one
         found.update(self.unplaced)
         found.update(self.bound)
+        for one in self.listed:
+            known = found.get(one.uid)
+            found[one.uid] = one if known is None or known.reserved else replace(known, shares=one.shares)
+        for uid in {*self.exclusive, *self.lent} if self.exclusive or self.lent else ():
+            if uid in found:
+                found[uid] = self._as_recorded(found[uid])
         return list(found.values())
 
     def closed(self, without: Collection[str] = ()) -> bool:
@@ -114,6 +126,18 @@ class NodeRecord:
         if not self.unread:
             return False
         return bool(self.unread.difference(without, (one.uid for one in self.listed)))
+
+    def _as_recorded(self, one: PodHoldings) -> PodHoldings:
+        """Returns what a pod holds with what its agent has recorded of it, whatever its annotations say by now."""
+        alone, host = self.exclusive.get(one.uid), self.lent.get(one.uid)
+        shares = (
+            share._replace(
+                exclusive=share.exclusive if alone is None else share.gpu in alone,
+                host=share.host if host is None else share.gpu in host,
+            )
+            for share in one.shares
+        )
+        return replace(one, shares=tuple(shares))
 
     def current_room(self) -> NodeRoom:
         """Returns what is left on its GPUs."""
@@ -167,6 +191,7 @@ class NodeRecord:
     def read_inventory(self, kinds: HardwareKinds) -> None:
         """Takes its GPUs from its annotation."""
         self.gpus, self.positions, self.listed, self.unhealthy, self.kind = (), {}, (), 0, None
+        self.exclusive, self.lent = {}, {}
         self.masks.clear()
         inventory = self.facts.inventory
         if inventory is None or not inventory.gpus:
@@ -176,6 +201,7 @@ class NodeRecord:
         order = sorted(range(len(inventory.gpus)), key=lambda number: inventory.gpus[number].gpu.index)
         self.gpus = tuple(inventory.gpus[number] for number in order)
         self.problem, self.rights = None, inventory.rights
+        self.exclusive, self.lent = inventory.exclusive, inventory.lent
         self.positions = {one.gpu.uuid: number for number, one in enumerate(self.gpus)}
         self.unhealthy = sum(1 << number for number, one in enumerate(self.gpus) if one.unhealthy)
         self.listed = tuple(

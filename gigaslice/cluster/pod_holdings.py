@@ -8,8 +8,18 @@ from typing import NamedTuple
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.demand import PodDemand
 from gigaslice.model import AnnotationRights, ContainerKind, Pod, SliceUnit, parse_options
+from gigaslice.model.options import PREFIX
 
-__all__ = ["ContainerTraits", "HeldShare", "PodHoldings", "holdings_of", "traits_of_demand", "traits_of_pod"]
+__all__ = [
+    "EXCLUSIVE",
+    "OVERSUBSCRIBE",
+    "ContainerTraits",
+    "HeldShare",
+    "PodHoldings",
+    "holdings_of",
+    "traits_of_demand",
+    "traits_of_pod",
+]
 
 
 class HeldShare(NamedTuple):
@@ -52,13 +62,14 @@ class ContainerTraits(NamedTuple):
     host: bool
 
 
-_FLAGS = ("gigaslice.io/exclusive", "gigaslice.io/oversubscribe")
+EXCLUSIVE, OVERSUBSCRIBE = f"{PREFIX}exclusive", f"{PREFIX}oversubscribe"
+"""What the keys begin with that say how GPUs are held; those for one container have its name after them."""
 _NO_SIZES = SliceUnit(1, int)
 
 
 def traits_of_pod(pod: Pod, rights: AnnotationRights) -> tuple[ContainerTraits, ...]:
     """Returns the containers of a pod in the order of admission, with the annotations that count."""
-    flagged = any(key.startswith(_FLAGS) for key in pod.annotations)
+    flagged = any(key.startswith((EXCLUSIVE, OVERSUBSCRIBE)) for key in pod.annotations)
     found = []
     for container in pod.containers:
         exclusive = host = False

@@ -21,7 +21,6 @@ from gigaslice.cluster.pod_holdings import (
     HeldShare,
     PodHoldings,
     holdings_of,
-    traits_of_pod,
 )
 from gigaslice.cluster.problem import Masks, Problem, build_problem
 from gigaslice.cluster.rank import RankKey
@@ -207,14 +206,8 @@ class ClusterState(ClusterContents):
             return
         listed = {one.uid: one for one in record.listed}
         for pod in sorted(record.pending.values(), key=lambda pod: (pod.created, pod.uid)):
-            traits = traits_of_pod(pod, self.units.rights)
             if pod.uid in listed:
-                shares = tuple(
-                    share._replace(
-                        exclusive=any(one.exclusive for one in traits), host=all(one.host for one in traits)
-                    )
-                    for share in listed[pod.uid].shares
-                )
+                shares = listed[pod.uid].shares
             else:
                 record.room = None
                 shares = self._as_the_agent(record, pod)
@@ -227,7 +220,7 @@ class ClusterState(ClusterContents):
         if record.problem is None and isinstance(demand, PodDemand):
             found = choose_gpus(self._problem(demand, record), record.current_room(), self.policy)
             if found is not None:
-                return holdings_of(_named(record, demand, found), traits_of_pod(pod, self.units.rights))
+                return holdings_of(_named(record, demand, found), self.traits_of(pod))
         slices = pod.most_at_once(self.units.memory_resource)
         return record.wherever_there_is_room(slices)
 

@@ -130,6 +130,48 @@ def test_a_gpu_that_a_pod_has_for_itself_is_held_altogether():
     assert made.held == (Occupant("uid-p", (Share(uuid(0), 24, 100),)),)
 
 
+def test_what_was_decided_with_the_gpus_is_published_whatever_annotations_say_by_now():
+    alone = allocation(
+        1, (0, range(4)), owner=owner("p"), assigned=True, policy=AllocationOptions(exclusive=True)
+    )
+    said = Share(uuid(0), 4)
+    made = published(inventory(), table(alone), sent(said))
+    assert made.exclusive == {"uid-p": (uuid(0),)} and made.lent == {} and made.held == ()
+    plain = table(replace(alone, policy=AllocationOptions()))
+    assert published(inventory(), plain, sent(said)).exclusive == {}, "nothing to tell"
+    for key in ("gigaslice.io/exclusive", "gigaslice.io/exclusive.c0"):
+        pods = sent(said)
+        pods["default", "p"].annotations[key] = "true"
+        assert published(inventory(), plain, pods).exclusive == {"uid-p": ()}, "its annotations say otherwise"
+        undecided = table(replace(plain.allocations[0], undecided=True))
+        assert published(inventory(), undecided, pods).exclusive == {}, "not recorded yet"
+    gone = table(replace(alone, gone=True))
+    assert published(inventory(), gone, sent(said)).exclusive == {}
+
+
+def test_host_memory_is_lent_where_all_containers_of_a_pod_on_a_gpu_may_use_it():
+    lending = AllocationOptions(oversubscribe=True)
+    both = table(
+        allocation(1, (0, range(4)), (1, range(2)), owner=owner("p", "c0"), policy=lending),
+        allocation(2, (1, range(4, 6)), owner=owner("p", "c1")),
+    )
+    assert published(inventory(), both).lent == {"uid-p": (uuid(0),)}
+    pods = {("default", "p"): Pod("default", "p", "uid-p", {"gigaslice.io/oversubscribe": "true"})}
+    plain = table(allocation(1, (0, range(4)), owner=owner("p")))
+    assert published(inventory(), plain, pods).lent == {"uid-p": ()}
+
+
+def test_of_a_pod_whose_assignment_says_something_else_everything_is_held():
+    """Else what the scheduler believes of its first container would be left out with what it cannot believe."""
+    shares = {"c0": (Share(uuid(0), 4),), "c1": (Share(uuid(1), 4),)}
+    pods = {("default", "p"): Pod("default", "p", "uid-p", {ASSIGNMENT: Assignment(shares).encode()})}
+    taken = table(
+        allocation(1, (0, range(4)), owner=owner("p", "c0"), assigned=True),
+        allocation(2, (0, range(4, 8)), owner=owner("p", "c1")),
+    )
+    assert published(inventory(), taken, pods).held == (Occupant("uid-p", (Share(uuid(0), 8),)),)
+
+
 def test_shares_of_compute_are_held_too():
     made = published(
         inventory(), table(allocation(1, (0, range(8)), owner=owner("p"), policy=AllocationOptions(cores=30)))

@@ -58,7 +58,11 @@ def facts(
     found = (
         tuple(inventory_gpu(name, index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
     )
-    inventory_fields = {key: fields.pop(key) for key in ("held", "whole_resource", "rights") if key in fields}
+    inventory_fields = {
+        key: fields.pop(key)
+        for key in ("held", "whole_resource", "rights", "exclusive", "lent")
+        if key in fields
+    }
     inventory = NodeInventory(found, topology or pairs_topology(len(found)), **inventory_fields)
     return NodeFacts(name, inventory.encode(), **fields)
 
@@ -88,7 +92,13 @@ def bound(uid: str, node: str, *shares: Sequence[int], **fields: Any) -> Pod:
     """A pod on a node with shares (GPU, slices[, cores])."""
     found = tuple(Share(uuid(node, share[0]), *share[1:]) for share in shares)
     annotations = {ASSIGNMENT: Assignment({"main": found}).encode(), **fields.pop("annotations", {})}
-    return pod(uid, container(slices=1), node=node, annotations=annotations, **fields)
+    return pod(
+        uid,
+        container(slices=sum(share.slices for share in found)),
+        node=node,
+        annotations=annotations,
+        **fields,
+    )
 
 
 def demand(state: ClusterState, one: Pod) -> PodDemand:

@@ -43,7 +43,13 @@ def inventories(draw):
         held,
         draw(st.sampled_from(["", "gigaslice.io/gpu"])),
         draw(st.sampled_from(AnnotationRights)),
+        *(draw(recorded(size)) for _ in range(2)),
     )
+
+
+def recorded(size):
+    gpus = st.lists(st.sampled_from([f"GPU-{at}" for at in range(size)] or ["-"]), unique=True).map(tuple)
+    return st.dictionaries(st.text(max_size=5), gpus if size else st.just(()), max_size=2)
 
 
 @given(inventories())
@@ -142,6 +148,17 @@ def mutations():
     yield json.dumps(whole | {"wholeResource": 1})
     yield json.dumps(whole | {"schema": {"x" * 10_000: float("inf")}})
     yield json.dumps(whole)[:-1] + ',"later":NaN}'
+    for key in ("exclusive", "lent"):
+        for value in (
+            {"uid": [8]},
+            {"uid": [-1]},
+            {"uid": 0},
+            {"uid": ["0"]},
+            {"uid": [True]},
+            ["uid"],
+            "uid",
+        ):
+            yield json.dumps(whole | {key: value})
 
 
 @pytest.mark.parametrize("text", list(mutations()))

@@ -89,12 +89,18 @@ def test_an_inventory_that_cannot_be_read_has_its_own_reason(state: ClusterState
     assert reason(state) is RefusalReason.NO_INVENTORY
 
 
-def test_what_the_agent_lists_counts_and_an_assignment_counts_before_it(state: ClusterState) -> None:
+def test_what_the_agent_lists_counts_before_an_annotation_that_says_something_else(
+    state: ClusterState,
+) -> None:
     held = (Occupant("1", (Share(uuid("a", 0), 16), Share(uuid("a", 1), 16))),)
     state.put_node(facts("a", held=held))
     assert reason(state) is RefusalReason.NO_ROOM
     state.put_pod(bound("1", "a", (0, 16)))
-    assert reason(state) is None, "not twice, and the assignment is the truth"
+    assert reason(state) is RefusalReason.NO_ROOM, "its agent has recorded both GPUs"
+    state.put_node(facts("a"))
+    assert reason(state) is None, "not twice, and the assignment is what its agent has executed"
+    (holder,) = state.holders("a")[0].holders
+    assert (holder.name, holder.slices) == ("pod-1", 16)
 
 
 def test_a_pod_without_assignment_counts_as_the_agent_would_place_it(state: ClusterState) -> None:
@@ -199,6 +205,75 @@ def test_an_unreadable_assignment_frees_nothing(state: ClusterState) -> None:
 def test_an_exclusive_pod_shuts_its_gpus(state: ClusterState) -> None:
     state.put_pod(bound("1", "a", (0, 1), (1, 1), annotations={"exclusive": "true"}))
     assert reason(state) is RefusalReason.NO_ROOM
+
+
+@pytest.mark.parametrize("suffix", ["", ".main"])
+def test_an_edit_of_a_bound_pod_neither_shuts_its_gpus_nor_opens_them(
+    state: ClusterState, suffix: str
+) -> None:
+    said = {f"exclusive{suffix}": "true"}
+    plain, alone = (bound(uid, "a", (0, 1), (1, 1)) for uid in "12")
+    alone = replace(alone, annotations={**alone.annotations, f"gigaslice.io/exclusive{suffix}": "true"})
+    state.put_pod(plain)
+    state.put_pod(bound("1", "a", (0, 1), (1, 1), annotations=said))
+    assert reason(state) is None
+    state.drop_pod("1")
+    state.put_pod(alone)
+    assert reason(state) is RefusalReason.NO_ROOM
+    state.put_pod(bound("2", "a", (0, 1), (1, 1)))
+    assert reason(state) is RefusalReason.NO_ROOM
+    state.drop_pod("2")
+    state.put_pod(bound("2", "a", (0, 1), (1, 1)))
+    assert reason(state) is None, "forgotten with the pod"
+
+
+def test_what_a_pod_was_chosen_for_is_what_its_binding_means(state: ClusterState) -> None:
+    """An edit between the decision and the binding that shows it."""
+    one = pod("1", container(slices=1), annotations={"exclusive": "true", "gpu-uuid": uuid("a", 0)})
+    asked = demand(state, one)
+    for edited, shut in (({}, True), ({"gigaslice.io/exclusive": "true"}, True)):
+        assignment = state.choose(asked, "a")
+        assert isinstance(assignment, Assignment)
+        state.reserve("1", "a", assignment, asked)
+        shown = {**edited, ASSIGNMENT: assignment.encode()}
+        state.put_pod(replace(one, node="a", annotations=shown))
+        assert (state.room("a")[0].free == 0) == shut
+        state.drop_pod("1")
+    state.reserve("1", "a", Assignment({"main": (Share(uuid("a", 0), 1),)}), asked)
+    state.release("1")
+    state.put_pod(bound("1", "a", (0, 1)))
+    assert state.room("a")[0].free == 15, "given up with the reservation"
+
+
+def test_what_agents_have_recorded_counts_before_what_pods_say(state: ClusterState) -> None:
+    """After a restart nobody remembers what was decided, and annotations may have been edited meanwhile."""
+    first, second = (uuid("a", gpu) for gpu in (0, 1))
+    state.put_pod(bound("1", "a", (0, 1), (1, 1), annotations={"exclusive": "true"}))
+    assert [gpu.free for gpu in state.room("a")] == [0, 0]
+    state.put_node(facts("a", exclusive={"1": ()}))
+    assert [gpu.free for gpu in state.room("a")] == [15, 15], "it has them with others"
+    state.put_node(facts("a", exclusive={"1": (second,), "gone": (first,)}))
+    assert [gpu.free for gpu in state.room("a")] == [15, 0]
+    state.put_pod(bound("1", "a", (0, 1), (1, 1)))
+    assert [gpu.free for gpu in state.room("a")] == [15, 0]
+
+
+def test_whether_a_pod_may_use_host_memory_is_what_its_agent_has_recorded(state: ClusterState) -> None:
+    """Slices in host memory leave the GPU's own to others: who writes it later gets nothing, and gives nothing."""
+    lending = [inventory_gpu("b", 0, 24, memory_bytes=16 * GIB, host_bytes=8 * GIB)]
+    state.put_node(facts("b", lending))
+    state.put_pod(bound("1", "b", (0, 12)))
+    plain = state.room("b")[0].own_free
+    state.put_pod(bound("1", "b", (0, 12), annotations={"oversubscribe": "true"}))
+    assert state.room("b")[0].own_free == plain
+    state.put_node(facts("b", lending, lent={"1": (uuid("b", 0),)}))
+    assert state.room("b")[0].own_free > plain
+    state.put_node(facts("b", lending, lent={"1": ()}))
+    assert state.room("b")[0].own_free == plain
+    state.put_node(facts("b", lending, held=(Occupant("2", (Share(uuid("b", 0), 2),)),)))
+    before = state.room("b")[0].own_free
+    state.put_pod(pod("2", container(slices=2), node="b", annotations={"oversubscribe": "true"}))
+    assert state.room("b")[0].own_free == before, "of a pod that its agent has placed, too"
 
 
 def test_a_reservation_counts_until_the_pod_does(state: ClusterState) -> None:

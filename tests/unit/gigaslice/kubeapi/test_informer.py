@@ -233,7 +233,7 @@ def test_a_misspelt_dataset_is_left_out_with_its_sentence(capsys):
         *watch("/x", "one", event("MODIFIED", bad[0])),
         got("/x", page([good])),
     ]
-    informer, told, _ = run(
+    _informer, told, _ = run(
         lines, lambda i, t, s: i.lists == 2, path="/x", parse=lambda one: seen(one) and parse_dataset(one)
     )
     assert [str(one) for _, one in told] == ["n/good"]

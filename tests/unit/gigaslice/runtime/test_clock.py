@@ -19,7 +19,6 @@ WALL = {
     "agent/apiserver/events.py",
     "agent/front/log.py",
     "gigaslice/controller/dataset_statuses.py",  # the same
-    "gigaslice/controller/parts.py",
     "gigaslice/dataset_node/publishing.py",  # written for other machines
     "gigaslice/dataset_node/sources/posix.py",  # compared with times of files
     "gigaslice/dataset_node/sources/web.py",  # Retry-After as a date
