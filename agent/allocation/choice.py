@@ -190,19 +190,25 @@ class GpuChooser:
         """Chooses the GPUs of a request.
 
         Tried in this order: the GPUs that the device IDs name, the GPUs of their NUMA node, all GPUs, and last those
-        that lack the least, where the container waits.
+        that lack the least, where the container waits. The first two are advice, and never lead to more GPUs than there
+        would be without it.
 
         Raises:
             ImpossibleError: This node can never serve it.
         """
         named = frozenset(uuid for device_id in device_ids if (uuid := gpu_name(device_id)))
-        followed = self._place_on(node, named, request)
-        if isinstance(followed, Placement) and frozenset(followed.uuids) == named:
-            return Choice(followed, waiting=False)
-        for gpus in (self._same_numa_node(named), frozenset[str]()):
-            placement = self._place_on(node, gpus, request)
-            if isinstance(placement, Placement):
-                return Choice(placement, waiting=False)
+        advised = self._place_on(node, named, request)
+        if advised is None or frozenset(advised.uuids) != named:
+            near = self._same_numa_node(named)
+            advised = self._place_on(node, near, request) if near else None
+        divided = request.gpus or request.parts  # then their number is the same everywhere
+        if advised is not None and (divided or len(advised.shares) == 1):
+            return Choice(advised, waiting=False)
+        placement = self._place_on(node, frozenset(), request)
+        if advised is not None and placement is not None and len(advised.shares) <= len(placement.shares):
+            placement = advised
+        if placement is not None:
+            return Choice(placement, waiting=False)
         waiting = place_waiting(node, request, self.policy)
         if isinstance(waiting, Infeasible):
             raise ImpossibleError(f"{waiting.detail} ({plural(len(device_ids), 'slice')} in all)")

@@ -8,8 +8,10 @@ are those of search and placement, which tests hold them to; None means that onl
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from gigaslice.cluster.hardware import Hardware, NodeRoom, Tally
 from gigaslice.cluster.problem import Problem, Unit
@@ -106,9 +108,12 @@ def quick_key(problem: Problem, room: NodeRoom) -> RankKey | None:
     if not _simple(problem) or not _one_request(problem):
         return None
     idle = sum(1 << gpu for gpu, one in enumerate(room) if one.free > 0 and not one.foreign)
-    if all(len(units) == 1 for units in block.alternatives):
-        return _one(problem, room, idle)
-    return _several(problem, room, idle)
+    for gpus, alike in groupby(block.alternatives, key=len):
+        rank = _one if gpus == 1 else _several
+        key = rank(problem.hardware, list(alike), room, idle)
+        if key is not None:
+            return key or None
+    return None
 
 
 def _lone(problem: Problem) -> bool:
@@ -157,8 +162,10 @@ def _enough(hardware: Hardware, units: tuple[Unit, ...], room: NodeRoom) -> bool
     return True
 
 
-def _one(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
-    hardware, alternatives = problem.hardware, problem.blocks[0].alternatives
+def _one(
+    hardware: Hardware, alternatives: Sequence[tuple[Unit, ...]], room: NodeRoom, idle: int
+) -> RankKey | None:
+    """Returns the rank for a single GPU; empty where that takes placement, None where there is no room."""
     fitting = 0
     for (unit,) in alternatives:
         fitting |= _fitting(hardware, unit, room)
@@ -168,7 +175,7 @@ def _one(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
     used = [room[gpu].free - slices[gpu] for gpu in bits(fitting & ~idle)]
     if used:
         if len({unit.slices for (unit,) in alternatives}) > 1:
-            return None
+            return ()
         return 1, 0, min(used), 0, idle.bit_count()
     for number, pool in enumerate(_pools(hardware)):
         here = fitting & idle & pool.gpus
@@ -180,8 +187,10 @@ def _one(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
     return None
 
 
-def _several(problem: Problem, room: NodeRoom, idle: int) -> RankKey | None:
-    hardware, alternatives = problem.hardware, problem.blocks[0].alternatives
+def _several(
+    hardware: Hardware, alternatives: Sequence[tuple[Unit, ...]], room: NodeRoom, idle: int
+) -> RankKey | None:
+    """Returns the rank for as many GPUs of a pool as each alternative has units; None where there is no room."""
     for number, pool in enumerate(_pools(hardware)):
         for units in alternatives:
             if not units[0].gpus & pool.gpus:

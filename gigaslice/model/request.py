@@ -16,7 +16,7 @@ class Request:
     The size is given in one of three ways:
 
     * `gpus` different GPUs (1 if None) with `slices` each (None: whole GPUs);
-    * `total` slices altogether, on `gpus` GPUs or as few as hold them: the way a container counts;
+    * `total` slices altogether, on `gpus` GPUs or as few as hold them and have room: the way a container counts;
     * `parts`, the slices of each of several different GPUs, where the parts are not equal.
 
     Attributes:

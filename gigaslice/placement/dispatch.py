@@ -6,6 +6,7 @@ waiting. Nothing here changes the node: record the answer with `NodeState.with_o
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from gigaslice.model import CORES_PER_GPU, Infeasible, NodeState, Placement, Reason, Request, Share
 from gigaslice.placement import noninteger
@@ -15,24 +16,25 @@ from gigaslice.placement.sizing import Need, problem, size
 from gigaslice.placement.tree import bits
 
 Candidates = Sequence[tuple[PoolState, Need]]
-"""The pools that could ever serve a request, in the order in which they are tried, and what it needs of each."""
+"""The pools that could ever serve a request, and what it needs of each: the fewest GPUs first, then in pool order."""
 
 
 def place(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Placement | Infeasible:
     """Return where to place a request on this node, or why it cannot be placed.
 
-    Deterministic: equal states and requests get equal answers. A request for part of a GPU tries the
-    fragments of all pools before it opens a GPU; several GPUs always come from one pool, the first that has
-    them.
+    Deterministic: equal states and requests get equal answers. A pool of which more GPUs are needed is only taken
+    where none with fewer has room now. A request for part of a GPU tries the fragments of all those pools before it
+    opens a GPU; several GPUs always come from one pool, the first that has them.
     """
     candidates = find_candidates(state, request)
     if isinstance(candidates, Infeasible):
         return candidates
-    if all(need.all_gpus == 1 for _, need in candidates):
-        placement = _place_one(state, candidates, request, RULES[policy])
-    else:
-        placement = _place_several(state, candidates, request, RULES[policy])
-    return no_room(state, candidates, request) if placement is None else placement
+    for gpus, alike in groupby(candidates, key=lambda one: one[1].all_gpus):
+        choose = _place_one if gpus == 1 else _place_several
+        placement = choose(state, list(alike), request, RULES[policy])
+        if placement is not None:
+            return placement
+    return no_room(state, candidates, request)
 
 
 def find_candidates(state: NodeState, request: Request) -> Candidates | Infeasible:
@@ -72,8 +74,7 @@ def find_candidates(state: NodeState, request: Request) -> Candidates | Infeasib
             f"{fewest} GPUs of one model asked for, but this node has at most {have_most} that match; "
             "ask for fewer GPUs",
         )
-    fewest = min(need.all_gpus for _, need in candidates)
-    return [(pool_state, need) for pool_state, need in candidates if need.all_gpus == fewest]
+    return sorted(candidates, key=lambda one: one[1].all_gpus)
 
 
 def _place_one(

@@ -38,9 +38,9 @@ class Waiting:
 def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GAIA) -> Waiting | Infeasible:
     """Return where to place a request, over-committing GPUs as little as possible; or why it can never fit.
 
-    Healthy GPUs come before unhealthy ones, then the fewest missing slices, then missing compute, then pool order
-    and the usual order of links. Record the result with `with_occupant(…, overcommit=True)`: requests that
-    already wait count as holders, so those after them queue where it is shortest.
+    Healthy GPUs come before unhealthy ones, then the fewest missing slices, then missing compute, then the fewest GPUs,
+    then pool order and the usual order of links. Record the result with `with_occupant(…, overcommit=True)`: requests
+    that already wait count as holders, so those after them queue where it is shortest.
     """
     now = place(state, request, policy)
     if isinstance(now, Placement):
@@ -55,7 +55,7 @@ def place_waiting(state: NodeState, request: Request, policy: Policy = Policy.GA
 
 
 def _least_missing(candidates: Candidates, cores: int) -> tuple[PoolState, dict[int, int]]:
-    best: tuple[tuple[int, int], PoolState, Need, int] | None = None
+    best: tuple[tuple[int, ...], PoolState, Need, int] | None = None
     for pool_state, need in candidates:
         weight = [_lack_weight(pool_state, gpu, need.most, cores) for gpu in range(len(pool_state.free))]
         after = pool_state.tree.access_cost if need.all_gpus == 1 else pool_state.opened_then_free()
@@ -66,7 +66,9 @@ def _least_missing(candidates: Candidates, cores: int) -> tuple[PoolState, dict[
         )
         if gpus is None:  # find_candidates leaves only pools with enough GPUs
             raise AssertionError(f"pool {pool_state.model} has fewer than {need.all_gpus} GPUs")
-        key = (sum(weight[gpu] for gpu in bits(gpus)), pool_state.rank)
+        lacks = [_lack(pool_state, gpu, need.most, cores) for gpu in bits(gpus)]
+        unhealthy = (pool_state.unhealthy & gpus).bit_count()
+        key = (unhealthy, *map(sum, zip(*lacks, strict=True)), need.all_gpus, pool_state.rank)
         if best is None or key < best[0]:
             best = (key, pool_state, need, gpus)
     if best is None:
@@ -90,7 +92,7 @@ def _lack(pool_state: PoolState, gpu: int, slices: int, cores: int) -> tuple[int
 
 
 def _lack_weight(pool_state: PoolState, gpu: int, slices: int, cores: int) -> int:
-    """Return what a GPU lacks as one number: an unhealthy GPU outweighs all slices, a slice outweighs all compute."""
+    """Return what a GPU lacks as a number for its pool: an unhealthy GPU outweighs all slices, a slice all compute."""
     lacking, lacking_cores = _lack(pool_state, gpu, slices, cores)
     compute_scale = 1 + sum(pool_state.used_cores) + CORES_PER_GPU * len(pool_state.free)
     slice_scale = 1 + sum(pool_state.used) + pool_state.slices * len(pool_state.free)

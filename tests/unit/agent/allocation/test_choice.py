@@ -1,13 +1,17 @@
 """Allocations for pods whose annotations are known: where they go, what is recorded, and what waits for a person."""
 
+from dataclasses import replace
+
 import pytest
 
 import vcuda
 from agent.allocation.owner import Identification, Requester
 from agent.allocation.pod_events import remarks
 from agent.allocation.service import ImpossibleError
-from gigaslice.allocation.table import AllocationOptions
+from agent.inventory.source import Inventory
+from gigaslice.allocation.table import AllocationOptions, LiveLimit
 from gigaslice.kube.decode import parse_pod
+from gigaslice.model import Topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.nodes import all_device_ids, device_ids, inventory, uuid
 from tests.unit.agent.conftest import make_allocator
@@ -345,3 +349,26 @@ def test_init_containers_lend_by_name_and_a_pod_of_another_uid_lends_nothing(nod
     node.allocator.allocate([sorted(app.device_ids)], Identification(Requester(other, other.containers[0])))
     assert not node.store.table.find(app.id).lent
     assert node.store.table.find(app.id).forgotten
+
+
+@pytest.mark.parametrize("chosen", [
+    device_ids(0, *range(15)) | device_ids(1, *range(15)),  # what the kubelet names are a placement, with more GPUs
+    device_ids(0, *range(14)) | device_ids(1, *range(16)), device_ids(2, *range(30)),
+])  # fmt: skip
+def test_more_gpus_only_where_none_with_fewer_has_room(store, chosen):
+    small, large = inventory(2, 16, numa=(0,)).gpus, inventory(3, 80, numa=(1,)).gpus[2]
+    found = Inventory((*small, replace(large, model="NVIDIA H100")), Topology.flat(3))
+    node = Node(store)
+    node.allocator = make_allocator(store, found)
+    first = node.pod("first", 30)
+    (one,) = node.allocator.allocate([chosen], Identification(Requester(first, first.containers[0])))
+    assert node.parts(one) == {uuid(2): 30}
+    node.store.update(node.store.table.without([one.id]))
+    (full,) = node.allocator.allocate([device_ids(2, *range(30, 80))])
+    node.store.update(node.store.table.replaced([replace(full, limits=(LiveLimit(uuid(2), 80 << 30),))]))
+    whole = node.pod("whole", 30, gpus="1")
+    (waits,) = node.allocator.allocate([chosen], Identification(Requester(whole, whole.containers[0])))
+    assert node.parts(waits) == {uuid(2): 30} and waits.waiting
+    node.store.update(node.store.table.without([waits.id]))
+    (two,) = node.allocator.allocate([chosen], Identification(Requester(first, first.containers[0])))
+    assert node.parts(two).keys() == {uuid(0), uuid(1)} and not two.waiting

@@ -73,14 +73,11 @@ def ways(gpus: Sequence[OracleGpu], one: OracleContainer) -> Iterator[Ways]:
         for members, sizes in sized
         if len(sizes) <= len(members) and max(sizes) <= gpus[members[0]].size
     ]
-    fewest = min((len(sizes) for _, sizes in sized), default=0)
     for members, sizes in sized:
-        if len(sizes) == fewest:
-            for chosen in permutations(members, len(sizes)):
-                yield {
-                    gpu: amount(gpus[gpu], slices, one.cores)
-                    for gpu, slices in zip(chosen, sizes, strict=True)
-                }
+        for chosen in permutations(members, len(sizes)):
+            yield {
+                gpu: amount(gpus[gpu], slices, one.cores) for gpu, slices in zip(chosen, sizes, strict=True)
+            }
 
 
 def amount(gpu: OracleGpu, slices: int, cores: int) -> Amount:
@@ -159,6 +156,18 @@ def feasible(gpus: Sequence[OracleGpu], containers: Sequence[OracleContainer], t
     return any(
         _feasible(gpus, containers, nothing, frozenset(chosen))
         for chosen in combinations(range(len(gpus)), together)
+    )
+
+
+def fewest(gpus: Sequence[OracleGpu], containers: Sequence[OracleContainer]) -> int:
+    """On how few GPUs the first container can be, if all others are to fit as well. It does not lend."""
+    first, rest = containers[0], containers[1:]
+    nothing = Left((0,) * len(gpus), (0,) * len(gpus))
+    return min(
+        len(way)
+        for way in ways(gpus, first)
+        if fits_now(gpus, nothing, first, way)
+        and _feasible(gpus, rest, taken(nothing, way), frozenset(range(len(gpus))))
     )
 
 

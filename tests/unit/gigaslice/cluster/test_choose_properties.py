@@ -187,7 +187,10 @@ def test_an_assignment_is_found_where_there_is_one(data: st.DataObject) -> None:
     answer = state.choose(demand, "n")
     assert isinstance(answer, Assignment) == oracle.feasible(found, rules), answer
     if isinstance(answer, Assignment):
-        assert oracle.valid(found, rules, as_ways(answer, len(asked)))
+        given = as_ways(answer, len(asked))
+        assert oracle.valid(found, rules, given)
+        if not rules[0].lends:
+            assert len(given[0]) == oracle.fewest(found, rules)
         assert state.filter(demand, ["n"]) == (["n"], {})
         assert state.best(demand, ["n"], 9) == ["n"]
     else:
@@ -290,6 +293,71 @@ def test_nothing_is_promised_twice(data: st.DataObject) -> None:
                     alone.setdefault(gpu, uid)
         for gpu, owner in alone.items():
             assert holders[gpu] <= {owner}
+
+
+@st.composite
+def two_models(draw: st.DrawFn) -> list[OracleGpu]:
+    """A few large GPUs, mostly full, and more small ones."""
+    large = [
+        OracleGpu("NVIDIA A", 6, draw(st.sampled_from([0, 2, 5, 6]))) for _ in range(draw(st.integers(1, 2)))
+    ]
+    small = [OracleGpu("NVIDIA B", 3, draw(st.integers(0, 2))) for _ in range(draw(st.integers(1, 4)))]
+    return draw(st.permutations([*large, *small]))
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_as_few_gpus_as_have_room(data: st.DataObject) -> None:
+    """More GPUs of a smaller model are taken where none with fewer serves, for a container alone and for several."""
+    found = data.draw(two_models())
+    asked = [
+        (
+            OracleContainer(
+                data.draw(st.integers(1, 9)),
+                whole_first=data.draw(st.booleans()),
+                cores=data.draw(st.sampled_from([0, 0, 60])),
+                exclusive=data.draw(st.integers(0, 4)) == 0,
+            ),
+            {},
+        )
+        for _ in range(data.draw(st.integers(1, 2)))
+    ]
+    state = a_node(found)
+    demand = state.demand_of(a_pod(asked))
+    assert isinstance(demand, PodDemand)
+    rules = [one for one, _ in asked]
+    answer = state.choose(demand, "n")
+    assert isinstance(answer, Assignment) == oracle.feasible(found, rules), answer
+    if isinstance(answer, Assignment):
+        given = as_ways(answer, len(asked))
+        assert oracle.valid(found, rules, given)
+        assert len(given[0]) == oracle.fewest(found, rules)
+        assert state.best(demand, ["n"], 1) == ["n"]
+
+
+@pytest.mark.parametrize("said, expected", [
+    ({}, [15, 15]), ({"exclusive": "true"}, [15, 15]), ({"gpus": "2"}, [15, 15]),
+    ({"split": "whole-first"}, [14, 16]), ({"gpus": "1"}, None), ({"same-gpu": "true"}, None),
+])  # fmt: skip
+def test_two_small_gpus_where_the_large_one_is_full(said: dict[str, str], expected: list[int] | None) -> None:
+    found = [OracleGpu("NVIDIA H100", 80, 80), *[OracleGpu("NVIDIA V100", 16)] * 5]
+    state = a_node(found)
+    demand = state.demand_of(pod("new", container(slices=30), annotations=said))
+    assert isinstance(demand, PodDemand)
+    answer = state.choose(demand, "n")
+    if expected is None:
+        assert isinstance(answer, Refusal) and not answer.permanent
+        return
+    assert isinstance(answer, Assignment)
+    (shares,) = answer.containers.values()
+    assert sorted(share.slices for share in shares) == expected
+    assert "0" not in {share.gpu[-1] for share in shares}
+    state = a_node([replace(found[0], used=50), *found[1:]])
+    large = state.choose(demand, "n")
+    assert isinstance(large, Assignment)
+    assert ({share.gpu[-1] for share in large.containers["main"]} == {"0"}) == (
+        said in ({}, {"split": "whole-first"})
+    )
 
 
 def test_what_could_be_anywhere_leaves_what_others_need() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gigaslice.cluster.canonical import Canonical
 from gigaslice.cluster.choose import choose_gpus
 from gigaslice.cluster.demand import PodDemand
 from gigaslice.cluster.hardware import Tally
@@ -12,7 +13,13 @@ from gigaslice.cluster.rank import rank_key
 from gigaslice.cluster.search import Matcher
 from gigaslice.cluster.shortcuts import Counting, quick_fits, quick_key
 from tests.unit.gigaslice.cluster.oracle import OracleContainer, OracleGpu
-from tests.unit.gigaslice.cluster.test_choose_properties import a_node, a_pod, containers, gpus
+from tests.unit.gigaslice.cluster.test_choose_properties import (
+    a_node,
+    a_pod,
+    containers,
+    gpus,
+    two_models,
+)
 
 
 @st.composite
@@ -47,6 +54,27 @@ def test_they_agree(data: st.DataObject) -> None:
         assert counting.fits(tally) == (found is not None)
         if found is not None:
             assert counting.key(tally) in (None, rank_key(problem, room, found))
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_they_agree_where_models_need_different_numbers(data: st.DataObject) -> None:
+    state = a_node(data.draw(two_models()))
+    slices, cores = data.draw(st.integers(1, 12)), data.draw(st.sampled_from([0, 0, 30]))
+    demand = state.demand_of(a_pod([(OracleContainer(slices, cores=cores), {})]))
+    assert isinstance(demand, PodDemand)
+    record = state._nodes["n"]
+    problem, room = state._problem(demand, record), record.current_room()
+    assume(problem.never is None)
+    found = choose_gpus(problem, room)
+    assert quick_fits(problem, room) == (found is not None)
+    if found is not None:
+        quick = quick_key(problem, room)
+        assert quick in (None, rank_key(problem, room, found))
+        if len({unit.slices for units in problem.blocks[0].alternatives for unit in units}) == 1:
+            assert quick is not None
+        canonical = Canonical(problem)(room)
+        assert choose_gpus(problem, canonical) is not None
 
 
 def test_they_are_taken() -> None:

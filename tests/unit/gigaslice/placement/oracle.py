@@ -4,7 +4,7 @@ Written without the code under test: no bit masks, no tree walk, no shared helpe
 and answers with {index: slices} or the name of a reason. Only good for a handful of GPUs.
 """
 
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from typing import Any
 
 from gigaslice.model import NodeState, Request
@@ -100,7 +100,13 @@ def pools(state: NodeState, only: frozenset[str] = frozenset()) -> list[Gpus]:
 
 
 def parts_of(request: Request, slices: int) -> list[int]:
-    """Return the slices wanted of each GPU, the remainder last."""
+    """Return the slices wanted of each GPU, the remainder last.
+
+    A total that is divided unevenly is for `fewest_now` alone.
+    """
+    if request.total is not None and not request.whole_first:
+        count = request.gpus or -(-request.total // slices)
+        return [request.total // count + (number < request.total % count) for number in range(count)]
     if request.whole_first:
         whole, rest = divmod(request.total or 0, slices)
         return [slices] * whole + [rest] * (rest > 0)
@@ -123,12 +129,24 @@ def place(state: NodeState, request: Request, *, links_first: bool = False) -> A
     fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) <= len(pool.usable)]
     if not fitting:
         return "exceeds-node"
-    one = all(len(parts_of(request, pool.slices)) == 1 for pool in fitting)
-    if not one:  # as few GPUs as will do
-        fewest = min(len(parts_of(request, pool.slices)) for pool in fitting)
-        fitting = [pool for pool in fitting if len(parts_of(request, pool.slices)) == fewest]
-    answer = one_gpu(fitting, request) if one else several(fitting, request, links_first)
-    return answer or "insufficient-now"
+    for count in range(1, len(state.gpus) + 1):  # as few GPUs as have room now
+        alike = [pool for pool in fitting if len(parts_of(request, pool.slices)) == count]
+        answer = one_gpu(alike, request) if count == 1 else several(alike, request, links_first)
+        if answer:
+            return answer
+    return "insufficient-now"
+
+
+def fewest_now(state: NodeState, request: Request) -> int | None:
+    """Return on how few GPUs of one pool there is room for a total, trying every order of them; None for none."""
+    counts = []
+    for pool in pools(state, request.only):
+        parts = parts_of(request, pool.slices)
+        for gpus in permutations(pool.usable, len(parts)):
+            if all(pool.fits(i, k, request.cores) for i, k in zip(gpus, parts, strict=True)):
+                counts.append(len(parts))
+                break
+    return min(counts, default=None)
 
 
 def one_gpu(fitting: list[Gpus], request: Request) -> dict[int, int] | None:
@@ -228,9 +246,12 @@ def best_effort(score: Any, available: list[int], must: list[int], size: int) ->
 
 
 def least_over(state: NodeState, request: Request) -> int:
-    """Return how few slices a one-pool node of well GPUs must lack for a request of equal parts."""
-    (pool,) = pools(state)
-    parts = parts_of(request, pool.slices)
-    used = {i: pool.slices - pool.free[i] for i in pool.at}
-    lack = sorted(max(0, used[i] + parts[0] - pool.slices) for i in pool.at)
-    return sum(lack[: len(parts)])
+    """Return how few slices a node of well GPUs must lack for a request of equal parts."""
+    lacks = []
+    for pool in pools(state):
+        parts = parts_of(request, pool.slices)
+        if len(parts) <= len(pool.at) and max(parts) <= pool.slices:
+            used = {i: pool.slices - pool.free[i] for i in pool.at}
+            lack = sorted(max(0, used[i] + parts[0] - pool.slices) for i in pool.at)
+            lacks.append(sum(lack[: len(parts)]))
+    return min(lacks)

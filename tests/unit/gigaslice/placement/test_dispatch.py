@@ -147,11 +147,36 @@ def test_slices_in_all_take_as_few_gpus_as_hold_them(total: int, expected: list[
     assert as_pairs(place_slices(MIXED, total)) == expected
 
 
-def test_slices_in_all_wait_for_the_larger_gpu_rather_than_split() -> None:
-    state = MIXED.with_occupant("a", placement((4, 32), (5, 32)))
-    answer = place_slices(state, 17)
+@pytest.mark.parametrize(
+    ("held", "request_", "expected"),
+    [
+        ([(4, 16), (5, 16)], Request(total=17), [[0, 9], [1, 8]]),
+        ([(4, 16), (5, 15)], Request(total=17), [[5, 17]]),
+        ([(4, 32), (5, 32)], Request(total=40, whole_first=True), [[0, 16], [1, 16], [2, 8]]),
+        ([(4, 32), (5, 32), (0, 6), (1, 7), (2, 6)], Request(total=20), [[0, 10], [2, 10]]),
+        ([(4, 32), (5, 32)], Request(total=17, exclusive=True), [[0, 9], [1, 8]]),
+        ([(4, 32), (5, 32)], Request(total=17, gpus=1), None),
+        ([(4, 32), (5, 32), (0, 1), (1, 1), (2, 1), (3, 9)], Request(total=32, exclusive=True), None),
+    ],
+)
+def test_more_gpus_of_a_model_only_where_none_with_fewer_has_room(
+    held: list[tuple[int, int]], request_: Request, expected: list[list[int]] | None
+) -> None:
+    answer = place(MIXED.with_occupant("a", placement(*held)), request_)
+    if expected is None:
+        assert isinstance(answer, Infeasible)
+        assert answer.reason is Reason.INSUFFICIENT_NOW
+    else:
+        assert as_pairs(answer) == expected
+
+
+def test_no_room_names_every_division() -> None:
+    answer = place_slices(
+        MIXED.with_occupant("a", placement((4, 32), (5, 32), *((i, 8) for i in range(4)))), 17
+    )
     assert isinstance(answer, Infeasible)
-    assert answer.reason is Reason.INSUFFICIENT_NOW
+    assert "17 slices or up to 9 slices on each of 2 GPUs" in answer.detail
+    assert "GPU0 8 of 16" in answer.detail and "GPU5 0 of 32" in answer.detail
 
 
 def test_slices_in_all_spread_over_as_many_gpus_as_asked() -> None:

@@ -139,6 +139,8 @@ def _sensible_request(random: Random) -> Request:
         units = Fraction(random.choice([1, 2, 3, 5, 5, 7, 9]), random.choice([1, 2, 2, 3]))
         whole_first = random.choice([False, True, True])
         return units_request(units, random.choice([4, 4, 6]), whole_first=whole_first, cores=cores)
+    if random.random() < 0.3:
+        return Request(total=random.choice([3, 4, 6, 6, 8, 12, 24]), cores=cores)
     gpus, slices = random.choice([1, 1, 2, 2, 3, 3, 4]), random.choice([None, 1, 1, 2, 3, 4])
     return Request(gpus=gpus, slices=slices, cores=cores)
 
@@ -212,17 +214,19 @@ def test_slices_in_all_are_exactly_that_many_and_nearly_equal(
         assert max(parts) - min(parts) <= 1
         assert len(parts) == (gpus or len(parts))
         state.with_occupant("new", answer)
-    elif not answer.permanent and gpus is None and total <= max(gpu.slices for gpu in state.gpus):
-        free = [gpu for gpu in state.gpus if state.free(gpu.uuid) >= total]
-        assert not free
+    if gpus is None:
+        there = len(answer.shares) if isinstance(answer, Placement) else None
+        assert there == oracle.fewest_now(state, Request(total=total))
 
 
 @settings(max_examples=200)
-@given(nodes(max_size=5, pools=1), st.integers(1, 4), st.integers(1, 6))
-def test_waiting_takes_the_gpus_that_lack_the_least(state: NodeState, gpus: int, slices: int) -> None:
+@given(nodes(max_size=6), st.integers(1, 4), st.integers(1, 6), st.sampled_from([0, 0, 3, 4, 6, 8, 12, 24]))
+def test_waiting_takes_the_gpus_that_lack_the_least(
+    state: NodeState, gpus: int, slices: int, total: int
+) -> None:
     for gpu in state.gpus:
         state = state.with_health(gpu.uuid, healthy=True)
-    request = Request(gpus=gpus, slices=slices)
+    request = Request(total=total) if total else Request(gpus=gpus, slices=slices)
     answer, now = place_waiting(state, request), place(state, request)
     if isinstance(now, Placement):
         assert answer == Waiting(now, ())

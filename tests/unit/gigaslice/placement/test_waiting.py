@@ -70,6 +70,30 @@ def test_a_pool_with_less_missing_is_chosen_over_the_first() -> None:
     assert as_pairs(wait(state, Request(slices=12)).placement) == [[5, 12]]
 
 
+def test_what_is_missing_counts_alike_in_pools_of_any_size() -> None:
+    """Three slices of a pool of one GPU are more than one slice of a pool of five."""
+    gpus = [make_gpu(0, 8, "lone"), *(make_gpu(index, 16, "many") for index in range(1, 6))]
+    state = NodeState.build(gpus, Topology.flat(6)).with_occupant("a", placement((0, 3)))
+    state = state.with_occupant("b", placement(*((index, 9) for index in range(1, 6))))
+    assert wait(state, Request(slices=8)).missing == (Missing(uuid(1), 1, GIB),)
+
+
+def test_more_gpus_are_waited_for_only_where_less_is_missing() -> None:
+    gpus = [make_gpu(0, 80, "large"), *(make_gpu(index, 16, "small") for index in range(1, 4))]
+    idle = NodeState.build(gpus, Topology.flat(4))
+    held = {
+        (70, 4, 4, 4): [[1, 15], [2, 15]],  # 6 slices instead of 20
+        (56, 4, 4, 4): [[0, 30]],
+        (56, 4, 4, 5): [[0, 30]],
+        (55, 4, 4, 5): [[0, 30]],
+    }
+    for used, expected in held.items():
+        state = idle.with_occupant("a", placement(*enumerate(used)))
+        assert as_pairs(wait(state, Request(total=30)).placement) == expected, used
+    unhealthy = idle.with_occupant("a", placement(*enumerate((80, 16, 16, 16)))).with_health(uuid(0), False)
+    assert as_pairs(wait(unhealthy, Request(total=30)).placement) == [[1, 15], [2, 15]]
+
+
 def test_the_larger_parts_wait_where_more_is_left() -> None:
     nine = wait(node(14, 12, 16), Request(total=9, gpus=2))
     assert as_pairs(nine.placement) == [[0, 4], [1, 5]]
