@@ -131,6 +131,8 @@ class NodeReport:
         schedulable: False while it is cordoned.
         ready: Whether its kubelet says so.
         gpus: By index.
+        wanted: Where models need different numbers of GPUs for the pod's one container, each number with the slices of
+            each GPU, the fewest GPUs first; empty elsewhere.
     """
 
     node: str
@@ -139,3 +141,4 @@ class NodeReport:
     schedulable: bool = True
     ready: bool = True
     gpus: tuple[GpuReport, ...] = ()
+    wanted: tuple[tuple[int, int], ...] = ()

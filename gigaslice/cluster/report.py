@@ -29,7 +29,22 @@ def node_report(
                 if share.gpu in record.positions:
                     on[record.positions[share.gpu]].append((holding.uid, share))
         gpus = tuple(_gpu(record, demand, problem, number, held) for number, held in enumerate(on))
-    return NodeReport(facts.name, refusal, _would_help(record, refusal), facts.schedulable, facts.ready, gpus)
+    return NodeReport(
+        facts.name,
+        refusal,
+        _would_help(record, refusal),
+        facts.schedulable,
+        facts.ready,
+        gpus,
+        _wanted(problem) if problem is not None else (),
+    )
+
+
+def _wanted(problem: Problem) -> tuple[tuple[int, int], ...]:
+    if len(problem.blocks) != 1:
+        return ()
+    found = {(len(units), units[0].slices): None for units in problem.blocks[0].alternatives}
+    return tuple(found) if len({gpus for gpus, _ in found}) > 1 else ()
 
 
 def _gpu(

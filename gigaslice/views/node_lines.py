@@ -72,12 +72,7 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
     if refusal.reason is RefusalReason.NO_ROOM and gpus:
         part = largest_part(demand)  # one GPU must have it: of several it would be another reason
         free = _sizes([gpu.free for gpu in gpus if not _is_unhealthy(gpu)], units)
-        wanted = (
-            f", {format_bytes(part * units.slice_bytes).removesuffix(' GiB')} wanted on one GPU"
-            if part
-            else ""
-        )
-        return f"{free} free{wanted}"
+        return f"{free} free, {_wanted(report.wanted or ((1, part),), units)}" if part else f"{free} free"
     if refusal.reason is RefusalReason.NO_GPU and gpus:
         good = sum(not gpu.why_not for gpu in gpus)
         return (
@@ -91,6 +86,16 @@ def _why(report: NodeReport, demand: PodDemand, units: ClusterUnits) -> str:
     if refusal.reason in (RefusalReason.NO_CLASS, RefusalReason.NO_MATCH) and report.gpus:
         return f"{refusal.text}; it has {_models(report)}"
     return refusal.text
+
+
+def _wanted(ways: Sequence[tuple[int, int]], units: ClusterUnits) -> str:
+    """The numbers of GPUs, and slices of each, of which one would do: "30 wanted on one GPU, or 15 on each of 2"."""
+    sizes = [format_bytes(slices * units.slice_bytes).removesuffix(" GiB") for _, slices in ways]
+    texts = [
+        f"{size} on each of {gpus}" if gpus > 1 else f"{size} wanted on one GPU"
+        for (gpus, _), size in zip(ways, sizes, strict=True)
+    ]
+    return ", or ".join(texts)
 
 
 def _is_unhealthy(gpu: GpuReport) -> bool:

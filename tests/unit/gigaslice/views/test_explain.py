@@ -49,6 +49,24 @@ def test_six_and_six() -> None:
     assert "node-a: 6 + 6 GiB free, 8 wanted on one GPU" in found.text()
 
 
+@pytest.mark.parametrize("asked, says", [
+    (pod("new", container(slices=30)), "20 + 14 + 14 GiB free, 30 wanted on one GPU, or 15 on each of 2"),
+    (pod("new", container(slices=30), annotations={"gpus": "1"}), "20 GiB free, 30 wanted on one GPU"),
+    (pod("new", container(slices=30), annotations={"gpu-type": "V100"}), "all GPUs are in use"),
+    (pod("new", container(slices=33)), "20 GiB free, 33 wanted on one GPU"),
+])  # fmt: skip
+def test_models_that_need_different_numbers_of_gpus(asked, says) -> None:
+    gpus = [
+        inventory_gpu("node-a", 0, 80),
+        *(inventory_gpu("node-a", n, 16, model="NVIDIA V100") for n in (1, 2)),
+    ]
+    state = ClusterState()
+    state.put_node(facts("node-a", gpus))
+    state.put_pod(bound("u1", "node-a", (0, 60), (1, 2), (2, 2)))
+    (line,) = explain(state, asked).lines
+    assert str(line) == f"node-a: {says}"
+
+
 def test_what_is_said_to_help_helps() -> None:
     state = six_and_six()
     for uid in ("u1", "u2", "u3"):
