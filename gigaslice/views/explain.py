@@ -17,6 +17,7 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import Any
 
+from gigaslice.cluster.asked_part import asked_part
 from gigaslice.cluster.assignment import Assignment, AssignmentError
 from gigaslice.cluster.demand import PodDemand, asks_for_gpus
 from gigaslice.cluster.names import ASSIGNMENT
@@ -122,14 +123,17 @@ def explain(state: ClusterState, pod: Pod, moves: Sequence[str] = ()) -> Explana
     demand = state.demand_of(pod)
     asks = "" if isinstance(demand, Refusal) else asks_for(demand, state.units)
     if pod.node:
-        return _bound(state, pod, asks)
+        return _bound(state, pod, asks, demand.text if isinstance(demand, Refusal) else "")
     if isinstance(demand, Refusal):
         return Explanation(name, PodSituation.INVALID, plain(f"no node can serve it: {demand.text}"))
     return _unbound(state, pod, demand, asks, moves)
 
 
-def _bound(state: ClusterState, pod: Pod, asks: str) -> Explanation:
+def _bound(state: ClusterState, pod: Pod, asks: str, mistake: str) -> Explanation:
+    """MISTAKE: why no node would take it as it is written now; one that runs was taken before that."""
     running = pod.phase == "Running"
+    look = f"kubectl describe pod -n {pod.namespace} {pod.name}: what its node waits for"
+    helps = (plain(mistake), look) if mistake else (look,)
     summary = (
         f"runs on {pod.node}" if running else f"is bound to {pod.node}, and its containers do not run yet"
     )
@@ -139,7 +143,7 @@ def _bound(state: ClusterState, pod: Pod, asks: str) -> Explanation:
         plain(summary),
         asks,
         tuple(NodeLine(plain(text), 1, (plain(pod.node),)) for text in _held(state, pod)),
-        () if running else (f"kubectl describe pod -n {pod.namespace} {pod.name}: what its node waits for",),
+        () if running else helps,
     )
 
 
@@ -147,7 +151,7 @@ def _held(state: ClusterState, pod: Pod) -> list[str]:
     """What a bound pod has: by its assignment, or as its agent says."""
     on_node = {one.gpu.gpu.uuid: one for one in state.holders(pod.node)}
     found = []
-    for container, shares in _assignment(pod).containers.items():
+    for container, shares in _assignment(state, pod).containers.items():
         for share in shares:
             one = on_node.get(share.gpu)
             where = (
@@ -167,9 +171,10 @@ def _held(state: ClusterState, pod: Pod) -> list[str]:
     return found
 
 
-def _assignment(pod: Pod) -> Assignment:
+def _assignment(state: ClusterState, pod: Pod) -> Assignment:
     try:
-        return Assignment.decode(pod.annotations.get(ASSIGNMENT, "{}"))
+        written = Assignment.decode(pod.annotations.get(ASSIGNMENT, "{}"))
+        return asked_part(written, pod, state.classes, state.units) or Assignment()
     except AssignmentError:
         return Assignment()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,23 @@ def test_a_pod_whose_gpus_the_agent_chose() -> None:
     state.put_pod(one)
     (line,) = explain(state, one).lines
     assert str(line) == "node-a: 5 GiB of GPU0 NVIDIA A (GPU-node-a-0)"
+
+
+def test_a_bound_pod_that_is_held_back_for_an_annotation_is_told_which() -> None:
+    """By its agent, where no scheduler of ours has looked at it."""
+    state = six_and_six()
+    one = pod("new", container(slices=2), node="node-a", annotations={"exclusive": "true"})
+    assert "gigaslice.io/allow-exclusive" in explain(state, one).helps[0]
+    assert explain(state, replace(one, phase="Running")).helps == (), "it was taken before that"
+
+
+def test_a_pod_is_not_said_to_have_what_it_has_not_asked_for() -> None:
+    state = ClusterState()
+    state.put_node(facts("node-a", 2))
+    one = replace(bound("1", "node-a", (0, 16), (1, 16)), containers=(container(slices=2),))
+    state.put_pod(one)
+    (line,) = explain(state, one).lines
+    assert line.text.startswith("2 GiB of GPU0")
 
 
 def test_a_pod_that_fits_now() -> None:
