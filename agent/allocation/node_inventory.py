@@ -242,8 +242,9 @@ def _explained(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | Non
     text = pod.annotations.get(ASSIGNMENT)
     said = {share.gpu: share.slices for share in shares_in(text, ref.container)} if text else {}
     if allocation.whole:
-        return all(hold.gpu in said for hold in allocation.holds)
-    return all(said.get(hold.gpu) == len(hold.device_ids) for hold in allocation.holds)
+        return said.keys() == {hold.gpu for hold in allocation.holds}
+    # With a GPU more, what of it counts could be that GPU, and not the one that it has.
+    return said == {hold.gpu: len(hold.device_ids) for hold in allocation.holds}
 
 
 def _pod(allocation: Allocation, pods: Mapping[tuple[str, str], Pod] | None) -> str:

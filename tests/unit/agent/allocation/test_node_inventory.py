@@ -10,8 +10,10 @@ from gigaslice.allocation.table import (
     AllocationOptions,
     AllocationTable,
     ContainerRef,
+    Hold,
     LiveLimit,
     Owner,
+    whole_gpu_device_id,
 )
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.inventory import NodeInventory
@@ -97,8 +99,20 @@ def test_an_assigned_allocation_whose_pod_is_gone_from_the_api_is_held_while_it_
         sent(),
         sent(Share(uuid(0), 7)),
         sent(Share(uuid(1), 8)),
+        sent(Share(uuid(1), 8), said),
     ):
         assert published(inventory(), taken, pods).held == (Occupant("uid-p", (said,)),)
+
+
+def test_a_whole_gpu_is_held_where_the_assignment_names_others_beside_it():
+    one = allocation(
+        1, (0, range(1)), owner=owner("p"), assigned=True, policy=AllocationOptions(exclusive=True)
+    )
+    whole = table(replace(one, holds=(Hold(uuid(0), 24 * GIB, (whole_gpu_device_id(uuid(0)),)),)))
+    said, other = Share(uuid(0), 24, 100), Share(uuid(1), 24, 100)
+    assert published(inventory(), whole, sent(said)).held == ()
+    for shares in ((other, said), (other,)):
+        assert published(inventory(), whole, sent(*shares)).held == (Occupant("uid-p", (said,)),)
 
 
 def test_what_a_lost_record_made_up_again_holds_is_explained_by_the_pod():
