@@ -3,6 +3,8 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.allocation.node_inventory import InventoryPublisher, node_inventory
 from agent.inventory.holder import InventoryHolder
@@ -16,9 +18,12 @@ from gigaslice.allocation.table import (
     whole_gpu_device_id,
 )
 from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.demand import ClusterUnits
 from gigaslice.cluster.inventory import NodeInventory
 from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import Occupant, Pod, Share
+from gigaslice.cluster.node_record import NodeFacts
+from gigaslice.cluster.state import ClusterState
+from gigaslice.model import AnnotationRights, Occupant, Pod, PodContainer, Share
 from tests.fakes.cluster import MemoryCluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import GIB, allocation, inventory, uuid
@@ -205,6 +210,49 @@ def test_an_unhealthy_gpu_says_why_and_properties_join_labels():
     )
     assert [one.unhealthy for one in made.gpus] == ["", "cordoned: a fan"]
     assert made.gpus[0].properties == {"architecture": "Ada", "rack": "r7"}
+
+
+@st.composite
+def edited(draw):
+    """What a tenant may write on its bound pod: any assignment, none, and flags."""
+    gpus = draw(st.lists(st.sampled_from([uuid(0), uuid(1), "GPU-9"]), unique=True, max_size=3))
+    shares = tuple(Share(gpu, draw(st.integers(1, 30)), draw(st.sampled_from([0, 100]))) for gpu in gpus)
+    names = st.sampled_from(["c0", "c1"])
+    annotations = {ASSIGNMENT: Assignment({draw(names): shares}).encode()} if shares else {}
+    flags = draw(
+        st.dictionaries(st.sampled_from(["exclusive", "exclusive.c0", "oversubscribe"]), st.just("true"))
+    )
+    return annotations | {f"gigaslice.io/{name}": text for name, text in flags.items()}
+
+
+@given(st.data(), st.sampled_from(AnnotationRights))
+def test_whatever_a_tenant_writes_the_scheduler_believes_what_the_agent_has_recorded(data, rights):
+    """Also one that starts only now, and has seen no decision."""
+    sizes = [data.draw(st.integers(1, 8)) for _ in range(2)]
+    made, pods, at = [], {}, 0
+    for number, size in enumerate(sizes, start=1):
+        gpu, alone = data.draw(st.integers(0, 1)), data.draw(st.booleans())
+        policy = AllocationOptions(exclusive=alone)
+        held = (gpu, range(at, at + size))
+        made.append(allocation(number, held, owner=owner(f"p{number}"), assigned=True, policy=policy))
+        at += size
+        asking = PodContainer("c0", requests={RESOURCE: size})
+        said = data.draw(
+            st.one_of(edited(), st.just({ASSIGNMENT: Assignment({"c0": (Share(uuid(gpu), size),)}).encode()}))
+        )
+        pods["default", f"p{number}"] = Pod(
+            "default", f"p{number}", f"uid-p{number}", said, (asking,), node="n"
+        )
+    found = published(inventory(), table(*made), pods)
+    state = ClusterState(ClusterUnits(rights=rights))
+    state.put_node(NodeFacts("n", found.encode()))
+    for pod in pods.values():
+        state.put_pod(pod)
+    for gpu in (0, 1):
+        here = [one for one in made if uuid(gpu) in one.quota()]
+        shut = any(one.policy.exclusive for one in here)
+        left = 0 if shut else 24 - sum(len(one.device_ids) for one in here)
+        assert state.room("n")[gpu].free == left
 
 
 @pytest.fixture
