@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from gigaslice.cluster.hardware import NOTHING, GpuRoom, Hardware, HardwareKinds, NodeKind, NodeRoom, Tally
 from gigaslice.cluster.inventory import InventoryFormatError, InventoryGpu, NodeInventory
@@ -18,7 +19,7 @@ from gigaslice.model import CORES_PER_GPU, AnnotationRights, Infeasible, Pod, Re
 __all__ = ["NodeFacts", "NodeRecord"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which weak references need
 class NodeFacts:
     """What the API server says about a node.
 
@@ -41,12 +42,20 @@ class NodeFacts:
     mistake: str = field(init=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        if self.inventory_text is None:
-            return
-        try:
-            object.__setattr__(self, "inventory", NodeInventory.decode(self.inventory_text))
-        except InventoryFormatError as error:
-            object.__setattr__(self, "mistake", str(error))
+        last = _LAST.get(self.name)
+        _LAST[self.name] = self
+        if last is not None and last.inventory_text == self.inventory_text:
+            self.__dict__.update({key: getattr(last, key) for key in _DECODED})
+        elif self.inventory_text is not None:
+            try:
+                self.__dict__["inventory"] = NodeInventory.decode(self.inventory_text)
+            except InventoryFormatError as error:
+                self.__dict__["mistake"] = str(error)
+
+
+_DECODED = ("inventory_text", "inventory", "mistake")
+_LAST: WeakValueDictionary[str, NodeFacts] = WeakValueDictionary()
+"""The last facts of each node: a Node changes with every heartbeat, and its inventory seldom."""
 
 
 @dataclass(slots=True)

@@ -89,6 +89,14 @@ def test_an_inventory_that_cannot_be_read_has_its_own_reason(state: ClusterState
     assert reason(state) is RefusalReason.NO_INVENTORY
 
 
+def test_an_inventory_is_decoded_when_it_changes() -> None:
+    text = facts("a").inventory_text
+    first, second, other = NodeFacts("a", text), NodeFacts("a", text, ready=False), NodeFacts("a", "{}")
+    assert first.inventory is second.inventory is not None and first != second
+    assert other.inventory is None and other.mistake and not NodeFacts("a", text).mistake
+    assert NodeFacts("a").inventory is None and not NodeFacts("a").mistake
+
+
 def test_what_the_agent_lists_counts_before_an_annotation_that_says_something_else(
     state: ClusterState,
 ) -> None:
