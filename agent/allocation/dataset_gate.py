@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gigaslice.allocation.table import Allocation
+from gigaslice.kube.json_text import read_json
 from gigaslice.model import DATASET_DRIVER, Pod
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.time_limit import within
@@ -155,7 +156,7 @@ class DatasetGate:
             announcing = asyncio.create_task(self._announce())
             while line := await _line(reader):
                 try:
-                    answer = json.loads(line)
+                    answer = read_json(line)
                 except ValueError:
                     continue  # of one question, which ends by its own limit; the others are answered
                 asked = self._asked.get(answer.get("id", 0)) if isinstance(answer, dict) else None

@@ -22,6 +22,7 @@ import h11
 
 import vcuda
 from gigaslice.errors import GigasliceError
+from gigaslice.kube.json_text import read_json
 from gigaslice.kubeapi.access import Access
 from gigaslice.runtime.time_limit import within
 
@@ -69,8 +70,8 @@ class Reply:
     def reason(self) -> str:
         """What the server says about a failure, in its words."""
         try:
-            return str(json.loads(self.body)["message"])[:500]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return str(read_json(self.body)["message"])[:500]
+        except (ValueError, KeyError, TypeError):
             return self.body[:200].decode("utf-8", "replace").strip()
 
     def failure(self, what: str) -> ApiError:

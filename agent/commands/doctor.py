@@ -7,7 +7,6 @@ nothing that an agent owns, and asks each question on its own, so that one answe
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import stat
@@ -28,6 +27,7 @@ from agent.kubelet.podresources import PodResourcesClient
 from agent.roles.gpu_wait import read_bus
 from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import read_file
 from vcuda.doctor import Finding, check_locks, check_managed
 
@@ -275,8 +275,8 @@ async def _allowed(api: Api, right: tuple[str, str]) -> bool:
     path = path_of("apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews")
     reply = await api.request("POST", path, None, body)
     try:
-        return reply.status >= 300 or json.loads(reply.body)["status"]["allowed"] is not False
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return reply.status >= 300 or read_json(reply.body)["status"]["allowed"] is not False
+    except (ValueError, KeyError, TypeError):
         return True
 
 

@@ -8,7 +8,6 @@ kubelet: an entry that makes no sense counts as missing, and nothing may depend 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from gigaslice.allocation.reconcile import Answered
 from gigaslice.allocation.table import whole_gpu_device_id
+from gigaslice.kube.json_text import read_json
 from vcuda import contract
 
 __all__ = ["CHECKPOINT", "KeptAnswers", "parse"]
@@ -62,13 +62,13 @@ def parse(raw: bytes, names: Mapping[str, Callable[[str], str]]) -> tuple[Answer
         names: By resource, the function that gives the allocation table's name of a device.
     """
     try:
-        entries = json.loads(raw)["Data"]["PodDeviceEntries"] or []
+        entries = read_json(raw)["Data"]["PodDeviceEntries"] or []
         return tuple(
             one
             for entry in entries
             if entry["ResourceName"] in names and (one := _entry(entry, names[entry["ResourceName"]]))
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError):
+    except (ValueError, KeyError, TypeError, AttributeError, DecodeError):
         return None
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gigaslice.dataset.errors import ImageError
+from gigaslice.kube.json_text import read_json
 
 __all__ = ["MANIFEST_NAME", "MAX_MANIFEST_BYTES", "PackManifest", "PackRange"]
 
@@ -80,7 +81,7 @@ class PackManifest:
             ImageError: It is none, is of a newer version, or says what cannot be.
         """
         try:
-            document = json.loads(data)
+            document = read_json(data)
             if document["format"] != _FORMAT:
                 raise ImageError(
                     f"{MANIFEST_NAME} is no manifest of a pack; make the pack with `gigaslice dataset pack`"
@@ -90,7 +91,7 @@ class PackManifest:
                     f"{MANIFEST_NAME} is of another version; make the pack anew, or update Gigaslice"
                 )
             return _checked(document)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ImageError(
                 f"{MANIFEST_NAME} is damaged ({type(error).__name__}); make the pack anew with `gigaslice dataset pack`"
             ) from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from gigaslice.dataset_node.lines import MOST_LINE_BYTES
 from gigaslice.errors import ControlError, MissingError
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import remedy
 
 __all__ = ["ask", "conversation"]
@@ -39,7 +40,7 @@ def conversation(path: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 while line := lines.readline(MOST_LINE_BYTES):
-                    answer = json.loads(line)
+                    answer = read_json(line)
                     if not isinstance(answer, dict):
                         raise ControlError(f"{path} is not the socket of a dataset service")
                     yield answer

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["MOST_LINE_BYTES", "Answer", "LineServer"]
@@ -85,7 +86,7 @@ class LineServer:
 
         try:
             while line := await reader.readline():
-                document = json.loads(line)
+                document = read_json(line)
                 if not isinstance(document, dict):
                     break
                 await self._serve(document, answer)

@@ -25,6 +25,7 @@ from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_connections import keep_to_checked, permit
 from gigaslice.dataset_node.sources.seam import SourceBusyError, changed
+from gigaslice.kube.json_text import read_json
 from gigaslice.text import plain
 
 __all__ = ["ObjectStores", "object_stores"]
@@ -225,7 +226,7 @@ def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
     config: Any = {"base_url": endpoint, "skip_signature": True}
     if account and not _flag(spec, "anonymous"):
         try:
-            found = json.loads(account)
+            found = read_json(account)
             # other keys of the file name servers, and would send the credentials and the requests to them
             kept = {name: str(found[name]) for name in _ACCOUNT_KEYS if name in found}
         except (ValueError, TypeError):

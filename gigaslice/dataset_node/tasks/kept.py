@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gigaslice.dataset_node.mounts import MountEntry
 from gigaslice.dataset_node.store import Volume
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import read_file, replace_file
 from gigaslice.runtime.logs import get_logger
 
@@ -74,7 +75,7 @@ class KeptRequests:
             return []
         for path in paths:
             try:
-                document = json.loads(read_file(path, _MOST_BYTES))
+                document = read_json(read_file(path, _MOST_BYTES))
                 found.append(
                     KeptVolume(Volume(**document["volume"]), document["attributes"], document["credentials"])
                 )

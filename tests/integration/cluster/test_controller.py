@@ -251,6 +251,36 @@ def test_an_automatic_class_stays_where_its_gpus_are_back_in_time(api: ApiServer
     run(main())
 
 
+def test_no_text_and_no_object_of_others_ends_a_part(api: ApiServer, tmp_path: Path):
+    """Half a surrogate pair in an inventory is no text that metrics or objects can have."""
+    odd = node("odd", "GPU-9", "GPU-8", model="NVIDIA H100")
+    text = odd["metadata"]["annotations"]["gigaslice.io/inventory"]
+    half = {
+        "model": text.replace("NVIDIA H100", r"NVIDIA \ud800"),
+        "rest": text.replace('"free":80', r'"free":80,"unhealthy":"\udfff","properties":{"\ud801":"\udc00"}'),
+        "uuid": text.replace("GPU-", r"GPU-\ud802"),
+        "held": text[:-1] + r',"held":{"\ud803":[[0,8,0]]}}',
+        "type": text.replace("[{", '["x",{'),
+        "number": "7",
+    }
+
+    async def main() -> None:
+        api.put("nodes", node("n1", "GPU-1"))
+        for name, one in half.items():
+            api.put("nodes", node(name, text=one))
+        api.put("pods", pod("bad", {}, "n1") | {"spec": {"nodeName": "n1", "containers": 7}})
+        async with controller(api, tmp_path) as parts:
+            await until(lambda: parts.feed.synced and parts.leader.leading)
+            await until(lambda: {"n1-gpu-1", "rest-gpu-9", "held-gpu-8"} <= set(phases(api)))
+            await until(lambda: parts._gpus.total() == 9)
+            written = parts.metrics()().decode()
+            assert 'gigaslice_cluster_nodes{inventory="unreadable"} 2.0' in written
+            assert "NVIDIA \ufffd" in written
+            assert parts.state.room("n1")[0].free == 0, "a pod that cannot be read may have it"
+
+    run(main())
+
+
 def test_waiting_pods_and_unreadable_nodes_are_told_once(api: ApiServer, tmp_path: Path):
     async def main() -> None:
         api.put("nodes", node("n1", "GPU-1"))
