@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 NEEDED = ("etcd", "kube-apiserver", "kube-scheduler")
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+_STORAGE_SECONDS = 30.0  # for a definition to be served
 _PLURALS = {"NetworkPolicy": "networkpolicies", "ResourceClass": "resourceclasses"}
 _CLUSTER_SCOPED = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "Node", "ResourceClass",
@@ -68,6 +69,18 @@ class Api:
         self, method: str, path: str, body: object = None, content: str = "application/json"
     ) -> Document:
         """Raises Refused."""
+        deadline = time.monotonic() + _STORAGE_SECONDS
+        while True:
+            status, document = self._once(method, path, body, content)
+            starting = status == 429 and "storage is (re)initializing" in str(document.get("message"))
+            if starting and time.monotonic() < deadline:
+                time.sleep(0.2)  # of a definition that was installed or changed just now; nothing was done
+                continue
+            if status >= 400:
+                raise Refused(status, document)
+            return document
+
+    def _once(self, method: str, path: str, body: object, content: str) -> tuple[int, Document]:
         context = ssl._create_unverified_context()  # loopback, and a certificate made a second ago
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
         with contextlib.closing(connection):
@@ -76,10 +89,7 @@ class Api:
             reply = connection.getresponse()
             raw = reply.read()
             self.warnings = reply.headers.get_all("Warning") or []
-        document = json.loads(raw) if raw[:1] == b"{" else {"message": raw.decode()}
-        if reply.status >= 400:
-            raise Refused(reply.status, document)
-        return document
+        return reply.status, json.loads(raw) if raw[:1] == b"{" else {"message": raw.decode()}
 
     def get(self, path: str) -> Document:
         """The object at PATH."""
