@@ -130,15 +130,13 @@ help:  ## this list
 
 $(BUILD)/venv/installed.stamp: pyproject.toml
 	@PYTHON="$(PYTHON)" CC="$(CC)" .ci/preflight
-	@echo "venv: installing the packages of pyproject.toml into $(BUILD)/venv (once, about a minute)"
-	@test -x $(PY) || $(PYTHON) -m venv $(BUILD)/venv
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || \
-	  { echo "error: the packages could not be installed: see above; check the network and pip's settings" >&2; exit 3; }
+	@PYTHON="$(PYTHON)" .ci/venv $(BUILD)/venv
 	@cd $(BUILD) && ln -sfn "$$(dirname venv/lib/python3*/site-packages/nvidia/cu*/include/cuda.h)" include
 	@touch $@
 
 $(EXTENSION): $(EXTENSION_SOURCES) | $(VENV)
-	$(PY) setup.py --quiet build_ext --inplace --build-temp $(BUILD)/extension
+	@echo "extension: compiling the Python bindings"
+	@$(PY) setup.py --quiet build_ext --force --inplace --build-temp $(BUILD)/extension
 	@touch $@
 
 # The dataset service's extension, and its tests, under address and undefined-behaviour sanitizers.
@@ -150,4 +148,4 @@ $(BUILD)/extension-asan/_tree.abi3.so: $(TREE) | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) -std=c17 -O1 -g -fPIC -shared -Wall -Wextra -Werror $(NATIVE_ASAN) -DPy_LIMITED_API=0x030A0000 \
-	  -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') -o $@ $<
+	  -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') -o $@.new $< && mv $@.new $@

@@ -32,6 +32,7 @@ test-oldlibc: $(BUILD)/libvcuda.so $(CROSS)  ## the shipped library on the oldes
 # with libc and ld.so by name, as the compiler's own list has libpthread first, and a process may not have that loaded.
 $(CROSS): pyproject.toml native/cross.mk | $(VENV)
 	@echo "venv: installing the cross compiler of pyproject.toml (80 MiB, once)"
+	@rm -rf $(BUILD)/venv/lib/python3*/site-packages/ziglang*
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cross]'
 	@mkdir -p $(dir $(ZIG))
 	@set -e; for processor in aarch64 x86_64; do cache=$(abspath $(BUILD))/zig/cache-$$processor; \

@@ -31,12 +31,15 @@ FAKE_LDFLAGS   := -shared -pthread -Wl,-Bsymbolic,-z,defs,-z,now,-z,nodelete $(L
 fakedriver: $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so $(FAKE_OUT)/fakectl  ## build the simulated driver
 
 $(FAKE_OUT)/libcuda.so.1: $(FAKE_CUDA:%=$(FAKE_OBJECTS)/cuda/%.o)
+	@echo "  LD  $@"
 	@$(CC) $(FAKE_LDFLAGS) -Wl,-soname,libcuda.so.1 -o $@.new $^ && mv $@.new $@
 
 $(FAKE_OUT)/libnvidia-ml.so.1: $(FAKE_NVML:%=$(FAKE_OBJECTS)/nvml/%.o)
+	@echo "  LD  $@"
 	@$(CC) $(FAKE_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 -o $@.new $^ && mv $@.new $@
 
 $(FAKE_OUT)/fakectl: $(FAKE_CTL:%=$(FAKE_OBJECTS)/nvml/%.o)
+	@echo "  LD  $@"
 	@$(CC) -pthread $(LDFLAGS) -o $@.new $^ && mv $@.new $@
 
 $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so: %.so: %.so.1
@@ -44,10 +47,12 @@ $(FAKE_OUT)/libcuda.so $(FAKE_OUT)/libnvidia-ml.so: %.so: %.so.1
 
 $(FAKE_OBJECTS)/cuda/%.o: $(FAKEDRIVER)/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@$(CC) $(FAKE_CFLAGS) -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -I$(CUDA_INCLUDE) -MMD -MP -c -o $@ $<
+	@echo "  CC  $@"
+	@$(CC) $(FAKE_CFLAGS) -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -I$(CUDA_INCLUDE) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.new $< && mv $@.new $@
 
 $(FAKE_OBJECTS)/nvml/%.o: $(FAKEDRIVER)/%.c | $(VENV)
 	@mkdir -p $(@D)
-	@$(CC) $(FAKE_CFLAGS) -DNVML_NO_UNVERSIONED_FUNC_DEFS -I$(NVML_INCLUDE) -MMD -MP -c -o $@ $<
+	@echo "  CC  $@"
+	@$(CC) $(FAKE_CFLAGS) -DNVML_NO_UNVERSIONED_FUNC_DEFS -I$(NVML_INCLUDE) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.new $< && mv $@.new $@
 
 -include $(wildcard $(FAKE_OBJECTS)/*/*.d)

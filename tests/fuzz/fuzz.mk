@@ -14,7 +14,7 @@ $(BUILD)/fuzz/replay-%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(wildcard tests
     $(patsubst native/%,$(BUILD)/native/asan/%.o,$(FUZZ_SOURCES)) native/nvml/private_table.c | $(VENV)
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(filter-out -MMD -MP,$(NATIVE_CFLAGS)) $(NATIVE_ASAN) $(FUZZ_INCLUDES) -o $@ $(filter-out native/%,$(filter %.c %.o,$^))
+	$(Q)$(CC) $(filter-out -MMD -MP,$(NATIVE_CFLAGS)) $(NATIVE_ASAN) $(FUZZ_INCLUDES) -o $@.new $(filter-out native/%,$(filter %.c %.o,$^)) && mv $@.new $@
 
 fuzz: $(addprefix $(BUILD)/fuzz/libfuzzer-,$(FUZZ_TARGETS))  ## libFuzzer for SECONDS each (clang); findings stay in build/fuzz
 	@for target in $(FUZZ_TARGETS); do mkdir -p $(BUILD)/fuzz/corpus-$$target; \
@@ -27,5 +27,5 @@ $(BUILD)/fuzz/libfuzzer-%: tests/fuzz/fuzz_%.c $(wildcard tests/fuzz/*.h) $(FUZZ
 	@command -v clang >/dev/null || { echo "error: clang is not installed; make fuzz-replay does without" >&2; exit 3; }
 	@mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)clang -std=c17 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(FUZZ_INCLUDES) -o $@ \
-	  $(filter tests/%.c,$^) $(FUZZ_SOURCES)
+	$(Q)clang -std=c17 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(FUZZ_INCLUDES) -o $@.new \
+	  $(filter tests/%.c,$^) $(FUZZ_SOURCES) && mv $@.new $@

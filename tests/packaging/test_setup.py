@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_help_names_every_target() -> None:
         "help",
     ):
         assert any(line.split()[0] == target for line in text.splitlines()), target
+
+
+def test_what_is_made_is_there_whole_or_not_at_all() -> None:
+    """A compiler that is killed leaves a part of its file, newer than the source: it writes under another name."""
+    seen = 0
+    for rules in (ROOT / "Makefile", *ROOT.glob("native/*.mk"), *ROOT.glob("tests/*/*.mk")):
+        for line in rules.read_text().splitlines():
+            assert not re.search(r"(-o|>) *\$+@(\s|$)", line), f"{rules.name}: {line.strip()}"
+            seen += "mv $@.new $@" in line.replace("$$", "$")
+    assert seen > 20
 
 
 @pytest.mark.parametrize(
