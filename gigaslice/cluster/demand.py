@@ -23,6 +23,7 @@ from gigaslice.model import (
     PodContainer,
     RequestOptions,
     SliceUnit,
+    annotations_by_container,
     parse_options,
 )
 from gigaslice.text import plain
@@ -148,10 +149,11 @@ def demand_of(
 ) -> PodDemand | Refusal:
     """Returns what a pod asks for; a refusal where that cannot be meant on any node."""
     found = []
+    annotations = annotations_by_container(pod.annotations)
     for container in pod.containers:
         if not _asked(container, units):
             continue
-        one = _container(pod, container, classes, units)
+        one = _container(annotations(container.name), container, classes, units)
         if isinstance(one, Refusal):
             return one
         found.append(one)
@@ -165,7 +167,10 @@ def _asked(container: PodContainer, units: ClusterUnits) -> bool:
 
 
 def _container(
-    pod: Pod, container: PodContainer, classes: Mapping[str, ResourceClass], units: ClusterUnits
+    annotations: Mapping[str, str],
+    container: PodContainer,
+    classes: Mapping[str, ResourceClass],
+    units: ClusterUnits,
 ) -> ContainerDemand | Refusal:
     memory = sorted(name for name in container.requests if units.is_memory(name))
     if len(memory) > 1:
@@ -174,7 +179,7 @@ def _container(
     slices = container.requests[resource] if resource else 0
     gpus = container.requests.get(units.gpu_resource, 0)
     options = parse_options(
-        pod.annotations, container.name, SliceUnit(units.slice_bytes, parse_bytes), units.rights
+        annotations, container.name, SliceUnit(units.slice_bytes, parse_bytes), units.rights
     )
     if options.mistakes:
         return _invalid(container, "; ".join(options.mistakes))

@@ -17,6 +17,7 @@ from gigaslice.model.options import (
     Annotation,
     RequestOptions,
     SliceUnit,
+    annotations_by_container,
     parse_options,
 )
 from gigaslice.model.pod import ContainerKind, Pod, PodContainer
@@ -55,6 +56,7 @@ __all__ = [
     "Topology",
     "Usage",
     "annotation_rights",
+    "annotations_by_container",
     "count_slices",
     "format_device_id",
     "gpu_device_ids",

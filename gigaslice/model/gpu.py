@@ -7,6 +7,7 @@ crosses a module or the network, because indices change with reboots and with `C
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 CORES_PER_GPU = 100
 """Compute share of one GPU, in per cent."""
@@ -62,5 +63,6 @@ def matches_model(model: str, pattern: str) -> bool:
     return bool(named) and any(words[start : start + len(named)] == named for start in starts)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
+@lru_cache(maxsize=1024)  # every word of a pod is compared with every model
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z0-9]+", text.lower()))

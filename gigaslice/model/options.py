@@ -20,6 +20,11 @@ PREFIX = "gigaslice.io/"
 _MIB = 1 << 20
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _MAX_GPUS = 16
+_MAX_WORDS, _MAX_WORD = (
+    100,
+    128,
+)  # that one annotation lists, and characters: each is compared with each of another
+_MAX_NOTES = 10
 PRIORITIES = {"guaranteed": 16, "burstable": 4, "best-effort": 1}
 """Priority classes, and the weight with which each is lent idle compute."""
 DEFAULT_PRIORITY = "burstable"
@@ -329,6 +334,10 @@ def _words(field: str, check: Callable[[str], str | None]) -> Callable[[str, Sli
     def parse(text: str, unit: SliceUnit) -> dict[str, object]:
         del unit
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        if len(found) > _MAX_WORDS:
+            raise ValueError(f"must be at most {_MAX_WORDS} words")
+        if any(len(word) > _MAX_WORD for word in found):
+            raise ValueError(f"must be words of at most {_MAX_WORD} characters")
         problems = [problem for word in found if (problem := check(word))]
         if problems:
             raise ValueError(problems[0])
@@ -426,7 +435,24 @@ ANNOTATIONS: tuple[Annotation, ...] = (
 """The table of annotations."""
 
 _NAMES = frozenset(row.name for row in ANNOTATIONS)
+_ALIASES = frozenset(alias for row in ANNOTATIONS for alias in row.aliases)
 _OURS_ALREADY = frozenset({"allocation"})
+
+
+def annotations_by_container(annotations: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
+    """Returns which of a pod's annotations mean something to a container, by the container's name.
+
+    A pod may have thousands of containers and of annotations. Each container then costs what is meant for it.
+    """
+    for_all: dict[str, str] = {}
+    for_one: dict[str, dict[str, str]] = {}
+    for key, text in annotations.items():
+        name, dot, container = key.removeprefix(PREFIX).partition(".")
+        if key in _ALIASES or (key.startswith(PREFIX) and name in _NAMES and not dot):
+            for_all[key] = text
+        elif key.startswith(PREFIX) and name in _NAMES:
+            for_one.setdefault(container, {})[key] = text
+    return lambda container: {**for_all, **for_one.get(container, {})}
 
 
 def _look_up(row: Annotation, annotations: Mapping[str, str], container: str) -> tuple[str, str] | None:
@@ -439,10 +465,10 @@ def _look_up(row: Annotation, annotations: Mapping[str, str], container: str) ->
 def _unknown(annotations: Collection[str]) -> list[str]:
     """Sentences about names that look like ours and are none. Only near misses: other parts have names of their own."""
     found = []
-    for key in sorted(annotations):
-        name = key.removeprefix(PREFIX).partition(".")[0]
-        if not key.startswith(PREFIX) or name in _NAMES or name in _OURS_ALREADY:
-            continue
+    names = {key: key.removeprefix(PREFIX).partition(".")[0] for key in annotations if key.startswith(PREFIX)}
+    odd = sorted(key for key, name in names.items() if name not in _NAMES and name not in _OURS_ALREADY)
+    for key in odd[:_MAX_NOTES]:
+        name = names[key]
         near = difflib.get_close_matches(name, _NAMES, n=1)
         if near:
             found.append(

@@ -76,7 +76,11 @@ class AdmissionFacts:
 
     def most_slices(self, resource: str) -> int:
         """Returns how many slices of a resource one node has at most."""
-        return self._most(lambda _, one: one.gpu.slices if one.resource == resource else 0)
+        found = self._most_slices.get(resource)
+        if found is None and resource in self.names:
+            found = self._most(lambda _, one: one.gpu.slices if one.resource == resource else 0)
+            self._most_slices[resource] = found
+        return found or 0
 
     @cached_property
     def most_gpus(self) -> int:
@@ -87,6 +91,10 @@ class AdmissionFacts:
     def largest_gpu(self) -> int:
         """Slices of the largest GPU."""
         return max((one.gpu.slices for _, one in self._gpus()), default=0)
+
+    @cached_property
+    def _most_slices(self) -> dict[str, int]:
+        return {}
 
     @cached_property
     def _most_of_class(self) -> dict[tuple[str, int], int]:

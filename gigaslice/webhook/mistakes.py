@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from gigaslice.cluster.demand import demand_of
 from gigaslice.cluster.names import ASSIGNMENT, CLASS_PREFIX, GROUP
 from gigaslice.cluster.refusal import Refusal
-from gigaslice.model.options import ANNOTATIONS, PREFIX, RequestOptions, SliceUnit, parse_options
+from gigaslice.model.options import (
+    ANNOTATIONS,
+    PREFIX,
+    RequestOptions,
+    SliceUnit,
+    annotations_by_container,
+    parse_options,
+)
 from gigaslice.text import plain
 from gigaslice.units import parse_bytes
 from gigaslice.webhook.complete import DEFAULT_SCHEDULER, raw_units, shares_beside_others
@@ -27,6 +34,8 @@ _ANNOTATIONS = frozenset(row.name for row in ANNOTATIONS)
 _OURS = frozenset({"allocation"})
 """Annotations under our prefix that the agent writes."""
 _NEAR = 0.7
+_ENOUGH = 20
+_FEW = 100  # containers, among which the nearest name is looked for
 SHARE_BESIDE_OTHERS = "one with a share stands beside others: give it a container of its own"
 """As the policy of the chart says it."""
 
@@ -37,6 +46,11 @@ class Findings:
 
     mistakes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def enough(self) -> bool:
+        """Whether nobody would read more: a pod may have tens of thousands of mistakes."""
+        return len(self.mistakes) >= _ENOUGH
 
 
 def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Findings:
@@ -53,6 +67,8 @@ def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Finding
     if ASSIGNMENT in shape.annotations:
         found.mistakes.append(f"{ASSIGNMENT} is written by the scheduler; leave it out")
     for container in shape.asking:
+        if found.enough:
+            break
         _names(container, facts, found)
         _counts(container, found)
         _shares(container, facts, found)
@@ -68,6 +84,8 @@ def findings(shape: PodShape, facts: AdmissionFacts, completed: bool) -> Finding
 def _names(container: ContainerRequest, facts: AdmissionFacts, found: Findings) -> None:
     """Names that no class and no node has."""
     for name in sorted(container.counts):
+        if found.enough:
+            return
         said = f"container {container.name}: {plain(name)}"
         if name.startswith(CLASS_PREFIX):
             known = name.removeprefix(CLASS_PREFIX)
@@ -109,10 +127,13 @@ def _classes(name: str, facts: AdmissionFacts) -> str:
     near = _nearest(name, facts.classes)
     if near:
         return f"did you mean {CLASS_PREFIX}{near}?"
-    some = ", ".join(sorted(facts.classes)[:5])
-    if not some:
+    if not facts.classes:
         return "the cluster has none yet (kubectl get resourceclasses)"
-    return f"there are {some}{', …' if len(facts.classes) > 5 else ''} (kubectl get resourceclasses)"
+    return f"there are {_some(facts.classes)} (kubectl get resourceclasses)"
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _nearest(word: str, words: Collection[str]) -> str:
@@ -125,6 +146,8 @@ def _counts(container: ContainerRequest, found: Findings) -> None:
             f"container {container.name}: {plain(name)} stands under requests alone; write it under limits"
         )
     for name, count in sorted(container.counts.items()):
+        if found.enough:
+            return
         if count is None or count < 1:
             found.mistakes.append(
                 f"container {container.name}: {plain(name)} must be a whole number from 1 up; to ask for none, leave "
@@ -149,6 +172,8 @@ def _annotations(shape: PodShape, found: Findings) -> None:
     """Names under our prefix that mean nothing."""
     containers = shape.container_names
     for key in sorted(shape.annotations):
+        if found.enough:
+            return
         if not key.startswith(PREFIX) or key == ASSIGNMENT:
             continue
         name, dot, container = key.removeprefix(PREFIX).partition(".")
@@ -159,12 +184,8 @@ def _annotations(shape: PodShape, found: Findings) -> None:
             hint = f"did you mean {PREFIX}{near}?" if near else f"there are {', '.join(sorted(_ANNOTATIONS))}"
             found.mistakes.append(f"annotation {plain(key)}: there is no such annotation; {hint}")
         elif dot and container not in containers:
-            near = _nearest(container, containers)
-            hint = (
-                f"did you mean {PREFIX}{name}.{near}?"
-                if near
-                else f"there are {', '.join(sorted(containers))}"
-            )
+            near = _nearest(container, containers) if len(containers) <= _FEW else ""
+            hint = f"did you mean {PREFIX}{name}.{near}?" if near else f"there are {_some(containers)}"
             found.mistakes.append(f"annotation {plain(key)}: the pod has no such container; {hint}")
 
 
@@ -185,6 +206,8 @@ def _route(shape: PodShape, facts: AdmissionFacts, completed: bool, found: Findi
             f'"{facts.scheduler}", or leave it out'
         )
     for one in classed if completed else ():
+        if found.enough:
+            return
         if missing := raw_units(one, facts):
             lines = " and ".join(f"{name}: {count}" for name, count in missing.items())
             found.mistakes.append(
@@ -217,8 +240,11 @@ def _size(shape: PodShape, facts: AdmissionFacts, found: Findings) -> None:
     """What no node has, even empty: a warning where nodes may come, or where there is nothing of the kind at all."""
     if not facts.nodes:
         return
+    annotations = annotations_by_container(shape.annotations)
     for container in shape.asking:
-        for much, most, what in _measures(container, shape.annotations, facts):
+        if found.enough:
+            return
+        for much, most, what in _measures(container, annotations(container.name), facts):
             if much <= most:
                 continue
             sentence = (

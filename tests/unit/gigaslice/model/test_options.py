@@ -11,8 +11,10 @@ from gigaslice.model import (
     Infeasible,
     RequestOptions,
     SliceUnit,
+    annotations_by_container,
     parse_options,
 )
+from gigaslice.model.options import PREFIX
 from tests.fakes.nodes import GIB, inventory, uuid
 
 UNIT = SliceUnit(GIB, units.parse_bytes)
@@ -75,6 +77,9 @@ def test_each_annotation(name, text, field, value):
     ("memory", "8,,8", "one size per GPU"),
     ("memory", "0", "1 slice or more"),
     ("memory", ",".join("1" * 17), "at most 16 sizes"),
+    ("gpu-type", ",".join(f"a{number}" for number in range(101)), "must be at most 100 words"),
+    ("exclude-gpu-uuid", ",".join(f"GPU-{number}" for number in range(101)), "must be at most 100 words"),
+    ("exclude-gpu-type", "a" * 129, "must be words of at most 128 characters"),
     ("gpu_type", "*", "must name models"),
     ("gpu_uuid", "0,1", "indices change with reboots"),
     ("exclusive", "maybe", 'must be "true" or "false"'),
@@ -229,3 +234,40 @@ def test_no_text_breaks_it(annotations):
     assert all("\n" not in sentence for sentence in found.mistakes)
     found.contradictions(8)
     found.allowed_gpus(inventory().gpus)
+
+
+KEYS = st.one_of(
+    st.sampled_from([row.name for row in ANNOTATIONS]).map(lambda name: PREFIX + name),
+    st.sampled_from([f"{row.name}.c{number}" for row in ANNOTATIONS for number in range(3)]).map(
+        lambda name: PREFIX + name
+    ),
+    st.sampled_from([alias for row in ANNOTATIONS for alias in row.aliases]),
+    st.sampled_from(
+        ["a/b", PREFIX + "oops", PREFIX + "gpus.", PREFIX + "gpus.a.b", PREFIX, "gpus", "gpus.c1"]
+    ),
+)
+
+
+@given(
+    st.dictionaries(KEYS, st.sampled_from(["1", "2", "true", "H100", "8GiB", "x"])),
+    st.sampled_from(["c0", "c1", "", "a.b"]),
+)
+def test_what_means_something_to_a_container_is_all_that_counts_for_it(annotations, container):
+    meant = annotations_by_container(annotations)(container)
+    assert meant.items() <= annotations.items()
+    for rights in AnnotationRights:
+        whole, part = (parse_options(texts, container, UNIT, rights) for texts in (annotations, meant))
+        assert replace(whole, notes=()) == replace(part, notes=())
+
+
+def test_a_container_costs_what_is_meant_for_it():
+    """Or a pod of thousands of containers, with an annotation for each, would be millions of looks."""
+    meant = annotations_by_container({f"{PREFIX}gpus.c{number}": "1" for number in range(5000)})
+    assert meant("c7") == {f"{PREFIX}gpus.c7": "1"}
+
+
+def test_few_names_are_compared_with_ours():
+    notes = parse_options(
+        {f"{PREFIX}gpuss{number}": "1" for number in range(5000)}, "c", UNIT, AnnotationRights.REFUSE
+    ).notes
+    assert len(notes) == 10 and all("did you mean" in note for note in notes)

@@ -258,6 +258,29 @@ def test_all_mistakes_are_said_at_once():
     assert "must be a whole number" in text
 
 
+@pytest.mark.parametrize("document", [
+    pod(asks(limits={f"gpuclass.gigaslice.io/x{number}": 1 for number in range(500)})),
+    pod(*(asks(limits={"gigaslice.io/gpuu": 1}) for _ in range(500))),
+    pod(asks(limits={"gigaslice.io/gpu": 1}),
+        annotations={f"gigaslice.io/gpuss{number}": "1" for number in range(500)}),
+    pod(*(asks(limits={"gigaslice.io/gpu": 1}) for _ in range(500)),
+        annotations={f"gigaslice.io/gpus.x{number}": "1" for number in range(500)}),
+    pod(*(asks(limits={"gigaslice.io/gpu": 5}) for _ in range(500))),
+    pod(*(h100() for _ in range(500)), schedulerName="gigaslice-scheduler"),
+])  # fmt: skip
+def test_only_so_many_mistakes_are_looked_for(document):
+    """A pod of 3 MiB may have a hundred thousand, and each is compared with every name that there is."""
+    found = findings(pod_shape(document), FACTS, completed=True)
+    assert 20 <= len(found.mistakes) <= 21
+
+
+def test_warnings_hide_no_mistake():
+    many = {f"gigaslice.io/vgpu-memory.{number}": 1 for number in range(100)}
+    assert "there is no such class" in said(
+        pod(asks(limits=many), asks(limits={"gpuclass.gigaslice.io/x": 1}))
+    )
+
+
 def test_what_a_name_says_cannot_act_on_a_terminal():
     assert "\x1b" not in said(pod(asks(limits={"gpuclass.gigaslice.io/\x1b[31m": 1})))
 
