@@ -220,6 +220,8 @@ VALUES: dict[str, Schema] = {
     "controller.replicas": {"type": "integer", "minimum": 1},
     "admission.mode": {"enum": ["auto", "policy", "webhook", "none"]},
     "admission.objectSelector": FREE,
+    "admission.rights": {"enum": ["deny", "warn", "off", False]},
+    "admission.freeCores": {"type": "integer", "minimum": 0, "maximum": 100},
 } | {
     f"{where}{key}": schema
     for where, role in ROLES.items()

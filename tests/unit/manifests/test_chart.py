@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "gigaslice"
 DEFAULTS = config.load({}, {})
 GPUS = "gpus: [{uuid: GPU-00000000-0000-4000-8000-000000000000, model: A, memory: 24GiB}]\n"
+CHECKED = "--annotation-rights=checked"
 Documents = dict[str, dict[str, Any]]
 
 
@@ -79,10 +80,15 @@ def _by_name(found: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str,
     return {(one["kind"], one["metadata"]["name"]): one for one in found}
 
 
-def test_the_chart_with_its_own_values_is_the_manifest_and_the_policy_beside_it():
-    texts = [(ROOT / name).read_text() for name in ("daemonset.yaml", "deploy/node-policy.yaml")]
-    plain = [one for text in texts for one in documents_of(text)]
-    assert _by_name(listed()) == _by_name(plain)
+PLAIN = ("daemonset.yaml", "deploy/node-policy.yaml", "deploy/pod-policy.yaml")
+
+
+def test_the_chart_with_its_own_values_is_the_manifest_and_the_policies_beside_it():
+    plain = _by_name(one for name in PLAIN for one in documents_of((ROOT / name).read_text()))
+    # What the manifest's comment says to add where the policies are applied.
+    plain["DaemonSet", "gigaslice-node"]["spec"]["template"]["spec"]["containers"][0]["args"] += [CHECKED]
+    assert _by_name(listed()) == plain
+    assert f'add "{CHECKED}"' in (ROOT / "daemonset.yaml").read_text()
 
 
 @pytest.mark.parametrize("version", ["1.26.0", "1.29.9-gke.7"])
@@ -241,7 +247,12 @@ def test_two_releases_do_not_share_names():
 
 def test_without_access_to_the_api_nothing_of_it_is_made():
     documents = rendered("--set", "rbac.create=false,serviceAccount.create=false")
-    assert set(documents) == {"DaemonSet"}
+    # What guards pods is no right of the agent.
+    assert {kind.rstrip("+") for kind in documents} == {
+        "DaemonSet",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
     assert pod(documents)["serviceAccountName"] == "default"
 
 
@@ -300,7 +311,7 @@ def test_a_switch_is_on_however_yaml_reads_it(tmp_path, text):
 def test_a_number_reaches_the_agent_as_it_stands_there(tmp_path, text, flag):
     """Helm's numbers are floating point ones, and print as 1.073741824e+09."""
     documents = with_values(tmp_path, f"settings: {{{text}}}")
-    assert node(documents)["args"] == ["node", flag]
+    assert node(documents)["args"] == ["node", flag, CHECKED]
     settings_of(documents)
 
 

@@ -26,6 +26,7 @@ MANIFESTS = [
     ROOT / "daemonset.yaml",
     EVICTION,
     NODE_POLICY,
+    ROOT / "deploy" / "pod-policy.yaml",
     *sorted((ROOT / "docs" / "examples").glob("*.yaml")),
 ]
 DEFAULTS = config.load({}, {})

@@ -86,6 +86,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .Values.cluster.enabled (not (hasKey .Values.settings "wholeGpus")) }}
 - --whole-gpus=gigaslice.io/gpu
 {{- end }}
+{{- if and (include "gigaslice.annotationRights" .) (not (hasKey .Values.settings "annotationRights")) }}
+- --annotation-rights=checked
+{{- end }}
 {{- if ne .Values.kubeletDir "/var/lib/kubelet" }}
 - --kubelet-dir={{ .Values.kubeletDir }}/device-plugins
 - --pod-resources={{ .Values.kubeletDir }}/pod-resources/kubelet.sock
@@ -118,6 +121,49 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail (printf "%s.enabled needs Kubernetes 1.30, and this is %s" $value $.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* What becomes of a pod whose annotations need a label that its Namespace has not: deny, warn or off. Before policies: off,
+       and the roles refuse it themselves. */ -}}
+{{- define "gigaslice.rights" -}}
+{{- ternary (include "gigaslice.switch" .Values.admission.rights) "off" (eq "yes" (include "gigaslice.since" (list . "1.30"))) -}}
+{{- end -}}
+
+{{- /* Whether the roles may take the API server's word for a pod's annotations: where it denies what they would refuse. */ -}}
+{{- define "gigaslice.annotationRights" -}}
+{{- if eq "deny" (include "gigaslice.rights" .) -}}checked{{- end -}}
+{{- end -}}
+
+{{- /* The annotations that need a label, each with what is free as CEL over TEXT and in words. A test compares them with the
+       agents' own table (gigaslice/model/options.py). */ -}}
+{{- define "gigaslice.bounded" -}}
+- name: exclusive
+  free: TEXT == "false"
+  said: '"false"'
+- name: cores
+  free: (TEXT.matches("^[0-9]{1,9}$") && int(TEXT) <= {{ int .Values.admission.freeCores }})
+  said: a whole number up to {{ int .Values.admission.freeCores }}
+- name: priority
+  free: TEXT in ["burstable", "best-effort"]
+  said: '"burstable" or "best-effort"'
+- name: elastic
+  free: TEXT == "false"
+  said: '"false"'
+- name: time-slicing
+  free: TEXT == "true"
+  said: '"true"'
+{{- end -}}
+
+{{- /* All requests that can change a pod's annotations; a binding's are added to the pod's. */ -}}
+{{- define "gigaslice.annotated" -}}
+- apiGroups: [""]
+  apiVersions: ["v1"]
+  operations: ["CREATE", "UPDATE"]
+  resources: ["pods", "pods/status", "pods/resize", "pods/ephemeralcontainers"]
+- apiGroups: [""]
+  apiVersions: ["v1"]
+  operations: ["CREATE"]
+  resources: ["pods/binding", "bindings"]
 {{- end -}}
 
 {{- /* How pods are completed and checked: policy, webhook or none. */ -}}

@@ -1,0 +1,87 @@
+"""A ValidatingAdmissionPolicy of a manifest, evaluated on one request as the API server does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+cel = pytest.importorskip("cel_expr_python.cel", reason="cel-expr-python needs Python 3.11")
+ext_strings = pytest.importorskip("cel_expr_python.ext.ext_strings")
+ext_optional = pytest.importorskip("cel_expr_python.ext.ext_optional")
+
+Document = dict[str, Any]
+_NAMES = ("object", "oldObject", "request", "namespaceObject", "variables")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a pod. subresource: "" or one below pods; labels: of the namespace; user: who asks."""
+
+    operation: str
+    new: Document
+    old: Document | None = None
+    subresource: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    user: str = "tenant"
+
+
+class Policy:
+    """The policy of DOCUMENT: expressions are compiled once."""
+
+    def __init__(self, document: Document) -> None:
+        environment = cel.NewEnv(
+            variables=dict.fromkeys(_NAMES, cel.Type.DYN),
+            extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+        )
+        spec = document["spec"]
+        self._rules = spec["matchConstraints"]["resourceRules"]
+        self._conditions, self._variables = (
+            [(one["name"], environment.compile(one["expression"])) for one in spec.get(field, ())]
+            for field in ("matchConditions", "variables")
+        )
+        self._validations = [
+            (environment.compile(one["expression"]), one["message"]) for one in spec["validations"]
+        ]
+
+    def refusals(self, request: Request) -> list[str]:
+        """The messages of the rules that the request breaks. Raises AssertionError for an expression that fails."""
+        if not self.matches(request):
+            return []
+        known = self._known(request)
+        if not all(_value(condition, known) is True for _, condition in self._conditions):
+            return []
+        variables: dict[str, Any] = {}
+        for name, expression in self._variables:
+            variables[name] = _value(expression, {**known, "variables": variables})
+        known["variables"] = variables
+        return [message for expression, message in self._validations if _value(expression, known) is not True]
+
+    def matches(self, request: Request) -> bool:
+        """Whether the API server asks the policy about such a request at all."""
+        resource = "/".join(filter(None, ("pods", request.subresource)))
+        return any(
+            resource in rule["resources"] and request.operation in rule["operations"] for rule in self._rules
+        )
+
+    @staticmethod
+    def _known(request: Request) -> Document:
+        return {
+            "object": request.new,
+            "oldObject": request.old,
+            "request": {
+                "operation": request.operation,
+                "subResource": request.subresource,
+                "userInfo": {"username": request.user},
+            },
+            "namespaceObject": {"metadata": {"name": "team", "labels": dict(request.labels)}},
+            "variables": {},
+        }
+
+
+def _value(expression: Any, known: Document) -> Any:
+    """Of a map or a list as Python's own: what is put in again must be one."""
+    found = expression.eval(data=known)
+    assert "ERROR" not in str(found.type()), found.value()
+    return found.plain_value()
