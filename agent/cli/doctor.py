@@ -1,12 +1,20 @@
-"""`gigaslice doctor`: checks whether a node agent would work here."""
+"""`gigaslice doctor`: checks whether a node agent would work here, or which Namespaces need labels."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from agent.cli._cluster import cluster_target
 from agent.cli._shared import FAILED, OK, SETTINGS_DESCRIPTION, loaded
 from agent.config import Config
+from gigaslice.model.gpu import CORES_PER_GPU
 from gigaslice.runtime.settings import add_flags
+
+if TYPE_CHECKING:
+    from gigaslice.kubeapi.client import KubeClient
+    from vcuda.doctor import Finding
 
 HELP = "check whether an agent with these settings would work here"
 DESCRIPTION = SETTINGS_DESCRIPTION
@@ -14,18 +22,54 @@ SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds every setting of the node agent."""
+    """Adds every setting of the node agent, and what is asked about the cluster instead."""
     add_flags(parser, Config)
+    parser.add_argument(
+        "--namespaces",
+        action="store_true",
+        help="instead: list the Namespaces whose pods have annotations that need a label, anywhere with a kubeconfig",
+    )
+    parser.add_argument(
+        "--free-cores",
+        metavar="N",
+        type=int,
+        default=CORES_PER_GPU,
+        help="with --namespaces: the chart's admission.freeCores (default: 100)",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        default="",
+        help="with --namespaces: an API server without TLS, such as http://127.0.0.1:8001 of `kubectl proxy`",
+    )
 
 
 def run(known: argparse.Namespace) -> int:
     """Prints one line per finding, as soon as there is one."""
+    from agent.commands import doctor
+
+    failed = False
+    for finding, line in doctor.as_lines(_namespaces(known) if known.namespaces else _node(known)):
+        failed = failed or finding.level == "fail"
+        print(line, flush=True)
+    return FAILED if failed else OK
+
+
+def _node(known: argparse.Namespace) -> Iterator[Finding]:
     config = loaded(known)
     from agent.commands import doctor
     from agent.roles import discovery
 
-    failed = False
-    for finding, line in doctor.as_lines(doctor.examine(config, discovery.scan_once)):
-        failed = failed or finding.level == "fail"
-        print(line, flush=True)
-    return FAILED if failed else OK
+    yield from doctor.examine(config, discovery.scan_once)
+
+
+def _namespaces(known: argparse.Namespace) -> Iterator[Finding]:
+    where = cluster_target(
+        argparse.Namespace(kubeconfig=known.kubeconfig or "", context="", server=known.server)
+    )
+    from agent.commands import cluster, namespace_labels
+
+    async def read(client: KubeClient) -> dict[str, namespace_labels.Needs]:
+        return await namespace_labels.read_needs(client, known.free_cores)
+
+    yield from namespace_labels.as_findings(cluster.with_client(where, read))

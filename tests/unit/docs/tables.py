@@ -30,7 +30,7 @@ from gigaslice.scheduler.settings import SchedulerSettings
 from vcuda import cli as vcuda_cli
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = (DOCS / "reference.md", DOCS / "operations.md", DOCS / "datasets.md")
+PAGES = (DOCS / "reference.md", DOCS / "operations.md", DOCS / "datasets.md", DOCS / "rights.md")
 _BLOCK = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -116,6 +116,22 @@ def annotations() -> str:
     return markdown(("annotation", "example", "meaning", "also taken"), rows)
 
 
+def rights() -> str:
+    """Every annotation of a pod with what everybody may write and what needs a label of the Namespace."""
+    rows = []
+    for row in ANNOTATIONS:
+        names = ", ".join(f"`{name}`" for name in (PREFIX + row.name, *row.aliases))
+        if row.free_up_to is not None:
+            free = f"up to the chart's `admission.freeCores` ({row.free_up_to})"
+        elif row.free_values is not None:
+            free = " and ".join(f"`{text}`" for text in row.free_values)
+        else:
+            rows.append((names, "everything", "-"))
+            continue
+        rows.append((names, free, f"`{row.namespace_label}`"))
+    return markdown(("annotation", "everybody may write", "label of the Namespace for all else"), rows)
+
+
 def cordon_options() -> str:
     """The options and arguments of `gigaslice cordon` and `gigaslice uncordon`."""
     parsers = subcommands(agent_cli.make_parser())
@@ -133,6 +149,15 @@ def resize_options() -> str:
 def options_of(command: str) -> Callable[[], str]:
     """The options of a command of gigaslice."""
     return lambda: markdown(("option", "meaning"), options(subcommands(agent_cli.make_parser())[command]))
+
+
+def doctor_options() -> str:
+    """The options of `gigaslice doctor` that are no settings of the agent."""
+    settings = {f"`--{one.flag}" for one in config.SETTINGS} | {"`--config"}
+    rows = options(subcommands(agent_cli.make_parser())["doctor"])
+    return markdown(
+        ("option", "meaning"), [row for row in rows if row[0].partition(" ")[0].rstrip("`") not in settings]
+    )
 
 
 def metrics() -> str:
@@ -200,6 +225,7 @@ def xids() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "annotations": annotations,
+    "rights of annotations": rights,
     "gigaslice node": node_settings,
     "gigaslice controller": controller_settings,
     "metrics of the controller": controller_metrics,
@@ -209,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attributes of a dataset volume": dataset_attributes,
     "events of the dataset service": dataset_events,
     "metrics of the scheduler": scheduler_metrics,
+    "gigaslice doctor": doctor_options,
     "gigaslice status": status_options,
     "gigaslice topology": topology_options,
     "gigaslice explain": options_of("explain"),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.commands.namespace_labels import needed_labels
 from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import AnnotationRights
+from gigaslice.model import Pod, PodContainer
 from gigaslice.model.options import ANNOTATIONS, PREFIX, Annotation, RequestOptions, SliceUnit, parse_options
 from gigaslice.units import parse_bytes
 from tests.unit.manifests.cel import Policy, Request
@@ -94,7 +95,7 @@ def test_only_the_exact_texts_of_the_table_are_free(row):
         assert (refusals == []) == is_free(row, text), (key, text)
         assert all(MESSAGE[row.name] in one for one in refusals)
         if not refusals:
-            assert not asked(parse_options({key: text}, "c0", UNIT, AnnotationRights.CHECKED)), (key, text)
+            assert not asked(parse_options({key: text}, "c0", UNIT)), (key, text)
 
 
 @pytest.mark.parametrize("row", BOUNDED, ids=lambda row: row.name)
@@ -227,9 +228,20 @@ def test_who_gets_past_the_policy_has_nothing_that_was_not_there_or_allowed(old,
             continue
         before = old if request.operation == "UPDATE" else {}
         for container in CONTAINERS:
-            had = asked(parse_options(before, container, UNIT, AnnotationRights.CHECKED), 30)
-            for more in asked(parse_options(new, container, UNIT, AnnotationRights.CHECKED), 30) - had:
+            had = asked(parse_options(before, container, UNIT), 30)
+            for more in asked(parse_options(new, container, UNIT), 30) - had:
                 assert more[0] in allowed, (container, more)
+
+
+@given(annotations)
+def test_the_doctor_names_the_labels_that_the_policy_asks_for(given_annotations):
+    containers = tuple(PodContainer(name) for name in (*CONTAINERS, "i0"))
+    found = needed_labels(Pod("team", "p", "u", given_annotations, containers), 30)
+    refusals = FEW_CORES.refusals(create(given_annotations))
+    assert found == {
+        row.namespace_label for row in BOUNDED if any(MESSAGE[row.name] in one for one in refusals)
+    }
+    assert FEW_CORES.refusals(create(given_annotations, labels=tuple((one, "true") for one in found))) == []
 
 
 @given(annotations, st.sampled_from(UPDATES))
