@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.commands.namespace_labels import needed_labels
 from gigaslice.cluster.names import ASSIGNMENT
-from gigaslice.model import Pod, PodContainer
+from gigaslice.model import AnnotationRights, Pod, PodContainer
 from gigaslice.model.options import ANNOTATIONS, PREFIX, Annotation, RequestOptions, SliceUnit, parse_options
 from gigaslice.units import parse_bytes
 from tests.unit.manifests.cel import Policy, Request
@@ -95,7 +95,9 @@ def test_only_the_exact_texts_of_the_table_are_free(row):
         assert (refusals == []) == is_free(row, text), (key, text)
         assert all(MESSAGE[row.name] in one for one in refusals)
         if not refusals:
-            assert not asked(parse_options({key: text}, "c0", UNIT)), (key, text)
+            options = parse_options({key: text}, "c0", UNIT, AnnotationRights.CHECKED)
+            assert not asked(options), (key, text)
+            assert options == parse_options({key: text}, "c0", UNIT, AnnotationRights.REFUSE), (key, text)
 
 
 @pytest.mark.parametrize("row", BOUNDED, ids=lambda row: row.name)
@@ -228,8 +230,8 @@ def test_who_gets_past_the_policy_has_nothing_that_was_not_there_or_allowed(old,
             continue
         before = old if request.operation == "UPDATE" else {}
         for container in CONTAINERS:
-            had = asked(parse_options(before, container, UNIT), 30)
-            for more in asked(parse_options(new, container, UNIT), 30) - had:
+            had = asked(parse_options(before, container, UNIT, AnnotationRights.CHECKED), 30)
+            for more in asked(parse_options(new, container, UNIT, AnnotationRights.CHECKED), 30) - had:
                 assert more[0] in allowed, (container, more)
 
 
