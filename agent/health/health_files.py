@@ -20,6 +20,7 @@ from typing import Any
 
 from agent.health.conditions import Condition, GpuHealth
 from gigaslice.errors import StateError, StorageError
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import is_directory, open_file, read_file, remedy, replace_file
 
 __all__ = [
@@ -129,12 +130,12 @@ def _gpu_health(one: Mapping[str, Any]) -> GpuHealth:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(read_file(path, _MAX_BYTES + 1))
+        document = read_json(read_file(path, _MAX_BYTES + 1))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; {remedy(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _damaged(path) from error
     if not isinstance(document, dict) or not isinstance(document.get("version"), int):
         raise _damaged(path)

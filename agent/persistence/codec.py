@@ -25,6 +25,7 @@ from gigaslice.allocation.table import (
     Owner,
 )
 from gigaslice.errors import CheckpointError, CheckpointVersionError, DeviceIdError
+from gigaslice.kube.json_text import read_json
 from gigaslice.model import DEFAULT_PRIORITY, PRIORITIES, format_device_id, parse_device_id
 
 __all__ = ["VERSION", "decode_allocation", "decode_table", "encode_allocation", "encode_table"]
@@ -91,8 +92,8 @@ def _opened(raw: bytes) -> Any:
     if version > VERSION:
         raise CheckpointVersionError(f"it has version {version}, and this agent knows up to {VERSION}")
     try:
-        return json.loads(match[3])
-    except (ValueError, RecursionError) as error:
+        return read_json(match[3])
+    except ValueError as error:
         raise CheckpointError(f"it is no JSON ({error})") from error
 
 

@@ -32,6 +32,7 @@ from agent.ledgers.trust import RecentLimits
 from agent.persistence import codec
 from gigaslice.allocation.table import Allocation, ContainerRef
 from gigaslice.errors import CheckpointError, CheckpointVersionError, StorageError
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import open_file, read_file, remedy
 from vcuda import contract
 
@@ -274,7 +275,7 @@ class AllocationDirs:
         if allocation.owner:
             return allocation  # says it itself; that its container was listed too is learned again
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            owner = json.loads(read_file(path / contract.OWNER_FILE, _MOST))
+            owner = read_json(read_file(path / contract.OWNER_FILE, _MOST))
             return replace(
                 allocation, container=ContainerRef(owner["namespace"], owner["pod"], owner["container"])
             )

@@ -27,6 +27,7 @@ from gigaslice.controller.work_queue import RateLimit
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.objects import DatasetNode, DatasetObject, parse_dataset, parse_dataset_node
 from gigaslice.dataset.renewals import DELETE_SECONDS, Renewals
+from gigaslice.kube.fields import text_at
 from gigaslice.kubeapi.client import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiFailure, KubeClient, object_path
 from gigaslice.kubeapi.cluster_objects import NODES_PATH
 from gigaslice.kubeapi.dataset_paths import DATASET_NODES_PATH, DATASETS_PATH, dataset_path
@@ -68,7 +69,7 @@ def dataset_status(one: WatchedDataset, nodes: Iterable[DatasetNode]) -> dict[st
     uses = [(cached.digest, use) for _, cached in every if (use := cached.used_by(str(one.found)))]
     known = {digest for digest, _ in uses}
     if one.present.status.get("observedGeneration") == one.present.generation:
-        known |= {digest for digest in (one.present.status.get("digest"),) if digest}
+        known |= {digest for digest in (text_at(one.present.status, "digest"),) if digest}
     there = [(node, cached) for node, cached in every if cached.digest in known]
     holders = sorted({pod for _, use in uses for pod in use.pods})
     complete = [(node, cached) for node, cached in there if cached.state == "Ready"]

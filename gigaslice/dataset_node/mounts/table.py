@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["MountEntry", "parse_mountinfo", "top_at"]
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -31,6 +30,7 @@ from gigaslice.dataset_node.sources.rclone_remote import RcloneRemote
 from gigaslice.dataset_node.sources.seam import Sink, Stop, in_thread
 from gigaslice.dataset_node.sources.web import WebClient
 from gigaslice.dataset_node.sources.web_files import read_range
+from gigaslice.kube.json_text import read_json
 
 __all__ = ["RcloneSource"]
 
@@ -212,8 +212,8 @@ def _enterable(directory: Path | None) -> Path | None:
 
 
 def _entry(text: bytes) -> Entry:
-    found = json.loads(text)
-    path = str(found["Path"]).encode("utf-8", "surrogatepass")
+    found = read_json(text)
+    path = str(found["Path"]).encode()
     if found["IsDir"]:
         return Entry(path, EntryKind.DIRECTORY)
     size = found["Size"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gigaslice.dataset.errors import DatasetError
+from gigaslice.kube.json_text import read_json
 from gigaslice.runtime.files import read_file, replace_file
 
 __all__ = [
@@ -120,11 +121,11 @@ def write_document(path: Path, value: About | Record) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = json.loads(read_file(path, _MOST_BYTES))
+        text = read_json(read_file(path, _MOST_BYTES))
         version, check, body = text["version"], text["check"], text["body"]
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DocumentError(f"{path} is damaged") from error
     if version != _VERSION:
         raise DocumentError(f"{path} is of another version of the dataset service ({version})")

@@ -1,0 +1,469 @@
+"""Every decoder of what others write, by the roles that have it.
+
+A decoder returns a value or raises its documented errors. Its row says which functions of the source it covers:
+`test_no_decoder_is_missing` finds functions that no row covers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.commands.dataset_prefetch import _newest
+from agent.health import health_files
+from agent.kubelet import kubelet_checkpoint
+from agent.persistence import codec
+from gigaslice.allocation.table import whole_gpu_device_id
+from gigaslice.classes.amounts import amount_of
+from gigaslice.classes.resource_class import parse_resource_class
+from gigaslice.cluster.assignment import Assignment
+from gigaslice.cluster.demand import PodDemand
+from gigaslice.cluster.inventory import NodeInventory
+from gigaslice.cluster.offered_units import offered_units
+from gigaslice.cluster.state import ClusterState
+from gigaslice.controller import cluster_feed, dataset_statuses
+from gigaslice.controller.class_objects import ClassFigures, plan_class_status, quota_classes
+from gigaslice.controller.object_plan import stored
+from gigaslice.controller.object_table import ObjectTable
+from gigaslice.dataset.listing import Limits, Listing
+from gigaslice.dataset.objects import may_be_named, parse_dataset, parse_dataset_node
+from gigaslice.dataset.pack_manifest import PackManifest
+from gigaslice.dataset.prefetch import judge
+from gigaslice.dataset.request import parse_attributes
+from gigaslice.dataset.source_spec import SourceSpec
+from gigaslice.dataset_node.gate import Gate
+from gigaslice.dataset_node.mounts.table import parse_mountinfo
+from gigaslice.dataset_node.sources import rclone
+from gigaslice.dataset_node.sources.web_index import index_entries
+from gigaslice.dataset_node.store import documents
+from gigaslice.errors import CheckpointError, GigasliceError, InputError, SizeError, StateError
+from gigaslice.kube.decode import Gone, parse_change, parse_list, parse_pod, unread_pod
+from gigaslice.kube.fields import object_at, objects_at
+from gigaslice.kube.quantity import whole
+from gigaslice.kubeapi import informer, lease
+from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
+from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
+from gigaslice.kubeapi.documents import read_document
+from gigaslice.model import parse_device_id
+from gigaslice.model.options import SliceUnit, parse_options
+from gigaslice.scheduler.datasets import DatasetIndex
+from gigaslice.scheduler.placer import Placer
+from gigaslice.scheduler.protocol import BindRequest, PodRequest, PreemptRequest
+from gigaslice.text import whole_characters
+from gigaslice.units import parse_bytes
+from gigaslice.views.collect import WaitingSince, picture
+from gigaslice.webhook.reviews import read_review
+from tests.unit.decoding import seeds
+
+__all__ = ["DECODERS", "EXEMPT", "Decoder"]
+
+Call = Callable[[Any, Path], Any]
+AGENT, SCHEDULER, CONTROLLER, DATASET, CLI = "node", "scheduler", "controller", "dataset", "commands"
+CLUSTER = (SCHEDULER, CONTROLLER)
+_UNIT = SliceUnit(1 << 30, parse_bytes)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One decoder.
+
+    Attributes:
+        name: For people.
+        roles: Those that have it.
+        call: The decoder, of a damaged seed and an empty directory.
+        seeds: Makes what is damaged: documents, texts by name, text or bytes.
+        errors: What it may raise.
+        covers: The functions that it is or calls, as "module:name".
+        share: How many objects it gets, against others.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    call: Call
+    seeds: Callable[[], tuple[Any, ...]]
+    errors: tuple[type[Exception], ...] = ()
+    covers: tuple[str, ...] = field(default=())
+    share: float = 1.0
+
+
+def _document(parse: Callable[[Any], Any]) -> Call:
+    """A parser of documents that a reader of JSON has made."""
+    return lambda document, _: parse(read_document(json.dumps(document).encode()))
+
+
+def _plain(parse: Callable[[Any], Any]) -> Call:
+    return lambda given, _: parse(given)
+
+
+def _whole(parse: Callable[[Any], Any]) -> Call:
+    """A parser of texts of whole characters, as gRPC and readers of JSON give them."""
+
+    def call(given: Any, _: Path) -> Any:
+        if isinstance(given, str):
+            return parse(whole_characters(given))
+        return parse({whole_characters(key): whole_characters(value) for key, value in given.items()})
+
+    return call
+
+
+def _class_table(document: Any) -> Any:
+    packed = ObjectTable("resourceclasses", lambda one: str(one.spec.get("nodeName", ""))).parse(document)
+    return (packed, packed.unpack())
+
+
+def _status_of(document: Any) -> Any:
+    present = stored(document)
+    return plan_class_status(present, ClassFigures(8, 3, ("n-0",)), now="2026-01-01T00:00:00Z")
+
+
+def _dataset_status(document: Any) -> Any:
+    (node,) = (parse_dataset_node(one) for one in seeds.dataset_nodes())
+    return dataset_statuses.dataset_status(dataset_statuses._parse(document), [node])
+
+
+def _in_cluster(document: Any) -> Any:
+    """A cluster that has a damaged node, pod or class beside good ones, asked everything that roles ask it."""
+    placer = Placer(ClusterState(), 1.0)
+    state = placer.state
+    given = {"Node": node_facts, "Pod": gpu_pod, "Class": parse_resource_class}
+    puts = {"Node": placer.put_node, "Pod": placer.put_pod, "Class": placer.put_class}
+    for one in objects_at(document, "objects"):
+        kind, what = one.get("as"), one.get("object")
+        if isinstance(kind, str) and kind in given and isinstance(what, dict):
+            try:
+                value = given[kind](what)
+            except (ValueError, GigasliceError):
+                value = unread_gpu_pod(what) if kind == "Pod" else None
+            if value is not None:
+                puts[kind](value, 0.0)
+    state.units = offered_units(filter(None, map(state.hardware, state.nodes)))
+    waits = parse_pod(seeds.pods()[1])
+    demand = state.demand_of(waits)
+    if isinstance(demand, PodDemand):
+        for name in state.filter(demand, state.nodes)[0]:
+            state.choose(demand, name)
+        state.report(demand)
+    found = placer.filter(waits, [*state.nodes, "n-9"], 0.0)
+    placer.prioritize(waits, found.names, 0.0)
+    return picture(state, [WaitingSince(waits)])
+
+
+def _cluster_seeds() -> tuple[Any, ...]:
+    rows = [("Node", seeds.nodes()[:3]), ("Pod", seeds.pods()[:2]), ("Class", seeds.CLASSES)]
+    objects = [{"as": kind, "object": one} for kind, found in rows for one in found]
+    bound = json.loads(json.dumps(objects[3]))
+    bound["object"]["spec"]["nodeName"] = "n-0"
+    return ({"objects": [*objects, bound]},)
+
+
+def _dataset_index(document: Any) -> Any:
+    index = DatasetIndex()
+    for key, parse, put in (
+        ("node", parse_dataset_node, lambda one: index.put_node(one, 0.0, 1.7e9)),
+        ("dataset", parse_dataset, index.put_object),
+    ):
+        put(parse(object_at(document, key)))
+    asked = index.requested(gpu_pod(seeds.pods()[1]))  # type: ignore[arg-type]
+    return (asked, index.shares(asked or (), 0.0))
+
+
+def _lease(document: Any) -> Any:
+    leader = lease.Leader(KubeClient.__new__(KubeClient), "ns", "name", "me", lambda leads: None)
+    leader._note(document)
+    free = leader._free()
+    leader._inherit()
+    return (free, leader.holder, leader._renewal(), leader.inherited.name)
+
+
+def _watch_line(line: Any) -> Any:
+    found = informer.Informer(
+        KubeClient.__new__(KubeClient),
+        "/x",
+        gpu_pod,
+        lambda one: None,
+        lambda one: None,
+        unread=unread_gpu_pod,
+    )
+    found._apply(line)
+    return found.values
+
+
+def _list_page(body: Any) -> Any:
+    found = informer.Informer(
+        KubeClient.__new__(KubeClient), "/x", node_facts, lambda one: None, lambda one: None
+    )
+    values: Any = {}
+    return (found._read_page(body, values), [one.value for one in values.values()])
+
+
+def _failure(body: Any) -> Any:
+    return str(KubeAnswer(409, body).failure("write"))
+
+
+def _gate(message: Any) -> Any:
+    said: list[Any] = []
+
+    async def answer(document: dict[str, Any]) -> None:
+        said.append(document)
+
+    work = Gate(Path("/nowhere"))._serve(message, answer)
+    try:
+        work.send(None)
+    except StopIteration:
+        return said
+    raise AssertionError("it waits")
+
+
+def _file(read: Callable[[Path], Any], name: str) -> Call:
+    def call(raw: Any, folder: Path) -> Any:
+        (folder / name).write_bytes(raw)
+        return read(folder)
+
+    return call
+
+
+def _sealed(read: Callable[[bytes], Any]) -> Call:
+    """Of what is inside of a checkpoint: its envelope, which tells damage of the disk, is made good."""
+
+    def call(state: Any, _: Path) -> Any:
+        return read(codec._sealed(state))
+
+    return call
+
+
+def _record(kind: str, read: Callable[[Path], Any]) -> Call:
+    def call(body: Any, folder: Path) -> Any:
+        text = {"version": 1, "check": documents._checksum(body), "body": body}
+        (folder / kind).write_text(json.dumps(text))
+        return read(folder / kind)
+
+    return call
+
+
+def _records() -> tuple[Any, ...]:
+    volume = {"id": "v", "target": "/t", "pod_uid": "u", "namespace": "n", "pod": "p"}
+    return ({"volume": volume, "pieces": [{"directory": "", "key": "ab" * 32}], "created": 1.5},)
+
+
+DECODERS: tuple[Decoder, ...] = (
+    # --- objects of the API, as the cluster's roles and the commands read them ---
+    Decoder("node", (*CLUSTER, CLI), _document(node_facts), seeds.nodes, (ValueError,), (
+        "gigaslice.kubeapi.cluster_objects:node_facts",
+    ), 1.5),
+    Decoder("node of the controller", (CONTROLLER,), _document(lambda one: (
+        (found := cluster_feed._parse_node(one)), found.hardware, found.problem,
+    )), seeds.nodes, (ValueError,), ("gigaslice.controller.cluster_feed:_parse_node",)),
+    Decoder("pod", (AGENT, *CLUSTER, DATASET, CLI), _document(parse_pod), seeds.pods, (ValueError,), (
+        "gigaslice.kube.decode:parse_pod", "gigaslice.controller.cluster_feed:ClusterFeed._parse_pod",
+    ), 1.5),
+    Decoder("pod with GPUs", (SCHEDULER,), _document(gpu_pod), seeds.pods, (ValueError,), (
+        "gigaslice.kubeapi.cluster_objects:gpu_pod",
+    )),
+    Decoder("pod that cannot be read", (AGENT, *CLUSTER), _document(lambda one: (
+        unread_pod(one), unread_gpu_pod(one), unread_gpu_pod(one, parse_pod(seeds.pods()[0])),
+    )), seeds.pods, (), (
+        "gigaslice.kube.decode:unread_pod", "gigaslice.kubeapi.cluster_objects:unread_gpu_pod",
+    )),
+    Decoder("class", (*CLUSTER, CLI), _document(parse_resource_class), lambda: seeds.CLASSES, (InputError,), (
+        "gigaslice.classes.resource_class:parse_resource_class", "gigaslice.classes.selector:parse_selector",
+    ), 1.5),
+    Decoder("stored object", (CONTROLLER,), _document(_class_table), lambda: (*seeds.CLASSES, seeds.GPU_OBJECT), (
+        ValueError,
+    ), (
+        "gigaslice.controller.object_plan:stored", "gigaslice.controller.object_table:ObjectTable.parse",
+        "gigaslice.controller.object_table:PackedObject.unpack",
+        "gigaslice.controller.cluster_feed:ClusterFeed._parse_class",
+    )),
+    Decoder("status of a class", (CONTROLLER,), _document(_status_of), lambda: seeds.CLASSES, (ValueError,), (
+        "gigaslice.controller.class_objects",
+    ), 0.5),
+    Decoder("quotas", (CONTROLLER,), _document(lambda one: quota_classes([one])), lambda: (
+        {"spec": {"hard": {"requests." + seeds.CLASS: "3", "pods": 7}}},
+    ), (), ("gigaslice.controller.object_passes",), 0.5),
+    Decoder("Dataset", (*CLUSTER, DATASET, CLI), _document(lambda one: (
+        may_be_named(one, "team", "other"), parse_dataset(one),
+    )), lambda: seeds.DATASETS, (InputError,), ("gigaslice.dataset.objects:parse_dataset",), 1.5),
+    Decoder("Dataset of the controller", (CONTROLLER,), _document(_dataset_status), lambda: seeds.DATASETS, (
+        ValueError,
+    ), ("gigaslice.controller.dataset_statuses:_parse", "gigaslice.controller.dataset_statuses",)),
+    Decoder("DatasetNode", (*CLUSTER, CLI), _document(lambda one: (
+        (found := parse_dataset_node(one)), found.document(), found.for_scheduling(),
+    )), seeds.dataset_nodes, (ValueError,), ("gigaslice.dataset.objects:parse_dataset_node",), 1.5),
+    Decoder("datasets of the scheduler", (SCHEDULER,), _document(_dataset_index), lambda: tuple(
+        {"node": node, "dataset": one} for node in seeds.dataset_nodes() for one in seeds.DATASETS
+    ), (ValueError, InputError), (), 0.5),
+    Decoder("cluster", (*CLUSTER, CLI), _document(_in_cluster), _cluster_seeds, (), (), 0.6),
+    Decoder("lease", CLUSTER, _document(_lease), seeds.leases, (), ("gigaslice.kubeapi.lease",), 0.5),
+    Decoder("pod of a prefetch", (CLI,), _document(judge), seeds.prefetch_pods, (), (
+        "gigaslice.dataset.prefetch",
+    ), 0.5),
+    Decoder("events of a prefetch", (CLI,), _document(lambda one: _newest(one.get("items"))), lambda: (
+        {"items": list(seeds.recorded("reason", "message", kind="Event", most=3))},
+    ), (), ("agent.commands.dataset_prefetch", "agent.commands.prefetch_nodes", "agent.commands.cluster"), 0.5),
+    # --- texts inside of them ---
+    Decoder("inventory", (*CLUSTER, CLI), _plain(lambda text: (
+        (found := NodeInventory.decode(text)), found.state(), found.encode(),
+    )), seeds.inventories, (GigasliceError,), ("gigaslice.cluster.inventory:NodeInventory.decode",), 2.0),
+    Decoder("assignment", (AGENT, *CLUSTER, CLI), _plain(lambda text: (
+        (found := Assignment.decode(text)), found.encode(),
+    )), lambda: (seeds.assignment(),), (GigasliceError,), ("gigaslice.cluster.assignment:Assignment.decode",)),
+    Decoder("annotations", (AGENT, *CLUSTER, CLI), _whole(lambda texts: parse_options(texts, "c0", _UNIT)),
+        lambda: seeds.OPTIONS, (), (
+        "gigaslice.model.options:parse_options", "gigaslice.model.options:_flag.parse",
+        "gigaslice.model.options:_number.parse", "gigaslice.model.options:_word.parse",
+        "gigaslice.model.options:_words.parse",
+    )),
+    Decoder("volume", (SCHEDULER, DATASET, CLI), _whole(parse_attributes), lambda: seeds.VOLUMES, (InputError,), (
+        "gigaslice.dataset.request:parse_attributes",
+    ), 1.5),
+    Decoder("source", (DATASET, *CLUSTER, CLI), _plain(lambda text: (
+        (found := SourceSpec.parse(text)), found.canonical, found.server, found.path,
+    )), lambda: tuple(
+        text for one in (*seeds.VOLUMES, *(one["spec"] for one in seeds.DATASETS)) for key, text in one.items()
+        if key.startswith("source")
+    ), (InputError,), ("gigaslice.dataset.source_spec:SourceSpec.parse",)),
+    Decoder("sizes", (AGENT, *CLUSTER, CLI), _plain(lambda text: (amount_of(text), parse_bytes(text))), lambda: (
+        "8GiB", "11441MiB", "1.5e3", "80Gi",
+    ), (SizeError,), ("gigaslice.units:parse_bytes", "gigaslice.units:_parsed"), 0.5),
+    Decoder("quantities", (AGENT, *CLUSTER, DATASET), _plain(whole), lambda: ("8", "1Ki", "12E0", "100m", "-3e2"), (
+        ValueError,
+    ), (), 0.5),
+    Decoder("device IDs", (AGENT,), _whole(parse_device_id), lambda: (f"{seeds.uuid(0)}/7",), (GigasliceError,), (
+        "gigaslice.model.device_id:parse_device_id",
+    ), 0.5),
+    # --- answers and requests as bytes ---
+    Decoder("list of pods", (AGENT,), _plain(parse_list), lambda: seeds.lists(seeds.pods()[:2]), (ValueError,), (
+        "gigaslice.kube.decode:parse_list",
+    )),
+    Decoder("watch of pods", (AGENT,), _plain(parse_change), lambda: seeds.changes(seeds.pods()), (ValueError, Gone), (
+        "gigaslice.kube.decode:parse_change",
+    )),
+    Decoder("list of an informer", CLUSTER, _plain(_list_page), lambda: seeds.lists(seeds.nodes()[:2]), (ApiFailure,), (
+        "gigaslice.kubeapi.informer:_loaded",
+    )),
+    Decoder("watch of an informer", CLUSTER, _plain(_watch_line), lambda: seeds.changes(seeds.pods()), (
+        ApiFailure, informer._Gone,
+    ), ("gigaslice.kubeapi.informer:_loaded",)),
+    Decoder("answer", (*CLUSTER, DATASET, CLI), _plain(lambda body: KubeAnswer(200, body).document()),
+        lambda: seeds.lists(seeds.pods()[:1]), (ApiFailure,), (
+        "gigaslice.kubeapi.client:KubeAnswer.document", "gigaslice.kubeapi.documents:read_document",
+        "gigaslice.kube.json_text:read_json",
+    )),
+    Decoder("refusal", (*CLUSTER, DATASET, CLI), _plain(_failure), lambda: tuple(
+        json.dumps(one).encode() for one in seeds.recorded("message", "reason", kind="Status", most=4)
+    ), (), ("gigaslice.kubeapi.client:KubeAnswer.failure", "gigaslice.kubeapi.client"), 0.5),
+    Decoder("filter", (SCHEDULER,), _plain(lambda body: (
+        (found := PodRequest.decode(body)), sorted(found.names), set(found.names),
+    )), seeds.filter_requests, (InputError,), (
+        "gigaslice.scheduler.protocol:PodRequest.decode", "gigaslice.scheduler.protocol:_loaded",
+    ), 1.5),
+    Decoder("preempt", (SCHEDULER,), _plain(lambda body: (
+        (found := PreemptRequest.decode(body)), found.reply(found.victims),
+    )), seeds.preempt_requests, (InputError,), ("gigaslice.scheduler.protocol:PreemptRequest.decode",)),
+    Decoder("bind", (SCHEDULER,), _plain(BindRequest.decode), seeds.bind_requests, (InputError,), (
+        "gigaslice.scheduler.protocol:BindRequest.decode",
+    )),
+    Decoder("review", (CONTROLLER,), _document(read_review), seeds.reviews, (InputError,), (
+        "gigaslice.webhook.reviews:read_review",
+    )),
+    # --- the kubelet, and what the agent itself keeps ---
+    Decoder("kubelet's checkpoint", (AGENT,), _plain(lambda raw: kubelet_checkpoint.parse(raw, {
+        seeds.MEMORY: str, seeds.WHOLE: whole_gpu_device_id,
+    })), seeds.kubelet_checkpoints, (), (
+        "agent.kubelet.kubelet_checkpoint:parse", "agent.kubelet.kubelet_checkpoint:_entry",
+    )),
+    Decoder("checkpoint", (AGENT,), _plain(codec.decode_table), seeds.checkpoints, (StateError,), (
+        "agent.persistence.codec:_opened",
+    ), 0.5),
+    Decoder("content of a checkpoint", (AGENT,), _sealed(codec.decode_table), lambda: seeds.states()[:1], (
+        CheckpointError,
+    ), ("agent.persistence.codec:decode_table",)),
+    Decoder("content of an allocation", (AGENT,), _sealed(codec.decode_allocation), lambda: seeds.states()[1:], (
+        CheckpointError,
+    ), ("agent.persistence.codec:decode_allocation",)),
+    Decoder("cordons", (AGENT, CLI), _file(health_files.read_cordons, health_files.CORDON), lambda: (
+        b'{"version": 1, "cordons": {"GPU-1": {"reason": "fan", "since": 1.7e9}}}',
+    ), (StateError,), ("agent.health.health_files:_read",), 0.5),
+    # --- the dataset service ---
+    Decoder("manifest of a pack", (DATASET, CLI), _plain(PackManifest.parse), lambda: (
+        seeds.MANIFEST.text().encode(),
+    ), (GigasliceError,), ("gigaslice.dataset.pack_manifest:PackManifest.parse",), 1.5),
+    Decoder("listing", (DATASET, CLI), _plain(lambda data: Listing.decode(data).digest), lambda: (seeds.LISTING,), (
+        GigasliceError,
+    ), ("gigaslice.dataset.listing:Listing.decode", "gigaslice.dataset.listing:_decoded")),
+    Decoder("index of a web server", (DATASET, CLI), _plain(lambda raw: [
+        (one.path, one.size) for one in index_entries(iter([raw]), "x", Limits())
+    ]), lambda: (
+        b'{"files": [{"path": "a/b.jpg", "size": 7, "version": "x"}, {"path": "c", "size": 0}], "more": {"a": [1]}}',
+    ), (GigasliceError,), ("gigaslice.dataset_node.sources.web_index:_Text.objects",)),
+    Decoder("file of rclone", (DATASET, CLI), _plain(rclone._entry), lambda: (
+        b'{"Path":"a/b","Name":"b","Size":7,"MimeType":"","ModTime":"2026-01-01T00:00:00Z","IsDir":false}',
+    ), (ValueError, KeyError, TypeError, GigasliceError), ("gigaslice.dataset_node.sources.rclone:_entry",)),
+    Decoder("record of a volume", (DATASET,), _record("record", documents.read_record), _records, (
+        documents.DocumentError,
+    ), ("gigaslice.dataset_node.store.documents:_read",), 0.5),
+    Decoder("mounts", (DATASET, AGENT), _plain(lambda raw: [
+        os.fsencode(one.point) for one in parse_mountinfo(raw)
+    ]), lambda: (
+        b"36 35 98:0 /a /mnt\\040x rw,noatime master:1 - ext4 /dev/root rw\n" * 2,
+    ), (), ("gigaslice.dataset_node.mounts.table:parse_mountinfo",), 0.5),
+    Decoder("word of the agent", (DATASET,), _document(_gate), lambda: (
+        {"gatekeeper": {"resources": [seeds.MEMORY]}}, {"id": 7, "ready": "uid", "volumes": ["v"]},
+    ), (), ("gigaslice.dataset_node.lines:LineServer._accept", "gigaslice.dataset_node.control"), 0.5),
+)  # fmt: skip
+
+_OWN = "both ends are processes of one agent, of one version"
+_OPERATOR = "a file or flag of the operator: read once, at the start, with every mistake as a line"
+_SERVICE = "the dataset service of the node, of the same version; what it says is shown or is one boolean"
+_READS = "reads bytes; what they are is decoded by another row"
+EXEMPT = {
+    # --- readers of bytes ---
+    "agent.apiserver.wire:Reply.reason": "the words of a refusal: cut to a line, and whatever is wrong is caught there",
+    "agent.commands.doctor:_allowed": "one boolean; whatever is wrong is caught there",
+    "agent.allocation.dataset_gate:DatasetGate._connected": _SERVICE,
+    "gigaslice.dataset_node.control_client:conversation": _SERVICE,
+    "gigaslice.kube.decode:_loaded": _READS,
+    # --- another row's parser by another name ---
+    "agent.allocation.assigned:_decoded": "a cache before Assignment.decode",
+    "agent.commands.prefetch_nodes:_parsed": "calls the parser that it is given, of another row",
+    "gigaslice.webhook.mistakes:_parsed": "calls parse_options",
+    "gigaslice.kube.decode": "has rows of its own",
+    "gigaslice.kubeapi.cluster_objects": "has rows of its own",
+    "gigaslice.controller.cluster_feed": "has rows of its own",
+    "gigaslice.controller.object_plan": "has rows of its own",
+    "gigaslice.dataset.objects": "has rows of its own",
+    # --- one program on both ends ---
+    "agent.deviceplugin.link:Link._received": _OWN,
+    "agent.front.front:Front._told": _OWN,
+    "agent.front.handover:_received": _OWN,
+    "agent.front.offer:Offer.load": _OWN,
+    "agent.front.offer:Offer.of_bytes": _OWN,
+    # --- files of this node that only root writes, beside those with rows ---
+    "agent.persistence.checkpoint:CheckpointFile.load": _READS,
+    "agent.persistence.store:Store._load": _READS,
+    "agent.persistence.directories:AllocationDirs._read": "what is wrong is caught there: tests/unit/agent/persistence",
+    "gigaslice.dataset_node.fetching.bitmap:Bitmap._load": "bits, of which every text is one",
+    "gigaslice.dataset_node.tasks.kept:KeptRequests.found": "whatever is wrong is caught there: the file is deleted",
+    "agent.accounting.cgroups:parse": "lines of the kernel",
+    "agent.inventory.page_faults:parse": "lines of the kernel",
+    # --- what the operator gives ---
+    "agent.commands.cluster:_namespace": _OPERATOR,
+    "agent.config:load": _OPERATOR,
+    "agent.inventory.static:parse_inventory": _OPERATOR,
+    "gigaslice.controller.config:load": _OPERATOR,
+    "gigaslice.kubeapi.access:_from_kubeconfig": _OPERATOR,
+    "gigaslice.model.matrix:parse_topo_matrix": _OPERATOR,
+    "gigaslice.dataset_node.sources.object_stores:_gs": "a tenant's Secret: whatever is wrong is caught there",
+    # --- protocols with tests of their own ---
+    "agent.deviceplugin.link:Link._answer": "gRPC decodes it: tests/unit/agent/front",
+    "agent.front.grpc:unpacked": "frames of gRPC: tests/unit/agent/front",
+    "agent.front.hpack:_unpacked": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
+    "agent.front.hpack:Decoder.decode": "headers of HTTP/2: tests/unit/agent/front, tests/fuzz",
+    "gigaslice.dataset_node.sources.checked_proxy:_parse": "heads of HTTP: tests/unit/gigaslice/dataset_node/sources",
+    "gigaslice.views.page:PageQuery.parse": "a query of the web page: tests/unit/gigaslice/views",
+}
+"""Functions and modules that read what others write without a row, each with the reason."""
