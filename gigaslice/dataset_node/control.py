@@ -19,7 +19,7 @@ from gigaslice.dataset_node.store import DatasetStore, Stored, Volume
 from gigaslice.dataset_node.tasks.tasks import StillFetching, Tasks, volume_name
 from gigaslice.dataset_node.tasks.threads import Threads
 from gigaslice.errors import GigasliceError
-from gigaslice.kube.fields import object_at
+from gigaslice.kube.fields import object_at, strings_at
 from gigaslice.runtime.logs import get_logger
 from gigaslice.text import plain
 
@@ -115,13 +115,11 @@ class CommandServer:
         stored = await self._threads.run(self._store.stored)
         keys: list[str] = []
         refused: dict[str, str] = {}
-        for name in asked.get("names") or ():
-            found = [one.about.key for one in stored if _named(one, str(name))]
+        for name in strings_at(asked, "names"):
+            found = [one.about.key for one in stored if _named(one, name)]
             keys += found
             if not found:
-                refused[str(name)] = (
-                    "no dataset of this node has this name; `gigaslice dataset ps` shows them"
-                )
+                refused[name] = "no dataset of this node has this name; `gigaslice dataset ps` shows them"
         seconds = asked.get("idle_seconds")
         if isinstance(seconds, int | float) and not isinstance(seconds, bool):
             keys += await self._threads.run(self._store.idle, float(seconds))
