@@ -30,6 +30,8 @@ from gigaslice.kubeapi.client import KubeClient
 from gigaslice.kubeapi.events import EventRecorder
 from gigaslice.kubeapi.lease import Leader
 from gigaslice.model import Pod
+from gigaslice.runtime.connection_bounds import ConnectionBounds
+from gigaslice.runtime.heap import keep_small
 from gigaslice.runtime.http_server import Server
 from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import all_of
@@ -51,6 +53,7 @@ _SHARE = 10  # of the time at most one part in so many is spent on counting and 
 _EVENTS_PER_SECOND, _EVENT_BURST = 5.0, 100  # fewer than the recorder takes: it forgets what is too much
 _NODES_AT_ONCE = 100
 _CONDITIONS = {"unhealthy": "unhealthy", "free_partly": "partly used", "free_whole": "whole"}
+_PAGE = ConnectionBounds(silent=256, unasked=32, kept=64, held_bytes=1 << 20)  # its answers are large
 _SILENT_SECONDS = 420.0  # without a watch: longer than a whole one lasts and its repetition takes
 
 
@@ -303,7 +306,9 @@ class ControllerParts:
         self._certified = True
         served = webhook_routes(self.facts, self._reviewed)
         await all_of(
-            certificates.run(), serve("webhook", config.webhook_address, served, certificates.context)
+            certificates.run(),
+            serve("webhook", config.webhook_address, served, certificates.context),
+            keep_small(),  # after a flood
         )
 
     def _reviewed(self, path: str, allowed: bool) -> None:
@@ -311,7 +316,7 @@ class ControllerParts:
 
     async def _page(self) -> None:
         if self.config.page_address is not None:
-            await serve("page", self.config.page_address, self.page_routes())
+            await serve("page", self.config.page_address, self.page_routes(), bounds=_PAGE)
 
     def page_routes(self) -> list[web.RouteDef]:
         """Returns the web page's routes."""

@@ -6,33 +6,47 @@ An address that cannot be bound is logged and tried again, as for the metrics: t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
+from gigaslice.runtime.bounded_listener import BoundedListener
+from gigaslice.runtime.connection_bounds import ConnectionBounds
 from gigaslice.runtime.log_once import LogOnce
 from gigaslice.runtime.logs import get_logger
 
-__all__ = ["runner_of", "serve"]
+__all__ = ["runner_of", "serve", "served"]
 
 _RETRY_SECONDS = 5.0
 _MOST_BODY = 8 << 20
+_IDLE_SECONDS = 75.0  # of a connection without a request
+_LEAVE_SECONDS = 5.0  # for requests to be answered at the end
+_CLOSE = {"Connection": "close"}
 
 
-def runner_of(routes: Sequence[web.RouteDef]) -> web.AppRunner:
+def runner_of(routes: Sequence[web.RouteDef], *middlewares: Middleware) -> web.AppRunner:
     """Returns what answers by ROUTES, to be set up and given an address.
 
     A body is taken as it comes and never unpacked: a small one could become a large one.
     """
-    application = web.Application(client_max_size=_MOST_BODY)
+    application = web.Application(client_max_size=_MOST_BODY, middlewares=middlewares)
     application.add_routes(routes)
     logger = logging.Logger("aiohttp.server", logging.WARNING)
     logger.addHandler(_Failures())
     return web.AppRunner(
-        application, access_log=None, handle_signals=False, auto_decompress=False, logger=logger
+        application,
+        access_log=None,
+        handle_signals=False,
+        auto_decompress=False,
+        logger=logger,
+        keepalive_timeout=_IDLE_SECONDS,
+        shutdown_timeout=_LEAVE_SECONDS,
     )
 
 
@@ -54,6 +68,7 @@ async def serve(
     address: tuple[str | None, int],
     routes: Sequence[web.RouteDef],
     context: ssl.SSLContext | None = None,
+    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  (frozen)
 ) -> None:
     """Serves ROUTES until cancelled.
 
@@ -62,20 +77,56 @@ async def serve(
         address: Host and port; a host of None means every address.
         routes: What is served.
         context: For TLS.
+        bounds: Of the connections.
     """
     log, reported = get_logger("http"), LogOnce()
-    runner = runner_of(routes)
-    await runner.setup()
-    try:
+    async with served(routes, context, bounds) as listener:
         while True:
             try:
-                await web.TCPSite(runner, *address, ssl_context=context).start()
+                addresses = await listener.start(*address)
             except OSError as error:
                 if reported.new("address", str(error)):
                     log.warning("not served; tried again", server=name, detail=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            log.info("served", server=name, addresses=[str(one) for one in runner.addresses])
+            log.info("served", server=name, addresses=[f"{host}:{port}" for host, port in addresses])
             await asyncio.Event().wait()
+
+
+@contextlib.asynccontextmanager
+async def served(
+    routes: Sequence[web.RouteDef],
+    context: ssl.SSLContext | None = None,
+    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  (frozen)
+) -> AsyncIterator[BoundedListener]:
+    """What answers by ROUTES, to be started at an address."""
+
+    @web.middleware
+    async def in_turn(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Reads the whole request, for so long, before anything is done about it."""
+        listener.begun(request.transport)
+        try:
+            await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return web.Response(status=400, text="more bytes than are read here", headers=_CLOSE)
+        except (web.RequestPayloadError, HttpProcessingError):
+            return web.Response(status=400, text="the body is not sent as its headers say", headers=_CLOSE)
+        except ConnectionError as error:
+            error.__traceback__ = None  # with it the body stays until the next collection
+            return web.Response(status=400)  # which nobody reads
+        listener.asked(request.transport)
+        try:
+            return await handler(request)
+        finally:
+            listener.answered(request.transport)
+
+    runner = runner_of(routes, in_turn)
+    await runner.setup()
+    listener = BoundedListener(cast(Callable[[], asyncio.Protocol], runner.server), bounds, context)
+    try:
+        yield listener
     finally:
+        await listener.close()
         await runner.cleanup()

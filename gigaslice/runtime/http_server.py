@@ -1,8 +1,9 @@
 """An HTTP server for three paths: /metrics, /healthz and /readyz. It serves nothing else, and cannot hold up its role.
 
-Each connection carries one small request, bounded in size and time. Few are served at once; one more ends the oldest,
-because a probe is asked and answered at once, and the kubelet restarts a container whose probes fail. An address that
-cannot be bound is logged and tried again: the role works without it. The protocol is parsed by h11.
+Each connection carries one small request, bounded in size and time. Few are served at once; one more ends the oldest of
+those that have asked nothing yet, and only where there is none the oldest of all: a probe is asked and answered at
+once, and the kubelet restarts a container whose probes fail. An address that cannot be bound is logged and tried again:
+the role works without it. The protocol is parsed by h11.
 
 The metrics name every pod with slices, so they can be protected by a token in a file. The file is read for every
 request, since secrets are renewed; while it cannot be read, /metrics is refused. The probes reveal nothing and need no
@@ -75,6 +76,7 @@ class Server:
         self._unready = unready
         self._token_file = token_file
         self._talks: list[asyncio.Future[None]] = []  # in the order in which they began
+        self._asked: set[asyncio.Future[None]] = set()  # those with a whole request
         self._log = get_logger("http")
 
     async def run(self) -> None:
@@ -105,13 +107,16 @@ class Server:
         talk = asyncio.ensure_future(self._talk(reader, writer))
         self._talks.append(talk)
         if len(self._talks) > _MAX_CLIENTS:
-            self._talks.pop(0).cancel()
+            victim = next((one for one in self._talks if one not in self._asked), self._talks[0])
+            self._talks.remove(victim)
+            victim.cancel()
         try:
             await asyncio.wait({talk}, timeout=_CLIENT_SECONDS)
         finally:
             talk.cancel()
             with contextlib.suppress(ValueError):
                 self._talks.remove(talk)
+            self._asked.discard(talk)
             writer.transport.abort()  # closing waits for ever for a client that does not read
         (failure,) = await asyncio.gather(talk, return_exceptions=True)
         if isinstance(failure, Exception) and not isinstance(failure, OSError):
@@ -124,6 +129,9 @@ class Server:
             request = await _request(connection, reader)
             if request is None:
                 return
+            talk = asyncio.current_task()
+            if talk in self._talks:
+                self._asked.add(talk)
             with_body = request.method != b"HEAD"
             answer = await self._answer(request)
         except h11.RemoteProtocolError as error:

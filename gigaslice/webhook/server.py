@@ -28,7 +28,6 @@ __all__ = ["MUTATE_PATH", "VALIDATE_PATH", "routes"]
 
 MUTATE_PATH = "/mutate"
 VALIDATE_PATH = "/validate"
-_MOST_BYTES = 8 << 20  # an object of etcd has 1.5 MiB at most, and a question may hold it twice
 
 
 def routes(
@@ -65,12 +64,10 @@ async def _body(request: web.Request) -> bytes:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise ValueError(f"Content-Encoding {plain(encoding)[:40]} is not read; send the JSON as it is")
-    found = bytearray()
     try:
-        async for chunk in request.content.iter_any():
-            found += chunk
-            if len(found) > _MOST_BYTES:
-                raise ValueError(f"more than {_MOST_BYTES} bytes")
+        found = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise ValueError("more bytes than an object of the API has") from None
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise ValueError("the body is not sent as its headers say") from error
-    return bytes(found)
+    return found

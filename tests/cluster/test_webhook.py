@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from gigaslice.controller.web_servers import runner_of
+from gigaslice.controller.web_servers import served as served_by
 from gigaslice.kubeapi.access import find_access
 from gigaslice.kubeapi.client import KubeClient
 from gigaslice.webhook.rotation import WebhookCertificates
@@ -62,12 +61,11 @@ class Served:
             )
             certificates._host = "localhost"  # no address of a Service leads to this process
             await certificates.prepare()
-            runner = runner_of(routes(facts, lambda path, allowed: self.asked.append((path, allowed))))
-            await runner.setup()
-            await web.TCPSite(runner, "localhost", self.port, ssl_context=certificates.context).start()
-            self._ready.set()
-            await self._ended.wait()
-            await runner.cleanup()
+            answers = routes(facts, lambda path, allowed: self.asked.append((path, allowed)))
+            async with served_by(answers, certificates.context) as listener:
+                await listener.start("localhost", self.port)
+                self._ready.set()
+                await self._ended.wait()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 
 import pytest
 
@@ -220,6 +221,41 @@ def test_clients_that_say_nothing_do_not_keep_a_probe_out():
     answers, served = asyncio.run(run())
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
     assert served <= 16
+
+
+def test_clients_that_say_nothing_do_not_end_an_answer_that_takes_long():
+    """A scrape of many pods takes longer than sixteen connections do."""
+    begun, go = threading.Event(), threading.Event()
+
+    def text():
+        begun.set()
+        assert go.wait(30)
+        return b"x 1\n"
+
+    async def run():
+        address = free()
+        task = asyncio.create_task(Server(address, lambda: text, lambda: None).run())
+        for _ in range(500):
+            try:
+                reader, scrape = await asyncio.open_connection(*address)
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+        scrape.write(get("/metrics"))
+        await asyncio.to_thread(begun.wait, 30)
+        silent = [await asyncio.open_connection(*address) for _ in range(40)]
+        other, probe = await asyncio.open_connection(*address)
+        probe.write(get("/healthz"))
+        answers = [await other.read()]
+        go.set()
+        answers.append(await reader.read())
+        for writer in (scrape, probe, *(writer for _, writer in silent)):
+            writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return answers
+
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in asyncio.run(run()))
 
 
 # --- who may read the metrics -----------------------------------------------------------------------------------------

@@ -1,0 +1,190 @@
+"""A port under a flood: how many connections stay, and that who asks gets an answer, by TLS and without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import socket
+import ssl
+import sys
+
+import pytest
+from aiohttp import web
+
+from gigaslice.controller.web_servers import served
+from gigaslice.runtime import event_loop
+from gigaslice.runtime.bounded_listener import BoundedListener
+from gigaslice.runtime.connection_bounds import ConnectionBounds, ConnectionState
+from gigaslice.webhook.certificates import fresh
+
+SMALL = ConnectionBounds(silent=20, unasked=6, kept=4, seconds=20.0, grace=0.05, held_bytes=200_000)
+REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+FLOOD = 60
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run(request, monkeypatch):
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    return lambda story: event_loop.run_quickly(asyncio.wait_for(story, 60))
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory):
+    """Contexts of a server, and of a client that trusts it."""
+    made = fresh("localhost", datetime.datetime.now(datetime.timezone.utc))
+    chain = tmp_path_factory.mktemp("tls") / "chain.pem"
+    chain.write_bytes(made.chain)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(chain)
+    return server, ssl.create_default_context(cadata=made.bundle.decode())
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+@contextlib.asynccontextmanager
+async def site(context=None, bounds=SMALL):
+    async with served([web.post("/", echo)], context, bounds) as listener:
+        ((_, port),) = await listener.start("127.0.0.1", 0)
+        yield listener, port
+
+
+async def asked(port, context=None, peer="127.0.0.1", more=b"Connection: close\r\n"):
+    """The reply to a request."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1",
+        port,
+        ssl=context,
+        server_hostname="localhost" if context else None,
+        local_addr=(peer, 0),
+    )
+    writer.write(REQUEST + more + b"\r\nok")
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def hello():
+    """The first message of a handshake."""
+    out = ssl.MemoryBIO()
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost").do_handshake()
+    return out.read()
+
+
+def counts(listener):
+    return [listener.table.count(state) for state in ConnectionState]
+
+
+@pytest.mark.parametrize(
+    "said", ["nothing", "a byte", "half a hello", "a hello", "a handshake", "half a head", "half a body"]
+)
+def test_a_flood_keeps_nobody_out(run, certified, said):
+    server, client = certified
+    first = hello()
+    plain = {"nothing": b"", "a byte": first[:1], "half a hello": first[:100], "a hello": first}
+    after = {"a handshake": b"", "half a head": REQUEST, "half a body": REQUEST + b"\r\no"}
+
+    async def one(port, kept):
+        if said in plain:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(plain[said])
+        else:
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=client, server_hostname="localhost"
+            )
+            writer.write(after[said])
+        kept.append(writer)
+
+    async def story():
+        kept, most, replies = [], [0, 0, 0], []
+        async with site(server) as (listener, port):
+            for number in range(FLOOD):
+                with contextlib.suppress(OSError):
+                    await one(port, kept)
+                if number % 10 == 9:
+                    replies.append(await asked(port, client, peer=f"127.0.0.{2 + number % 3}"))
+                most = list(map(max, most, counts(listener)))
+            for writer in kept:
+                writer.transport.abort()
+        return most, replies, counts(listener), listener.table.held
+
+    most, replies, left, held = run(story())
+    assert len(replies) == 6 and all(b"200 OK" in reply and reply.endswith(b"ok") for reply in replies)
+    assert most[0] <= 20 and most[1] <= 6 and most[2] <= 4
+    assert left == [0, 0, 0] and held == 0
+
+
+def test_honest_clients_that_come_at_once_wait_in_turn(run, certified):
+    """More of them than have a place are not ended for each other."""
+    server, client = certified
+
+    async def story():
+        async with site(server, ConnectionBounds(unasked=6, grace=5.0)) as (_, port):
+            return await asyncio.gather(*(asked(port, client) for _ in range(40)))
+
+    replies = run(story())
+    assert len(replies) == 40 and all(reply.endswith(b"ok") for reply in replies)
+
+
+@pytest.mark.parametrize("said", [b"", b"P", REQUEST, REQUEST + b"\r\no"])
+def test_who_does_not_ask_in_time_is_let_go(run, said):
+    async def story():
+        async with site(bounds=ConnectionBounds(seconds=0.2)) as (listener, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            return counts(listener)
+
+    assert run(story()) == [0, 0, 0]
+
+
+def test_a_second_request_has_no_longer(run):
+    async def story():
+        async with site(bounds=ConnectionBounds(seconds=0.2)) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUEST + b"\r\nok")
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.5)  # an idle connection stays
+            writer.write(REQUEST + b"\r\no")
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+
+    run(story())
+
+
+def test_large_requests_have_one_bound_for_all(run):
+    async def story():
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+        writers = []
+        async with site() as (listener, port):
+            for size in (60_000, 60_000, 120_000):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head + b"x" * size)
+                writers.append(writer)
+            while listener.table.count(ConnectionState.UNASKED) != 2 or listener.table.held > 200_000:
+                await asyncio.sleep(0.01)
+            reply = await asked(port)
+            for writer in writers:
+                writer.close()
+        return reply
+
+    assert run(story()).endswith(b"ok")
+
+
+def test_a_port_that_is_taken_is_said_and_nothing_stays_open(run):
+    async def story():
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            listener = BoundedListener(asyncio.Protocol, SMALL)
+            with pytest.raises(OSError, match="in use"):
+                await listener.start("127.0.0.1", taken.getsockname()[1])
+
+    run(story())
