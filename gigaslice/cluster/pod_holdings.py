@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from gigaslice.cluster.assignment import Assignment
 from gigaslice.cluster.demand import PodDemand
-from gigaslice.model import AnnotationRights, ContainerKind, Pod, SliceUnit, parse_options
+from gigaslice.model import (
+    AnnotationRights,
+    ContainerKind,
+    Pod,
+    SliceUnit,
+    annotations_by_container,
+    parse_options,
+)
 from gigaslice.model.options import PREFIX
 
 __all__ = [
@@ -70,11 +77,12 @@ _NO_SIZES = SliceUnit(1, int)
 def traits_of_pod(pod: Pod, rights: AnnotationRights) -> tuple[ContainerTraits, ...]:
     """Returns the containers of a pod in the order of admission, with the annotations that count."""
     flagged = any(key.startswith((EXCLUSIVE, OVERSUBSCRIBE)) for key in pod.annotations)
+    meant = annotations_by_container(pod.annotations) if flagged else None
     found = []
     for container in pod.containers:
         exclusive = host = False
-        if flagged:
-            options = parse_options(pod.annotations, container.name, _NO_SIZES, rights)
+        if meant is not None:
+            options = parse_options(meant(container.name), container.name, _NO_SIZES, rights)
             exclusive, host = options.exclusive, options.oversubscribe
         found.append(ContainerTraits(container.name, container.kind, exclusive, host))
     return tuple(found)

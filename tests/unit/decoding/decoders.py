@@ -49,6 +49,7 @@ from gigaslice.kubeapi.client import ApiFailure, KubeAnswer, KubeClient
 from gigaslice.kubeapi.cluster_objects import gpu_pod, node_facts, unread_gpu_pod
 from gigaslice.kubeapi.documents import read_document
 from gigaslice.model import parse_device_id
+from gigaslice.model.annotation_rights import AnnotationRights
 from gigaslice.model.options import SliceUnit, parse_options
 from gigaslice.scheduler.datasets import DatasetIndex
 from gigaslice.scheduler.placer import Placer
@@ -311,7 +312,8 @@ DECODERS: tuple[Decoder, ...] = (
     Decoder("assignment", (AGENT, *CLUSTER, CLI), _plain(lambda text: (
         (found := Assignment.decode(text)), found.encode(),
     )), lambda: (seeds.assignment(),), (GigasliceError,), ("gigaslice.cluster.assignment:Assignment.decode",)),
-    Decoder("annotations", (AGENT, *CLUSTER, CLI), _whole(lambda texts: parse_options(texts, "c0", _UNIT)),
+    Decoder("annotations", (AGENT, *CLUSTER, CLI), _whole(
+        lambda texts: [parse_options(texts, "c0", _UNIT, rights) for rights in AnnotationRights]),
         lambda: seeds.OPTIONS, (), (
         "gigaslice.model.options:parse_options", "gigaslice.model.options:_flag.parse",
         "gigaslice.model.options:_number.parse", "gigaslice.model.options:_word.parse",

@@ -18,7 +18,7 @@ from gigaslice.cluster.names import ASSIGNMENT, INVENTORY
 from gigaslice.dataset.listing import Entry, EntryKind, Listing
 from gigaslice.dataset.objects import CachedDataset, DatasetNode, DatasetUse
 from gigaslice.dataset.pack_manifest import PackManifest, PackRange
-from gigaslice.model import DATASET_DRIVER, Gpu, Occupant, Share, Topology
+from gigaslice.model import DATASET_DRIVER, AnnotationRights, Gpu, Occupant, Share, Topology
 from tests.fakes.kubeapi import pod_document
 from tests.fakes.kubeapi.replay import FOLDER
 from tests.fakes.nodes import allocation, uuid
@@ -71,7 +71,11 @@ def inventory(size: int = 4, held: bool = True, model: str = "NVIDIA H100 80GB H
     levels = [[0 if i == j else 10 if i // 2 == j // 2 else 50 for j in range(size)] for i in range(size)]
     links = [[0 if i == j or i // 2 != j // 2 else 12 for j in range(size)] for i in range(size)]
     occupants = (Occupant("uid-1", (Share(uuid(0), 8, 10), Share(uuid(1), 4))),) if held else ()
-    return NodeInventory(gpus, Topology.build(levels, links), occupants)
+    recorded = {"uid-1": (uuid(0),), "uid-2": ()} if held else {}
+    topology = Topology.build(levels, links)
+    return NodeInventory(
+        gpus, topology, occupants, rights=AnnotationRights.CHECKED, exclusive=recorded, lent=recorded
+    )
 
 
 def assignment() -> str:
