@@ -31,6 +31,7 @@ _REGISTER_SECONDS = 15.0  # the kubelet gives up dialling back after 10
 _KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_PATH = "/v1beta1.Registration/Register"
 _BACKLOG = 64
+_MOST_PEERS, _MOST_WATCHERS = 32, 32  # a kubelet has one of each, and for a moment two
 
 
 class Endpoint:
@@ -56,7 +57,8 @@ class Endpoint:
         self._streams = 0
         self._idle_since = time.monotonic()
         self._logged = LogOnce()
-        self._backlog: set[tuple[int, int]] = set()  # watchers that have not taken the list before yet
+        self._has_served = False
+        self._behind: set[tuple[Peer, int]] = set()  # watchers that have not taken the list before yet
 
     # --- the agent ------------------------------------------------------------------------------------------
 
@@ -81,6 +83,12 @@ class Endpoint:
 
     def poll(self) -> None:
         """Does what is to be done now. Raises SocketError or LockedError when it may not."""
+        try:
+            self._poll()
+        except OSError as error:  # no descriptors, or no memory: at the next poll, then
+            self._say("cannot serve", socket=str(self.path), detail=error.strerror)
+
+    def _poll(self) -> None:
         while True:
             if self._attempt is not None and time.monotonic() > self._attempt[1]:
                 self._failed("DEADLINE_EXCEEDED", "the kubelet did not answer")
@@ -106,15 +114,29 @@ class Endpoint:
     def stop_listening(self) -> None:
         """Closes the socket that the kubelet would dial next; what is connected stays."""
         if self._listener is not None:
-            self._front.selector.unregister(self._listener)
-            self._listener.close()
+            self._front.stop_listening(self._listener)
             self._listener = None
         self._mine = None
 
-    def adopt(self, peer_socket: socket.socket, connection: Connection, watching: list[int]) -> Peer:
-        """Goes on with a connection that another process began, in which the streams WATCHING watch."""
+    def behind(self, peer: Peer) -> list[int]:
+        """Streams of PEER that wait for room to be sent the newest list."""
+        return [stream for behind, stream in self._behind if behind is peer]
+
+    def adopt(
+        self, peer_socket: socket.socket, connection: Connection, watching: list[int], behind: list[int]
+    ) -> Peer:
+        """Goes on with a connection that another process began.
+
+        Args:
+            peer_socket: Is closed with the connection.
+            connection: Its state.
+            watching: Streams that watch the devices.
+            behind: Those of them that have not been sent `devices`.
+        """
         peer = self._connected(peer_socket, connection)
         self.watchers += [(peer, stream) for stream in watching if stream in connection.streams]
+        self._behind.update((peer, stream) for stream in behind if stream in connection.streams)
+        self._catch_up(peer)
         return peer
 
     def adopt_lock(self, fd: int) -> None:
@@ -151,24 +173,19 @@ class Endpoint:
         if self._mine is not None and sockets.is_mine(self.path):
             self._mine = sockets.identify(self.path)  # its owner, mode or label was changed
             return True
-        sockets.check_free(self.path)
-        hidden = sockets.hidden_name(directory)
-        fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            fresh.bind(os.fspath(hidden))
-            hidden.chmod(0o600)  # root's: so is the kubelet
-            fresh.listen(_BACKLOG)
-            hidden.rename(self.path)
-        except FileNotFoundError:  # wiped in between by a kubelet that starts: another one, then
-            fresh.close()
+            sockets.check_free(self.path)
+            fresh = _listener(self.path)
+        except SocketError as error:
+            if not self._has_served:
+                raise
+            self._say(
+                "cannot serve", socket=str(self.path), detail=str(error)
+            )  # and tries again at every poll
             return False
-        except OSError as error:
-            fresh.close()
-            with contextlib.suppress(OSError):
-                hidden.unlink()
-            raise SocketError(
-                f"cannot listen on {self.path}: {error.strerror}; the directory must be writable"
-            ) from error
+        if fresh is None:  # wiped in between by a kubelet that starts: another one, then
+            return False
+        self._has_served = True
         self.stop_listening()
         fresh.setblocking(False)
         self._listener = fresh
@@ -180,16 +197,46 @@ class Endpoint:
         return True
 
     def _accept(self, _events: int) -> None:
+        listener = self._listener
+        if listener is None:
+            return
         try:
-            assert self._listener is not None
-            accepted, _ = self._listener.accept()
-        except OSError:
+            accepted, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._front.rest(listener, self._accept)
+            self._say("connection not accepted", socket=str(self.path), detail=error.strerror)
+            return
+        if len(self.peers) >= _MOST_PEERS and not self._leave_idle_peer():
+            accepted.close()
             return
         self._connected(accepted, Connection())
 
+    def _leave_idle_peer(self) -> bool:
+        """Ends the oldest connection that waits for nothing; False where every one does."""
+        watching = {peer for peer, _ in self.watchers}
+        idle = next(
+            (peer for peer in self.peers if peer not in watching and not self._front.calling(peer)), None
+        )
+        if idle is not None:
+            idle.close()
+            self._gone(idle, "too many connections")
+        return idle is not None
+
     def _connected(self, accepted: socket.socket, connection: Connection) -> Peer:
-        peer = Peer(self._front.selector, accepted, connection, self._heard, self._gone)
-        self.peers.append(peer)
+        front = self._front
+        peer = Peer(
+            front.selector,
+            accepted,
+            connection,
+            self._heard,
+            self._gone,
+            room=self._catch_up,
+            failed=front.failed,
+        )
+        if peer.open:
+            self.peers.append(peer)
         return peer
 
     # --- what the kubelet asks -------------------------------------------------------------------------------
@@ -203,7 +250,6 @@ class Endpoint:
         elif isinstance(event, Reset):
             self._unwatch([(peer, event.stream)])
             self._front.given_up(peer, event.stream)
-        self._watch_backlog(peer)
 
     def _asked(self, peer: Peer, event: Heard) -> None:
         method = grpc.method(event.fields)
@@ -215,6 +261,8 @@ class Endpoint:
             peer.connection.data(event.stream, grpc.packed(self.offer.options))
             peer.connection.end(event.stream, grpc.done())
         elif method == "ListAndWatch":
+            if len(self.watchers) >= _MOST_WATCHERS:
+                raise grpc.StatusError(grpc.EXHAUSTED, "too many streams watch the devices")
             peer.connection.answer(event.stream, grpc.opening())
             self.watchers.append((peer, event.stream))
             if self.devices is not None:
@@ -224,34 +272,38 @@ class Endpoint:
             self._front.called(self, peer, event, method, message)
 
     def _send(self, peer: Peer, stream: int) -> None:
-        """Sends the devices as they are now, or later when the ones before are still on their way."""
-        if peer.connection.waiting(stream):
-            self._backlog.add((id(peer), stream))
+        """Sends the devices as they are now, or later when the ones before are still on their way: in HTTP/2's
+        window, or in the socket's.
+        """
+        peer.flush()
+        if peer.connection.waiting(stream) or peer.connection.out:
+            self._behind.add((peer, stream))
         elif self.devices is not None:
             peer.connection.data(stream, grpc.packed(self.devices))
             peer.flush()
 
-    def _watch_backlog(self, peer: Peer) -> None:
-        for who, stream in [one for one in self._backlog if one[0] == id(peer)]:
-            if not peer.connection.waiting(stream):
-                self._backlog.discard((who, stream))
-                self._send(peer, stream)
+    def _catch_up(self, peer: Peer) -> None:
+        """Sends the newest devices to streams that had no room for them, as far as there is room now."""
+        for stream in self.behind(peer):
+            self._behind.discard((peer, stream))
+            self._send(peer, stream)
 
     def _gone(self, peer: Peer, _why: str) -> None:
         if peer in self.peers:
             self.peers.remove(peer)
         self._unwatch([one for one in self.watchers if one[0] is peer])
-        self._backlog = {one for one in self._backlog if one[0] != id(peer)}
         self._front.lost(peer)
 
     def _unwatch(self, ended: list[tuple[Peer, int]]) -> None:
         before = len(self.watchers)
+        self._behind.difference_update(ended)
         self.watchers = [one for one in self.watchers if one not in ended]
         if len(self.watchers) != before:
             self._streams_changed("stream ended")
 
     def _end_streams(self) -> None:
         ended, self.watchers = self.watchers, []
+        self._behind.clear()
         for peer, stream in ended:
             peer.connection.end(stream, grpc.done())
             peer.flush()
@@ -269,17 +321,17 @@ class Endpoint:
         if kubelet != self.told:
             self._failures = 0  # a new kubelet that is not listening yet is asked again soon
         self.told = kubelet
-        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        dialled.setblocking(False)
         try:
-            dialled.connect(os.fspath(self._kubelet_path))
+            dialled = _dialled(self._kubelet_path)
         except OSError as error:
-            dialled.close()
             self._failed("UNAVAILABLE", f"cannot connect to {self._kubelet_path}: {error.strerror}")
             return
         connection = Connection(client=True)
         connection.ask(grpc.request(_REGISTER_PATH, _REGISTER_SECONDS), grpc.packed(self.offer.register))
-        peer = Peer(self._front.selector, dialled, connection, self._registered, self._not_registered)
+        front = self._front
+        peer = Peer(
+            front.selector, dialled, connection, self._registered, self._not_registered, failed=front.failed
+        )
         if peer.open:
             self._attempt = peer, time.monotonic() + _REGISTER_SECONDS
 
@@ -316,6 +368,43 @@ class Endpoint:
         """Logs a problem that may repeat many times a second once, until there is another one."""
         if self._logged.new("problem", f"{event} {fields}"):
             self._front.log.say("warning", "registration", event, **fields)
+
+
+def _listener(path: Path) -> socket.socket | None:
+    """A socket that listens at PATH; None where it was removed before it had its name. Raises SocketError."""
+    hidden = sockets.hidden_name(path.parent)
+    fresh: socket.socket | None = None
+    try:
+        fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        fresh.bind(os.fspath(hidden))
+        hidden.chmod(0o600)  # root's: so is the kubelet
+        fresh.listen(_BACKLOG)
+        hidden.rename(path)
+    except FileNotFoundError:
+        if fresh is not None:
+            fresh.close()
+        return None
+    except OSError as error:
+        if fresh is not None:
+            fresh.close()
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+        raise SocketError(
+            f"cannot listen on {path}: {error.strerror}; the directory must be writable"
+        ) from error
+    return fresh
+
+
+def _dialled(path: Path) -> socket.socket:
+    """A socket that is connected to PATH. Raises OSError."""
+    dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        dialled.setblocking(False)
+        dialled.connect(os.fspath(path))
+    except OSError:
+        dialled.close()
+        raise
+    return dialled
 
 
 def refusal(error: GigasliceError) -> dict[str, str]:

@@ -7,6 +7,7 @@ as gone, by closing the streams, as if there were no front.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
@@ -65,6 +66,7 @@ class Front:
         self._numbers: dict[int, Endpoint] = {}
         self._next = 0
         self._due = 0.0
+        self._resting: list[tuple[socket.socket, Callable[[int], None]]] = []
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -76,12 +78,34 @@ class Front:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _POLL_SECONDS
+            self._wake_resting()
             for endpoint in list(self.endpoints.values()):
                 self._poll(endpoint, now)
 
     def wake(self) -> None:
         """Polls at once instead of at the next interval."""
         self._due = 0.0
+
+    def rest(self, listener: socket.socket, accept: Callable[[int], None]) -> None:
+        """Leaves LISTENER alone until the next poll: without descriptors or memory it is ready all the time."""
+        self.selector.unregister(listener)
+        self._resting.append((listener, accept))
+
+    def failed(self, error: Exception) -> None:
+        """A mistake of ours has cost a connection."""
+        self.log.say("error", "front", "connection ended by a mistake", detail=repr(error))
+
+    def _wake_resting(self) -> None:
+        resting, self._resting = self._resting, []
+        for listener, accept in resting:
+            if listener.fileno() >= 0:
+                self.selector.register(listener, selectors.EVENT_READ, accept)
+
+    def stop_listening(self, listener: socket.socket) -> None:
+        """Closes LISTENER, which may rest."""
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(listener)
+        listener.close()
 
     def close(self) -> None:
         """Ends every stream and connection."""
@@ -251,6 +275,10 @@ class Front:
         for number, call in list(self.calls.items()):
             if call.peer is peer and call.stream == stream:
                 self._forget(number)
+
+    def calling(self, peer: Peer) -> bool:
+        """Whether PEER waits for an answer."""
+        return any(call.peer is peer for call in self.calls.values())
 
     def lost(self, peer: Peer) -> None:
         """The caller is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 from agent.front import hpack
@@ -30,6 +31,7 @@ UNIMPLEMENTED, INTERNAL, UNAVAILABLE, EXHAUSTED = 12, 13, 14, 8
 _PREFIX = struct.Struct("!BI")
 _SERVICE = b"/v1beta1.DevicePlugin/"
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"[0-9]{1,8}[HMSmun]")  # no more digits than the specification's eight
 _OPENING = b"\x88" + hpack.encode([(b"content-type", b"application/grpc")])  # 0x88 is :status 200
 _DONE = hpack.encode([(b"grpc-status", b"0")])
 
@@ -52,10 +54,12 @@ def method(fields: Fields) -> str:
 
 
 def time_left(fields: Fields) -> float | None:
-    """Seconds that the caller waits; None for ever."""
-    text = dict(fields).get(b"grpc-timeout", b"")
-    if len(text) < 2 or not text[:-1].isdigit() or text[-1:] not in _UNITS:
+    """Seconds that the caller waits; None for ever. Raises StatusError, as grpc-go, where they have another form."""
+    text = dict(fields).get(b"grpc-timeout")
+    if text is None:
         return None
+    if not _TIMEOUT.fullmatch(text):
+        raise StatusError(INTERNAL, "malformed grpc-timeout")
     return int(text[:-1]) * _UNITS[text[-1:]]
 
 

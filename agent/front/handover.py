@@ -59,15 +59,17 @@ class Heir:
         if self._listener is not None:
             return
         self._path = Path(path)
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made: socket.socket | None = None
         try:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             made.bind(path)
             self._path.chmod(0o600)
             made.listen(8)
         except OSError as error:
-            made.close()
+            if made is not None:
+                made.close()
             self._front.log.say(
                 "warning", "front", "no hand-over possible", detail=f"{path}: {error.strerror}"
             )
@@ -92,8 +94,7 @@ class Heir:
         for endpoint in self._front.endpoints.values():
             endpoint.stop_listening()
         if self._listener is not None:
-            self._front.selector.unregister(self._listener)
-            self._listener.close()  # its file is the next one's
+            self._front.stop_listening(self._listener)  # its file is the next one's
             self._listener = None
         known, fds = _export(self._front)
         raw = json.dumps(known).encode()
@@ -111,10 +112,15 @@ class Heir:
         return taken
 
     def _accept(self, _events: int) -> None:
+        listener = self._listener
+        if listener is None:
+            return
         try:
-            assert self._listener is not None
-            came, _ = self._listener.accept()
+            came, _ = listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            self._front.rest(listener, self._accept)
             return
         came.settimeout(_GREETING_SECONDS)
         try:
@@ -162,6 +168,11 @@ class Predecessor:
         """The agent has what it waited for."""
         self._path = ""
 
+    @property
+    def there(self) -> bool:
+        """Whether a front is there that will hand over what it has."""
+        return self._sock is not None
+
     def poll(self, now: float) -> bool:
         """Whether there seems to be none any more; true at every call until `done`. While there is one its agent may
         be away for a moment, and what it has locked must not be taken.
@@ -175,13 +186,15 @@ class Predecessor:
         return news
 
     def _connect(self) -> None:
-        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        dialled: socket.socket | None = None
         try:
+            dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             dialled.settimeout(_PATIENCE)
             dialled.connect(self._path)
             dialled.sendall(_GREETING)
         except OSError:
-            dialled.close()  # an older version, or no front: the agent tries the lock by itself
+            if dialled is not None:
+                dialled.close()  # an older version, or no front: the agent tries the lock by itself
             return
         self._sock = dialled
         self._front.selector.register(dialled, selectors.EVENT_READ, self._receive)
@@ -257,7 +270,8 @@ def _export(front: Front) -> tuple[dict[str, Any], list[int]]:
             calls = [_call(call) for call in front.calls.values() if call.peer is peer]
             if (watching or calls) and len(fds) < _MOST_DESCRIPTORS:
                 known = {"fd": len(fds), "connection": peer.connection.export()}
-                each["peers"].append({**known, "watching": watching, "calls": calls})
+                behind = endpoint.behind(peer)
+                each["peers"].append({**known, "watching": watching, "behind": behind, "calls": calls})
                 fds.append(peer.sock.fileno())
             else:
                 peer.close()
@@ -296,7 +310,11 @@ def _adopt(front: Front, known: dict[str, Any], fds: list[int]) -> None:
             endpoint.adopt_lock(fds[each["lock"]])
         for one in each["peers"]:
             sock = socket.socket(fileno=fds[one["fd"]])
-            peer = endpoint.adopt(sock, Connection.restored(one["connection"]), one["watching"])
+            connection = Connection.restored(one["connection"])
+            slow = [
+                stream for stream in one["watching"] if connection.waiting(stream)
+            ]  # an older one does not say
+            peer = endpoint.adopt(sock, connection, one["watching"], one.get("behind", slow))
             for call in one["calls"]:
                 front.put(_call_of(endpoint, peer, call))
 

@@ -26,7 +26,7 @@ _BUFFER_BYTES = 2 * MESSAGE_BYTES + 1024  # of unfinished messages on one connec
 _WINDOW, _OUR_WINDOW, _MOST_WINDOW = 65_535, MESSAGE_BYTES + 1024, (1 << 31) - 1
 _FRAME_BYTES = 16_384
 _HEADER_BYTES = 64 << 10
-_REFUSED, _ENOUGH = 0x7, 0xB
+_CLOSED, _REFUSED, _ENOUGH = 0x5, 0x7, 0xB
 _HEAD = struct.Struct("!BHBBI")
 _SETTING = struct.Struct("!HI")
 
@@ -252,20 +252,33 @@ class Connection:
         _, first, raw = self._block
         self._block = None
         fields = self._decoder.decode(bytes(raw))
-        one = self._streams.get(stream)
+        one = self._streams.get(stream) or self._opened(stream)
         if one is None:
-            if self._client or stream <= self._last:
-                return  # of one that was given up meanwhile
-            if not stream & 1:
-                raise Http2Error(1, "a stream with an even number")
-            self._last = stream
-            if len(self._streams) >= _MOST_STREAMS:
-                self._frame(_RST_STREAM, 0, stream, struct.pack("!I", _REFUSED))
-                return
-            one = self._streams[stream] = _Stream(self._peer_window)
+            return
+        if one.heard:
+            raise Http2Error(_CLOSED, "fields of a stream that was ended")
+        if one.fields and not (
+            first & _END_STREAM or self._client
+        ):  # an answer has such before its last ones
+            raise Http2Error(1, "fields in the midst of a request")
         one.fields += fields
+        if sum(len(name) + len(value) + 32 for name, value in one.fields) > _HEADER_BYTES:
+            raise Http2Error(_ENOUGH, "too many fields")
         if first & _END_STREAM:
             self._heard(stream, one, found)
+
+    def _opened(self, stream: int) -> _Stream | None:
+        """The peer's new stream; None where it was given up meanwhile, or is refused."""
+        if self._client or stream <= self._last:
+            return None
+        if not stream & 1:
+            raise Http2Error(1, "a stream with an even number")
+        self._last = stream
+        if len(self._streams) >= _MOST_STREAMS:
+            self._frame(_RST_STREAM, 0, stream, struct.pack("!I", _REFUSED))
+            return None
+        one = self._streams[stream] = _Stream(self._peer_window)
+        return one
 
     def _heard(self, stream: int, one: _Stream, found: list[Event]) -> None:
         one.heard = True

@@ -12,10 +12,19 @@ from agent.front.http2 import Connection, Event, Http2Error
 __all__ = ["Peer"]
 
 _READ_BYTES = 256 << 10
+_UNREAD_BYTES = 64 << 10
+"""With so much said that the other side has not read, nothing more is read from it: each of its pings is answered."""
 
 
 class Peer:
-    """SOCK, connected, and the CONNECTION over it. HEARD gets its events, GONE is called at its end."""
+    """SOCK, connected, and the CONNECTION over it.
+
+    Args:
+        heard: Gets its events.
+        gone: Is called at its end, with why.
+        room: Is called whenever the other side may have made room for more.
+        failed: Is told of a mistake of ours, which ends this connection and no other.
+    """
 
     def __init__(
         self,
@@ -24,12 +33,17 @@ class Peer:
         connection: Connection,
         heard: Callable[[Peer, Event], None],
         gone: Callable[[Peer, str], None],
+        *,
+        room: Callable[[Peer], None] = lambda peer: None,
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self.sock = sock
         self.connection = connection
         self._selector = selector
         self._heard = heard
         self._gone = gone
+        self._room = room
+        self._failed = failed
         self._events = selectors.EVENT_READ
         self.open = True
         sock.setblocking(False)
@@ -47,7 +61,9 @@ class Peer:
         except OSError as error:
             self._end(error.strerror or str(error))
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+        events = selectors.EVENT_WRITE if out else 0
+        if len(out) <= _UNREAD_BYTES:
+            events |= selectors.EVENT_READ
         if self.open and events != self._events:
             self._events = events
             self._selector.modify(self.sock, events, self._ready)
@@ -74,10 +90,16 @@ class Peer:
         return self.sock.detach()
 
     def _ready(self, events: int) -> None:
-        if events & selectors.EVENT_READ:
-            self._read()
-        if self.open:
-            self.flush()
+        try:
+            if events & selectors.EVENT_READ:
+                self._read()
+            if self.open:
+                self.flush()
+            if self.open:
+                self._room(self)
+        except Exception as error:  # noqa: BLE001  (what one peer says never ends the loop that serves all)
+            self._failed(error)
+            self._end(f"a mistake of the node agent: {error!r}")
 
     def _read(self) -> None:
         try:

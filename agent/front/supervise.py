@@ -88,10 +88,18 @@ class _Supervisor:
     # --- the agent -------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = channel.pair()
-        parent = os.getpid()
         self._begun, self._again = time.monotonic(), None
-        self._pid = os.fork()
+        pair: tuple[socket.socket, ...] = ()
+        parent = os.getpid()
+        try:
+            ours, theirs = pair = channel.pair()
+            self._pid = os.fork()
+        except OSError as error:  # no descriptors, processes or memory for the moment
+            for end in pair:
+                end.close()
+            self._again = self._begun + _LONGEST_PAUSE
+            self._front.log.say("error", "front", "agent not started", detail=error.strerror)
+            return
         if self._pid == 0:
             self._become_agent(theirs, parent)
         theirs.close()
@@ -163,7 +171,8 @@ class _Supervisor:
         if self._front.served or code < 0:
             self._failures = 0
         self._failures += 1
-        if not self._front.endpoints or (code > 0 and self._failures >= _MOST_FAILURES):
+        alone = not self._front.endpoints and not (code < 0 and self._predecessor.there)
+        if alone or (code > 0 and self._failures >= _MOST_FAILURES):
             self._code = code if code > 0 else 128 - code
             return
         self._quick = 0 if now - self._begun > _WELL_SECONDS else self._quick + 1

@@ -200,6 +200,23 @@ def test_a_successor_stands_by_while_the_agent_of_the_one_before_is_not_ready_ye
     assert node.run_pod(pod("a", 4)).phase == "Running"
 
 
+def test_a_killed_agent_of_a_successor_is_started_again_and_takes_over(node, agent, successor):
+    """The front beside it holds the place of the next one; it goes on, before the hand-over and in the midst of it."""
+    running = node.run_pod(pod("a", 8))
+    other = successor()
+    agent.wait_event("successor is ready")
+    other.kill_worker()
+    other.wait_event("standing by", 2)
+    other.worker.suspend()
+    assert agent.terminate() == 0
+    other.wait_event("taken over")
+    other.worker.kill()
+    assert node.run_pod(pod("b", 4)).phase == "Running"
+    assert running.container("c0").running
+    assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
+    assert len(agent.events("successor is ready")) == 1, "its front never went away"
+
+
 def test_a_successor_takes_over_from_one_that_is_killed(node, agent, successor):
     running = node.run_pod(pod("a", 8))
     other = successor()

@@ -1,5 +1,6 @@
 """Calls while the agent is away: they wait, come to the next agent with their age, and are given up in the end."""
 
+import socket
 import tempfile
 import threading
 import time
@@ -10,8 +11,10 @@ import pytest
 
 from agent.front import channel as way
 from agent.front import front as module
+from agent.front import grpc as grpc_wire
 from agent.front.channel import CALL, METHODS, Buffer, Kind
 from agent.front.front import Front
+from agent.front.http2 import Connection, Heard
 from agent.front.offer import Offer
 
 AGENTS = []
@@ -39,6 +42,10 @@ class Agent:
         _, number, payload = calls[0]
         method, _, age, _ = CALL.unpack_from(payload)
         return number, METHODS[method], age, payload[CALL.size :]
+
+    def wait_for(self, kind, number):
+        while not [one for one in self.heard if one[:2] == (kind, number)]:
+            self.heard += self.buffer.add(self.sock.recv(65536))
 
     def answer(self, number, message):
         self.sock.sendall(way.frame(Kind.ANSWER, number, b"\0" + message))
@@ -127,5 +134,53 @@ def test_a_call_that_the_kubelet_gives_up_is_taken_back(place):
     future = allocate(channel)
     number = agent.call()[0]
     future.cancel()
-    while not [one for one in agent.heard if one[:2] == (Kind.CANCEL, number)]:
-        agent.heard += agent.buffer.add(agent.sock.recv(65536))
+    agent.wait_for(Kind.CANCEL, number)
+
+
+def test_the_newest_list_leaves_as_soon_as_there_is_room(place):
+    """Lists larger than the window wait for the reader; when it reads on, nothing else happens that could wake us."""
+    _, agent, channel, _ = place
+    stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"", timeout=60)
+    assert next(stream) == b"devices"
+    lists = [bytes([65 + number]) * 1_000_000 for number in range(6)]
+    for devices in lists:
+        agent.sock.sendall(way.frame(Kind.LIST, 1, devices))
+    shown = []
+    while not shown or shown[-1] != lists[-1]:
+        shown.append(next(stream))
+    assert shown == [each for each in lists if each in shown], "in order, and each at most once"
+    stream.cancel()
+
+
+def test_a_malformed_timeout_is_answered_and_ends_nothing(place):
+    _, agent, channel, directory = place
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(directory / "p.sock"))
+        client = Connection(client=True)
+        block = grpc_wire.request("/v1beta1.DevicePlugin/Allocate", 1.0)
+        client.ask(block.replace(b"1000m", b"9.99m"), grpc_wire.packed(b"wanted"))
+        raw.sendall(client.out)
+        heard = []
+        while not heard:
+            heard = [event for event in client.receive(raw.recv(65536)) if isinstance(event, Heard)]
+    assert grpc_wire.status(heard[0].fields) == ("INTERNAL", "malformed grpc-timeout")
+    future = allocate(channel)
+    agent.answer(agent.call()[0], b"given")
+    assert future.result(30) == b"given"
+
+
+def test_a_mistake_of_ours_ends_one_connection_and_is_logged(place, monkeypatch, capsys):
+    front, agent, channel, _ = place
+    front.log.set_up("info", "json")
+    monkeypatch.setattr(front, "given_up", lambda *_: 1 // 0)
+    future = allocate(channel)
+    number = agent.call()[0]
+    future.cancel()
+    agent.wait_for(Kind.CANCEL, number)
+    monkeypatch.undo()
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    second = allocate(channel, b"second")
+    number, _, _, message = agent.call()
+    assert message == b"second"
+    agent.answer(number, b"given")
+    assert second.result(30) == b"given"

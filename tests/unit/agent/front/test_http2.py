@@ -71,6 +71,54 @@ def test_nonsense_for_frames_ends_the_connection_and_nothing_else(frames):
         assert b"\x07" in connection.out, "the peer is told"
 
 
+HEAD = PREFACE + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+def fields_of(stream, flags, block=b"\x83"):
+    return len(block).to_bytes(3, "big") + bytes((1, flags)) + stream.to_bytes(4, "big") + block
+
+
+@pytest.mark.parametrize("again", [0x4, 0x5])
+def test_fields_after_a_request_end_the_connection(again):
+    """Each would be kept, and the request heard once more."""
+    connection = Connection()
+    assert len(connection.receive(HEAD + fields_of(1, 0x5))) == 1
+    with pytest.raises(Http2Error, match="was ended"):
+        connection.receive(fields_of(1, again))
+
+
+def test_fields_in_the_midst_of_a_request_are_its_last_ones_or_none():
+    connection = Connection()
+    connection.receive(HEAD + fields_of(1, 0x4))
+    (heard,) = connection.receive(fields_of(1, 0x5))
+    assert heard.fields == [(b":method", b"POST")] * 2
+    connection.receive(fields_of(3, 0x4))
+    with pytest.raises(Http2Error, match="in the midst"):
+        connection.receive(fields_of(3, 0x4))
+
+
+def test_fields_of_an_answer_are_bounded():
+    connection = Connection(client=True)
+    connection.ask(b"", b"")
+    with pytest.raises(Http2Error, match="too many fields"):
+        for _ in range(3000):
+            connection.receive(fields_of(1, 0x4))
+
+
+@pytest.mark.parametrize(
+    "text", [b"9" * 400 + b"H", b"123456789S", b"", b"5", b"S", b"1 S", b"-1S", b"1s", b"\xb2S"]
+)
+def test_a_timeout_that_is_none_is_refused(text):
+    with pytest.raises(wire.StatusError, match="malformed"):
+        wire.time_left([(b"grpc-timeout", text)])
+
+
+def test_timeouts_are_read():
+    assert wire.time_left([]) is None
+    assert wire.time_left([(b"grpc-timeout", b"99999999H")]) == 99999999 * 3600.0
+    assert wire.time_left([(b"grpc-timeout", b"250m")]) == 0.25
+
+
 def test_somebody_else_is_sent_away():
     with pytest.raises(Http2Error, match="preface"):
         Connection().receive(b"GET / HTTP/1.1\r\n\r\n")
