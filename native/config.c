@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "plain.h"
 #include "text.h"
 
 /* Fixed in the shipped library. Test flavours are built with another root; no variable can move it. */
@@ -22,21 +23,24 @@
 #define VC_ROOT "/etc/vcuda"
 #endif
 
-int config_is_gone(const char *path) {
+static enum { UNKNOWN, ABSENT, PRESENT } container_page;
+
+/* ABSENT: there is certainly no such file. One that cannot be checked must not mean unlimited. */
+static int look_for_container_page(void) {
+  static char path[] = VC_ROOT "/limits"; /* a variable: on a page that the loader has brought in anyway */
   int saved = errno;
   int gone = syscall(SYS_faccessat, AT_FDCWD, path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
   errno = saved;
-  return gone;
+  return gone ? ABSENT : PRESENT;
 }
 
-/* A container is made with its page, so one check is enough. */
+/* A container is made with its page, so one check is enough; and one that was there once is not forgotten, whatever root
+ * directory the process has now. */
 static int container_page_exists(void) {
-  enum { UNKNOWN, ABSENT, PRESENT };
-  static _Atomic int settled;
-  int known = atomic_load_explicit(&settled, memory_order_relaxed);
+  int known = __atomic_load_n(&container_page, __ATOMIC_RELAXED);
   if (known == UNKNOWN) {
-    known = config_is_gone(VC_ROOT "/limits") ? ABSENT : PRESENT;
-    atomic_store_explicit(&settled, known, memory_order_relaxed);
+    known = look_for_container_page();
+    __atomic_store_n(&container_page, known, __ATOMIC_RELAXED);
   }
   return known == PRESENT;
 }
@@ -44,7 +48,7 @@ static int container_page_exists(void) {
 /* A program with raised privileges does not take its limits from the process that started it. */
 static const char *variable(const char *name) { return secure_getenv(name); }
 
-static const char prefix[] = "VCUDA_";
+static char prefix[] = "VCUDA_";
 
 static int is_name(const char *setting, size_t length, const char *name) {
   return strlen(name) == length && memcmp(setting, name, length) == 0;
@@ -70,9 +74,27 @@ static const char *misspelt(void) {
   return NULL;
 }
 
-int config_is_present(void) {
-  return container_page_exists() || variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL ||
+static int environment_limits(void) {
+  return variable("VCUDA_MEMORY_LIMIT") != NULL || variable("VCUDA_DIR") != NULL ||
          variable("VCUDA_PHYSICAL_LIMIT") != NULL || variable("VCUDA_CORES") != NULL || misspelt() != NULL;
+}
+
+int config_is_present(void) {
+  return container_page_exists() || environment_limits();
+}
+
+/* Most processes have no variable of ours: they are spared what it takes to read one. NULL: cleared before the library
+ * was loaded. */
+static int has_variables(char *const *environment) {
+  while (environment != NULL && *environment != NULL)
+    if (plain_same_bytes(*environment++, prefix, sizeof prefix - 1)) return 1;
+  return 0;
+}
+
+int config_at_load(char *const *environment) {
+  if (look_for_container_page() == ABSENT) return has_variables(environment) && environment_limits();
+  __atomic_store_n(&container_page, PRESENT, __ATOMIC_RELAXED);
+  return 1;
 }
 
 static int is_own_directory(const char *path) {

@@ -25,11 +25,12 @@ struct config {
   int default_directory;    /* 1: DIRECTORY is of our choosing, in a place that others may reach */
 };
 
-/* Whether there is certainly no such file: a file that cannot be checked must not mean unlimited. */
-int config_is_gone(const char *path);
-
 /* 1: something is configured, whether or not it can be used. */
 int config_is_present(void);
+
+/* The same while the library is being loaded into a process with this ENVIRONMENT: one system call, and no function of
+ * the C library where nothing is configured. A page that is there now is never held to be absent later. */
+int config_at_load(char *const *environment);
 
 /* VC_EINVAL: a variable makes no sense; WHY (CONFIG_WHY bytes) says which, and what to write instead. */
 int config_read(struct config *out, char *why);

@@ -20,7 +20,6 @@
 #include "limits_layout.h"
 #include "lock.h"
 #include "log.h"
-#include "objects.h"
 #include "os.h"
 #include "runtime_state.h"
 #include "standalone.h"
@@ -67,17 +66,18 @@ int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)
  * they bring a constructor. */
 void *__dso_handle __attribute__((visibility("hidden"))) = &__dso_handle;
 
-/* Nothing is configured in this process's file system; but it may have another root directory than the one that it was
- * loaded in (chroot, pivot_root), or its mounts are gone. Then the path that the library came from leads nowhere. */
-static int root_has_changed(void) {
-  const char *path = objects_own_path();
-  return path[0] == '/' && config_is_gone(path);
+/* A program may have another root directory or another environment by the time it first looks for CUDA: what was
+ * configured when the library was loaded counts. What was not may still come, as with os.environ of Python. */
+static __attribute__((constructor)) void note_limits(int count, char **arguments, char **environment) {
+  (void)count;
+  (void)arguments;
+  if (config_at_load(environment)) atomic_store_explicit(&limited, LIMITED, memory_order_relaxed);
 }
 
 int runtime_is_limited(void) {
   int known = atomic_load_explicit(&limited, memory_order_relaxed);
   if (known == UNKNOWN) {
-    known = config_is_present() || root_has_changed() ? LIMITED : UNLIMITED;
+    known = config_is_present() ? LIMITED : UNLIMITED;
     atomic_store_explicit(&limited, known, memory_order_relaxed);
   }
   return known == LIMITED;
@@ -185,14 +185,8 @@ static void decide(int status, const struct config *config, const char *why) {
 
 /* runtime_is_limited(), and nothing is configured. */
 static int say_what_is_gone(char *why) {
-  if (root_has_changed())
-    snprintf(why, CONFIG_WHY, "%.128s, from which this library was loaded, is not there any more: the program has changed "
-             "its root directory and left its limits behind, or the file was removed; mount /etc/vcuda in the new root, use "
-             "CUDA before, or start the program again",
-             objects_own_path());
-  else
-    snprintf(why, CONFIG_WHY, "the limits that were there when the program first looked for CUDA have gone from its "
-             "environment; leave VCUDA_* set until cuInit");
+  snprintf(why, CONFIG_WHY, "the limits that were there when this library was loaded, or when the program first looked "
+           "for CUDA, have gone from its environment; leave VCUDA_* set until cuInit");
   return VC_ENOENT;
 }
 

@@ -91,14 +91,6 @@ int objects_find_initial(const char *soname, struct object *out) {
   return 0;
 }
 
-extern ElfW(Dyn) own_dynamic[] __asm__("_DYNAMIC") __attribute__((visibility("hidden")));
-
-const char *objects_own_path(void) {
-  for (const struct link_map *map = _r_debug.r_map; map != NULL; map = map->l_next)
-    if (map->l_ld == own_dynamic) return map->l_name != NULL ? map->l_name : "";
-  return "";
-}
-
 int objects_find_address(const void *address, struct object *out) {
   struct search search = {.address = (uintptr_t)address, .out = out};
   return address != NULL && dl_iterate_phdr(visit, &search);

@@ -28,8 +28,6 @@ int objects_find_soname(const char *soname, struct object *out);
 /* The same for an object that the program was started with, without a call to the C library: some sanitizers have a
  * dl_iterate_phdr of their own that does not work before they have started. Its memory is not measured. */
 int objects_find_initial(const char *soname, struct object *out);
-/* Where this library was loaded from, as objects_find_initial() sees it; "" when it is in another namespace. */
-const char *objects_own_path(void);
 /* The loaded object that ADDRESS lies in; 0: none. */
 int objects_find_address(const void *address, struct object *out);
 /* Whether a search that starts behind the object of FROM meets the object of TO before any other one that defines the

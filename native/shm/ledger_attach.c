@@ -10,9 +10,13 @@
 
 /* A file that may not be opened is not mended by making it anew. */
 static const char *remedy(int status) {
-  return status == VC_EACCES ? "this user may not open it: start vcuda run as the user of this program; in a pod see what "
-                               "forbids it (SELinux, a user namespace)"
-                             : "recreate the pod, or the directory that vcuda run made";
+  if (status == VC_EACCES)
+    return "this user may not open it: start vcuda run as the user of this program; in a pod see what forbids it (SELinux, a "
+           "user namespace)";
+  if (status == VC_ENOENT)
+    return "if the program has changed its root directory, mount /etc/vcuda in the new root or use CUDA before; else "
+           "recreate the pod, or the directory that vcuda run made";
+  return "recreate the pod, or the directory that vcuda run made";
 }
 
 static int fail(int status, char *why, size_t size, const char *what, const char *path, const char *remedy) {

@@ -56,6 +56,15 @@ def other_root(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture
+def whole_root(other_root: Path) -> Path:
+    """The same, and this library under its own path, too, as where all of the old root but /etc is to be had."""
+    inside = other_root / LIBRARY.relative_to("/")
+    inside.parent.mkdir(parents=True)
+    shutil.copy(LIBRARY, inside)
+    return other_root
+
+
 def leave(container: Container, when: str, root: Path) -> subprocess.CompletedProcess[str]:
     return container.run(sys.executable, "-c", LEAVES, when, root)
 
@@ -65,7 +74,25 @@ def test_limits_that_were_left_behind_are_not_no_limits(place, other_root, when)
     done = leave(Container(place), when, other_root)
     assert done.stdout.split() == [str(NOT_READY)], done
     assert done.stderr.count("\n") == 1
-    assert ("changed its root directory" if when == "never" else "limits page") in done.stderr
+    assert "limits page /etc/vcuda/limits" in done.stderr
+    assert "changed its root directory" in done.stderr
+
+
+@pytest.mark.parametrize("when", ["never", "looked"])
+@pytest.mark.parametrize("variables", [{}, {"VCUDA_MEMORY_LIMIT": "20GiB"}], ids=["plain", "variable"])
+def test_the_librarys_own_path_in_the_new_root_is_no_limit(place, whole_root, when, variables):
+    """Nor does the environment say more than the page that was left."""
+    container = Container(place)
+    done = container.run(sys.executable, "-c", LEAVES, when, whole_root, **variables)
+    assert done.stdout.split() == [str(NOT_READY)], done
+
+
+def test_a_preload_by_a_relative_path_has_its_limits_too(place, other_root):
+    container = Container(place)
+    container.mounts.append(f"cd {LIBRARY.parent}")
+    (container.etc / "ld.so.preload").unlink()
+    done = container.run(sys.executable, "-c", LEAVES, "never", other_root, LD_PRELOAD=f"./{LIBRARY.name}")
+    assert done.stdout.split() == [str(NOT_READY)], done
 
 
 def test_limits_that_were_attached_go_along(place, other_root):
@@ -84,36 +111,64 @@ def test_limits_that_are_mounted_in_the_new_root_hold(place, other_root):
 
 @pytest.mark.parametrize("limit", [None, "1GiB"])
 def test_a_library_whose_file_is_gone(place, tmp_path, limit):
-    """What a changed root looks like, without being root. A limit in the environment has come along."""
+    """What was configured counts, and not where the library came from."""
     library = tmp_path / "lib" / "libvcuda.so"
     library.parent.mkdir()
     shutil.copy(LIBRARY, library)
     with place.client(limit, LD_PRELOAD=str(library)) as client:
         assert client.do("pid").code == SUCCESS  # it has started
         shutil.rmtree(library.parent)
-        if limit is None:
-            assert client.do("init").code == NOT_READY
-            errors = client.close()
-            assert str(library) in errors
-            assert errors.count("\n") == 1
-        else:
-            client.ready()
-            assert client.do("alloc a", GIB).code == OUT_OF_MEMORY
-            assert client.do("alloc a", MIB).code == SUCCESS
+        client.ready()
+        assert client.do("alloc a", GIB).code == (SUCCESS if limit is None else OUT_OF_MEMORY)
+        assert client.do("alloc b", MIB).code == SUCCESS
+        assert client.close() == ""
 
 
-def test_a_relative_path_says_nothing(place, tmp_path):
-    shutil.copy(LIBRARY, tmp_path / "libvcuda.so")
-    (tmp_path / "elsewhere").mkdir()
-    program = (
-        "import ctypes, os; os.chdir('elsewhere'); cuda = ctypes.CDLL('libcuda.so.1'); print(cuda.cuInit(0))"
-    )
+CLEARED = """
+import ctypes, os
+for name in [name for name in os.environ if name.startswith("VCUDA_")]: del os.environ[name]
+print(ctypes.CDLL("libcuda.so.1").cuInit(0))
+"""
+
+
+@pytest.mark.parametrize(("limit", "code"), [("1GiB", NOT_READY), (None, SUCCESS)])
+def test_an_environment_that_is_cleared_before_the_first_look_up(place, limit, code):
+    done = place.run(sys.executable, "-c", CLEARED, limit=limit)
+    assert done.stdout.split() == [str(code)], done
+    assert ("gone from its environment" in done.stderr) == (code == NOT_READY)
+
+
+LATER = """
+import ctypes, os
+os.environ["VCUDA_MEMORY_LIMIT"] = "1GiB"
+cuda = ctypes.CDLL("libcuda.so.1")
+total = ctypes.c_size_t()
+print(cuda.cuInit(0), cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0), total.value)
+"""
+
+
+def test_a_limit_that_comes_after_the_library_was_loaded(place):
+    done = place.run(sys.executable, "-c", LATER, VCUDA_LOG="error", XDG_RUNTIME_DIR=str(place.directory))
+    assert (done.stdout.split(), done.stderr) == (["0", "0", str(GIB)], "")
+
+
+def test_a_library_that_is_loaded_into_a_program_without_environment(place):
+    program = "import ctypes, sys; ctypes.CDLL(None).clearenv(); ctypes.CDLL(sys.argv[1])"
+    env = place.plain_env()
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=place.env() | {"LD_PRELOAD": "./libvcuda.so"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program, LIBRARY], env=env, capture_output=True, text=True, check=False
     )
-    assert (done.stdout.split(), done.stderr) == ([str(SUCCESS)], "")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace shows the system calls")
+def test_a_program_without_cuda_pays_one_system_call(tmp_path):
+    def calls(*settings: str) -> list[str]:
+        """Those after the loader's last."""
+        trace = tmp_path / "trace"
+        subprocess.run(["strace", "-o", trace, *settings, "/bin/true"], check=True, env={})
+        names = [line.split("(")[0] for line in trace.read_text().splitlines()]
+        return names[len(names) - names[::-1].index("munmap") :]
+
+    plain = calls()
+    assert calls(f"--env=LD_PRELOAD={LIBRARY}") == ["faccessat", *plain]

@@ -88,12 +88,19 @@ def import_mistakes(library: Path) -> Iterator[str]:
             yield f"needs {needed}, which a process may not have loaded"
 
 
+WORD = 8
+
+
 def start_up_mistakes(library: Path) -> Iterator[str]:
-    """Nothing may run when the library is loaded or unloaded, and no memory may be writable and executable."""
+    """One function runs when the library is loaded (init.c), none when it is unloaded; no memory may be writable and
+    executable."""
     for section in re.findall(
-        r"\s(\.(?:init|fini|preinit)_array|\.init|\.fini|\.ctors|\.dtors)\s", sections(library)
+        r"\s(\.(?:fini|preinit)_array|\.init|\.fini|\.ctors|\.dtors)\s", sections(library)
     ):
         yield f"has a section {section}: something runs at load time"
+    constructors = section_bytes(library, ".init_array") // WORD
+    if constructors != 1:
+        yield f"{constructors} functions run at load time: init.c has the only one"
     if "TEXTREL" in tool("readelf", "-d", str(library)):
         yield "has text relocations"
     if re.search(r"GNU_STACK.*E\s", tool("readelf", "-lW", str(library))):
