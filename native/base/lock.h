@@ -1,5 +1,5 @@
 /* Two small locks that need no thread library and can be reset in a forked child.
- * Depends on nothing. Tests: tests/native/test_table.c. */
+ * Depends on nothing. Tests: tests/native/test_lock.c. */
 #ifndef VC_BASE_LOCK_H
 #define VC_BASE_LOCK_H
 
@@ -12,9 +12,13 @@ struct lock {
   _Atomic int taken;
 };
 
+/* Between two tries: gives the processor away, and after some tries sleeps. */
+void lock_pause(unsigned int tries);
+/* Until it was seen given. */
+void lock_wait(struct lock *lock);
+
 static inline void lock_take(struct lock *lock) {
-  while (__builtin_expect(atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire), 0))
-    while (atomic_load_explicit(&lock->taken, memory_order_relaxed)) os_yield();
+  while (__builtin_expect(atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire), 0)) lock_wait(lock);
 }
 
 /* 1: taken. For what can be done without: where a signal's handler may come in that interrupted the holder. */
@@ -38,10 +42,7 @@ static inline int long_lock_take(struct long_lock *lock, const void *self) {
                                                                       memory_order_acquire, memory_order_relaxed);
        tries++) {
     none = NULL;
-    if (tries < 64)
-      os_yield();
-    else
-      os_sleep_us(50);
+    lock_pause(tries);
   }
   return 1;
 }

@@ -198,11 +198,3 @@ TEST(table_reset_in_child) {
   expect_exit(pid, 0);
   CHECK_EQ(table_count(&table), 10000);
 }
-
-TEST(table_a_lock_that_is_taken_is_not_waited_for) {
-  struct lock lock = {0};
-  CHECK_EQ(lock_try(&lock), 1);
-  CHECK_EQ(lock_try(&lock), 0);
-  lock_give(&lock);
-  CHECK_EQ(lock_try(&lock), 1);
-}
