@@ -175,7 +175,7 @@ int charge_take(enum allocation_kind kind, uint64_t key, struct table_entry *out
 
 __attribute__((noinline, cold)) void charge_put_back(enum allocation_kind kind, const struct table_entry *entry) {
   struct table_entry old;
-  table_put(&allocations[kind], entry, &old);
+  table_put_back(&allocations[kind], entry, &old);
 }
 
 /* Out of the table first: once the driver has freed the block, another thread may be given the same address. */

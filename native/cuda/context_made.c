@@ -154,7 +154,7 @@ CUresult vc_cuGreenCtxCreate(CUgreenCtx *pctx, CUdevResourceDesc desc, CUdevice 
   CUresult result = context_retain((CUcontext *)(void *)pctx, &creation);
   if (result == CUDA_SUCCESS && pctx != NULL) {
     struct table_entry entry = {.key = (uintptr_t)*pctx, .bytes = 0, .owner = (uint32_t)dev}, old;
-    table_put(&green, &entry, &old);
+    table_put_back(&green, &entry, &old);
     int column = device_column(dev);
     if (column >= 0) undeclared_glance((uint32_t)column);
   }
@@ -170,7 +170,7 @@ CUresult vc_cuGreenCtxDestroy(CUgreenCtx ctx) {
   if (real_cuda.cuCtxFromGreenCtx == NULL || real_cuda.cuCtxFromGreenCtx(&what.part, ctx) != CUDA_SUCCESS)
     what.part = NULL; /* a reset has ended it */
   CUresult result = context_let_go(&what);
-  if (result != CUDA_SUCCESS) table_put(&green, &entry, &old);
+  if (result != CUDA_SUCCESS) table_put_back(&green, &entry, &old);
   return result;
 }
 

@@ -25,7 +25,7 @@ int pool_block_take(CUdeviceptr address, struct table_entry *out) {
 
 void pool_block_put_back(const struct table_entry *entry) {
   struct table_entry old;
-  table_put(&blocks, entry, &old);
+  table_put_back(&blocks, entry, &old);
 }
 
 int pool_is_converted(CUdeviceptr address) {

@@ -53,7 +53,7 @@ void sparse_begin(uint64_t array, unsigned int flags) {
   if ((flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) == 0) return;
   context_place(&place);
   const struct table_entry entry = {array, 0, flags & CUDA_ARRAY3D_DEFERRED_MAPPING ? DEFERRED : 0, place.owner};
-  if (table_put(&arrays, &entry, &old) == 1) /* it was destroyed by a call that is not hooked */
+  if (table_put_back(&arrays, &entry, &old) == 1) /* it was destroyed by a call that is not hooked */
     drop_all((uint32_t)old.bytes);
 }
 
@@ -63,7 +63,7 @@ CUresult sparse_destroy(uint64_t array, CUresult (*call)(CUdeviceptr key)) {
   int known = array != 0 && table_take(&arrays, array, &entry);
   CUresult result = call(array);
   if (known && result == CUDA_SUCCESS) drop_all((uint32_t)entry.bytes);
-  if (known && result != CUDA_SUCCESS) table_put(&arrays, &entry, &old);
+  if (known && result != CUDA_SUCCESS) table_put_back(&arrays, &entry, &old);
   return result;
 }
 
@@ -204,7 +204,7 @@ static void apply(const CUarrayMapInfo *info, uint32_t *prepared) {
     list = number;
   }
   entry.bytes = list;
-  if (known) table_put(&arrays, &entry, &old);
+  if (known) table_put_back(&arrays, &entry, &old);
 }
 
 static CUresult map_array(CUarrayMapInfo *list, unsigned int count, CUstream stream,

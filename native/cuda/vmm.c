@@ -11,9 +11,10 @@
 #include "undeclared.h"
 
 /* Address of a mapping -> its size, and its holding as the owner. Every mapping stands here, also of what costs
- * nothing, so that a range can be walked. LEAVING has those that a call under way unmaps: another thread may map
- * something there before that call is back. */
-static VC_LARGE struct table mappings, leaving;
+ * nothing, so that a range can be walked. Those that a call under way unmaps have LEAVING in their key: another thread
+ * may map something there before that call is back. */
+static VC_LARGE struct table mappings;
+enum { LEAVING = 1 }; /* addresses are those of pages */
 
 /* Host memory costs nothing. */
 static __attribute__((noinline)) CUresult create_free(CUmemGenericAllocationHandle *handle, size_t size,
@@ -93,25 +94,33 @@ CUresult vc_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
   return result;
 }
 
-/* Moves the mappings that lie side by side in a range; with INTO NULL lets go of what they held. */
-static void move_range(struct table *from, struct table *into, CUdeviceptr ptr, size_t size,
-                       struct parting *parting) {
-  CUdeviceptr end = ptr + size;
+/* Marks the mappings that lie side by side in a range as LEAVING, or, with the key's mark FROM, takes the mark off. */
+static void mark_range(CUdeviceptr ptr, size_t size, CUdeviceptr from, struct parting *parting) {
+  CUdeviceptr end = ptr + size, to = from ^ LEAVING;
   struct table_entry entry, old;
-  for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(from, at, &entry); at += entry.bytes) {
-    if (into == &leaving) holding_parting(entry.owner, parting);
-    if (into == NULL)
-      holding_part(entry.owner, 0, parting);
-    else if (table_put(into, &entry, &old) == 1)
-      holding_give(old.owner);
+  for (CUdeviceptr at = ptr; at >= ptr && at < end; at += entry.bytes) {
+    if (!table_rename(&mappings, at | from, at | to, &entry, &old)) return;
+    if (to == LEAVING) holding_parting(entry.owner, parting);
+    if (old.key != 0) holding_give(old.owner); /* mapped or unmapped there by a call that is not hooked */
   }
+}
+
+/* Lets go of what those held. */
+static void forget_range(CUdeviceptr ptr, size_t size, const struct parting *parting) {
+  CUdeviceptr end = ptr + size;
+  struct table_entry entry;
+  for (CUdeviceptr at = ptr; at >= ptr && at < end && table_take(&mappings, at | LEAVING, &entry); at += entry.bytes)
+    holding_part(entry.owner, 0, parting);
 }
 
 CUresult vc_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   struct parting parting = {.column = -1};
-  move_range(&mappings, &leaving, ptr, size, &parting);
+  mark_range(ptr, size, 0, &parting);
   CUresult result = real_cuda.cuMemUnmap(ptr, size);
-  move_range(&leaving, result == CUDA_SUCCESS ? NULL : &mappings, ptr, size, &parting);
+  if (result == CUDA_SUCCESS)
+    forget_range(ptr, size, &parting);
+  else
+    mark_range(ptr, size, LEAVING, NULL);
   parting_end(&parting);
   return result;
 }
@@ -161,7 +170,4 @@ CUresult vc_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
   return CUDA_SUCCESS;
 }
 
-void vmm_after_fork(void) {
-  table_reset(&mappings);
-  table_reset(&leaving);
-}
+void vmm_after_fork(void) { table_reset(&mappings); }

@@ -53,12 +53,13 @@ static __attribute__((noinline, cold)) int grow(struct table_shard *shard) {
   return VC_OK;
 }
 
-static int put(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old) {
+/* One slot stays empty, or find() would never end. */
+static inline int put(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old, int back) {
   if (__builtin_expect(shard->mask == 0, 0)) open_shard(shard);
-  if ((shard->count + 1) * 4 > (shard->mask + 1) * 3 && grow(shard) != VC_OK && shard->count == shard->mask)
-    return VC_EIO; /* one slot stays empty, or find() would never end */
+  int crowded = (shard->count + 1) * 4 > (shard->mask + 1) * 3 && grow(shard) != VC_OK;
   struct table_entry *slot = &shard->slots[find(shard, entry->key)];
   int replaces = slot->key != 0;
+  if (__builtin_expect(crowded, 0) && !replaces && (!back || shard->count == shard->mask)) return VC_EIO;
   if (__builtin_expect(replaces, 0))
     *old = *slot;
   else
@@ -67,23 +68,28 @@ static int put(struct table_shard *shard, const struct table_entry *entry, struc
   return replaces;
 }
 
-static inline int put_in(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old) {
+static inline int put_in(struct table_shard *shard, const struct table_entry *entry, struct table_entry *old, int back) {
   lock_take(&shard->lock);
-  int result = put(shard, entry, old);
+  int result = put(shard, entry, old, back);
   lock_give(&shard->lock);
   return result;
 }
 
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(shard_of(table, entry->key), entry, old);
+  return put_in(shard_of(table, entry->key), entry, old, 0);
+}
+
+__attribute__((noinline, cold)) int table_put_back(struct table *table, const struct table_entry *entry,
+                                                   struct table_entry *old) {
+  return put_in(shard_of(table, entry->key), entry, old, 1);
 }
 
 int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old) {
-  return put_in(&table->shard, entry, old);
+  return put_in(&table->shard, entry, old, 1);
 }
 
 int table_put_locked(struct table *table, const struct table_entry *entry, struct table_entry *old) {
-  return put(shard_of(table, entry->key), entry, old);
+  return put(shard_of(table, entry->key), entry, old, 0);
 }
 
 static int get(struct table_shard *shard, uint64_t key, struct table_entry *out) {
@@ -152,6 +158,20 @@ int table_small_take(struct table_small *table, uint64_t key, struct table_entry
 
 int table_take_locked(struct table *table, uint64_t key, struct table_entry *out) {
   return take(shard_of(table, key), key, out);
+}
+
+/* Both have the same home, so the entry may stay where it is. */
+int table_rename(struct table *table, uint64_t key, uint64_t to, struct table_entry *out, struct table_entry *old) {
+  struct table_shard *shard = shard_of(table, key);
+  lock_take(&shard->lock);
+  int found = get(shard, key, out);
+  old->key = 0;
+  if (found) {
+    take(shard, to, old);
+    shard->slots[find(shard, key)].key = out->key = to;
+  }
+  lock_give(&shard->lock);
+  return found;
 }
 
 /* Takes entries of the owner from slot *NEXT on, at most MAX. A removal moves entries back across *NEXT only from

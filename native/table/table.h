@@ -41,11 +41,20 @@ struct table_small {
  * VC_EIO: no memory, nothing changed. */
 int table_put(struct table *table, const struct table_entry *entry, struct table_entry *old);
 
+/* The same for what cannot be refused any more: an entry that was taken out for a call that has failed, or of something
+ * that exists already. Where there is no memory it has the places that table_put() leaves free, a quarter of them.
+ * VC_EIO: they are full of such. */
+int table_put_back(struct table *table, const struct table_entry *entry, struct table_entry *old);
+
+/* Gives the entry of KEY another one, TO, which differs from it in the four lowest bits alone; needs no memory. 1: done,
+ * *OUT is the entry, and one that TO had is in *OLD (OLD->key is 0 otherwise); 0: not there. */
+int table_rename(struct table *table, uint64_t key, uint64_t to, struct table_entry *out, struct table_entry *old);
+
 /* 1: found and copied to *OUT; 0: not there. */
 int table_get(struct table *table, uint64_t key, struct table_entry *out);
 int table_take(struct table *table, uint64_t key, struct table_entry *out);
 
-/* The same three for a small one. */
+/* The same for a small one, whose entries all are of what exists already. */
 int table_small_put(struct table_small *table, const struct table_entry *entry, struct table_entry *old);
 int table_small_get(struct table_small *table, uint64_t key, struct table_entry *out);
 int table_small_take(struct table_small *table, uint64_t key, struct table_entry *out);

@@ -249,3 +249,24 @@ def test_random_operations_against_a_model(place, python, seed, tmp_path):
     env = place.python_env() | {"LD_LIBRARY_PATH": str(only_cuda)}
     done = place.run(*command, limit="0=64MiB,1=48MiB", **env)
     assert (done.returncode, done.stdout) == (0, "as the model says\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_many_mappings_are_unmapped_without_memory_for_it(place, refused):
+    """The driver unmaps whole mappings alone: a range that ends inside one stays mapped, and paid."""
+    pieces = 2000
+    size = pieces * PART
+    limit = "__import__('resource').setrlimit(__import__('resource').RLIMIT_AS, ({}, -1))"
+    with place.program("8GiB") as program:
+        address = program(f"d.reserve({size})")
+        one = f"(lambda made: d.map({address} + i * {PART}, {PART}, made) + d.release(made))(d.create({PART})[1])"
+        assert program(f"sum({one} for i in range({pieces}))") == SUCCESS
+        assert program("d.used()") == CONTEXT + size
+        program(limit.format(1))
+        code = program(f"d.unmap({address}, {size - refused * PART // 2})")
+        program(limit.format(-1))
+        assert code == (INVALID_VALUE if refused else SUCCESS)
+        if refused:
+            assert program("d.used()") == CONTEXT + size
+            assert program(f"d.unmap({address}, {size})") == SUCCESS
+        assert program("d.used()") == CONTEXT

@@ -1,6 +1,7 @@
 /* The allocation table: against a plain array as the model, under threads, at size. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -197,4 +198,61 @@ TEST(table_reset_in_child) {
   }
   expect_exit(pid, 0);
   CHECK_EQ(table_count(&table), 10000);
+}
+
+/* Renamed and back in every possible position, beside entries that come and go under the old name. */
+TEST(table_renamed_against_model) {
+  enum { KEYS = 500, STEPS = 100000 };
+  static uint64_t model[2 * KEYS]; /* a key, and the same with its lowest bit set */
+  struct table_entry found, old;
+  for (int step = 0; step < STEPS; step++) {
+    uint64_t index = random_number() % (2 * KEYS), other = index ^ 1;
+    uint64_t key = 0x7f0000000000 + index / 2 * 4096 + index % 2, to = key ^ 1;
+    switch (random_number() % 3) {
+      case 0:
+        CHECK_EQ(put(key, (uint64_t)step + 1, 1, 1), model[index] != 0);
+        model[index] = (uint64_t)step + 1;
+        break;
+      case 1:
+        CHECK_EQ(table_rename(&table, key, to, &found, &old), model[index] != 0);
+        if (model[index] == 0) break;
+        CHECK_EQ(found.key, to);
+        CHECK_EQ(found.bytes, model[index]);
+        CHECK_EQ(old.key, model[other] != 0 ? to : 0);
+        if (old.key != 0) CHECK_EQ(old.bytes, model[other]);
+        model[other] = model[index];
+        model[index] = 0;
+        break;
+      default:
+        CHECK_EQ(table_take(&table, key, &found), model[index] != 0);
+        model[index] = 0;
+    }
+    CHECK_EQ(table_get(&table, to, &found), model[other] != 0);
+    if (model[other] != 0) CHECK_EQ(found.bytes, model[other]);
+  }
+}
+
+/* Without memory a table refuses what is new while there is a place for what was taken out. */
+TEST(table_without_memory_takes_back) {
+  enum { MANY = 1000 };
+  static uint64_t kept[MANY];
+  struct table_entry taken, found, old;
+  uint64_t count = 0;
+  put(256, 1, 1, 1); /* the C library has resolved what is called below */
+  table_take(&table, 256, &taken);
+  const struct rlimit none = {1, RLIM_INFINITY};
+  CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+  for (uint64_t key = 256; key <= MANY * 256; key += 256)
+    if (put(key, key, 1, 1) == 0) kept[count++] = key;
+  CHECK(count > TABLE_SHARDS && count < MANY);
+  for (uint64_t i = 0; i < count; i++) {
+    CHECK_EQ(table_take(&table, kept[i], &taken), 1);
+    for (uint64_t key = MANY * 512; key <= MANY * 1024; key += 256)
+      if (put(key, key, 1, 1) == 0) break; /* another thread has the place */
+    CHECK_EQ(table_put_back(&table, &taken, &old), 0);
+    CHECK_EQ(table_get(&table, kept[i], &found), 1);
+    CHECK_EQ(found.bytes, kept[i]);
+    if (i == TABLE_SHARDS / 2) break;
+  }
+  CHECK_EQ(put(kept[0], 1, 1, 1), 1); /* which is replaced needs no place */
 }
