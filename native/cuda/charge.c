@@ -155,18 +155,14 @@ CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult r
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult charge_correct(struct charge *charge, uint64_t bytes) {
+CUresult charge_raise(struct charge *charge, uint64_t bytes) {
   if (!charge->taken) return CUDA_SUCCESS;
   if (bytes > VC_MAX_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
   bytes = charge_round(bytes);
-  if (bytes > charge->bytes) {
-    CUresult result = charge_column(charge->column, bytes - charge->bytes);
-    if (result != CUDA_SUCCESS) return result;
-  } else if (bytes < charge->bytes) {
-    charge_return(charge->column, charge->bytes - bytes);
-  }
-  charge->bytes = bytes;
-  return CUDA_SUCCESS;
+  if (bytes <= charge->bytes) return CUDA_SUCCESS;
+  CUresult result = charge_column(charge->column, bytes - charge->bytes);
+  if (result == CUDA_SUCCESS) charge->bytes = bytes;
+  return result;
 }
 
 int charge_take(enum allocation_kind kind, uint64_t key, struct table_entry *out) {

@@ -59,9 +59,9 @@ static inline int charge_is_managed(const struct charge *charge) {
  * an entry, UNDO frees KEY again and the answer is CUDA_ERROR_OUT_OF_MEMORY. Returns what the program gets. */
 CUresult charge_end(struct charge *charge, enum allocation_kind kind, CUresult result, uint64_t key, charge_call *undo);
 
-/* The size turned out different (a pitch): charges or gives back the difference. CUDA_ERROR_OUT_OF_MEMORY: it does not
- * fit, and the charge is as before. */
-CUresult charge_correct(struct charge *charge, uint64_t bytes);
+/* The size turned out larger (a pitch): charges the difference. CUDA_ERROR_OUT_OF_MEMORY: it does not fit, and the charge
+ * is as before. */
+CUresult charge_raise(struct charge *charge, uint64_t bytes);
 
 /* Gives back a charge that was begun and is not needed. */
 void charge_cancel(struct charge *charge);

@@ -101,10 +101,10 @@ static uint64_t area(uint64_t width, uint64_t height) {
   return __builtin_mul_overflow(width, height, &product) ? UINT64_MAX : product;
 }
 
-/* The driver chooses the pitch, which is known only afterwards: reserve without padding, then correct. */
+/* The driver chooses the pitch, which is known only afterwards: reserve without padding, then raise. */
 static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr block, uint64_t bytes) {
   if (result == CUDA_SUCCESS) {
-    result = charge_correct(charge, bytes);
+    result = charge_raise(charge, bytes);
     if (result != CUDA_SUCCESS) free_any(block);
   }
   return charge_end(charge, ALLOCATION_LINEAR, result, block, free_any);
@@ -114,7 +114,7 @@ static CUresult finish_pitch(struct charge *charge, CUresult result, CUdeviceptr
 static CUresult pitch_managed(struct charge *charge, CUdeviceptr *block, size_t *chosen, size_t width, size_t height) {
   *chosen = managed_pitch(width);
   uint64_t bytes = *chosen == 0 ? UINT64_MAX : area(*chosen, height);
-  CUresult result = charge_correct(charge, bytes);
+  CUresult result = charge_raise(charge, bytes);
   if (result == CUDA_SUCCESS) result = managed_allocate(block, bytes);
   return charge_end(charge, ALLOCATION_LINEAR, result, *block, free_any);
 }

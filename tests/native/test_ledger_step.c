@@ -239,3 +239,33 @@ TEST(step_the_peak_is_no_more_than_was_charged) {
     CHECK(used_bytes(atomic_load(&ledger->file->peak[0])) <= 4 * PIECE);
   }
 }
+
+/* Another process takes the slot and loses its locks, where locks do not last, while a process is about to fill it in:
+ * it stays that one's. */
+TEST(step_who_fills_a_slot_in_takes_no_others) {
+  const uint64_t may_be_lost = UINT64_C(1) << 63;
+  fixture_create(4 * PIECE);
+  struct ledger *ledger = fixture_attach();
+  if (!ptrace_is_permitted()) return;
+  struct ledger_slot *its = &ledger->file->slot[0];
+  long tried = 0;
+  for (long count = 0, before = 1; before; count += 3 * STRIDE) {
+    atomic_store(&its->pid, 0);
+    atomic_store(&its->used[0], USED_TICK);
+    atomic_store(&its->hold, 0);
+    pid_t child = begin_unregistered(ledger, charge_and_end);
+    for (long i = 0; i < count && (before = atomic_load(&its->pid) != child); i++) CHECK(step(child));
+    if (before) {
+      atomic_store(&its->pid, os_pid());
+      atomic_store(&its->hold, may_be_lost);
+      atomic_fetch_add(&its->generation, 2);
+      atomic_store(&its->used[0], PIECE + 2 * USED_TICK);
+      tried++;
+    }
+    run_to_its_end(child);
+    if (!before) break;
+    CHECK_EQ(its->pid, os_pid());
+    CHECK_EQ(used_bytes(its->used[0]), PIECE);
+  }
+  CHECK(tried > 10);
+}

@@ -116,6 +116,19 @@ class Driver:
             past_the_hooks(self.cuda, "cuMemGetInfo_v2")
         )
 
+    def make(self, name: str, *numbers: int) -> tuple[int, int]:
+        """A call that writes an address or handle to its first argument; the others are 64 bits each."""
+        made = c_uint64(UNTOUCHED)
+        return getattr(self.cuda, name)(byref(made), *map(c_uint64, numbers)), made.value
+
+    def call(self, name: str, *numbers: int) -> int:
+        return int(getattr(self.cuda, name)(*map(c_uint64, numbers)))
+
+    def past(self, name: str, *numbers: int) -> int:
+        """A call with numbers of 64 bits that the library does not see."""
+        call = ctypes.CFUNCTYPE(c_int, *[c_uint64] * len(numbers))(past_the_hooks(self.cuda, name))
+        return int(call(*numbers))
+
     def good(self, code: int) -> None:
         if code:
             raise RuntimeError(f"the driver answered {code}")
