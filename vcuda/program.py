@@ -2,7 +2,7 @@
 
 LD_PRELOAD has no effect on a statically linked program, one of another C library or word size, and one that changes its
 user; a limit would silently not hold. For a script its interpreter counts. Programs that it starts later are not
-checked.
+checked, nor is the one that the dynamic loader is told to run when it is the program itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ MUSL = "it uses the musl C library instead of glibc"
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF specification
 _PT_INTERP = 3
 _HEADER_BYTES = 64 * 1024  # program headers and the interpreter's name lie at the beginning
+_STATIC = "it is statically linked, so there is no loader that could load a library into it"
+_LOADERS = ("ld-linux", "ld-2.")  # glibc's, which needs none; the second is its file before 2.34
+_MUSL_LOADER = "ld-musl"
 _INTERPRETERS = 5  # the kernel follows no more (fs/exec.c)
 
 
@@ -52,7 +55,16 @@ def _why_not(program: Path, interpreters: int) -> str:
         return ""
     if mode & (stat.S_ISUID | stat.S_ISGID) and os.geteuid() != 0:
         return "it changes its user or group, so the loader ignores LD_PRELOAD"
-    return _why_not_elf(head)
+    reason = _why_not_elf(head)
+    return reason if reason != _STATIC else _why_not_without_loader(program)
+
+
+def _why_not_without_loader(program: Path) -> str:
+    """For a program that asks for no loader: it may be one."""
+    names = {program.name, program.resolve().name}
+    if any(name.startswith(_MUSL_LOADER) for name in names):
+        return MUSL
+    return "" if any(name.startswith(_LOADERS) for name in names) else _STATIC
 
 
 def _why_not_elf(head: bytes) -> str:
@@ -72,4 +84,4 @@ def _why_not_elf(head: bytes) -> str:
                 return MUSL if b"musl" in loader else ""
     except (IndexError, struct.error):
         return "its ELF headers are damaged"
-    return "it is statically linked, so there is no loader that could load a library into it"
+    return _STATIC

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vcuda.program import find_program, why_not_preloaded
+from vcuda.program import MUSL, find_program, why_not_preloaded
 
 
 def script(path: Path, first: bytes) -> Path:
@@ -61,6 +61,21 @@ def test_a_truly_static_program(tmp_path: Path) -> None:
     if made.returncode:
         pytest.skip("this machine has no static C library")
     assert "statically linked" in why_not_preloaded(tmp_path / "static")
+
+
+def test_the_dynamic_loader_as_the_program(tmp_path: Path) -> None:
+    """It preloads what LD_PRELOAD says into the program that it is told to run."""
+    listing = subprocess.run(
+        ["ldd", shutil.which("sh") or ""], capture_output=True, text=True, check=True
+    ).stdout
+    loader = next(Path(word) for word in listing.split() if "/ld-" in word)
+    assert why_not_preloaded(loader) == ""
+    link = tmp_path / "ld.so"
+    link.symlink_to(loader)
+    assert why_not_preloaded(link) == ""
+    assert why_not_preloaded(elf(tmp_path / "ld-2.31.so", None)) == ""
+    assert why_not_preloaded(elf(tmp_path / "ld-musl-x86_64.so.1", None)) == MUSL
+    assert "statically linked" in why_not_preloaded(elf(tmp_path / "build-ld-linux", None))
 
 
 def test_scripts_are_judged_by_their_interpreter(tmp_path: Path) -> None:
