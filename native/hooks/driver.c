@@ -4,6 +4,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -98,14 +99,26 @@ static int find_loaded(enum driver_kind kind) {
   return atomic_load_explicit(&known[kind], memory_order_acquire);
 }
 
+/* The loader's message, in whatever language, ends with what the system says of the last file that it tried. */
+static int says_there_is_none(const char *message) {
+  const char *reason = strerror(ENOENT);
+  size_t length = message != NULL ? strlen(message) : 0, end = strlen(reason);
+  return length >= end && strcmp(message + length - end, reason) == 0;
+}
+
 /* No lock is held while the loader runs: constructors of the library it loads may call back in, and another thread may
- * be in a constructor of its own, waiting for us. A machine without NVML is asked for it once. */
+ * be in a constructor of its own, waiting for us. A machine without NVML is asked for it once. A file that is there may
+ * fail to load for a moment, by one system call of ten, and a first context is measured but once. */
 static int find(enum driver_kind kind) {
+  enum { TRIES = 3 };
   if (atomic_load_explicit(&known[kind], memory_order_acquire) || find_loaded(kind)) return 1;
   if (!loader_ready() || atomic_load_explicit(&missing[kind], memory_order_relaxed)) return 0;
-  if (loader_real.dlopen(drivers[kind].soname, RTLD_LAZY) != NULL) return find_loaded(kind);
-  atomic_store_explicit(&missing[kind], kind == DRIVER_NVML, memory_order_relaxed);
-  loader_real.dlerror(); /* the failure is ours, not the program's */
+  for (int tries = 0; tries < TRIES; tries++) {
+    if (loader_real.dlopen(drivers[kind].soname, RTLD_LAZY) != NULL) return find_loaded(kind);
+    if (!says_there_is_none(loader_real.dlerror())) continue; /* which also takes a failure that is ours from the program */
+    atomic_store_explicit(&missing[kind], kind == DRIVER_NVML, memory_order_relaxed);
+    break;
+  }
   return 0;
 }
 

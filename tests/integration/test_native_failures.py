@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.native.running import CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
+from tests.fakedriver.env import library_directory
+from tests.native.running import CLIENTS, CONTEXT, GIB, MIB, OUT_OF_MEMORY, ROOT, SUCCESS, Place
 
 UNKNOWN = 999
 UNTOUCHED = 0x5555
@@ -121,3 +124,40 @@ def test_without_measurements_a_context_is_free_of_charge_and_later_measured(pla
         assert client.free() == GIB
         assert client.do("create2 b", 0).code == SUCCESS
         assert client.free() == GIB - CONTEXT
+
+
+NVML = "libnvidia-ml.so.1"
+
+
+def traced(place: Place, trace: Path, options: list[str], **extra: str) -> tuple[int, list[str]]:
+    """What is free in a first context under strace with these OPTIONS, and its lines about NVML's file."""
+    settings = [f"--env={name}={value}" for name, value in (place.env("1GiB") | extra).items()]
+    command = ["strace", "-f", "-q", "-o", str(trace), *options, *settings, str(CLIENTS / "client"), "dlsym"]
+    done = subprocess.run(
+        command, input="init\nretain z 0\ncurrent z\ninfo\n", capture_output=True, text=True, check=True
+    )
+    return int(done.stdout.splitlines()[-1].split()[1]), trace.read_text().splitlines()
+
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace makes system calls fail")
+
+
+@needs_strace
+def test_a_system_call_that_fails_while_nvml_is_loaded(place, tmp_path):
+    path = library_directory() / NVML
+    fault = [f"--trace-path={path}", "--trace=close", "--inject=close:error=EIO:when=1"]
+    free, lines = traced(place, tmp_path / "trace", fault)
+    assert any("INJECTED" in line for line in lines)
+    assert free == GIB - CONTEXT
+
+
+@needs_strace
+def test_nvml_that_is_not_there_is_asked_for_once(place, tmp_path):
+    only_cuda = tmp_path / "driver"
+    only_cuda.mkdir()
+    shutil.copy(library_directory() / "libcuda.so.1", only_cuda)
+    path = only_cuda / NVML
+    _, lines = traced(
+        place, tmp_path / "trace", [f"--trace-path={path}", "--trace=openat"], LD_LIBRARY_PATH=str(only_cuda)
+    )
+    assert len([line for line in lines if NVML in line]) == 1
