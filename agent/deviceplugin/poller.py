@@ -95,6 +95,12 @@ class Poller:
         self._failure = ""
         self._log = get_logger("poller")
 
+    def outlived(self) -> frozenset[str]:
+        """Returns the allocations that live by their processes alone: PATIENCE regular polls in a row have found
+        nothing else that speaks for them.
+        """
+        return frozenset(key for key, count in self._unlisted.items() if count >= PATIENCE)
+
     def wake(self) -> None:
         """Polls soon: something has happened that the kubelet will list."""
         if not self._plan.extra:

@@ -8,7 +8,7 @@ Everything happens in the agent's own thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import vcuda
@@ -51,7 +51,9 @@ class ResizeOutcome:
 
 
 class LimitsManager:
-    """Writes the limits pages of STORE. WITHHOLD: receives the device IDs that the kubelet must not allocate."""
+    """Writes the limits pages of STORE. WITHHOLD: receives the device IDs that the kubelet must not allocate.
+    OUTLIVED: ids of the allocations whose pods have long been over while processes of theirs live.
+    """
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class LimitsManager:
         rights: AnnotationRights = AnnotationRights.REFUSE,
         interval: float,
         withhold: Callable[[frozenset[str]], Awaitable[None]],
+        outlived: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._store = store
         self._allocator = allocator
@@ -71,6 +74,8 @@ class LimitsManager:
         self._rights = rights
         self._interval = interval
         self._withhold = withhold
+        self._outlived = outlived
+        self._last_uncounted: frozenset[str] = frozenset()
         self._reported = LogOnce()
         self._applied: dict[str, tuple[Pod, AllocationOptions]] = {}
         self._refreshed: AllocationTable | None = None
@@ -84,9 +89,7 @@ class LimitsManager:
             try:
                 self.refresh()
                 self._follow_annotations()
-                await self._withhold(
-                    live_limits.withheld(self._store.table, self._inventory.gpus, self._uncounted())
-                )
+                await self._withhold(self._withheld())
             except GigasliceError as error:
                 self._report("", "limits not kept", str(error))
             waits = {
@@ -100,15 +103,27 @@ class LimitsManager:
                     task.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
 
+    def _withheld(self) -> frozenset[str]:
+        """Returns the device IDs that the kubelet must not allocate now."""
+        self._last_uncounted = self._uncounted()
+        return live_limits.withheld(self._store.table, self._inventory.gpus, self._last_uncounted)
+
     def _uncounted(self) -> frozenset[str]:
         """Allocations that neither the kubelet nor the scheduler counts: forgotten, and without a running pod.
 
-        While the API server shows a pod, the scheduler subtracts its requests, whatever the kubelet has recorded.
+        While the API server shows a pod, the scheduler subtracts its requests, whatever the kubelet has recorded. What
+        is forgotten is over as a rule, and only not known to be: an agent that has just started knows of no end before
+        it has polled for some seconds. The slices that would be withheld for it are such as the scheduler counts on,
+        and the kubelet would fail its pods. So only what has outlived its pod for long counts here; a start waits for
+        the others. An API server that is away changes nothing.
         """
+        outlived = frozenset(self._outlived())
         if not (self._cluster.expected and self._cluster.synced):
-            return frozenset()
+            return self._last_uncounted & outlived
         found = set()
         for allocation in self._store.table.allocations:
+            if allocation.id not in outlived:
+                continue
             if allocation.forgotten and allocation.kept and allocation.ref is not None:
                 pod = self._cluster.pod(allocation.ref.namespace, allocation.ref.pod)
                 same = pod is not None and (

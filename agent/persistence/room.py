@@ -11,6 +11,7 @@ system tests/integration/agent/test_disk.py.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -58,7 +59,7 @@ class Room:
         self._probe = probe
         self._patience = patience
         self._trial: asyncio.Future[None] | None = None
-        self._tried_at = time.monotonic()
+        self._tried_at = -math.inf  # an agent before this one may have known more
         self._failure = ""  # of a write
         self._fresh = False  # it was told of, and not looked at yet
         self._alarm = Alarm()

@@ -100,6 +100,10 @@ def build(
     types = config.resource_types
     resources = tuple(dict.fromkeys(types.of(gpu.model) for gpu in scanned.gpus))
     service = _service(config, store, gpus, now, resources=resources, resource=resources[0])
+    node = config.node_name or platform.node().lower()
+    kubelet = PodResourcesClient(config.pod_resources, resources, whole=config.whole_gpus, node=node)
+    answers = KeptAnswers(config.kubelet_dir, resources, config.whole_gpus).read
+    poller = Poller(store, service, kubelet, config.poll_interval, now, cluster=cluster, answers=answers)
     limits = LimitsManager(
         store,
         service,
@@ -108,12 +112,9 @@ def build(
         rights=config.annotation_rights,
         interval=config.measure_interval,
         withhold=devices.withhold,
+        outlived=poller.outlived,
     )
     limits.refresh(every=True)
-    node = config.node_name or platform.node().lower()
-    kubelet = PodResourcesClient(config.pod_resources, resources, whole=config.whole_gpus, node=node)
-    answers = KeptAnswers(config.kubelet_dir, resources, config.whole_gpus).read
-    poller = Poller(store, service, kubelet, config.poll_interval, now, cluster=cluster, answers=answers)
     allocated = _both(limits.changed, poller.wake)
     events = PodEvents(service, cluster)
     starts = StartDecider(store, service, cluster, events, allocated, datasets=datasets)

@@ -3,14 +3,17 @@
 Pods come and go in a thread of their own. After each kill, while nothing can change, what is on disk is
 compared with what runs: every running container's allocation is in the allocation table and whole, no GPU is promised
 twice, and no container was restarted or ended. `Breeze` kills the agent's process behind its front, and has successors
-take over, on a node that reports its slices as seldom as a real one: there no pod may fail. `make test-kills` runs both
-for long and prints how long registrations took; the short forms are tests (test_storm.py). Kills between two given
-system calls are the business of tests/unit/agent/persistence/killing.py.
+take over, on a node that reports its slices as seldom as a real one: there no pod may fail. Nor in `Crowd`, where an
+API server shows the pods and these ask for more than the node has: the kubelet gives a device out again as soon as its
+pod has ended, and fails each pod that the scheduler has bound by a number of slices that is no more. `make test-kills`
+runs all for long and prints how long registrations took; the short forms are tests (test_storm.py). Kills between two
+given system calls are the business of tests/unit/agent/persistence/killing.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import random
@@ -25,6 +28,7 @@ from pathlib import Path
 import vcuda
 from agent.front.front import PATIENCE_SECONDS
 from agent.persistence.store import read_only
+from tests.fakes.kubeapi import NODE, ApiServer
 from tests.fakes.kubelet import FakeKubelet, Runtime
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
@@ -219,11 +223,12 @@ class Breeze(Storm):
 
     level = "info"
     slices = GPUS * SLICES // 2  # the deployment has the others
+    replicas = 8
 
     def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
         super().__init__(node, agent, seed)
         self.handed_over = 0
-        self.deployment = Deployment(node, lambda number: pod(f"d{number}", 4), 8)
+        self.deployment = Deployment(node, lambda number: pod(f"d{number}", 4), self.replicas)
 
     def begin(self) -> None:
         super().begin()
@@ -301,30 +306,73 @@ class Breeze(Storm):
         self.handed_over += 1
 
 
+class Crowd(Breeze):
+    """The agent dies on a node that is asked for more than it has: what has not been bound waits, and no pod fails."""
+
+    replicas, pauses = 14, (1.0, 8.0)
+
+    def __init__(self, node: FakeKubelet, agent: AgentProcess, seed: int) -> None:
+        super().__init__(node, agent, seed)
+        assert node.api is not None
+        agent.flags |= {"--kubeconfig": node.api.kubeconfig(agent.state.parent), "--node-name": NODE}
+
+    def blow(self, kills: int) -> None:
+        for _ in range(kills):
+            until = time.monotonic() + self.rng.uniform(*self.pauses)
+            while time.monotonic() < until:
+                self.deployment.replace(self.rng.randint(0, 2))
+                time.sleep(self.rng.random())
+            self.agent.kill_worker()
+            self.kills += 1
+            self.check()
+            if self.failure:
+                raise self.failure
+            failed = self.deployment.failed + self._refused
+            assert failed == [], failed
+
+    def _wait_all_run(self) -> None:
+        """There is no room for all."""
+
+
+KINDS: tuple[type[Storm], ...] = (Breeze, Crowd, Storm)
+
+
 def main() -> int:
     """The long form."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", choices=[kind.__name__ for kind in KINDS])
     options = parser.parse_args()
-    for kind in (Breeze, Storm):
+    for kind in KINDS:
+        if options.only not in (None, kind.__name__):
+            continue
         directory = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
-        node = FakeKubelet(directory / "kubelet", options.seed, settings=QUICK, runtime=Runtime("plain"))
-        storm = kind(
-            node, AgentProcess(directory, node.plugin_directory, node.pod_resources_socket), options.seed
+        api = ApiServer(NODE) if issubclass(kind, Crowd) else None
+        node = FakeKubelet(
+            directory / "kubelet", options.seed, settings=QUICK, runtime=Runtime("plain"), api=api
         )
-        try:
-            storm.begin()
-            storm.blow(options.kills)
-            storm.end()
-        finally:
-            storm.halt.set()
-            storm.agent.kill()
-            node.close()
-            print(json.dumps({"seed": options.seed, **storm.report()}, indent=1), flush=True)
-        assert not [one for one in directory.glob("agent*.log") if "Traceback" in one.read_text()]
+        with contextlib.ExitStack() as stack:
+            if api is not None:
+                stack.enter_context(api)
+            _long(kind, node, directory, options)
         shutil.rmtree(directory)
     return 0
+
+
+def _long(kind: type[Storm], node: FakeKubelet, directory: Path, options: argparse.Namespace) -> None:
+    agent = AgentProcess(directory, node.plugin_directory, node.pod_resources_socket)
+    storm = kind(node, agent, options.seed)
+    try:
+        storm.begin()
+        storm.blow(options.kills)
+        storm.end()
+    finally:
+        storm.halt.set()
+        storm.agent.kill()
+        node.close()
+        print(json.dumps({"seed": options.seed, **storm.report()}, indent=1), flush=True)
+    assert not [one for one in directory.glob("agent*.log") if "Traceback" in one.read_text()]
 
 
 if __name__ == "__main__":

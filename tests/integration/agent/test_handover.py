@@ -13,9 +13,12 @@ import grpc
 import psutil
 import pytest
 
+from agent.control import client
+from agent.control.pb.control_v1_pb2 import ResizeRequest
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2 as api
 from agent.kubelet.pb import deviceplugin_v1beta1_pb2_grpc as rpc
 from agent.persistence.store import read_only
+from tests.fakes.kubelet import ContainerSpec, PodSpec
 from tests.fakes.kubelet.deployment import Deployment
 from tests.integration.agent.conftest import (
     PATIENCE,
@@ -28,6 +31,7 @@ from tests.integration.agent.conftest import (
 )
 
 SLICES = 64
+WHOLE = "gigaslice.io/gpu"
 
 
 @pytest.fixture
@@ -71,6 +75,38 @@ def successor(directory, kubelet, agent):
 
 def all_run(deployment):
     wait_until(lambda: deployment.running() == deployment.replicas, "all pods to run")
+
+
+@pytest.mark.parametrize("reason", ["grown", "whole"])
+def test_an_agent_that_starts_anew_shows_no_slice_that_it_takes_back(kubelet, agent, reason):
+    """The scheduler would bind pods by it, which the kubelet fails."""
+    agent.flags["--whole-gpus"] = WHOLE
+    agent.inventory.write_text(inventory_text(4, 16))
+    kubelet.start()
+    agent.start()
+    kubelet.wait_allocatable(RESOURCE, SLICES, PATIENCE)
+    if reason == "whole":
+        kubelet.wait_allocatable(WHOLE, 4, PATIENCE)
+        assert kubelet.run_pod(PodSpec("a", (ContainerSpec("c0", {WHOLE: 1}),))).phase == "Running"
+    else:
+        kubelet.run_pod(pod("a", 4))
+        wait_until(lambda: [row for row in agent.status() if row["pod"] == "a"], "the name")
+        request = ResizeRequest(namespace="default", pod="a", memory_bytes=12 << 30)
+        client.resize(agent.state, request)
+    left = SLICES - {"whole": 16, "grown": 8}[reason]
+    kubelet.wait_allocatable(RESOURCE, left, PATIENCE)
+    shown, devices = [], kubelet.manager.devices
+
+    def watch(resource, listed):
+        if resource == RESOURCE:
+            shown.append(sum(one.health == "Healthy" for one in listed))
+        devices(resource, listed)
+
+    kubelet.manager.devices = watch
+    agent.kill_worker()
+    agent.wait_event("metrics served", 2)
+    assert kubelet.run_pod(pod("b", 1)).phase == "Running"
+    assert set(shown) <= {left}
 
 
 def test_a_killed_agent_fails_no_pod(node, agent, deployment):

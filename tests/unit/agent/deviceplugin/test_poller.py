@@ -236,6 +236,31 @@ def test_a_process_that_has_it_mounted_keeps_it(store, allocator, kubelet, clust
     assert not store.table.allocations
 
 
+def test_what_has_outlived_its_pod_is_known_after_regular_polls_and_not_before(store, allocator, kubelet):
+    mounted = set()
+    poller = Poller(
+        store, allocator, kubelet, 3600.0, lambda: 1.0,
+        present=lambda asked: Presence(frozenset(mounted & set(asked)), others=True),
+    )  # fmt: skip
+    (one,) = allocator.allocate([device_ids(0, 1, 2)])
+    kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
+    polls(poller, 2 * PATIENCE)
+    assert poller.outlived() == frozenset()
+    kubelet.listed = ()
+    mounted.add(one.id)
+    polls(poller, PATIENCE, regular=False)
+    polls(poller, PATIENCE - 1)
+    kubelet.settled = False
+    polls(poller, PATIENCE)
+    assert poller.outlived() == frozenset(), "a kubelet that has just started lists nothing"
+    kubelet.settled = True
+    polls(poller, 1)
+    assert poller.outlived() == {one.id}
+    kubelet.listed = (Listed(REF, device_ids(0, 1, 2)),)
+    polls(poller, 1)
+    assert poller.outlived() == frozenset()
+
+
 def test_a_running_container_that_the_kubelet_has_forgotten_counts_and_is_told_once(
     store, allocator, kubelet, cluster
 ):

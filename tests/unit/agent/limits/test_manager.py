@@ -39,6 +39,7 @@ class Node:
         self.directory = directory
         self.cluster = MemoryCluster()
         self.shown = frozenset()
+        self.outlived = set()
         self.numbers = itertools.count(1)
         self.start()
 
@@ -64,6 +65,7 @@ class Node:
             interval=0.01,
             withhold=self.withhold,
             rights=self.rights,
+            outlived=lambda: self.outlived,
         )
         self.manager.refresh(every=True)
 
@@ -560,10 +562,17 @@ def test_what_a_deleted_pod_still_holds_is_withheld_until_it_ends(node):
     assert node.shown == frozenset(), "the scheduler counts its pod"
     node.cluster.pods.clear()
     node.round()
+    assert node.shown == frozenset(), "it may be over, and is not known to be: starts wait for that"
+    node.outlived.add(key)
+    node.round()
     assert len(node.shown) == 8
     node.cluster.synced = False
     node.round()
-    assert node.shown == frozenset(), "unknown"
+    assert len(node.shown) == 8, "an API server that is away changes nothing"
+    node.store.close()
+    node.start()
+    node.round()
+    assert node.shown == frozenset(), "nor does it tell a new agent anything"
     node.cluster.synced = True
     node.store.update(node.store.table.without([key]))
     node.round()
