@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(known: argparse.Namespace) -> int:
     """Runs the agent until it is asked to end."""
     config = loaded(known)
+    if config.standby == "on":  # now: the rest of the program takes seconds to load on a busy machine
+        from agent.front import supervise
+        from agent.front.handover import HANDOVER
+
+        supervise.announce(str(config.state_dir / HANDOVER))
     gc.disable()  # collections between imports find nothing and take a tenth of their time
     from agent.roles import node
 

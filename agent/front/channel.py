@@ -20,9 +20,9 @@ _MOST_BYTES = 64 << 20
 
 
 class Kind:
-    """Kinds of frames. Of the agent: HELLO to PONG; of the front: CALL to PING."""
+    """Kinds of frames. Of the agent: HELLO to COMING; of the front: CALL to PING."""
 
-    HELLO, STANDBY, ACTIVE, OFFER, LIST, WITHDRAW, ANSWER, PONG = range(8)
+    HELLO, STANDBY, ACTIVE, OFFER, LIST, WITHDRAW, ANSWER, PONG, COMING = range(9)
     CALL, CANCEL, STREAMS, REFUSED, GO, PING = range(16, 22)
 
 

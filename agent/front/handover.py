@@ -4,6 +4,10 @@ The successor starts beside the one that serves, gets ready, and connects to a s
 the older one is asked to end, its agent ends first; then connections, the state of HTTP/2 on them, unanswered calls
 and lock files are sent over that socket. Where any of it fails the older one closes what it has, and the
 successor begins from nothing, as after a crash.
+
+Getting ready takes seconds on a busy machine. A successor announces itself when it begins with that, on a connection of
+its own that it only holds open: an older one that is asked to end serves on meanwhile, for AWAIT_SECONDS at most. Where
+nobody has announced itself, or who did is asked to end too, there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -27,9 +31,14 @@ from agent.front.http2 import Connection
 from agent.front.offer import Offer
 from agent.front.peer import Peer
 
-__all__ = ["Heir", "Predecessor"]
+__all__ = ["AWAIT_SECONDS", "HANDOVER", "Announcement", "Heir", "Predecessor"]
 
+HANDOVER = "handover.sock"
+"""Where a front hands over to the next, in the state directory."""
+AWAIT_SECONDS = 20.0
+"""With the seconds in which the agent ends, less than a pod's usual 30 seconds of grace."""
 _GREETING = b"gigaslice front 1\n"  # another number where the form of what is handed over has changed
+_COMING = b"gigaslice comes 1\n"  # as long; an older version refuses it, and ends without waiting
 _TAKEN = b"taken\n"
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 256 << 20
@@ -37,6 +46,7 @@ _MOST_DESCRIPTORS = 200  # of the 253 that the kernel passes at once
 _PATIENCE = 5.0
 _AGAIN_SECONDS = 0.1
 _GREETING_SECONDS = 0.5
+_ANNOUNCE_AGAIN_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")
 
 
@@ -48,11 +58,25 @@ class Heir:
         self._listener: socket.socket | None = None
         self._path: Path | None = None
         self._heir: socket.socket | None = None
+        self._coming: socket.socket | None = None
 
     @property
     def there(self) -> bool:
         """Whether a successor waits to go on."""
         return self._heir is not None
+
+    @property
+    def listening(self) -> bool:
+        """Whether successors can come here."""
+        return self._listener is not None
+
+    def awaited(self, seconds: float) -> bool:
+        """Whether to serve on, SECONDS after this front was asked to end: a successor is getting ready."""
+        if self._coming is None or self._heir is not None:
+            return False
+        if seconds >= AWAIT_SECONDS:
+            self._front.log.say("warning", "front", "successor not ready in time")
+        return seconds < AWAIT_SECONDS
 
     def listen(self, path: str) -> None:
         """Has successors come to PATH, which the holder of the state directory may make anew."""
@@ -80,8 +104,9 @@ class Heir:
 
     def close(self) -> None:
         """Accepts no successor any more."""
-        if self._heir is not None:
-            self._heir.close()
+        for successor in (self._heir, self._coming):
+            if successor is not None:
+                successor.close()
         if self._listener is not None and self._path is not None:
             self._listener.close()
             with contextlib.suppress(OSError):
@@ -127,10 +152,16 @@ class Heir:
             pid, uid, _ = _CREDENTIALS.unpack(
                 came.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            fits = uid == os.geteuid() and came.recv(len(_GREETING)) == _GREETING and self._heir is None
+            greeting = came.recv(len(_GREETING)) if uid == os.geteuid() else b""
         except OSError:
-            fits, pid = False, 0
-        if not fits:
+            greeting, pid = b"", 0
+        if greeting == _COMING and self._coming is None:
+            self._coming = came
+            came.setblocking(False)
+            self._front.selector.register(came, selectors.EVENT_READ, self._gone)
+            self._front.log.say("info", "front", "successor is starting", process=pid)
+            return
+        if greeting != _GREETING or self._heir is not None:
             came.close()
             return
         self._heir = came
@@ -138,12 +169,68 @@ class Heir:
         self._front.selector.register(came, selectors.EVENT_READ, self._lost)
         self._front.log.say("info", "front", "successor is ready", process=pid)
 
+    def _gone(self, _events: int) -> None:
+        """It has ended, or is ready by now."""
+        if self._coming is not None:
+            self._front.selector.unregister(self._coming)
+            self._coming.close()
+            self._coming = None
+
     def _lost(self, _events: int) -> None:
         """It said all it has to say: whatever can be read is its end."""
         if self._heir is not None:
             self._front.selector.unregister(self._heir)
             self._heir.close()
             self._heir = None
+
+
+class Announcement:
+    """Tells the front that FRONT is to succeed, if there is one, that a successor is getting ready."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._path = ""
+        self._sock: socket.socket | None = None
+        self._again = 0.0
+
+    def make(self, path: str) -> None:
+        """Holds a connection to the front that listens at PATH from now on."""
+        self._path = path
+        self._again = 0.0
+        self._front.wake()
+
+    def withdraw(self) -> None:
+        """There is no successor any more, or it is ready and has said so."""
+        self._path = ""
+        self._close()
+
+    def poll(self, now: float) -> None:
+        """Connects if need be."""
+        if not self._path or self._sock is not None or now < self._again:
+            return
+        self._again = now + _ANNOUNCE_AGAIN_SECONDS
+        dialled: socket.socket | None = None
+        try:
+            dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            dialled.settimeout(_PATIENCE)
+            dialled.connect(self._path)
+            dialled.sendall(_COMING)
+        except OSError:
+            if dialled is not None:
+                dialled.close()
+            return
+        self._sock = dialled
+        self._front.selector.register(dialled, selectors.EVENT_READ, self._refused)
+
+    def _refused(self, _events: int) -> None:
+        """It says nothing: it has ended, or knows of no announcements."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._sock is not None:
+            self._front.selector.unregister(self._sock)
+            self._sock.close()
+            self._sock = None
 
 
 class Predecessor:

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from agent.front import channel
 from agent.front.channel import Kind
 from agent.front.front import Front
-from agent.front.handover import Heir, Predecessor
+from agent.front.handover import Announcement, Heir, Predecessor
 from agent.persistence import lock
 
-__all__ = ["RESTART", "inherited", "run"]
+__all__ = ["RESTART", "announce", "inherited", "run"]
 
 RESTART = 4
 """Exit code of an agent that is to be started again: it found what only a new start can take in."""
@@ -44,6 +44,15 @@ def inherited() -> socket.socket | None:
     return _inherited.pop() if _inherited else None
 
 
+def announce(path: str) -> None:
+    """Tells the front that has forked this process, if one has, that a front at PATH is to be succeeded, before
+    everything is loaded that `agent.deviceplugin.link` needs.
+    """
+    for sock in _inherited:
+        with contextlib.suppress(OSError):
+            sock.sendall(channel.frame(Kind.COMING, 0, os.fsencode(path)))
+
+
 def run(agent: Callable[[], int]) -> int:
     """Runs AGENT in a process of its own until this one is asked to end; its exit code."""
     return _Supervisor(agent).run()
@@ -57,11 +66,13 @@ class _Supervisor:
         self._heir = Heir(self._front)
         # At once: a successor that finds no front takes the state from under an agent that is not ready yet.
         self._predecessor = Predecessor(self._front, self._heir.listen)
+        self._announcement = Announcement(self._front)
         self._pid = 0
         self._begun = 0.0
         self._failures = 0
         self._quick = 0  # ends in a row, each soon after its start
         self._again: float | None = None  # when the agent is started again
+        self._asked: float | None = None  # when, to end
         self._stopping: float | None = None  # since when
         self._code: int | None = None
         self._pinged = 0.0
@@ -130,7 +141,10 @@ class _Supervisor:
             os._exit(code)
 
     def _told(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.ACTIVE:
+        if kind == Kind.COMING and not self._heir.listening:
+            self._announcement.make(os.fsdecode(payload))
+        elif kind == Kind.ACTIVE:
+            self._announcement.withdraw()
             self._predecessor.done()
             self._heir.listen(os.fsdecode(payload))
         elif kind == Kind.STANDBY:
@@ -138,6 +152,11 @@ class _Supervisor:
 
     def _poll(self) -> None:
         now = time.monotonic()
+        if self._asked is not None or self._predecessor.there:
+            self._announcement.withdraw()
+        self._announcement.poll(now)
+        if self._asked is not None and self._stopping is None and not self._heir.awaited(now - self._asked):
+            self._stop(now)
         if self._pid:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -184,9 +203,11 @@ class _Supervisor:
     # --- signals ---------------------------------------------------------------------------------------------
 
     def _asked_to_end(self, _number: int, _frame: object) -> None:
-        if self._stopping is not None:
-            return
-        self._stopping = time.monotonic()
+        if self._asked is None:
+            self._asked = time.monotonic()
+
+    def _stop(self, now: float) -> None:
+        self._stopping = now
         self._front.holding = self._heir.there  # else the agent sees to what the kubelet has begun
         if self._pid:
             with contextlib.suppress(ProcessLookupError):

@@ -18,12 +18,13 @@ from agent.deviceplugin.hosting import host, run_beside, serve_one
 from agent.deviceplugin.link import Link
 from agent.front import sockets, supervise
 from agent.front.channel import Kind
+from agent.front.handover import HANDOVER
 from agent.inventory.holder import InventoryHolder
 from agent.inventory.source import Source
 from agent.persistence.store import Store
 from agent.roles import discovery
 from agent.roles.node_parts import build
-from agent.roles.standby import HANDOVER, Standby
+from agent.roles.standby import Standby
 from gigaslice.errors import GigasliceError, LockedError
 from gigaslice.runtime import logs
 from gigaslice.runtime.failures import catch_all

@@ -24,10 +24,8 @@ from gigaslice.runtime.logs import get_logger
 from gigaslice.runtime.tasks import run_together
 from gigaslice.runtime.time_limit import set_within
 
-__all__ = ["HANDOVER", "Standby"]
+__all__ = ["Standby"]
 
-HANDOVER = "handover.sock"
-"""Where a front hands over to the next, in the state directory."""
 _POLL_SECONDS = 0.1
 
 

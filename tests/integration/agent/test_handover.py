@@ -57,13 +57,14 @@ def successor(directory, kubelet, agent):
     """Another agent for the same node, ready: the pod that a rolling update starts beside the old one."""
     others = []
 
-    def start(**flags):
+    def start(*, until="standing by", **flags):
         other = AgentProcess(directory, kubelet.plugin_directory, kubelet.pod_resources_socket)
         other.output = directory / f"agent-{len(others)}.log"
         other.inventory.write_text(inventory_text(4, 16))
         other.start(standby="on", **flags)
         others.append(other)
-        other.wait_event("standing by")
+        if until:
+            other.wait_event(until)
         return other
 
     yield start
@@ -217,6 +218,56 @@ def test_an_upgrade_is_a_hand_over(node, agent, deployment, successor):
     assert node.run_pod(pod("after", 4)).phase == "Running"
     assert present.terminate() == 0
     assert not present.socket.exists()
+
+
+def starting(agent, successor, **flags):
+    """A successor that has announced itself, and gets no further."""
+    other = successor(until="", **flags)
+    agent.wait_event("successor is starting")
+    other.worker.suspend()
+    return other
+
+
+def test_an_agent_that_is_asked_to_end_waits_for_a_successor_that_is_starting(
+    node, agent, deployment, successor
+):
+    """23 pods failed in six rollouts where the old pods were ended before the new ones were ready."""
+    other = starting(agent, successor)
+    agent.process.terminate()
+    deployment.start()
+    all_run(deployment)
+    assert agent.process.poll() is None and agent.events("handed over") == []
+    other.worker.resume()
+    assert agent.process.wait(PATIENCE) == 0
+    agent.process = None
+    other.wait_event("taken over")
+    deployment.replace(3)
+    all_run(deployment)
+    assert deployment.end() == []
+    assert node.registry.registrations == [RESOURCE] and node.registry.stream_ends == []
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_successor_that_ends_before_it_is_ready_is_waited_for_no_longer(node, agent, successor, end):
+    """Asked to end as all pods of a node are at its shutdown, or at uninstall."""
+    other = starting(agent, successor)
+    agent.process.terminate()
+    time.sleep(0.5)
+    assert agent.process.poll() is None
+    if end == "kill":
+        other.kill()
+    else:
+        other.process.terminate()  # its agent is suspended, and cannot end by itself
+    assert agent.process.wait(PATIENCE) == 0
+    agent.process = None
+    assert agent.events("successor not ready in time") == []
+
+
+def test_an_agent_without_a_successor_waits_for_none(node, agent, successor):
+    other = starting(agent, successor)
+    other.kill()
+    assert agent.terminate() == 0
+    assert agent.events("successor not ready in time") == []
 
 
 def test_a_successor_stands_by_while_the_agent_of_the_one_before_is_not_ready_yet(node, agent, successor):

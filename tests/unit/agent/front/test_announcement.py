@@ -1,0 +1,120 @@
+"""A successor that is getting ready: how the one before learns of it, and for how long it waits."""
+
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.front.front import Front
+from agent.front.handover import AWAIT_SECONDS, Announcement, Heir, Predecessor
+
+GIVE_UP = 30.0
+
+
+@pytest.fixture
+def path():
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        yield str(Path(name) / "handover.sock")
+
+
+class Pair:
+    """The front that serves, and the one that is to succeed it."""
+
+    def __init__(self, path):
+        self.path, self.older, self.newer = path, Front(), Front()
+        self.heir = Heir(self.older)
+        self.heir.listen(path)
+        self.announcement = Announcement(self.newer)
+        self.predecessor = Predecessor(self.newer, lambda path: None)
+
+    def until(self, condition):
+        deadline = time.monotonic() + GIVE_UP
+        while not condition():
+            assert time.monotonic() < deadline
+            self.step()
+
+    def step(self):
+        self.older.step(0.01)
+        self.newer.step(0.01)
+        self.announcement.poll(time.monotonic())
+        self.predecessor.poll(time.monotonic())
+
+    def close(self):
+        self.announcement.withdraw()
+        self.heir.close()
+        while self.predecessor.there:
+            self.newer.step(0.01)
+        self.older.close()
+        self.newer.close()
+
+
+@pytest.fixture
+def pair(path):
+    made = Pair(path)
+    yield made
+    made.close()
+
+
+def test_who_has_announced_itself_is_waited_for_and_not_for_ever(pair):
+    assert not pair.heir.awaited(0.0)
+    pair.announcement.make(pair.path)
+    pair.until(lambda: pair.heir.awaited(0.0))
+    assert pair.heir.awaited(AWAIT_SECONDS - 0.1)
+    assert not pair.heir.awaited(AWAIT_SECONDS)
+    assert not pair.heir.there, "it cannot take over yet"
+
+
+def test_it_is_waited_for_until_it_has_ended(pair):
+    pair.announcement.make(pair.path)
+    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.announcement.withdraw()
+    pair.until(lambda: not pair.heir.awaited(0.0))
+
+
+def test_it_is_waited_for_until_it_is_ready(pair):
+    pair.announcement.make(pair.path)
+    pair.until(lambda: pair.heir.awaited(0.0))
+    pair.predecessor.follow(pair.path)
+    pair.until(lambda: pair.heir.there)
+    assert not pair.heir.awaited(0.0)
+    pair.announcement.withdraw()
+    for _ in range(5):
+        pair.step()
+    assert pair.heir.there, "the end of its announcement is not its own"
+
+
+def test_a_second_one_is_heard_when_the_first_has_ended(pair):
+    other = Announcement(pair.newer)
+    pair.announcement.make(pair.path)
+    pair.until(lambda: pair.heir.awaited(0.0))
+    other.make(pair.path)
+    other.poll(time.monotonic())
+    for _ in range(5):
+        pair.step()
+    pair.announcement.withdraw()
+    pair.until(lambda: not pair.heir.awaited(0.0))
+    other.poll(time.monotonic() + 60)
+    pair.until(lambda: pair.heir.awaited(0.0))
+    other.withdraw()
+
+
+def test_a_front_that_knows_no_announcements_is_asked_again_and_succeeded_all_the_same(path):
+    """It takes what it hears for a mistake, and closes the connection."""
+    front, announcement = Front(), None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as older:
+        older.bind(path)
+        older.listen(8)
+        announcement = Announcement(front)
+        announcement.make(path)
+        for round_number in range(3):
+            announcement.poll(time.monotonic() + 60 * round_number)
+            came, _ = older.accept()
+            assert came.recv(100).endswith(b"\n")
+            came.close()
+            front.step(GIVE_UP)
+        Path(path).unlink()
+    announcement.poll(time.monotonic() + 600)  # and where there is none
+    announcement.withdraw()
+    front.close()
