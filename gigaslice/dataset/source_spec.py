@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from gigaslice.dataset.endpoint import Endpoint, ServerAddress
 from gigaslice.dataset.errors import RequestError
 from gigaslice.text import plain
 
@@ -33,6 +34,10 @@ RCLONE_KINDS = frozenset(("rclone", "hdfs", "sftp", "ftp", "smb", "webdav", "web
 """Kinds that rclone reads."""
 KINDS = frozenset(("file", "http", "https")) | MOUNTED_KINDS | OBJECT_KINDS | RCLONE_KINDS
 _WEB_KINDS = frozenset(("http", "https", "webdav", "webdavs"))
+_SHARE_KINDS = frozenset(("sftp", "ftp", "smb", "hdfs"))
+_BUCKET = re.compile(
+    r"[A-Za-z0-9._~!$&'()*+,;=:-]+"
+)  # stores allow less; other characters change what a URL means
 _DEFAULT_PORTS = {
     "http": "80",
     "https": "443",
@@ -225,6 +230,7 @@ def _remote(kind: str, rest: str, text: str) -> str:
         server = server.lower()
         port = _DEFAULT_PORTS.get(kind)
         server = server.removesuffix(f":{port}") if port else server
+    _check_server(kind, server, text)
     if kind in _WEB_KINDS and _goes_up(path):
         raise RequestError(
             f'source {_shown(text)} has the segment "..", written with percent signs; write the path that is meant'
@@ -276,8 +282,36 @@ def _options(kind: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ..
             value = value.rstrip("/")  # noqa: PLW2901
             if "@" in value or "?" in value:
                 raise RequestError("the endpoint carries credentials; they go into the Secret of the volume")
+            _check_endpoint(value)
         kept[name] = value
     return tuple(sorted(kept.items()))
+
+
+def _check_endpoint(value: str) -> None:
+    try:
+        scheme = Endpoint.parse(value).scheme
+    except ValueError:
+        scheme = ""
+    if scheme not in ("http", "https"):
+        raise RequestError(f"endpoint {_shown(value)} is no address; write it as https://host:port")
+
+
+def _check_server(kind: str, server: str, text: str) -> None:
+    if kind in OBJECT_KINDS:
+        if not _BUCKET.fullmatch(server):
+            raise RequestError(
+                f"source {_shown(text)} names a bucket by characters that no bucket's name has"
+            )
+        return
+    if kind not in _WEB_KINDS | _SHARE_KINDS:
+        return
+    try:
+        for one in server.split(",") if kind == "hdfs" else (server,):
+            ServerAddress.parse(one)
+    except ValueError:
+        raise RequestError(
+            f"source {_shown(text)} has no server; write it as {kind}://host/path or {kind}://host:port/path"
+        ) from None
 
 
 def _no_option(kind: str, name: str, known: Iterable[str]) -> str:

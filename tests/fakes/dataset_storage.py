@@ -38,7 +38,7 @@ class Bucket:
     read_bytes: int = 0
     opened: int = 0
     closed: int = 0
-    fails: list[Exception] = field(default_factory=list)  # raised by the next listings
+    fails: list[BaseException] = field(default_factory=list)  # raised by the next listings
     weight: int = 0  # the entries that a listing says it has, beside its own
     hold: threading.Event = field(default_factory=threading.Event)
     list_hold: asyncio.Event | None = None

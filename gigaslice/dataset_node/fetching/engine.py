@@ -120,7 +120,7 @@ class _Fetch:
         self._again: list[tuple[float, int, int]] = []
         self._pause_until = 0.0
         self._left = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def run(self, started: Callable[[Meter], None] | None) -> str:
         with self._opened():
@@ -255,7 +255,7 @@ class _Fetch:
             self._threads.append(one)
             one.start()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._wake:
             if self._failure is None:
                 self._failure = error
@@ -271,7 +271,7 @@ class _Fetch:
                 self._read_batch(batch, joined)
         except OSError as error:
             self._fail(_disk(error))
-        except Exception as error:  # noqa: BLE001  (a mistake in a source must end the fetch, not hang it)
+        except BaseException as error:  # noqa: BLE001  (a mistake in a source must end the fetch, not hang it)
             self._fail(error)
 
     def _take(self) -> list[tuple[FetchUnit, int]]:

@@ -12,7 +12,6 @@ be asked for again; another one is stopped, and what has arrived stays for a lat
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -127,6 +126,5 @@ class Flights(Generic[T]):
         for one in flights:
             one.stopping = True
             one.result.cancel()
-        for one in flights:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await one.result
+        if flights:
+            await asyncio.wait([one.result for one in flights])

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-from obstore import exceptions
 
 from gigaslice.dataset.digest import hasher
 from gigaslice.dataset.errors import DatasetError, ImageError, RequestError, SourceError
@@ -24,7 +23,8 @@ from gigaslice.dataset.pack_manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, P
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.packing.image_file import ProgressShown
 from gigaslice.dataset_node.packing.place import OWN_NAME, locked, tidied
-from gigaslice.dataset_node.sources.object_stores import ObjectStores
+from gigaslice.dataset_node.sources.object_stores import FAILURES, ObjectStores
+from gigaslice.dataset_node.sources.panics import panics_raised
 from gigaslice.dataset_node.sources.seam import Stop
 from gigaslice.text import plain
 
@@ -36,7 +36,6 @@ _MEMORY, _MOST_AT_ONCE = 256 << 20, 16
 _TRIES = 8
 _PIECE = 1 << 20
 _DIGITS = 16
-_FAILURES = (exceptions.BaseError, ValueError)
 
 
 def part_bytes(size: int) -> int:
@@ -209,7 +208,8 @@ class ObjectPlace:
     @contextlib.contextmanager
     def _explained(self, subject: str) -> Iterator[Any]:
         try:
-            yield
+            with panics_raised():
+                yield
         except DatasetError:
             raise
         except OSError as error:
@@ -220,7 +220,7 @@ class ObjectPlace:
             raise SourceError(
                 f"{self._stores.what} is not there, or has nothing for {subject}; create the bucket, or check its name"
             ) from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._stores.failure(error, subject) from None
 
 

@@ -17,6 +17,7 @@ from obstore.store import S3Store
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.sources.addresses import may_connect, resolved
 from gigaslice.dataset_node.sources.checked_connects import CheckedConnects
+from gigaslice.dataset_node.sources.panics import LibraryPanicError, panics_raised
 from gigaslice.runtime.logs import get_logger
 
 __all__ = ["keep_to_checked", "permit"]
@@ -69,6 +70,6 @@ def _is_called(connects: CheckedConnects) -> bool:
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=5)},
     )
     before = connects.calls
-    with contextlib.suppress(exceptions.BaseError, OSError):
+    with contextlib.suppress(exceptions.BaseError, LibraryPanicError, OSError), panics_raised():
         store.head("probe")
     return connects.calls > before

@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from gigaslice.dataset.endpoint import Endpoint
 from gigaslice.dataset.errors import DatasetError, ListingError, RequestError, SourceError
 from gigaslice.dataset.listing import Entry, shown
 from gigaslice.dataset.source_spec import SourceSpec
@@ -24,11 +24,15 @@ from gigaslice.dataset_node.sources.addresses import FORBIDDEN, checked_addresse
 from gigaslice.dataset_node.sources.checked_proxy import CheckedProxy, ProxyPass, checked_proxy
 from gigaslice.dataset_node.sources.credentials import Credentials
 from gigaslice.dataset_node.sources.object_connections import keep_to_checked, permit
+from gigaslice.dataset_node.sources.panics import LibraryPanicError, panics_raised
 from gigaslice.dataset_node.sources.seam import SourceBusyError, changed
 from gigaslice.kube.json_text import read_json
 from gigaslice.text import plain
 
-__all__ = ["ObjectStores", "object_stores"]
+__all__ = ["FAILURES", "ObjectStores", "object_stores"]
+
+FAILURES = (exceptions.BaseError, LibraryPanicError, ValueError)
+"""What calls of obstore raise, within `panics_raised`: `ObjectStores.failure` knows what each means."""
 
 _CONNECT, _SILENCE, _REQUEST = timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10)
 _TRIED_FOR = timedelta(seconds=90)
@@ -36,6 +40,8 @@ _WRITTEN = timedelta(minutes=30)  # one request; of a part of 840 MiB at half a 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,40})</Code>")
 _FORBIDDEN_HERE = re.compile(r"\b(?:code: |os error )13\b")  # EACCES, of object_connections
+_WORD = re.compile(r"[!-~]{0,65536}")
+_TENANT = re.compile(r"[A-Za-z0-9.-]{0,253}")
 _BAD_KEY = re.compile(r'\bpath: "((?:[^"\\]|\\.)*)"')
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _NO_PASS = 407
@@ -85,6 +91,10 @@ class ObjectStores:
         """
         if self._proxy is not None and (refusal := self._proxy[1].refused()) is not None:
             return refusal
+        if isinstance(error, LibraryPanicError):
+            return SourceError(
+                f"the client of {self.what} has failed for {subject}; check bucket, endpoint and credentials"
+            )
         text = str(error)
         found = _STATUS.search(text)
         status = int(found[1]) if found else 0
@@ -138,15 +148,19 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
     """
     build_of = {"s3": _s3, "gs": _gs, "az": _az}[spec.kind]
     endpoint, build = build_of(spec, credentials)
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = Endpoint.parse(endpoint)
+    except ValueError:
+        parts = None
+    if parts is None or parts.scheme not in ("http", "https"):
         raise RequestError(f"endpoint {plain(endpoint)!r} is no address; write it as https://host:port")
+    host = parts.server.host
     through: tuple[CheckedProxy, ProxyPass] | None = None
     if local:
-        permit(parts.hostname)
+        permit(host)
     else:
         # said at once, where it would else be said after tries; what counts is what is connected to
-        checked_addresses(parts.hostname, 0)
+        checked_addresses(host, 0)
         if not keep_to_checked():
             proxy = checked_proxy()
             through = proxy, proxy.issue()
@@ -165,13 +179,26 @@ def object_stores(spec: SourceSpec, credentials: Credentials, *, local: bool) ->
         if authority := credentials.get("ca"):
             client["root_certificate"] = authority
         try:
-            return build(client, {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR})
-        except (exceptions.BaseError, ValueError, TypeError):
+            with panics_raised():
+                return build(
+                    client, {"max_retries": tries, "retry_timeout": _WRITTEN if writing else _TRIED_FOR}
+                )
+        except (*FAILURES, TypeError):
             raise RequestError(
                 f"the credentials for {spec.canonical} cannot be used; check {credentials.where}"
             ) from None
 
     return ObjectStores(make, f"{spec.kind}://{spec.server}", credentials.where, through)
+
+
+def _word(credentials: Credentials, name: str) -> str:
+    """The value for NAME, which goes into a header or an address as it is."""
+    value = credentials.get(name)
+    if not _WORD.fullmatch(value):
+        raise RequestError(
+            f"{name} in {credentials.where} has characters that it cannot have; write it anew, as one line of ASCII"
+        )
+    return value
 
 
 _Built = tuple[str, Callable[[Any, Any], Any]]
@@ -189,7 +216,7 @@ def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", region):
         raise RequestError(f"region {plain(region)!r} is no name of a region")
     endpoint = spec.option("endpoint") or f"https://s3.{region}.amazonaws.com"
-    key, secret = credentials.get("access_key"), credentials.get("secret_key")
+    key, secret = _word(credentials, "access_key"), credentials.get("secret_key")
     if bool(key) != bool(secret):
         raise RequestError(
             f"{credentials.where} has only one of access_key and secret_key; it must have both or none"
@@ -205,7 +232,7 @@ def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
         "skip_signature": anonymous,
         "request_payer": _flag(spec, "request_payer"),
     }
-    token = credentials.get("session_token") or None
+    token = _word(credentials, "session_token") or None
 
     def given() -> Any:
         return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
@@ -222,7 +249,7 @@ def _s3(spec: SourceSpec, credentials: Credentials) -> _Built:
 
 def _gs(spec: SourceSpec, credentials: Credentials) -> _Built:
     endpoint = spec.option("endpoint") or "https://storage.googleapis.com"
-    account, token = credentials.get("service_account"), credentials.get("token")
+    account, token = credentials.get("service_account"), _word(credentials, "token")
     config: Any = {"base_url": endpoint, "skip_signature": True}
     if account and not _flag(spec, "anonymous"):
         try:
@@ -263,12 +290,15 @@ def _az(spec: SourceSpec, credentials: Credentials) -> _Built:
     given = next((one for one in names if credentials.get(one)), "")
     if given and not _flag(spec, "anonymous"):
         config |= {
-            names[given]: credentials.get(given),
+            names[given]: _word(credentials, given),
             "credential_type": kinds[given],
             "skip_signature": False,
         }
         if given == "client_secret":
-            config |= {"client_id": credentials.get("client_id"), "tenant_id": credentials.get("tenant_id"),
+            tenant = _word(credentials, "tenant_id")
+            if not _TENANT.fullmatch(tenant):
+                raise RequestError(f"tenant_id in {credentials.where} is no name of a tenant")
+            config |= {"client_id": _word(credentials, "client_id"), "tenant_id": tenant,
                        "authority_host": "https://login.microsoftonline.com"}  # fmt: skip
     else:
         config["skip_signature"] = True

@@ -16,7 +16,8 @@ from obstore import exceptions
 
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing, shown
-from gigaslice.dataset_node.sources.object_stores import ObjectStores
+from gigaslice.dataset_node.sources.object_stores import FAILURES, ObjectStores
+from gigaslice.dataset_node.sources.panics import panics_raised
 from gigaslice.dataset_node.sources.seam import Sink, Stop, changed, in_thread
 from gigaslice.text import plain
 
@@ -56,22 +57,23 @@ class ObjectSource:
         found: list[Entry] = []
         text = 0
         try:
-            for page in obstore.list(self._listing, self._prefix or None, chunk_size=_PAGE):
-                entries = [self._entry(one) for one in page]
-                found += entries
-                text += sum(len(one.path) + len(one.version) for one in entries)
-                limits.check(len(found), text)
-                if stop:
-                    break
-            if not found and self._prefix:
-                one = self._listing.head(self._prefix)
-                self._single = True
-                found.append(self._entry(one))
+            with panics_raised():
+                for page in obstore.list(self._listing, self._prefix or None, chunk_size=_PAGE):
+                    entries = [self._entry(one) for one in page]
+                    found += entries
+                    text += sum(len(one.path) + len(one.version) for one in entries)
+                    limits.check(len(found), text)
+                    if stop:
+                        break
+                if not found and self._prefix:
+                    one = self._listing.head(self._prefix)
+                    self._single = True
+                    found.append(self._entry(one))
         except FileNotFoundError:
             raise SourceError(
                 f"{self._what} has nothing at {shown(self._prefix.encode())}; check bucket and prefix"
             ) from None
-        except (exceptions.BaseError, ValueError, OSError) as error:
+        except (*FAILURES, OSError) as error:
             raise self._stores.failure(error, "the listing") from None
         return Listing.of(_without_markers(found), limits)
 
@@ -94,20 +96,21 @@ class ObjectSource:
         if size != entry.size:
             options["range"] = (offset, offset + size)
         try:
-            answer = obstore.get(self._reading, key, options=options)  # type: ignore[arg-type]
-            self._check(answer, entry, (offset, size), tag)
-            at = 0
-            chunks = (answer.bytes(),) if size <= _STREAMED else answer.stream(min_chunk_size=_CHUNK)
-            for data in chunks:
-                if at + len(data) > size:
-                    raise changed(entry.path, "became longer")
-                sink(offset + at, memoryview(data))
-                at += len(data)
+            with panics_raised():
+                answer = obstore.get(self._reading, key, options=options)  # type: ignore[arg-type]
+                self._check(answer, entry, (offset, size), tag)
+                at = 0
+                chunks = (answer.bytes(),) if size <= _STREAMED else answer.stream(min_chunk_size=_CHUNK)
+                for data in chunks:
+                    if at + len(data) > size:
+                        raise changed(entry.path, "became longer")
+                    sink(offset + at, memoryview(data))
+                    at += len(data)
         except FileNotFoundError:
             raise changed(entry.path, "was removed") from None
         except exceptions.PreconditionError:
             raise changed(entry.path, "was changed") from None
-        except (exceptions.BaseError, ValueError) as error:
+        except FAILURES as error:
             raise self._stores.failure(error, shown(entry.path), entry) from None
         if at < size:
             raise SourceError(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gigaslice.dataset.endpoint import Endpoint, ServerAddress
 from gigaslice.dataset.errors import RequestError, SourceError
 from gigaslice.dataset.listing import Entry, EntryKind, Limits, Listing
 from gigaslice.dataset.pack_manifest import MANIFEST_NAME
@@ -137,11 +138,22 @@ def effective_spec(spec: SourceSpec, credentials: Credentials) -> SourceSpec:
         raise RequestError(
             f"the endpoint or account in {credentials.where} is too long; write at most {MOST_TEXT} characters"
         )
-    if "@" in urlsplit(options.get("endpoint", "")).netloc:
+    if "endpoint" in options:
+        _check_endpoint(options["endpoint"], credentials)
+    return SourceSpec(spec.kind, spec.location, tuple(sorted(options.items())))
+
+
+def _check_endpoint(text: str, credentials: Credentials) -> None:
+    if "@" in text.partition("://")[2].partition("/")[0]:
         raise RequestError(
             f"the endpoint carries a user or a password; they have keys of their own in {credentials.where}"
         )
-    return SourceSpec(spec.kind, spec.location, tuple(sorted(options.items())))
+    try:
+        Endpoint.parse(text)
+    except ValueError:
+        raise RequestError(
+            f"the endpoint in {credentials.where} or the options is no address; write it as https://host:port"
+        ) from None
 
 
 async def open_source(
@@ -229,6 +241,12 @@ def _web(spec: SourceSpec, credentials: Credentials, *, local: bool) -> WebSourc
             context.load_verify_locations(cadata=authority)
         except (ssl.SSLError, ValueError):
             raise RequestError(f"ca.crt in {credentials.where} is no certificate in PEM form") from None
+    try:
+        ServerAddress.parse(spec.server)
+    except ValueError:
+        raise RequestError(
+            f"{spec.canonical} has no server; write it as {spec.kind}://host:port/path"
+        ) from None
     base = urlsplit(f"{spec.kind}://{spec.server}")
     client = WebClient(base, headers, local=local, context=context)
     return WebSource(client, unquote(spec.path), index=spec.option("manifest", "index.json"))

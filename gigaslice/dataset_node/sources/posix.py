@@ -203,7 +203,7 @@ class _Walk:
         self._threads: list[threading.Thread] = []
         self._found: list[Entry] = []
         self._text = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self.new: set[bytes] = set()
         """Paths of files that had just been written when they were looked up."""
 
@@ -223,7 +223,7 @@ class _Walk:
             found: list[Entry] = []
             below: list[bytes] = []
             new: list[bytes] = []
-            failure: Exception | None = None
+            failure: BaseException | None = None
             text = 0
             try:
                 text = self._directory(path, found, below, new, busy)
@@ -231,6 +231,8 @@ class _Walk:
                 failure = error
             except OSError as error:
                 failure = _unreadable(path, error)
+            except BaseException as error:  # noqa: BLE001  (the other threads wait for this directory)
+                failure = error
             with self._wake:
                 self._found += found
                 self._text += text

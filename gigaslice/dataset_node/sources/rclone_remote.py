@@ -10,9 +10,9 @@ import configparser
 import json
 import re
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
 
 from gigaslice.dataset.digest import hasher
+from gigaslice.dataset.endpoint import Endpoint, ServerAddress
 from gigaslice.dataset.errors import RequestError
 from gigaslice.dataset.source_spec import SourceSpec
 from gigaslice.dataset_node.sources.addresses import checked_addresses
@@ -47,6 +47,14 @@ _BACKENDS: dict[str, frozenset[str]] = {
     "onedrive": frozenset(("client_id", "client_secret", "token", "drive_id", "drive_type")),
 }  # fmt: skip
 """What a remote may be, and what may be said of it."""
+_SERVERS = {
+    "host": "host",
+    "url": "https://host:port/path",
+    "namenode": "host:port",
+    "endpoint": "https://host:port",
+    "auth": "https://host:port/path",
+}
+"""What of a remote names servers, and how it is written."""
 _PROXY_FLAGS = {"sftp": "--sftp-http-proxy", "ftp": "--ftp-http-proxy", "smb": "", "hdfs": ""}
 _FIXED = {"sftp": {"shell_type": "none", "disable_hashcheck": "true"}, "s3": {"env_auth": "false"}}
 
@@ -68,10 +76,13 @@ class RcloneRemote:
                 )
             if not _SAFE.fullmatch(value):
                 raise RequestError(f"{name} of the rclone remote has a NUL byte")
+            if name == "port" and not re.fullmatch(r"[1-9][0-9]{0,4}", value):
+                raise RequestError("port of the rclone remote is no number; write one from 1 to 65535")
         self.kind = kind
         self.path = path
         self.obscured = obscured
         self._parameters = dict(parameters)
+        self._servers = {name: _servers(name, parameters[name]) for name in _SERVERS if parameters.get(name)}
 
     def __repr__(self) -> str:
         return f"RcloneRemote({self.kind})"
@@ -93,12 +104,8 @@ class RcloneRemote:
         Where it takes one, this says at once what would else be said after tries. Raises SourceError, RequestError.
         """
         parameters = dict(self._parameters)
-        for name in ("host", "url", "namenode", "endpoint", "auth"):
-            value = parameters.get(name, "")
-            if not value:
-                continue
-            servers = value.split(",") if name == "namenode" else [value]
-            checked = [_address(one) if name == "host" else _checked(one.strip()) for one in servers]
+        for name, servers in self._servers.items():
+            checked = [_checked(one) for one in servers]
             if not self.proxy_flag:
                 parameters[name] = ",".join(checked)
         return RcloneRemote(parameters, self.path, obscured=self.obscured)
@@ -116,23 +123,32 @@ class RcloneRemote:
         }
 
 
-def _checked(server: str) -> str:
-    """An address of SERVER, which is a URL, a name or an address, with the port that it has. Raises SourceError."""
+def _servers(name: str, value: str) -> list[ServerAddress]:
+    """The servers that the parameter NAME has: a URL, or a host with or without a port. Raises RequestError."""
     try:
-        parts = urlsplit(server if "://" in server else f"//{server}")
-        port = parts.port
+        if name == "host":
+            return [ServerAddress.parse_host(value)]
+        if name == "namenode":
+            return [ServerAddress.parse(one.strip()) for one in value.split(",")]
+        found = Endpoint.parse(value)
     except ValueError:
-        raise RequestError(
-            "the server of the rclone remote is no address; write it as host or host:port"
-        ) from None
-    address = _address(parts.hostname or server)
-    return address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        raise _no_server(name) from None
+    if found.scheme not in ("http", "https", "") or (name == "url" and not found.scheme):
+        raise _no_server(name)
+    return [found.server]
 
 
-def _address(host: str) -> str:
-    addresses = checked_addresses(host, 0)
+def _no_server(name: str) -> RequestError:
+    form = _SERVERS[name]
+    return RequestError(f"{name} of the rclone remote is no address; write it as {form}")
+
+
+def _checked(server: ServerAddress) -> str:
+    """An address of SERVER, with the port that it has. Raises SourceError."""
+    addresses, port = checked_addresses(server.host, 0), server.port
     # rclone's SMB puts address and port together without brackets
-    return next((one for one in addresses if ":" not in one), addresses[0])
+    address = next((one for one in addresses if ":" not in one), addresses[0])
+    return address if port is None else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
@@ -143,7 +159,6 @@ def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
     """
     if spec.kind == "rclone":
         return _described(spec, credentials)
-    host, _, port = spec.server.partition(":")
     user, password = credentials.get("user"), credentials.get("password")
     found: dict[str, str]
     if spec.kind in ("webdav", "webdavs"):
@@ -152,7 +167,9 @@ def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
     elif spec.kind == "hdfs":
         found = {"type": "hdfs", "namenode": spec.server, "username": user or "root"}
     else:
-        found = {"type": spec.kind, "host": host, "port": port, "user": user, "pass": password}
+        server = _server_of(spec)
+        port = "" if server.port is None else str(server.port)
+        found = {"type": spec.kind, "host": server.host, "port": port, "user": user, "pass": password}
         if spec.kind == "sftp":
             keys = [
                 value
@@ -162,6 +179,15 @@ def remote_of(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:
             # rclone takes a key on one line
             found["key_pem"] = keys[0].strip().replace("\n", "\\n") if keys else ""
     return RcloneRemote({name: value for name, value in found.items() if value}, spec.path, obscured=False)
+
+
+def _server_of(spec: SourceSpec) -> ServerAddress:
+    try:
+        return ServerAddress.parse(spec.server)
+    except ValueError:
+        raise RequestError(
+            f"{spec.canonical} has no server; write it as {spec.kind}://host:port/path"
+        ) from None
 
 
 def _described(spec: SourceSpec, credentials: Credentials) -> RcloneRemote:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from gigaslice.dataset.endpoint import ServerAddress
 from gigaslice.dataset.errors import SourceError
 from gigaslice.dataset_node.sources.addresses import connect
 from gigaslice.dataset_node.sources.seam import SourceBusyError
@@ -219,8 +220,11 @@ class WebClient:
 
     def _moved(self, url: SplitResult, where: str) -> SplitResult:
         try:
+            # clients differ about a backslash, and about what does not print
+            usable = where.isprintable() and "\\" not in where
             found = urlsplit(urljoin(url.geturl(), where))
-            usable = found.scheme in ("http", "https") and found.hostname and (found.port or 1)
+            ServerAddress.parse(found.netloc)
+            usable = usable and found.scheme in ("http", "https")
         except ValueError:
             usable = False
         if not usable or self.unix:
@@ -231,7 +235,7 @@ class WebClient:
             raise SourceError(
                 f"{self.base.netloc} redirects from https to http; name the address that has the data"
             )
-        return found._replace(fragment="", netloc=found.netloc.rpartition("@")[2])
+        return found._replace(fragment="")
 
     def _lost(self, url: SplitResult, error: Exception) -> SourceError:
         if isinstance(error, ssl.SSLCertVerificationError):

@@ -98,7 +98,7 @@ class WebSource:
                 missing.put(index)
             elif not entry.version.startswith(_ETAG):
                 self.weak = True
-        failures: list[SourceError] = []
+        failures: list[BaseException] = []
 
         def work() -> None:
             while not failures and not stop:
@@ -108,7 +108,7 @@ class WebSource:
                     return
                 try:
                     found[index] = self._with_version(found[index])
-                except SourceError as error:
+                except BaseException as error:  # noqa: BLE001  (of a file without a version nothing would be compared)
                     failures.append(error)
 
         threads = [threading.Thread(target=work, name="dataset-list", daemon=True) for _ in range(_HEADS)]

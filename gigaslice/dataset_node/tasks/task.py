@@ -16,6 +16,7 @@ from gigaslice.dataset.errors import CacheFullError, DatasetError, ImageError, R
 from gigaslice.dataset.request import Check, DatasetRequest, Mode, VolumeRequest, check_local
 from gigaslice.dataset.source_spec import MOUNTED_KINDS, SourceSpec
 from gigaslice.dataset_node import events
+from gigaslice.dataset_node.sources.panics import GOES_ON
 from gigaslice.dataset_node.store import DatasetStore, Piece, Volume
 from gigaslice.dataset_node.tasks.seams import DatasetObjects, Reporter, ResolvedDataset
 from gigaslice.dataset_node.tasks.supply import DatasetCounters, Stage, Supply
@@ -132,7 +133,9 @@ class Task:
                         self._parts.release(self.volume.id)
                 except GigasliceError as error:
                     self._failed(error)
-                except Exception as error:  # noqa: BLE001  (a mistake of this program; the pod must be told something)
+                except GOES_ON:
+                    raise
+                except BaseException as error:  # noqa: BLE001  (a mistake; the pod must be told something)
                     self._log.error("task failed", pod=self._pod, exc_info=error)
                     self._failed(
                         DatasetError(

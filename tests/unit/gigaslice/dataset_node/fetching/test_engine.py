@@ -51,6 +51,31 @@ def _quick_retries(monkeypatch):
     monkeypatch.setattr(engine, "backoff", lambda failures, retry_after=0.0: 0.001)
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+def test_a_panic_in_a_thread_ends_the_fetch(tmp_path):
+    source = MemorySource(files(SIZES))
+
+    def panics(*_):
+        raise Panic("request must be valid")
+
+    source.read_into = panics
+    outcome = []
+
+    def work():
+        try:
+            fetched(tmp_path, source)
+        except Panic as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert outcome, "a fetch without threads waits for ever"
+
+
 def test_every_byte_arrives_and_the_digest_is_the_files(tmp_path):
     listing = files(SIZES)
     source = MemorySource(listing)

@@ -139,8 +139,33 @@ def test_a_remote_at_the_node_is_refused_at_once(secret):
 
 
 def test_a_server_that_is_no_address_is_a_mistake():
-    remote = remote_of(
-        SourceSpec.parse("rclone:r:x"), Credentials({"type": "http", "url": "http://store:x/"})
-    )
-    with pytest.raises(RequestError, match="no address"):
-        remote.at_checked_addresses()
+    for secret in NO_ADDRESSES:
+        with pytest.raises(RequestError, match=r"is no address; write it as|is no number"):
+            remote_of(SourceSpec.parse("rclone:r:x"), Credentials(secret))
+
+
+NO_ADDRESSES = [
+    {"type": "http", "url": "http://store:x/"},
+    {"type": "http", "url": "http://store\\@node/"},
+    {"type": "http", "url": "http://u:p@store/"},
+    {"type": "http", "url": "file:///etc"},
+    {"type": "http", "url": "store"},
+    {"type": "webdav", "url": "http://store%2f@node/"},
+    {"type": "s3", "endpoint": "store%40node:9000"},
+    {"type": "s3", "endpoint": "127.1:9000"},
+    {"type": "swift", "auth": "https://store#@node/v1"},
+    {"type": "hdfs", "namenode": "store:8020,node\\x:8020"},
+    {"type": "sftp", "host": "store:22"},
+    {"type": "smb", "host": "store\\node"},
+    {"type": "sftp", "host": "store", "port": "22@node"},
+]
+
+
+def test_addresses_of_ipv6_are_servers_of_every_kind():
+    web = remote_of(SourceSpec.parse("webdav://[fd12::9]:81/x"), Credentials({}))
+    assert environment(web)["URL"] == "http://[fd12::9]:81/"
+    shell = remote_of(SourceSpec.parse("sftp://[fd12::9]:2222/x"), Credentials({"username": "u"}))
+    assert (environment(shell)["HOST"], environment(shell)["PORT"]) == ("fd12::9", "2222")
+    nameless = SourceSpec("sftp", "[fd12::9/x")
+    with pytest.raises(RequestError, match="has no server"):
+        remote_of(nameless, Credentials({"username": "u"}))

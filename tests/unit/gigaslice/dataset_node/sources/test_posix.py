@@ -64,6 +64,41 @@ def entry_of(root, path):
     return next(one for one in listed(root).entries if one.path == path)
 
 
+def test_a_walk_that_a_mistake_ends_in_one_thread_ends_in_all(tree, monkeypatch):
+    failed = threading.Event()
+
+    def directory(walk, path, _, below, *_others):
+        if not path:
+            below += [b"a", b"void"]
+        elif threading.current_thread().name == "helped":
+            failed.set()
+            raise RuntimeError("a mistake")
+        else:
+            monkeypatch.setattr(posix.threading, "Thread", helper)
+            walk._help()
+            assert failed.wait(10)
+        return 0
+
+    def helper(*, name, **options):
+        return thread(name="helped", **options)
+
+    thread = threading.Thread
+    monkeypatch.setattr(posix._Walk, "_directory", directory)
+    root = os.open(tree, os.O_RDONLY)
+    outcome = []
+
+    def walk():
+        with pytest.raises(RuntimeError, match="a mistake"):
+            posix._Walk(root, Limits(), posix.Stop()).run()
+        outcome.append(True)
+
+    walking = thread(target=walk, daemon=True)
+    walking.start()
+    walking.join(10)
+    assert outcome, "the others wait for a directory that no one walks"
+    os.close(root)
+
+
 def test_files_directories_and_links_are_listed(tree):
     found = {entry.path: entry for entry in listed(tree).entries}
     assert set(found) == {b"a", b"a/b", b"a/b/c", b"a/b/c/deep", b"a/file", b"empty", b"link", b"void"}

@@ -308,11 +308,27 @@ def test_credentials_go_to_the_server_and_not_where_it_redirects(server):
         other.close()
 
 
-@pytest.mark.parametrize("where", ["ftp://x/", "file:///etc/passwd", "http://", "//:0", "gopher:x"])
+@pytest.mark.parametrize("where", [
+    "ftp://x/", "file:///etc/passwd", "//:0", "gopher:x", "http://127.0.0.1:{}\\@x/data/large",
+    "http://u:p@127.0.0.1:{}/data/large", "http://127.1:{}/data/large", "http://2130706433:{}/data/large",
+    "http://local%68ost:{}/data/large", "//127.0.0.1:{}\\x/../data/large", "\\\\127.0.0.1:{}/data/large",
+    "http://127.0.0.1:{}\t/data/large",
+])  # fmt: skip
 def test_a_redirection_to_no_http_address_is_refused(server, where):
-    server.trick = file_only(lambda h: server.plain(h, 302, Location=where))
-    with pytest.raises(SourceError):
+    server.trick = file_only(lambda h: server.plain(h, 302, Location=where.format(server.port)))
+    with pytest.raises(SourceError, match="redirects to what is no HTTP address"):
         read(server)
+
+
+def test_a_failure_that_is_no_sources_leaves_no_file_without_a_version(server, monkeypatch):
+    server.index(versions=False)
+
+    def fails(*_):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(WebSource, "_with_version", fails)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        listed(server)
 
 
 def test_redirections_in_a_circle_end(server):

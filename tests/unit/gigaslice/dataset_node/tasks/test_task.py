@@ -31,6 +31,21 @@ async def ended(task):
     return failure
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("error", [Panic("request must be valid"), RuntimeError("x")])
+def test_no_exception_leaves_a_pod_without_an_answer(world, play, error):
+    async def story():
+        world.storage.buckets["coco"].fails.append(error)
+        failure = await ended(task_of(world))
+        assert str(failure) == f"internal error of the dataset service: {type(error).__name__}; see its log"
+        assert await ended(task_of(world, "q")) is None
+
+    play(story)
+
+
 @pytest.mark.parametrize("check", [{}, {"check": "listing"}])
 @pytest.mark.parametrize("mode", ["cache", "local"])
 @pytest.mark.parametrize(
