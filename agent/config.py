@@ -98,6 +98,9 @@ class Config(Settings):
     # fmt: off
     state_dir: Path = setting("DIR", values.absolute_path, "/var/lib/gigaslice",
         "where allocations and the checkpoint live; must be the same path on the host")
+    ledger_dir: Path = setting("DIR", values.absolute_path, "/run/gigaslice",
+        "a tmpfs: where new ledgers lie if locks do not last in the state directory, as on overlayfs; must be the same "
+        "path on the host")
     kubelet_dir: Path = setting("DIR", values.absolute_path, "/var/lib/kubelet/device-plugins",
         "the kubelet's device plugin directory, which holds kubelet.sock")
     pod_resources: Path = setting("SOCKET", values.absolute_path, "/var/lib/kubelet/pod-resources/kubelet.sock",

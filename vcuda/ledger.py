@@ -24,6 +24,7 @@ __all__ = [
     "fill_ledger",
     "ledger_file_bytes",
     "ledger_owners",
+    "locks_last",
     "read_ledger",
     "read_shares",
     "reserve_ledger",
@@ -184,6 +185,15 @@ def read_ledger(path: StrPath, gpus: Sequence[GpuLimit] = (), *, wait: bool = Tr
     )
     peak = dict(zip(uuids, info.peak, strict=False))
     return LedgerUsage(info.version, bytes(ffi.buffer(info.id)), uuids, peak, processes)
+
+
+def locks_last(path: StrPath) -> bool:
+    """Whether a slot's lock lasts as long as its process on the file system of PATH, a file that no process uses.
+
+    It does where a mapping keeps the opened file; overlayfs maps another one. Tried, not guessed.
+    """
+    what = f"cannot try a lock on {os.fspath(path)}"
+    return checked(lib.ledger_hold_lasts(path_bytes(path)), what) == 1
 
 
 def ledger_owners(path: StrPath) -> tuple[tuple[int, int], ...]:

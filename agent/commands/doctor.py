@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from agent.config import Config
 from agent.inventory.page_faults import counters_are_on
 from agent.inventory.source import Inventory
 from agent.kubelet.podresources import PodResourcesClient
+from agent.persistence.ledger_files import tried
 from agent.roles.gpu_wait import read_bus
 from gigaslice import units
 from gigaslice.errors import GigasliceError, MissingError
@@ -41,6 +43,7 @@ _EVICT = ("create", "pods/eviction")
 _PUBLISH = ("patch", "nodes")
 _RIGHTS = (("watch", "pods"), ("create", "events"), ("patch", "events"), _EVICT)
 _MISSED_LITTLE = ("events",)  # without these rights pods are served all the same
+_LEDGER_REMEDY = "choose a --state-dir on ext4, xfs or btrfs, or mount a tmpfs of the host at --ledger-dir"
 _CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -49,6 +52,7 @@ def examine(config: Config, scan: Callable[[Config], Inventory]) -> Iterator[Fin
     yield from _check_gpus(config, scan)
     yield _check_library()
     yield from _check_state(config.state_dir)
+    yield _check_ledgers(config.state_dir, config.ledger_dir)
     yield from _check_kubelet(config)
     yield _check_pod_resources(config)
     yield _check_pid_namespace(Path("/proc/self/ns/pid"))
@@ -128,6 +132,22 @@ def _check_state(directory: Path) -> Iterator[Finding]:
     if free.f_bavail * free.f_frsize < 64 << 20:
         size = units.format_bytes(free.f_bavail * free.f_frsize)
         yield Finding("warn", "state", f"only {size} free", "each allocation takes 340 KiB")
+
+
+def _check_ledgers(state: Path, elsewhere: Path) -> Finding:
+    """Where new ledgers would lie: where a slot's lock lasts as long as its process."""
+    reasons: list[str] = []
+    for directory in (state, elsewhere):
+        try:
+            with tempfile.TemporaryDirectory(dir=_nearest(directory), prefix=".doctor-") as trial:
+                reason = tried(Path(trial))
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if not reason:
+            return Finding("ok", "ledgers", "; ".join([*reasons, f"new ones would lie in {directory}"]))
+        reasons.append(f"{directory}: {reason}")
+    text = f"a container that is killed and restarted may stay charged: {'; '.join(reasons)}"
+    return Finding("warn", "ledgers", text, _LEDGER_REMEDY)
 
 
 def _check_kubelet(config: Config) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """The directory of one allocation on the host: what the container's four mounts point at.
 
     allocations/<id>/limits          the limits page, mounted read-only
-    allocations/<id>/ledger          the ledger, mounted read-write
+    allocations/<id>/ledger          the ledger, mounted read-write; or a link to it, see `ledger_files`
     allocations/<id>/ld.so.preload   one line: the library's path in the container, mounted read-only
     allocations/<id>/allocation.json the allocation, so that the table can be rebuilt from the directories alone
     allocations/<id>/owner.json      namespace, pod and container, once known: for people and `vcuda ps`
@@ -30,6 +30,7 @@ import vcuda
 from agent.ledgers.open_ledgers import OpenLedgers
 from agent.ledgers.trust import RecentLimits
 from agent.persistence import codec
+from agent.persistence.ledger_files import LedgerFiles, ledger_path
 from gigaslice.allocation.table import Allocation, ContainerRef
 from gigaslice.errors import CheckpointError, CheckpointVersionError, StorageError
 from gigaslice.kube.json_text import read_json
@@ -48,10 +49,11 @@ _SPARES = 6
 
 
 class AllocationDirs:
-    """All directories below ROOT."""
+    """All directories below ROOT. ELSEWHERE: where ledgers may lie whose locks would not last there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, elsewhere: Path | None = None) -> None:
         self._root = root
+        self.ledger_files = LedgerFiles(root, elsewhere)
         self._ended = deque[Path]()  # filled by one thread, emptied by another
         self._spares = deque[
             tuple[Path, str]
@@ -68,6 +70,7 @@ class AllocationDirs:
             for path in self._root.iterdir():
                 if path.name.startswith((_NEW, _OLD)):
                     _clear_away(path)
+            self.ledger_files.prepare()
         except OSError as error:
             raise _storage_error("prepare", self._root, error) from error
 
@@ -87,17 +90,18 @@ class AllocationDirs:
             self._ended.append(spare)  # another process has changed it
         fresh = self._root / (_NEW + allocation.id)
         try:
-            _furnish(fresh, allocation.library)
+            self._furnish(fresh, allocation.library)
             self._fill(fresh, allocation)
             fresh.rename(self.path(allocation.id))
             self.hold(allocation.id)
         except (OSError, vcuda.VcudaError) as error:
             shutil.rmtree(fresh, ignore_errors=True)
+            self.ledger_files.abandon(fresh)
             raise _storage_error("create", self.path(allocation.id), error) from error
 
     def hold(self, allocation_id: str) -> None:
         """Keeps the ledger of a directory open, for as long as that is there."""
-        self.ledgers.hold(allocation_id, self.path(allocation_id) / contract.LEDGER_FILE)
+        self.ledgers.hold(allocation_id, ledger_path(self.path(allocation_id)))
 
     def problem(self, allocation: Allocation) -> str | None:
         """What keeps a container from starting with this directory, or None when it is as it should be."""
@@ -126,17 +130,32 @@ class AllocationDirs:
         if allocation.container:
             self.write_owner(allocation.id, allocation.container)
 
+    def mend_ledger(self, allocation: Allocation) -> bool:
+        """Makes a ledger anew that is gone from behind its link, as after a reboot; whether it was. Raises
+        StorageError.
+        """
+        path = self.path(allocation.id)
+        try:
+            return self.ledger_files.mend(path, bytes.fromhex(allocation.id), _limits(allocation))
+        except (OSError, vcuda.VcudaError) as error:
+            raise _storage_error("mend the ledger of", path, error) from error
+
     def remove(self, allocation_id: str) -> None:
         """Ends a directory; one that is not there is as good as removed. Its files go with the next `tidy`."""
+        path = self.path(allocation_id)
+        ledger = ledger_path(path)
         ended = self._root / f"{_OLD}{next(self._number)}-{allocation_id}"
         self.ledgers.release(allocation_id)
         try:
-            self.path(allocation_id).rename(ended)
+            path.rename(ended)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _storage_error("remove", self.path(allocation_id), error) from error
+            raise _storage_error("remove", path, error) from error
         self._ended.append(ended)
+        if ledger.parent != path:
+            with contextlib.suppress(OSError):  # else the next start does it
+                ledger.unlink()
 
     def tidy(self) -> None:
         """Removes the files of what has ended. Blocks; may run in another thread, one at a time.
@@ -146,6 +165,7 @@ class AllocationDirs:
         failure: OSError | None = None
         while self._ended:
             ended = self._ended.popleft()
+            self.ledger_files.abandon(ended)
             try:
                 _clear_away(ended)
             except OSError as error:
@@ -161,11 +181,12 @@ class AllocationDirs:
         trial = self._root / (_NEW + "probe")
         try:
             shutil.rmtree(trial, ignore_errors=True)
-            _furnish(trial, "")
+            self._furnish(trial, "")
         except (OSError, vcuda.VcudaError) as error:
             raise _storage_error("create", trial, error) from error
         finally:
             shutil.rmtree(trial, ignore_errors=True)
+            self.ledger_files.abandon(trial)
 
     def make_ahead(self, library: str) -> None:
         """Makes some directories for allocations with LIBRARY, where they are used up. Blocks; may run in another
@@ -174,9 +195,10 @@ class AllocationDirs:
         while len(self._spares) < _SPARES:
             spare = self._root / f"{_SPARE}{next(self._number)}"
             try:
-                _furnish(spare, library)
+                self._furnish(spare, library)
             except (OSError, vcuda.VcudaError):  # a full disk: `create` will say so
                 shutil.rmtree(spare, ignore_errors=True)
+                self.ledger_files.abandon(spare)
                 break
             self._spares.append((spare, library))
 
@@ -236,20 +258,20 @@ class AllocationDirs:
             if physical is not None and gpu.physical_bytes and physical != gpu.physical_bytes:
                 vcuda.set_physical_limit(page, gpu.uuid, physical)
 
+    def _furnish(self, path: Path, library: str) -> None:
+        """Makes a directory with all of its files: the preload line, the others empty, with the room they need."""
+        path.mkdir(mode=0o700)
+        vcuda.reserve_limits(path / contract.LIMITS_FILE, contract.LIMITS_MODE)
+        self.ledger_files.reserve(path)
+        _write(path / contract.PRELOAD_FILE, _preload_line(library).encode(), contract.PRELOAD_MODE)
+        _write(path / _ALLOCATION_FILE, b"", 0o600)
+        _write(path / _OWNER_NEW, b"", 0o600)
+
     def _fill(self, path: Path, allocation: Allocation) -> None:
         identity = bytes.fromhex(allocation.id)
-        gpus = [
-            vcuda.GpuLimit(
-                gpu,
-                memory,
-                allocation.cores_of(gpu),
-                physical_bytes=allocation.physical.get(gpu, 0),
-                compute_policy=allocation.compute,
-            )
-            for gpu, memory in allocation.quota().items()
-        ]
+        gpus = _limits(allocation)
         vcuda.fill_limits(f"{path}/{contract.LIMITS_FILE}", identity, gpus)
-        vcuda.fill_ledger(f"{path}/{contract.LEDGER_FILE}", identity, gpus)
+        self.ledger_files.fill(path, identity, gpus)
         _write(f"{path}/{_ALLOCATION_FILE}", codec.encode_allocation(allocation))
         if allocation.owner:
             _write(f"{path}/{_OWNER_NEW}", _owner_document(allocation.owner.ref))
@@ -282,14 +304,17 @@ class AllocationDirs:
         return allocation
 
 
-def _furnish(path: Path, library: str) -> None:
-    """Makes a directory with all of its files: the preload line, the others empty, with the room they need."""
-    path.mkdir(mode=0o700)
-    vcuda.reserve_limits(path / contract.LIMITS_FILE, contract.LIMITS_MODE)
-    vcuda.reserve_ledger(path / contract.LEDGER_FILE, contract.LEDGER_MODE)
-    _write(path / contract.PRELOAD_FILE, _preload_line(library).encode(), contract.PRELOAD_MODE)
-    _write(path / _ALLOCATION_FILE, b"", 0o600)
-    _write(path / _OWNER_NEW, b"", 0o600)
+def _limits(allocation: Allocation) -> list[vcuda.GpuLimit]:
+    return [
+        vcuda.GpuLimit(
+            gpu,
+            memory,
+            allocation.cores_of(gpu),
+            physical_bytes=allocation.physical.get(gpu, 0),
+            compute_policy=allocation.compute,
+        )
+        for gpu, memory in allocation.quota().items()
+    ]
 
 
 def _write(path: Path | str, data: bytes, mode: int | None = None) -> None:

@@ -40,7 +40,8 @@ CHECKPOINT, ALLOCATIONS, LIBRARIES, LOCK = "checkpoint.json", "allocations", "li
 class Store:
     """State below STATE_DIR; SOURCE is the library to hand out, this installation's own if None.
 
-    GPU_BYTES gives the sizes of the GPUs, with the host memory that was lent to them.
+    GPU_BYTES gives the sizes of the GPUs, with the host memory that was lent to them. LEDGER_DIR: where ledgers lie
+    whose locks would not last in STATE_DIR, None for nowhere else.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Store:
         source: Path | None = None,
         *,
         gpu_bytes: Callable[[], Mapping[str, int]] = dict,
+        ledger_dir: Path | None = None,
     ) -> None:
         self.state_dir = state_dir
-        self.dirs = AllocationDirs(state_dir / ALLOCATIONS)
+        self.dirs = AllocationDirs(state_dir / ALLOCATIONS, ledger_dir)
         self.library = ""
         self.without_library: Mapping[
             str, Mapping[str, int]
@@ -114,6 +116,11 @@ class Store:
         with contextlib.suppress(OSError):  # an earlier agent may have been started with another umask
             self.library_dir.chmod(0o755)  # programs of any user read it in their containers
         self.dirs.prepare()
+        ledgers = self.dirs.ledger_files
+        if ledgers.unsafe:
+            self._log.warning("ledgers may count too much", detail=ledgers.unsafe)
+        elif ledgers.place is not None:
+            self._log.info("new ledgers lie elsewhere", path=str(ledgers.place))
         self._load()
 
     def watch_failures(self, told: Callable[[str], None]) -> None:
@@ -363,12 +370,20 @@ class Store:
             )
 
     def _recreate(self, allocation: Allocation) -> None:
-        """Makes a directory that is missing altogether. A damaged one may be mounted: it waits for `ensure`."""
+        """Makes a directory that is missing altogether, or a ledger that a reboot has taken. A damaged one may be
+        mounted: it waits for `ensure`.
+        """
         if not self.dirs.path(allocation.id).exists():
             self.dirs.rebuild(allocation)
             self._log.warning(
                 "allocation directory recreated", allocation=allocation.id, container=allocation.name
             )
+            return
+        try:
+            if self.dirs.mend_ledger(allocation):
+                self._log.info("ledger recreated", allocation=allocation.id, container=allocation.name)
+        except StorageError as error:
+            self._log.warning("ledger not recreated", allocation=allocation.id, detail=str(error))
 
 
 def _page(allocation: Allocation) -> tuple[object, ...]:

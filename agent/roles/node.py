@@ -50,7 +50,7 @@ def run(config: Config) -> None:
         return
     source, inventory = found
     gpus = InventoryHolder(inventory)
-    store = Store(config.state_dir, gpu_bytes=gpus.gpu_bytes)
+    store = Store(config.state_dir, gpu_bytes=gpus.gpu_bytes, ledger_dir=config.ledger_dir)
     link = Link.open()
     link.hello(config.log_level, config.log_format)
     try:

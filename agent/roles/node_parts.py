@@ -48,6 +48,7 @@ from agent.providers.provider import Provider
 from agent.providers.rdma import Rdma
 from agent.providers.whole_gpus import WholeGpus
 from agent.roles.gpu_health_events import GpuHealthEvents
+from agent.roles.ledger_events import LedgerEvents
 from agent.roles.metric_collector import MetricCollector
 from agent.roles.new_types import NewTypes
 from agent.telemetry.counters import Counters
@@ -86,7 +87,7 @@ def build(
 ) -> Parts:
     """Builds every part. STORE is open, and GPUS holds what SOURCE has found. RENEW has the agent start anew."""
     now, counters, scanned, devices = steady(), Counters(), gpus.now, DeviceList(gpus)
-    cluster, datasets = _outside(config)
+    cluster, datasets = _outside(config, store)
     health = HealthController(
         source,
         config.state_dir,
@@ -223,8 +224,10 @@ def build(
     return Parts(servicer, tuple(others), tuple(providers), essential, restarted, counters)
 
 
-def _outside(config: Config) -> tuple[KubeCluster | NoCluster, DatasetGate | NoDatasetGate]:
+def _outside(config: Config, store: Store) -> tuple[KubeCluster | NoCluster, DatasetGate | NoDatasetGate]:
     cluster = _cluster(config)
+    if store.dirs.ledger_files.unsafe:
+        store.watchers.append(LedgerEvents(cluster, store).send)
     return cluster, _dataset_gate(config, lambda: cluster.synced)
 
 

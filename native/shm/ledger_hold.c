@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "ledger_layout.h"
+#include "shm.h"
 #include "text.h"
 
 /* Set in the word of a slot whose lock may be lost; the owner's PID namespace is below, 0 when it is not known. Older
@@ -124,6 +125,19 @@ void ledger_hold_release(struct ledger_hold *hold, uint32_t slot) {
   if (hold->kind == HOLD_BY_MAPPING) os_unmap(hold->page, OS_HOLD_BYTES);
   if (hold->kind == HOLD_BY_LEDGER) os_hold_release(ledger_hold_fd(hold), LEDGER_HOLDS + slot);
   ledger_hold_forget(hold);
+}
+
+int ledger_hold_lasts(const char *path) {
+  struct ledger_hold hold = {.path = ""};
+  ledger_hold_init(&hold);
+  if (text_join(hold.path, sizeof hold.path, path, "", "") >= sizeof hold.path) hold.path[0] = 0; /* by descriptor */
+  int status = os_open(path, 1, &hold.file);
+  if (status != VC_OK) return status;
+  status = ledger_hold_take(&hold, 0);
+  int lasts = hold.kind == HOLD_BY_MAPPING;
+  if (status == 1) ledger_hold_release(&hold, 0);
+  os_close(hold.file.fd);
+  return status < 0 ? status : lasts;
 }
 
 uint64_t ledger_hold_word(struct ledger_hold *hold) {

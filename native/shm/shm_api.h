@@ -123,6 +123,9 @@ struct vc_slot_owner {
   int32_t pid; /* in the reader's PID namespace */
 };
 int ledger_owners(const char *path, struct vc_slot_owner *owners, uint32_t max);
+/* Whether a lock that a mapping alone keeps open lasts on the file system of PATH, a file that no process uses: 1 or 0.
+ * It is tried with the first slot's. */
+int ledger_hold_lasts(const char *path);
 /* The compute shares of a ledger, in the order of its GPUs, at most MAX: returns how many. A few microseconds. */
 int ledger_read_shares(const char *path, struct vc_share_usage *out, uint32_t max);
 int ledger_read_shares_now(const char *path, struct vc_share_usage *out, uint32_t max);

@@ -25,6 +25,7 @@ static int create(void) {
   CHECK_EQ(os_open(test_path("ledger"), 0, &file), 0);
   int keeps = os_mapping_keeps(file.fd);
   os_close(file.fd);
+  if (keeps) CHECK_EQ(ledger_hold_lasts(test_path("ledger")), 1);
   if (!keeps) fprintf(stderr, "on this file system a mapping may keep another file\n");
   return keeps;
 }

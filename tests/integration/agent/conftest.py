@@ -82,6 +82,7 @@ class AgentProcess:
         self.output = directory / "agent.log"
         self.flags = {
             "--state-dir": self.state,
+            "--ledger-dir": directory / "ledgers",
             "--kubelet-dir": kubelet_dir,
             "--pod-resources": pod_resources,
             "--inventory": self.inventory,

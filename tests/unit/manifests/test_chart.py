@@ -227,6 +227,7 @@ def test_the_agent_understands_the_flags_that_settings_become():
     ("key", "instead"),
     [
         ("stateDir", "write stateDir"),
+        ("ledgerDir", "write nothing"),
         ("kubeletDir", "write kubeletDir"),
         ("podResources", "write kubeletDir"),
         ("nodeName", "every node has a name of its own"),

@@ -113,6 +113,7 @@ def test_mounts_are_where_the_agent_looks(pod: dict[str, Any], node: dict[str, A
     mounts = {mount["mountPath"]: mount for mount in node["volumeMounts"]}
     assert set(mounts) == {
         str(DEFAULTS.state_dir),
+        str(DEFAULTS.ledger_dir),
         str(DEFAULTS.kubelet_dir),
         str(DEFAULTS.pod_resources.parent),
         str(DEFAULTS.dataset_gate.parent),
@@ -233,7 +234,7 @@ def test_every_mount_and_capability_says_why() -> None:
         if line.startswith(("hostPID:", "maxSurge:", "runAsUser:", "- DAC_OVERRIDE", "# - SYS_NICE"))
         or lines[number + 1].startswith("mountPath:")
     ]
-    assert len(privileges) == 9
+    assert len(privileges) == 10
     assert [lines[number] for number in privileges if not lines[number - 1].startswith("#")] == []
 
 

@@ -73,7 +73,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* A setting's flag: stateDir is --state-dir. */ -}}
 {{- define "gigaslice.args" -}}
-{{- range $key, $instead := dict "stateDir" "stateDir" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" -}}
+{{- range $key, $instead := dict "stateDir" "stateDir" "ledgerDir" "nothing: it is /run/gigaslice" "kubeletDir" "kubeletDir" "podResources" "kubeletDir" "nodeName" "nothing: every node has a name of its own" -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "settings.%s: the chart mounts directories and names nodes itself; write %s" $key $instead) -}}
 {{- end -}}

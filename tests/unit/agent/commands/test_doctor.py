@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import vcuda
 from agent import cli, config
 from agent.commands import doctor
 from agent.inventory.source import Inventory
@@ -99,6 +100,26 @@ def test_no_driver_and_an_unhealthy_gpu(settings, tmp_path):
 def test_a_state_directory_that_cannot_be_written(settings, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert findings(settings())["state"].level == "fail"
+
+
+def test_where_ledgers_would_lie(settings, tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    config = settings(ledger_dir=str(tmp_path / "run"))
+    losing = []
+    monkeypatch.setattr(vcuda, "locks_last", lambda path: not any(path.is_relative_to(one) for one in losing))
+    found = findings(config)["ledgers"]
+    assert (found.level, found.text) == ("ok", f"new ones would lie in {config.state_dir}")
+    config.state_dir.mkdir()
+    losing.append(config.state_dir)
+    found = findings(config)["ledgers"]
+    assert found.level == "ok"
+    assert found.text.endswith(f"new ones would lie in {tmp_path}/run")
+    losing.append(tmp_path)
+    found = findings(config)["ledgers"]
+    assert found.level == "warn"
+    assert str(config.state_dir) in found.text
+    assert str(config.ledger_dir) in found.text
+    assert list(config.state_dir.iterdir()) == list(config.ledger_dir.iterdir()) == []
 
 
 def test_the_pid_namespace_is_told_by_its_number(tmp_path):
